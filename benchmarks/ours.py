@@ -11,18 +11,18 @@ from typing import Any
 import torch
 
 import fedshift
+from fedshift.clients.domains import DomainData
+from fedshift.clients.inputs import Inputs
+from fedshift.clients.preparation import Column, Preparation
 from fedshift.datasets.dataset import Dataset
 from fedshift.engines.choice import open_engine
 from fedshift.engines.engine import Engine
-from fedshift.federation.domains import DomainData
-from fedshift.federation.inputs import Inputs
-from fedshift.federation.preparation import Column, Preparation
+from fedshift.rounds.listener import Listener
+from fedshift.rounds.lockstep import advance
+from fedshift.rounds.simulation import Simulation
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand
-from fedshift.settings.spec import Count
-from fedshift.simulation.listener import Listener
-from fedshift.simulation.rounds import advance
-from fedshift.simulation.simulation import Simulation
+from fedshift.spec import Count
 from fedshift.streams import Streams
 from workloads import LR, MOMENTUM, WORKLOADS, Workload
 

@@ -27,7 +27,8 @@ from torch import Tensor
 
 import fresh
 from fedshift import files
-from fedshift.coordinator.ledger import Direction, Ledger
+from fedshift.clients.client import Client
+from fedshift.clients.environments import Environment
 from fedshift.core.contract import Context, Exchange, Round
 from fedshift.core.messages import Message, Up
 from fedshift.core.method import Method
@@ -37,9 +38,11 @@ from fedshift.core.tensors import Replies, Tensors
 from fedshift.engines.banks import Resident
 from fedshift.engines.engine import Engine, Outcome, Question, Score
 from fedshift.engines.sequential import Sequential
-from fedshift.federation.clients import Client
-from fedshift.federation.environments import Environment
 from fedshift.manifest import Manifest, write_file
+from fedshift.rounds.ledger import Direction, Ledger
+from fedshift.rounds.listener import Listener
+from fedshift.rounds.lockstep import advance
+from fedshift.rounds.simulation import Simulation
 from fedshift.runs import runner
 from fedshift.runs.checkpoint import Execution
 from fedshift.runs.folder import RunFolder
@@ -50,9 +53,6 @@ from fedshift.runs.records import Record
 from fedshift.runs.selection import summary
 from fedshift.settings.experiment import Experiment, load_plugins
 from fedshift.settings.grid import expand, override
-from fedshift.simulation.listener import Listener
-from fedshift.simulation.rounds import advance
-from fedshift.simulation.simulation import Simulation
 
 load_plugins([str(Path(__file__).parent / "tiny.py")])
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background job, and in all that it starts

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from conftest import Make, simulate
+from fedshift.clients.domains import DomainData
 from fedshift.core.method import Method
 from fedshift.core.model import Model, ModelBuilder
 from fedshift.datasets.dataset import Dataset
 from fedshift.engines.engine import Engine
-from fedshift.federation.domains import DomainData
+from fedshift.rounds.simulation import Simulation
 from fedshift.settings.experiment import Experiment
-from fedshift.settings.spec import setting
-from fedshift.simulation.simulation import Simulation
+from fedshift.spec import setting
 from fedshift.streams import Streams
 
 W = "head.w"  # the number, by its full name

@@ -10,11 +10,11 @@ from typing import Any
 from conftest import CNN_WITH_BN, TINY, Remembering, evaluated, go_on
 from fedshift.core.contract import Round
 from fedshift.methods import METHODS
+from fedshift.rounds.listener import Listener, Task
+from fedshift.rounds.simulation import Simulation
 from fedshift.runs.records import Record
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
-from fedshift.simulation.listener import Listener, Task
-from fedshift.simulation.simulation import Simulation
 
 BUILT_IN = [name for name in METHODS if METHODS.get(name).built_in]
 # A variant is another entry with numbers fixed: its class stands for it, but in the check that each can be run.

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshift.coordinator.coordinator import Coordinator
 from fedshift.core.messages import Answer, Order, pack
 from fedshift.core.method import make_parts
 from fedshift.core.model import ModelBuilder
 from fedshift.core.setup import Setup
 from fedshift.engines.engine import ServerJob
 from fedshift.engines.sequential import Sequential
+from fedshift.rounds.coordinator import Coordinator
 from fedshift.settings.experiment import Experiment, load_plugins
 from fedshift.streams import Streams
 
@@ -118,7 +118,7 @@ def _run(about: dict[str, Any], inbox: Any, sites: Sequence[Any]) -> bytes:
     last = coordinator.schedule[-1]
     orders = coordinator.orders(last.stage.training, last, list(names))
     rows = [json.loads(data) for data in asked(orders, "score")]
-    loaded = [name for name in sys.modules if name.startswith(("fedshift.site", "fedshift.simulation"))]
+    loaded = [name for name in sys.modules if name.startswith(tuple(f"fedshift.rounds.{name}" for name in ("site", "store", "audit", "simulation")))]
     told = {
         "rows": rows,
         "seen": sorted(seen),
@@ -136,9 +136,9 @@ def _run(about: dict[str, Any], inbox: Any, sites: Sequence[Any]) -> bytes:
 def attend(inbox: Any, coordinator: Any, report: Any) -> None:
     """Carry out orders on the data of some clients alone."""
     from fedshift.core.contract import Round, ServerState
-    from fedshift.evaluation.evaluation import Evaluation
-    from fedshift.simulation.simulation import make_federation
-    from fedshift.site.site import Site
+    from fedshift.rounds.evaluation import Evaluation
+    from fedshift.rounds.simulation import make_federation
+    from fedshift.rounds.site import Site
 
     torch.set_num_threads(1)
     load_plugins([PLUGIN])
@@ -187,7 +187,7 @@ class Processes:
 
     def __init__(self, sites: int) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "fedshift.coordinator.coordinator", "fedshift.engines.sequential"])
+        context.set_forkserver_preload(["torch", "fedshift.rounds.coordinator", "fedshift.engines.sequential"])
         self.report, self._inbox = context.Queue(), context.Queue()
         self._sites = [context.Queue() for _ in range(sites)]
         jobs = [(coordinate, (self._inbox, self._sites, self.report))]

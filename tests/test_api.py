@@ -18,11 +18,11 @@ from fedshift import Client2Vec, Experiment, FedAvg, FedProx, FedSR, api
 from fedshift.api import FIELDS, Options
 from fedshift.cli import app as cli
 from fedshift.cli import estimates
+from fedshift.clients.partitions import IID
+from fedshift.clients.protocols import LeaveOneDomainOut
 from fedshift.core.servers import SERVERS
 from fedshift.datasets.rotated_mnist import RotatedMNIST
 from fedshift.errors import FedshiftWarning
-from fedshift.federation.partitions import IID
-from fedshift.federation.protocols import LeaveOneDomainOut
 from fedshift.methods import METHODS
 from fedshift.methods.client2vec import ENCODERS, INDICES
 from fedshift.models.mlp import MLP

@@ -13,13 +13,13 @@ from PIL import Image
 
 import fedshift
 from fedshift import memory
+from fedshift.clients.checks import check_data
+from fedshift.clients.domains import DomainData
+from fedshift.clients.protocols import split
 from fedshift.datasets.arrays import Arrays
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.own_images import ImageFolder
 from fedshift.errors import FedshiftError
-from fedshift.federation.checks import check_data
-from fedshift.federation.domains import DomainData
-from fedshift.federation.protocols import split
 from fedshift.runs.progress import Progress
 from fedshift.streams import Streams
 

@@ -20,7 +20,6 @@ from conftest import TINY, Make
 from federated import Local, members, reply_of, request_of, set_site
 from fedshift import files
 from fedshift.cli.app import app
-from fedshift.coordinator.coordinator import Coordinator
 from fedshift.core.contract import Round
 from fedshift.core.messages import Down, Order, metadata, pack
 from fedshift.deployment.agreement import EXPERIMENT, Agreement, read_site
@@ -35,6 +34,7 @@ from fedshift.deployment.site_data import prepared
 from fedshift.deployment.turns import MOST_REPLACED
 from fedshift.deployment.wire import Done, Failed, Join, Joined, Reply, Session, Work
 from fedshift.errors import DamagedError, DiskError, FedshiftError
+from fedshift.rounds.coordinator import Coordinator
 from fedshift.runs.progress import Progress
 from fedshift.settings.grid import expand, override
 from reference import small

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from conftest import Make, go_on, simulate
+from fedshift.clients.inputs import Inputs
+from fedshift.clients.samples import Samples
 from fedshift.core.contract import Exchange, LocalWork, Part, Upload
 from fedshift.core.tensors import Tensors
 from fedshift.errors import FedshiftError
-from fedshift.federation.inputs import Inputs
-from fedshift.federation.samples import Samples
 from fedshift.methods.fedavg import FedAvg
-from fedshift.simulation.simulation import Simulation
-from fedshift.site.audit import Secret, _of_samples, find_copy
+from fedshift.rounds.audit import Secret, _of_samples, find_copy
+from fedshift.rounds.simulation import Simulation
 from reference import BUILT_IN, reference, small
 
 AUDIT = {"run.audit": True}

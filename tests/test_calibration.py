@@ -31,8 +31,8 @@ from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers, can_fork
 from fedshift.errors import DivergedError
 from fedshift.methods.fedavg import FedAvg
+from fedshift.rounds.simulation import Simulation
 from fedshift.settings.experiment import RunOptions
-from fedshift.simulation.simulation import Simulation
 from refusal import refuses
 from test_methods import assert_same, small, tensors_of
 

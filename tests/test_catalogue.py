@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import Make
+from fedshift.catalogue import Catalogue, Entry, Variant
+from fedshift.clients import PARTITIONS, PROTOCOLS
 from fedshift.core.servers import SERVERS
 from fedshift.core.training import Train
 from fedshift.datasets import DATASETS
 from fedshift.errors import UnknownNameError
-from fedshift.federation import PARTITIONS, PROTOCOLS
 from fedshift.methods import METHODS
 from fedshift.methods.client2vec import ENCODERS, INDICES
 from fedshift.methods.client2vec.client2vec import Client2Vec
@@ -25,10 +26,9 @@ from fedshift.methods.fedcir import FedCiR
 from fedshift.methods.fedsr import FedSR
 from fedshift.models import MODELS
 from fedshift.reporting.results import flattened, label
-from fedshift.settings.catalogue import Catalogue, Entry, Variant
 from fedshift.settings.experiment import NAMED, PLAIN, Experiment
 from fedshift.settings.grid import expand, override
-from fedshift.settings.spec import setting
+from fedshift.spec import setting
 from refusal import refuses
 
 CATALOGUES: list[Catalogue[Any]] = [METHODS, DATASETS, MODELS, PARTITIONS, PROTOCOLS, INDICES, ENCODERS, SERVERS]

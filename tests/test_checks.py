@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from conftest import CNN_WITH_BN, Make, engine_of, evaluated, go_on, simulate
-from fedshift.coordinator.checks import check_answer, enough, first_not_finite
-from fedshift.coordinator.coordinator import Asking, Received
 from fedshift.core.contract import ServerState
 from fedshift.core.messages import Answer, Missing, Order, Telemetry, Up
 from fedshift.core.tensors import Tensors
 from fedshift.engines.engine import Job, Outcome
 from fedshift.errors import DivergedError, FedshiftError
-from fedshift.simulation.simulation import Simulation, no_steps
+from fedshift.rounds.checks import check_answer, enough, first_not_finite
+from fedshift.rounds.coordinator import Asking, Received
+from fedshift.rounds.simulation import Simulation, no_steps
 from refusal import refuses
 from test_errors import with_inputs
 from test_methods import small

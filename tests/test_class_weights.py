@@ -32,8 +32,8 @@ from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers
 from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
-from fedshift.settings.spec import setting
-from fedshift.simulation.simulation import Simulation
+from fedshift.rounds.simulation import Simulation
+from fedshift.spec import setting
 from fedshift.streams import Streams
 from reference import EVERY_METHOD, small
 

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from conftest import Make, simulate, states
+from fedshift.clients.client import Client
+from fedshift.clients.federated import Federation
 from fedshift.core.frozen import Embedding
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.engines.engine import Engine
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
-from fedshift.federation.clients import Client
-from fedshift.federation.federation import Federation
 from fedshift.methods.classes import COUNTS, class_sums, newest_counts, newest_means, one_hot
 from fedshift.methods.generator import labels_among
+from fedshift.rounds import simulation as simulation_module
 from fedshift.settings.experiment import Experiment
-from fedshift.simulation import simulation as simulation_module
 from test_methods import small
 
 

@@ -18,20 +18,20 @@ import fedshift
 import fresh
 from conftest import interrupt_after, resume
 from fedshift.cli.app import app
+from fedshift.clients import PROTOCOLS
 from fedshift.datasets import DATASETS
 from fedshift.engines import calibration
 from fedshift.engines.choice import Choice
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.workers import can_fork
 from fedshift.errors import FedshiftError
-from fedshift.federation import PROTOCOLS
 from fedshift.methods import METHODS
 from fedshift.models import MODELS
+from fedshift.rounds import simulation as simulation_module
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.settings.experiment import PLAIN
 from fedshift.settings.grid import expand, override
-from fedshift.simulation import simulation as simulation_module
 from refusal import refuses
 
 RUNNER = CliRunner()

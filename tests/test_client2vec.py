@@ -17,12 +17,12 @@ from torch.nn import functional as F
 import fedshift
 from conftest import CNN_WITH_BN, Make, at, attach, evaluated, go_on, names_sent, save, states
 from fedshift.api import index
+from fedshift.clients.domains import DomainData
 from fedshift.core.contract import Batch, ServerState
 from fedshift.core.net import Net, holder
 from fedshift.core.plugins import module_of
 from fedshift.core.tensors import Replies, Tensors, full_name
 from fedshift.datasets.dataset import Dataset
-from fedshift.federation.domains import DomainData
 from fedshift.methods.client2vec import ENCODERS
 from fedshift.methods.client2vec.client2vec import HISTORY, LAST, SINCE, Client2Vec
 from fedshift.methods.client2vec.dsa_ign import (
@@ -36,9 +36,9 @@ from fedshift.methods.client2vec.encoder import pairs as encoded_pairs
 from fedshift.methods.client2vec.heat_maps import by_domain
 from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, notes_on, similarity
 from fedshift.methods.fedavg import FedAvg
+from fedshift.rounds.simulation import Simulation
 from fedshift.runs import runner
 from fedshift.runs.progress import Progress
-from fedshift.simulation.simulation import Simulation
 from fedshift.streams import Streams
 from refusal import refuses
 
@@ -578,7 +578,7 @@ def test_embeddings_may_keep_their_norm(make: Make, unit_norm: bool):
 
 
 def test_the_offline_encoder_is_fixed():
-    from fedshift.federation.inputs import Inputs
+    from fedshift.clients.inputs import Inputs
     from fedshift.methods.client2vec.offline import Offline
 
     encoder = Offline(size=64)
@@ -592,7 +592,7 @@ def test_the_offline_encoder_is_fixed():
 
 
 def test_the_offline_encoder_reads_token_ids_as_text():
-    from fedshift.federation.inputs import Inputs
+    from fedshift.clients.inputs import Inputs
     from fedshift.methods.client2vec.offline import Offline
 
     inputs = Inputs(vocabulary=("a", "b", " "))
@@ -602,7 +602,7 @@ def test_the_offline_encoder_reads_token_ids_as_text():
 
 def test_similar_images_are_closer_than_others():
     """Two bright noise images are nearer to each other than to a dark smooth one."""
-    from fedshift.federation.inputs import Inputs
+    from fedshift.clients.inputs import Inputs
     from fedshift.methods.client2vec.offline import Offline
 
     generator = torch.Generator().manual_seed(0)

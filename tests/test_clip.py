@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedshift.federation.inputs import Inputs
+from fedshift.clients.inputs import Inputs
 from fedshift.methods.client2vec.clip import CLIP, MEAN, STD
 from fedshift.streams import Streams
 from refusal import refuses

@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from conftest import Make
+from fedshift.clients.domains import DomainData
+from fedshift.clients.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
+from fedshift.clients.partitions import Domains
+from fedshift.clients.protocols import InDomain, LeaveOneDomainOut, split
 from fedshift.datasets import image_tables
 from fedshift.datasets.images import decode
 from fedshift.datasets.own_images import HubDataset, ImageFolder, ParquetFile
 from fedshift.datasets.rotated_mnist import RotatedMNIST
-from fedshift.federation.domains import DomainData
-from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
-from fedshift.federation.partitions import Domains
-from fedshift.federation.protocols import InDomain, LeaveOneDomainOut, split
-from fedshift.simulation.simulation import make_federation
+from fedshift.rounds.simulation import make_federation
 from fedshift.streams import Streams
 from refusal import refuses
 

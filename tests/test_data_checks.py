@@ -26,18 +26,18 @@ from rich.console import Console
 import fedshift
 from conftest import Make, simulate
 from fedshift import memory
+from fedshift.clients.checks import check_data
+from fedshift.clients.domains import DomainData
+from fedshift.clients.inputs import Inputs
+from fedshift.clients.names import check_names
+from fedshift.content import digest
 from fedshift.core.frozen import FrozenNetwork, embed, frozen_network
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.images import decode
 from fedshift.datasets.own_images import HubDataset, ImageFolder, ParquetFile
 from fedshift.errors import FedshiftError, Problems, UnknownNameError
-from fedshift.federation.checks import check_data
-from fedshift.federation.domains import DomainData
-from fedshift.federation.inputs import Inputs
-from fedshift.federation.names import check_names
 from fedshift.reporting.table import tables
-from fedshift.settings.content import digest
-from fedshift.simulation.simulation import Simulation, load_data
+from fedshift.rounds.simulation import Simulation, load_data
 from fedshift.streams import Streams
 from refusal import refuses
 
@@ -265,13 +265,13 @@ def test_what_is_not_finite_is_named_with_its_place(row: int, place: tuple[int, 
     x = torch.zeros(12, 2, 3)
     x[row][place] = bad
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedshift.federation.checks.PIECE", piece)
+        patch.setattr("fedshift.clients.checks.PIECE", piece)
         message = refusal(given_data(fields(x=x)))
     assert f"x holds {bad} at {list(place)} of sample {row} (domain '{'rome' if row > 5 else 'oslo'}'" in message
 
 
 def test_every_run_is_checked(make: Make, monkeypatch: pytest.MonkeyPatch):
-    from fedshift.simulation import simulation
+    from fedshift.rounds import simulation
 
     simulation.load_data.cache_clear()
     experiment = make()

@@ -24,13 +24,13 @@ from typer.testing import CliRunner
 import fedshift
 from conftest import TINY, Make
 from fedshift.cli.app import app
+from fedshift.clients.domains import DomainData
+from fedshift.clients.federated import Federation
+from fedshift.clients.inputs import Inputs
+from fedshift.clients.partitions import Domains
+from fedshift.clients.preparation import Column
+from fedshift.clients.protocols import InDomain, LeaveOneDomainOut, Protocol
 from fedshift.errors import FedshiftError
-from fedshift.federation.domains import DomainData
-from fedshift.federation.federation import Federation
-from fedshift.federation.inputs import Inputs
-from fedshift.federation.partitions import Domains
-from fedshift.federation.preparation import Column
-from fedshift.federation.protocols import InDomain, LeaveOneDomainOut, Protocol
 from fedshift.reporting.data_report.drift import REST, feature_drift
 from fedshift.reporting.data_report.duplicates import contents
 from fedshift.reporting.data_report.report import DataReport

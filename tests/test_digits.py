@@ -13,8 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
+from fedshift.clients.protocols import split
 from fedshift.datasets.digits import Digits
-from fedshift.federation.protocols import split
 from fedshift.streams import Streams
 from refusal import refuses
 from test_data import write_idx

@@ -14,7 +14,7 @@ from fedshift.core.net import Net
 from fedshift.core.tensors import part_of
 from fedshift.methods.ditto import Ditto
 from fedshift.methods.fedavg import FedAvg
-from fedshift.simulation.simulation import Simulation
+from fedshift.rounds.simulation import Simulation
 
 DITTO = {"method.name": "ditto"}
 V = Ditto.own

@@ -18,7 +18,7 @@ from fedshift.core.messages import Up
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.drfa import DRFA, on_simplex
 from fedshift.methods.fedavg import FedAvg
-from fedshift.simulation.simulation import Simulation
+from fedshift.rounds.simulation import Simulation
 from quadratics import OnQuadratics, Quadratics, W, on_quadratics
 from refusal import refuses
 

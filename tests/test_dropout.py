@@ -18,8 +18,8 @@ from fedshift.core.net import Net
 from fedshift.engines.sequential import Sequential
 from fedshift.methods.fedavg import FedAvg
 from fedshift.models import MODELS
+from fedshift.rounds.simulation import Simulation
 from fedshift.settings.experiment import Experiment
-from fedshift.simulation.simulation import Simulation
 from refusal import refuses
 from test_engines import ENGINES, engine_named
 from test_methods import tensors_of

@@ -19,6 +19,7 @@ from fedshift.core.contract import Round, Stage
 from fedshift.core.training import Train
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.rehearsal import rehearse
+from fedshift.rounds.simulation import Simulation, make_federation
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.patience import best_of, end_early
@@ -26,7 +27,6 @@ from fedshift.runs.progress import Progress
 from fedshift.runs.recorder import Recorder
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
-from fedshift.simulation.simulation import Simulation, make_federation
 from fedshift.study.tune import Budget, search_all
 from refusal import refuses
 from test_resume import interrupt_after_all

@@ -35,15 +35,15 @@ from fedshift.errors import DivergedError, FedshiftError
 from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.feddyn import FedDyn
+from fedshift.rounds.lockstep import advance
+from fedshift.rounds.simulation import Simulation
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.runs.records import Record
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
-from fedshift.settings.spec import setting
-from fedshift.simulation.rounds import advance
-from fedshift.simulation.simulation import Simulation
+from fedshift.spec import setting
 from reference import ARCHETYPES, EVERY_METHOD, Heard, kept_moments, small
 from test_methods import assert_same, tensors_of
 

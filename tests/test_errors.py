@@ -23,14 +23,14 @@ import fresh
 from conftest import CNN_WITH_BN, TINY, AfterRound, Make, go_on, results, resume
 from fedshift.api import load
 from fedshift.cli import app
+from fedshift.clients.federated import Federation
+from fedshift.clients.samples import Samples
 from fedshift.errors import DivergedError
-from fedshift.federation.federation import Federation
-from fedshift.federation.samples import Samples
+from fedshift.rounds.simulation import Simulation
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.settings.grid import expand, override, read
-from fedshift.simulation.simulation import Simulation
 from refusal import refuses
 
 

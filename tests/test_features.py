@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
 
+from fedshift.clients.inputs import IMAGENET_MEAN, IMAGENET_STD
 from fedshift.core.frozen import FrozenNetwork, embed, frozen_network
 from fedshift.datasets.own_images import ImageFolder
-from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD
 from fedshift.files import cache_folder
 from fedshift.streams import Streams
 from refusal import refuses

@@ -13,8 +13,8 @@ from fedshift.core.net import Net
 from fedshift.core.tensors import part_of
 from fedshift.methods.fedadg import FedADG, smoothed_cross_entropy
 from fedshift.methods.generator import Conditional
+from fedshift.rounds.simulation import Simulation
 from fedshift.settings.experiment import Experiment
-from fedshift.simulation.simulation import Simulation
 from test_methods import small
 
 

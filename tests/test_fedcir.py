@@ -21,7 +21,7 @@ from fedshift.methods import METHODS
 from fedshift.methods.fedcir import FedCiR, log_mixture
 from fedshift.methods.fedsr import FedSR
 from fedshift.methods.generator import make_generator
-from fedshift.simulation.simulation import Simulation
+from fedshift.rounds.simulation import Simulation
 from fedshift.streams import Draw
 from refusal import refuses
 

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from conftest import CNN_WITH_BN, Make, at, evaluated, first_messages, simulate, states
+from fedshift.clients.samples import Samples
 from fedshift.core.contract import Batch, LocalWork, Part, ServerState
 from fedshift.core.messages import Down, Up
 from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Replies, Tensors
-from fedshift.federation.samples import Samples
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.feddyn import FedDyn
 

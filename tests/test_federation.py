@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import Make, go_on
-from fedshift.federation.domains import DomainData
-from fedshift.federation.federation import Federation
-from fedshift.federation.inputs import Inputs
-from fedshift.federation.partitions import IID
-from fedshift.federation.protocols import InDomain, LeaveOneDomainOut, PersonalUnderShift, Protocol
-from fedshift.federation.samples import Samples, joined
-from fedshift.federation.tables import Lazy
-from fedshift.simulation.simulation import Simulation
+from fedshift.clients.domains import DomainData
+from fedshift.clients.federated import Federation
+from fedshift.clients.inputs import Inputs
+from fedshift.clients.partitions import IID
+from fedshift.clients.protocols import InDomain, LeaveOneDomainOut, PersonalUnderShift, Protocol
+from fedshift.clients.samples import Samples, joined
+from fedshift.clients.tables import Lazy
+from fedshift.rounds.simulation import Simulation
 from fedshift.streams import Streams
 
 META = torch.device("meta")
@@ -210,7 +210,7 @@ def test_of_mapped_inputs_only_the_sampled_clients_are_read(make: Make, tmp_path
     x = torch.from_file(str(path), size=n * width, dtype=torch.float32).view(n, width)
     number = torch.arange(n)
     made = DomainData(x, number % 3, torch.zeros_like(number), ("a",), ("0", "1", "2"), number)
-    monkeypatch.setattr("fedshift.simulation.simulation.load_data", lambda *_: made)
+    monkeypatch.setattr("fedshift.rounds.simulation.load_data", lambda *_: made)
     changes = {"partition": {"name": "iid", "clients": 400}, "train.participation": 0.005, "train.batch": 2}
     simulation = Simulation(
         make(

@@ -10,11 +10,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from conftest import CNN_WITH_BN, Make, at, names_sent, net_of, simulate
+from fedshift.clients.samples import Samples
 from fedshift.core.contract import Batch, LocalWork, ServerState
 from fedshift.core.messages import Down
 from fedshift.core.net import Net
 from fedshift.core.tensors import Replies, Tensors
-from fedshift.federation.samples import Samples
 from fedshift.methods.fediir import FedIIR
 from refusal import refuses
 

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from conftest import CNN_WITH_BN, Make, at, exchanged, simulate
+from fedshift.clients.samples import Samples
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
-from fedshift.federation.samples import Samples
 from fedshift.methods.fedlc import FedLC
-from fedshift.simulation.simulation import Simulation
+from fedshift.rounds.simulation import Simulation
 
 
 def loss_of(logits: torch.Tensor, y: list[int], counts: list[int], **settings):

@@ -14,11 +14,11 @@ from scipy.optimize import minimize
 from torch import Tensor, nn
 
 from conftest import Make, at, evaluated, models_of, names_sent, simulate, states
+from fedshift.clients.samples import Samples
 from fedshift.core.contract import Batch, LocalWork, ServerState
 from fedshift.core.messages import Down
 from fedshift.core.net import Net
 from fedshift.core.tensors import Replies, Tensors
-from fedshift.federation.samples import Samples
 from fedshift.methods.fedpac import FedPAC, combination
 from fedshift.methods.simplex import simplex_minimum
 from test_methods import small

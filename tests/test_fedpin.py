@@ -32,7 +32,7 @@ from fedshift.engines.batches import BatchOrder
 from fedshift.methods import METHODS
 from fedshift.methods.fedpin import Anchored, FedPIN, contrast, total_variance
 from fedshift.methods.fedpin_global import FineTuned, GlobalModel
-from fedshift.simulation.simulation import Simulation
+from fedshift.rounds.simulation import Simulation
 
 MILD = {"method.alpha": 0.001, "method.global_steps": 2}  # plain SGD diverges under the paper's alpha
 PIN = {"method.name": "fedpin", "method.personal_steps": 2, **MILD}

@@ -16,7 +16,7 @@ from fedshift.core.messages import Up
 from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.fedproc import SUMS, FedProc, prototypical
-from fedshift.simulation.simulation import Simulation
+from fedshift.rounds.simulation import Simulation
 
 X, Y = [1.0, 0.0], [0.0, 1.0]
 

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from conftest import CNN_WITH_BN, Make, at, first_messages, go_on, names_sent, simulate, states
+from fedshift.clients.client import Client
+from fedshift.clients.federated import Federation
+from fedshift.clients.samples import joined
 from fedshift.core.contract import Batch, ServerState
 from fedshift.core.net import Net
 from fedshift.core.tensors import Replies, Tensors
-from fedshift.federation.clients import Client
-from fedshift.federation.federation import Federation
-from fedshift.federation.samples import joined
 from fedshift.methods.fedsdr import EnvironmentHead, FedSDR, dependence
-from fedshift.simulation import simulation as simulation_module
-from fedshift.simulation.simulation import Simulation
+from fedshift.rounds import simulation as simulation_module
+from fedshift.rounds.simulation import Simulation
 from refusal import refuses
 
 # The dependence -----------------------------------------------------------------------------------

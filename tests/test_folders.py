@@ -17,6 +17,7 @@ import fedshift
 from conftest import TINY, Make, a_folder, a_record, a_row, interrupt_after, resume
 from fedshift import api
 from fedshift.cli.app import app
+from fedshift.content import code_digest, digest
 from fedshift.core import plugins
 from fedshift.manifest import digested_json
 from fedshift.reporting.results import Results
@@ -28,7 +29,6 @@ from fedshift.runs.run import Run
 from fedshift.runs.schema import Grid, GridRun
 from fedshift.runs.trust import UntrustedError
 from fedshift.settings import experiment as experiment_module
-from fedshift.settings.content import code_digest, digest
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
 from refusal import refuses

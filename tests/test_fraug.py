@@ -12,18 +12,18 @@ from torch import nn
 from torch.nn import functional as F
 
 from conftest import CNN_WITH_BN, Make, at, exchanged, go_on, models_of, net_of, simulate, states
+from fedshift.clients.samples import Samples
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import Replies
-from fedshift.federation.samples import Samples
 from fedshift.methods import METHODS
 from fedshift.methods.fedbn import FedBN
 from fedshift.methods.fraug import FRAug, Prototypes, entropy, make_generator, make_rtnet
 from fedshift.methods.fraug_code import FRAugCode
 from fedshift.methods.head_retraining import HeadRetraining, part_of
 from fedshift.methods.mmd import bandwidth, mmd, mmd_of_each
-from fedshift.simulation.simulation import Simulation
+from fedshift.rounds.simulation import Simulation
 from refusal import refuses
 
 FRAUG = {"method.name": "fraug"} | CNN_WITH_BN

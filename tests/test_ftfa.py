@@ -11,7 +11,7 @@ from fedshift.core.contract import Part
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.ftfa import FTFA
 from fedshift.methods.personal import Tuned
-from fedshift.simulation.simulation import Simulation
+from fedshift.rounds.simulation import Simulation
 from test_ditto import PLAIN, Point, quadratic
 
 

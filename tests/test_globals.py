@@ -14,19 +14,19 @@ from torch import nn
 
 import fedshift
 from conftest import Make, evaluated, go_on
+from fedshift.clients.partitions import IID
+from fedshift.clients.samples import Samples
 from fedshift.core.contract import Exchange, Measure, Part, Phase, Stage
 from fedshift.core.tensors import Tensors
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.kernels import Kernels
-from fedshift.federation.partitions import IID
-from fedshift.federation.samples import Samples
 from fedshift.methods.fedavg import FedAvg
 from fedshift.models.mlp import MLP
+from fedshift.rounds import simulation as simulation_module
+from fedshift.rounds.simulation import Simulation
 from fedshift.runs import runner
 from fedshift.runs.run import Run
 from fedshift.settings.experiment import Experiment
-from fedshift.simulation import simulation as simulation_module
-from fedshift.simulation.simulation import Simulation
 from test_methods import assert_same
 
 GLOBAL: dict[str, Callable[[], float]] = {

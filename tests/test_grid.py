@@ -10,8 +10,8 @@ import pytest
 import tomli_w
 
 from conftest import Make
+from fedshift.content import digest
 from fedshift.methods.fedsr import FedSR
-from fedshift.settings.content import digest
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override, read
 from refusal import refuses

@@ -15,10 +15,10 @@ import torch
 from PIL import Image
 
 from conftest import Make
+from fedshift.clients.protocols import split
 from fedshift.datasets import DATASETS
 from fedshift.datasets.image_sets import CIFAR10, PACS, DomainNet, NamedImages, OfficeCaltech10, OfficeHome
 from fedshift.datasets.wilds import Camelyon17, IWildCam
-from fedshift.federation.protocols import split
 from fedshift.settings.grid import expand, override
 from fedshift.streams import Streams
 from refusal import refuses

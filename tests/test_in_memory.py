@@ -21,9 +21,9 @@ from torch.utils.data import Dataset, TensorDataset
 import fedshift
 import fresh
 from conftest import Make, interrupt_after, results, resume, simulate
+from fedshift.clients.domains import DomainData
 from fedshift.datasets.arrays import Arrays
 from fedshift.errors import FedshiftError
-from fedshift.federation.domains import DomainData
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.streams import Streams

@@ -32,7 +32,7 @@ from fedshift.deployment.flower import APP, SETTINGS
 from fedshift.deployment.folders import commented, make, planned, schema
 from fedshift.errors import FedshiftError
 from fedshift.settings.experiment import Experiment
-from fedshift.settings.written import parse_toml
+from fedshift.written import parse_toml
 
 pytest.importorskip("cryptography", reason="the extra 'flower' is not installed")
 from fedshift.deployment.keys import Authority, site_pair

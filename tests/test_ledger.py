@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conftest import Make, go_on, interrupt_after, resume, simulate
-from fedshift.coordinator.ledger import DIRECTIONS, Ledger, from_ranges, in_ranges
 from fedshift.core.contract import Exchange, LocalWork, Upload
 from fedshift.core.messages import Up
 from fedshift.methods.fedavg import FedAvg
+from fedshift.rounds.ledger import DIRECTIONS, Ledger, from_ranges, in_ranges
+from fedshift.rounds.simulation import Simulation
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
-from fedshift.simulation.simulation import Simulation
 from test_methods import small
 
 # Any sequence of messages -------------------------------------------------------------------------

@@ -15,12 +15,12 @@ from rich.console import Console
 from fedshift.api import compare
 from fedshift.core.contract import Round, Stage
 from fedshift.reporting.live import LOADING, LiveProgress, scores_text
+from fedshift.rounds.listener import Task
+from fedshift.rounds.plan import PlannedStage
 from fedshift.runs.events import Events
 from fedshift.runs.folder import RunFolder, Times
 from fedshift.runs.progress import Outlook
 from fedshift.runs.schema import Timed
-from fedshift.simulation.listener import Task
-from fedshift.simulation.plan import PlannedStage
 
 STEPPED = Timed(start=0, stop=5, seconds=6.0, evaluation=3.0, together=3, engine="vectorised")
 TRAIN = Stage("train", 100, ())

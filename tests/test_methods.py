@@ -28,6 +28,10 @@ from conftest import (
     simulate,
     states,
 )
+from fedshift.clients.client import Client
+from fedshift.clients.environments import Environment
+from fedshift.clients.federated import Federation
+from fedshift.clients.samples import Samples
 from fedshift.core.contract import Batch, Exchange, Part, Phase, Stage, Upload
 from fedshift.core.frozen import Embedding
 from fedshift.core.messages import Up
@@ -38,15 +42,11 @@ from fedshift.core.training import Train
 from fedshift.engines.batches import BatchOrder
 from fedshift.engines.engine import ServerJob
 from fedshift.errors import FedshiftError
-from fedshift.federation.clients import Client
-from fedshift.federation.environments import Environment
-from fedshift.federation.federation import Federation
-from fedshift.federation.samples import Samples
 from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
+from fedshift.rounds import simulation as simulation_module
+from fedshift.rounds.simulation import Simulation
 from fedshift.settings.experiment import Experiment
-from fedshift.simulation import simulation as simulation_module
-from fedshift.simulation.simulation import Simulation
 from fedshift.streams import Streams
 from reference import ARCHETYPES, BUILT_IN, EVERY_METHOD, reference, small
 

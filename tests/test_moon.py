@@ -17,7 +17,7 @@ from fedshift.core.net import Net
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import Replies
 from fedshift.methods.moon import MOON, contrast
-from fedshift.simulation.simulation import Simulation
+from fedshift.rounds.simulation import Simulation
 
 X, Y = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
 

@@ -20,9 +20,9 @@ from fedshift import page
 from fedshift.errors import DivergedError, FedshiftError, Problems, UnknownNameError
 from fedshift.reporting.live import LiveProgress
 from fedshift.reporting.notebook import in_notebook
+from fedshift.rounds.simulation import make_federation
 from fedshift.runs.progress import Progress
-from fedshift.settings.spec import Spec
-from fedshift.simulation.simulation import make_federation
+from fedshift.spec import Spec
 
 LONGEST = 700  # characters; an experiment's changed settings are the most there is
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conftest import TINY
-from fedshift.coordinator.checks import check_numbers
-from fedshift.coordinator.outliers import Limits, excesses, explosion
 from fedshift.core.contract import Bound, Category, Exchange, Phase, Upload
 from fedshift.core.messages import Answer, Down, Telemetry, Up
 from fedshift.core.setup import Setup
 from fedshift.core.tensors import Replies, Tensors, weighted_mean
+from fedshift.rounds.checks import check_numbers
+from fedshift.rounds.outliers import Limits, excesses, explosion
+from fedshift.rounds.simulation import Simulation
 from fedshift.settings.grid import expand, override
-from fedshift.simulation.simulation import Simulation
 from refusal import refuses
 
 BIAS = "head.bias"

@@ -29,6 +29,7 @@ import fresh
 from conftest import Make, interrupt_after, results, simulate
 from fedshift import api, files
 from fedshift.cli.app import app
+from fedshift.content import digest
 from fedshift.core.model import ModelBuilder
 from fedshift.errors import FedshiftError
 from fedshift.manifest import digested_json
@@ -39,7 +40,6 @@ from fedshift.runs.folder import RUN, RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.trust import UntrustedError
-from fedshift.settings.content import digest
 from fedshift.streams import Streams
 from test_engines import engine_named
 from test_methods import assert_same, tensors_of

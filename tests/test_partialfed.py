@@ -13,7 +13,7 @@ from fedshift.core.contract import Batch, Part
 from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Tensors
 from fedshift.methods.partialfed import MOST_LAYERS, PartialFed, PartialFedAdaptive
-from fedshift.simulation.simulation import Simulation
+from fedshift.rounds.simulation import Simulation
 from refusal import refuses
 from test_ditto import PLAIN, linear
 from test_fedrep import Factor, product

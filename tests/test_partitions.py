@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import TINY
-from fedshift.federation.domains import DomainData
-from fedshift.federation.partitions import IID, ByClass, Dirichlet, Domains, FlowerPartitioner, Partition
-from fedshift.federation.protocols import divide
+from fedshift.clients.domains import DomainData
+from fedshift.clients.partitions import IID, ByClass, Dirichlet, Domains, FlowerPartitioner, Partition
+from fedshift.clients.protocols import divide
 from fedshift.settings.grid import expand, override
 from fedshift.streams import Streams
 from refusal import refuses

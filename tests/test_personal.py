@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 from conftest import CNN_WITH_BN, Make, exchanged, go_on, models_of, scored, states
+from fedshift.clients.samples import Samples
 from fedshift.core.contract import LocalWork
 from fedshift.core.messages import Down
 from fedshift.core.net import Net
 from fedshift.core.tensors import Tensors, part_of
-from fedshift.federation.samples import Samples
 from fedshift.methods.ditto import Ditto
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.personal import FineTuning, PersonalCopy, Tuned
-from fedshift.simulation.simulation import Simulation
+from fedshift.rounds.simulation import Simulation
 
 OWN = PersonalCopy("own")
 

@@ -12,7 +12,7 @@ from conftest import CNN_WITH_BN, Make, evaluated, exchanged, go_on, models_of, 
 from fedshift.core.contract import Part
 from fedshift.core.tensors import Tensors
 from fedshift.methods.pfedavg import PFedAvg
-from fedshift.simulation.simulation import Simulation
+from fedshift.rounds.simulation import Simulation
 from test_ditto import PLAIN, Point, quadratic
 
 PFEDAVG = {"method.name": "pfedavg"}

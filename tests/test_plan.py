@@ -11,8 +11,8 @@ from fedshift.engines.engine import Engine
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.methods.fedavg import FedAvg
-from fedshift.simulation.plan import planned_stages
-from fedshift.simulation.simulation import Simulation
+from fedshift.rounds.plan import planned_stages
+from fedshift.rounds.simulation import Simulation
 from reference import EVERY_METHOD, Heard, reference
 
 

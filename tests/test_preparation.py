@@ -21,6 +21,8 @@ from torch import Tensor
 
 import fedshift
 from federated import Local, members, set_site
+from fedshift.clients.federated import Federation
+from fedshift.clients.preparation import UNSEEN, Column, Preparation
 from fedshift.core.contract import Upload
 from fedshift.core.preparation import PREPARATION
 from fedshift.deployment.agreement import Agreement
@@ -30,14 +32,12 @@ from fedshift.deployment.rehearsal import rehearse
 from fedshift.deployment.site_data import prepared, site_data
 from fedshift.engines.sequential import Sequential
 from fedshift.errors import AuditError
-from fedshift.federation.federation import Federation
-from fedshift.federation.preparation import UNSEEN, Column, Preparation
 from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
+from fedshift.rounds.simulation import Simulation, make_federation
 from fedshift.runs import runner
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import Experiment
-from fedshift.simulation.simulation import Simulation, make_federation
 from refusal import refuses
 
 CLINICS = ("Berlin", "Oslo", "Rome")

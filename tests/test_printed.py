@@ -12,8 +12,8 @@ import fedshift
 from fedshift import FedshiftError
 from fedshift.cli.app import app
 from fedshift.cli.catalogues import print_list, print_named, print_schema, shown_names
-from fedshift.experiments import shipped, shipped_text
 from fedshift.settings.experiment import PLAIN
+from fedshift.settings.experiments import shipped, shipped_text
 from fedshift.settings.schema import CATALOGUES
 
 MARKS = re.compile(r"``|:\w+:`|:class:| at 0x|…|\*Choices|Choices\*|Choices\.\*|\bA [aeiou]|3e\+38|= None")

@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import Make, evaluated, models_of, simulate, states
-from fedshift.federation.clients import Client
-from fedshift.federation.domains import DomainData
-from fedshift.federation.environments import Environment
-from fedshift.federation.federation import Federation
-from fedshift.federation.inputs import Inputs
-from fedshift.federation.partitions import IID, ByClass, Domains, Partition
-from fedshift.federation.protocols import AllClients, InDomain, LeaveOneDomainOut, PersonalUnderShift, Protocol, split
-from fedshift.federation.samples import Samples
-from fedshift.simulation.simulation import Simulation
+from fedshift.clients.client import Client
+from fedshift.clients.domains import DomainData
+from fedshift.clients.environments import Environment
+from fedshift.clients.federated import Federation
+from fedshift.clients.inputs import Inputs
+from fedshift.clients.partitions import IID, ByClass, Domains, Partition
+from fedshift.clients.protocols import AllClients, InDomain, LeaveOneDomainOut, PersonalUnderShift, Protocol, split
+from fedshift.clients.samples import Samples
+from fedshift.rounds.simulation import Simulation
 from fedshift.streams import Streams
 from refusal import refuses
 

@@ -23,17 +23,15 @@ LAYERS: list[set[str]] = [
     {"errors"},
     {"files", "hub", "memory", "streams"},
     {"parquet", "manifest"},
-    {"settings"},
-    {"federation"},
+    {"spec", "content", "written"},
+    {"catalogue"},
+    {"clients"},
     {"core"},
     {"page"},
     {"models", "datasets", "methods"},
-    {"settings.experiment", "experiments"},
-    {"settings.grid", "settings.schema"},
+    {"settings"},
     {"engines"},
-    {"site", "coordinator"},
-    {"evaluation"},
-    {"simulation"},
+    {"rounds"},
     {"runs"},
     {"reporting"},
     {"deployment"},
@@ -48,15 +46,16 @@ LAYERS: list[set[str]] = [
 ALLOWED: dict[tuple[str, str], str] = {}
 # Modules, or rooms, that may import less than their layer: these rooms only, beside their own.
 ONLY: dict[str, set[str]] = {
-    "settings.spec": {"errors"},
-    "settings.catalogue": {"errors"},
-    "federation.protocols": {"errors", "streams", "settings"},
-    "federation.partitions": {"errors", "streams", "settings"},
-    "federation.inputs": {"errors", "streams"},
-    "federation.domains": {"errors"},
+    "clients.protocols": {"errors", "streams", "spec"},
+    "clients.partitions": {"errors", "streams", "spec"},
+    "clients.inputs": {"errors", "streams"},
+    "clients.domains": {"errors"},
 }
 PATH = r"(\.+|fedshift\.)(\w+\.)*\w+(:\w+)?"  # a module, or a class in one, as text
-LISTS = ["core.servers", "methods", "methods.client2vec", "datasets", "models", "federation"]
+LISTS = ["core.servers", "methods", "methods.client2vec", "datasets", "models", "clients"]
+# The two ends of the wire: no module of one imports one of the other.
+COORDINATOR = {f"rounds.{name}" for name in ("coordinator", "checks", "ledger", "outliers", "schedule")}
+SITE = {f"rounds.{name}" for name in ("site", "store", "versions", "audit", "memory")}
 
 
 def sources() -> dict[str, Path]:
@@ -139,6 +138,11 @@ def test_a_module_imports_its_own_room_and_lower_layers_only():
     assert not found, f"{len(found)} imports against the layers:\n" + "\n".join(found)
 
 
+def test_coordinator_and_site_do_not_import_each_other():
+    assert {module for module in COORDINATOR if imports(module).keys() & SITE} == set()
+    assert {module for module in SITE if imports(module).keys() & COORDINATOR} == set()
+
+
 def test_what_is_allowed_beside_the_layers_is_needed():
     assert [pair for pair in ALLOWED if pair[1] not in imports(pair[0])] == []
 
@@ -189,6 +193,6 @@ def test_the_lists_are_read_without_a_page_and_without_torch():
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "torch" not in loaded
     light = {
-        f"fedshift.{name}" for name in (*LISTS, "core", "errors", "settings", "settings.spec", "settings.catalogue")
+        f"fedshift.{name}" for name in (*LISTS, "core", "errors", "spec", "catalogue")
     }
     assert {name for name in loaded if name.startswith("fedshift.")} == light

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from conftest import CNN_WITH_BN, Make, at, first_messages, names_sent, simulate, states
+from fedshift.clients.samples import Samples
 from fedshift.core.contract import Batch, LocalWork, ServerState, Upload
 from fedshift.core.messages import Down, Up
 from fedshift.core.net import Net, holder
@@ -17,9 +18,8 @@ from fedshift.deployment.agreement import FederationSettings
 from fedshift.deployment.leaving import what_leaves
 from fedshift.engines.vectorised import Vectorised
 from fedshift.errors import AuditError
-from fedshift.federation.samples import Samples
 from fedshift.methods.scaffold import SCAFFOLD
-from fedshift.simulation.simulation import Simulation
+from fedshift.rounds.simulation import Simulation
 from refusal import refuses
 from test_engines import assert_agree
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import Make
-from fedshift.coordinator.schedule import schedule_of
 from fedshift.core.contract import Round, Stage
 from fedshift.core.setup import Setup
 from fedshift.core.training import Evaluate
-from fedshift.simulation.simulation import Simulation
+from fedshift.rounds.schedule import schedule_of
+from fedshift.rounds.simulation import Simulation
 
 LENGTHS = st.lists(st.integers(0, 12), min_size=1, max_size=5)
 

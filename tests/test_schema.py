@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from conftest import TINY, Make
 from fedshift.cli.app import app
-from fedshift.experiments import shipped, shipped_text
 from fedshift.settings.experiment import Experiment
+from fedshift.settings.experiments import shipped, shipped_text
 from fedshift.settings.schema import CATALOGUES, described, json_schema
-from fedshift.settings.spec import Spec
+from fedshift.spec import Spec
 from refusal import refuses
 from test_settings import SCALARS
 

@@ -12,7 +12,7 @@ from safetensors.torch import load
 from conftest import Make, evaluated, simulate, states
 from fedshift.core.messages import Answer, Down, Order, Telemetry, Up, pack
 from fedshift.core.tensors import Tensors
-from fedshift.simulation.simulation import Simulation
+from fedshift.rounds.simulation import Simulation
 from reference import ARCHETYPES, small
 from separate import Processes, every_tensor, fingerprints, processes
 from test_methods import KEPT_AS_SENT

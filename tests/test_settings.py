@@ -16,7 +16,7 @@ from conftest import TINY, Make
 from fedshift.errors import FedshiftError
 from fedshift.settings.experiment import PLAIN, Experiment
 from fedshift.settings.schema import CATALOGUES, described
-from fedshift.settings.spec import Spec
+from fedshift.spec import Spec
 from refusal import refuses
 
 CLASSES: dict[str, type[Spec]] = {

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from PIL import Image
 
+from fedshift.clients.domains import DomainData
 from fedshift.datasets.colored_mnist import GREEN, RED, WINDOWS, ColoredMNIST, averaged
 from fedshift.datasets.waterbird import WaterBird, blend, is_waterbird
-from fedshift.federation.domains import DomainData
 from fedshift.streams import Streams
 from refusal import refuses
 from test_data import write_idx

@@ -16,13 +16,13 @@ from torch import nn
 
 import fedshift
 from conftest import Make, simulate
+from fedshift.clients.domains import DomainData
 from fedshift.core.model import Model, ModelBuilder
 from fedshift.datasets import watch
 from fedshift.datasets.signals import Signals
 from fedshift.datasets.watch import Watch
 from fedshift.datasets.windows import standardised
 from fedshift.errors import FedshiftError
-from fedshift.federation.domains import DomainData
 from fedshift.models import MODELS
 from fedshift.models.cct import CCT7
 from fedshift.models.cnn import CNN, DigitsCNN

@@ -12,6 +12,8 @@ from torch import nn
 
 from conftest import Make, names_sent, simulate
 from federated import Local, members
+from fedshift.clients.domains import DomainData
+from fedshift.clients.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
 from fedshift.core.frozen import embedded, frozen_network, lite0
 from fedshift.core.model import Model, ModelBuilder
 from fedshift.core.net import batch_norms
@@ -20,19 +22,17 @@ from fedshift.datasets.dataset import Dataset
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.rehearsal import rehearse
 from fedshift.deployment.site_model import site_model
-from fedshift.federation.domains import DomainData
-from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
 from fedshift.files import cache_folder
 from fedshift.models import MODELS
 from fedshift.models.backbones import MobileNetV2, ResNet18
 from fedshift.models.efficientnet import EfficientNetLite0
 from fedshift.models.staged import Staged
+from fedshift.rounds.simulation import load_data
 from fedshift.runs import runner
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.settings.experiment import Experiment
-from fedshift.settings.spec import setting
-from fedshift.simulation.simulation import load_data
+from fedshift.spec import setting
 from fedshift.streams import Streams
 from refusal import refuses
 from test_coordinate import alike

@@ -26,9 +26,9 @@ from fedshift.core.state import ClientState
 from fedshift.core.tensors import Tensors
 from fedshift.errors import DamagedError
 from fedshift.manifest import Manifest
+from fedshift.rounds.memory import ClientStore, MemoryStore
+from fedshift.rounds.store import DiskStore
 from fedshift.runs.checkpoint import pack_server, unpack_server
-from fedshift.site.memory import ClientStore, MemoryStore
-from fedshift.site.store import DiskStore
 from refusal import refuses
 
 CPU = torch.device("cpu")

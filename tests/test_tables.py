@@ -16,16 +16,16 @@ import torch
 
 import fedshift
 from fedshift import memory, parquet
+from fedshift.clients.checks import check_data
+from fedshift.clients.domains import DomainData
+from fedshift.clients.preparation import UNSEEN, Column
 from fedshift.datasets import DATASETS
 from fedshift.datasets.sklearn_tables import MEDIAN_PROGRESSION, BreastCancer, Diabetes
 from fedshift.datasets.table_file import TableFile
 from fedshift.errors import FedshiftError
-from fedshift.federation.checks import check_data
-from fedshift.federation.domains import DomainData
-from fedshift.federation.preparation import UNSEEN, Column
+from fedshift.rounds.simulation import make_federation
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import Experiment
-from fedshift.simulation.simulation import make_federation
 from fedshift.streams import Streams
 from refusal import refuses
 

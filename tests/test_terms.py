@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conftest import Make, go_on
-from fedshift.coordinator.checks import check_answer
 from fedshift.core.contract import Measure, Objective, Phase, term_names
 from fedshift.core.messages import Answer, Telemetry, Up
 from fedshift.errors import DivergedError, FedshiftError
 from fedshift.methods.fedavg import FedAvg
-from fedshift.simulation.simulation import Simulation
+from fedshift.rounds.checks import check_answer
+from fedshift.rounds.simulation import Simulation
 from reference import BUILT_IN, reference
 
 

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fedshift.clients.domains import DomainData
+from fedshift.clients.inputs import Inputs
+from fedshift.clients.protocols import split
 from fedshift.core.model import Model, ModelBuilder
 from fedshift.core.net import batch_norm_tensors
 from fedshift.datasets.shakespeare import Shakespeare
-from fedshift.federation.domains import DomainData
-from fedshift.federation.inputs import Inputs
-from fedshift.federation.protocols import split
 from fedshift.models.lstm import LSTM
 from fedshift.models.mlp import MLP
 from fedshift.streams import Streams

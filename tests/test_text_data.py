@@ -17,9 +17,9 @@ pytest.importorskip("sklearn", reason="the extra 'text' is not installed")
 pytest.importorskip("transformers", reason="the extra 'text' is not installed")
 
 from conftest import Make, names_sent, simulate
+from fedshift.clients.checks import check_data
+from fedshift.clients.inputs import Inputs
 from fedshift.datasets.text import TextFile
-from fedshift.federation.checks import check_data
-from fedshift.federation.inputs import Inputs
 from fedshift.runs import runner
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run

@@ -14,18 +14,18 @@ from torch import Tensor, nn
 
 import fedshift
 from conftest import CNN_WITH_BN, Make, interrupt_after
+from fedshift.clients.inputs import Inputs
 from fedshift.core.contract import Part, ServerState
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.core.tensors import Replies
 from fedshift.datasets.dataset import Dataset
-from fedshift.federation.inputs import Inputs
 from fedshift.methods.fedavg import FedAvg
+from fedshift.rounds.simulation import Simulation
 from fedshift.runs import runner
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.trained import Blueprint
-from fedshift.simulation.simulation import Simulation
 from refusal import refuses
 
 FEDPIN = {"method.name": "fedpin", "method.alpha": 0.001, "method.lam": 0.1, "method.gamma": 0.0, "train.lr": 0.01}

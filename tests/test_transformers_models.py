@@ -20,6 +20,8 @@ import transformers
 
 from conftest import Make, names_sent, resident, simulate
 from federated import Local, members
+from fedshift.clients.domains import DomainData
+from fedshift.clients.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
 from fedshift.core.fixed import Fixing
 from fedshift.core.frozen import embed
 from fedshift.core.model import ModelBuilder
@@ -28,8 +30,6 @@ from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.rehearsal import rehearse
 from fedshift.deployment.site_model import site_model
 from fedshift.engines.banks import Stacked
-from fedshift.federation.domains import DomainData
-from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
 from fedshift.models.transformer import Transformer
 from fedshift.runs import runner
 from fedshift.runs.progress import Progress

@@ -22,17 +22,17 @@ import fedshift
 from conftest import TINY, a_record, a_row, add_record
 from fedshift.api import search_budget
 from fedshift.cli.app import app
+from fedshift.clients.federated import Federation
+from fedshift.clients.samples import Samples
 from fedshift.errors import DiskError, DivergedError, FedshiftError, FedshiftWarning
-from fedshift.federation.federation import Federation
-from fedshift.federation.samples import Samples
+from fedshift.rounds import simulation as simulating
 from fedshift.runs.folder import RunFolder, find
 from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.runner import Asked
 from fedshift.runs.trials import STUDY
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
-from fedshift.settings.spec import Range
-from fedshift.simulation import simulation as simulating
+from fedshift.spec import Range
 from fedshift.study import tune as tuning
 from fedshift.study.figures import draw_search
 from fedshift.study.search import Study, quiet

@@ -27,11 +27,11 @@ from fedshift.engines.sequential import Sequential
 from fedshift.engines.workers import Workers, can_fork
 from fedshift.errors import DivergedError, FedshiftError
 from fedshift.methods.fedavg import FedAvg
+from fedshift.rounds.lockstep import advance
+from fedshift.rounds.simulation import Simulation
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
-from fedshift.simulation.rounds import advance
-from fedshift.simulation.simulation import Simulation
 from refusal import refuses
 from test_methods import assert_same
 
@@ -178,8 +178,8 @@ from fedshift.engines.kernels import Kernels
 from fedshift.engines.workers import Workers
 from fedshift.settings.grid import expand, override
 from fedshift.methods.fedavg import FedAvg
-from fedshift.simulation.rounds import advance
-from fedshift.simulation.simulation import Simulation
+from fedshift.rounds.lockstep import advance
+from fedshift.rounds.simulation import Simulation
 plain = FedAvg.loss
 def loss(self, net, batch, context):
     if context.round == 2:

@@ -21,9 +21,9 @@ from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
 from fedshift.runs.folder import RunFolder
 from fedshift.settings.grid import expand, override, read
-from fedshift.settings.spec import setting
-from fedshift.settings.written import LARGEST_TOML, parse_assignments, parse_toml, parse_value, parse_words
+from fedshift.spec import setting
 from fedshift.study.tuned import TunedSettings
+from fedshift.written import LARGEST_TOML, parse_assignments, parse_toml, parse_value, parse_words
 from refusal import refuses
 
 AS_TYPED = ["1e3", "007", "true", "2024-01-01", "nan", ".5", "O'Brien", 'x"y"', "[half", "a=b", "#5", "a\\b", "ÅÄÖ"]

@@ -10,10 +10,10 @@ import torch
 
 import fedshift
 from fedshift import page
+from fedshift.clients.domains import DomainData
 from fedshift.datasets.dataset import Dataset
-from fedshift.federation.domains import DomainData
 from fedshift.methods.fedsr import FedSR
-from fedshift.settings.spec import Count, WholeNumber, setting
+from fedshift.spec import Count, WholeNumber, setting
 from fedshift.streams import Streams
 
 

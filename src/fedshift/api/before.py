@@ -9,10 +9,10 @@ from fedshift.api.experiments import DEFAULT, Options, Source, experiment, grid
 from fedshift.errors import FedshiftError
 from fedshift.reporting.live import display
 from fedshift.reporting.results import described, label
+from fedshift.rounds import dry_run
+from fedshift.rounds.simulation import refused_by_method
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import NAMED, Experiment
-from fedshift.simulation import dry_run
-from fedshift.simulation.simulation import refused_by_method
 from fedshift.study.study_plan import Forecast
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def inspect_data(
         FedshiftError: something in the experiment is wrong, or its data cannot be read or divided.
     """
     from fedshift.reporting.data_report.report import DataReport
-    from fedshift.simulation.simulation import read_federation
+    from fedshift.rounds.simulation import read_federation
 
     experiments = grid(source, **options)
     asked = experiments[0]
@@ -115,7 +115,7 @@ def bench(
         FedshiftError: it describes several runs, or they cannot be carried out.
     """
     from fedshift.engines.calibration import calibrate
-    from fedshift.simulation.simulation import Simulation
+    from fedshift.rounds.simulation import Simulation
 
     asked = experiment(source, **options)
     return calibrate(Simulation(asked).example(), asked.run, tell)

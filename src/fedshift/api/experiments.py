@@ -10,7 +10,7 @@ from typing import Any, TypedDict, Unpack
 from fedshift.errors import FedshiftError, FedshiftWarning, UnknownNameError
 from fedshift.settings.experiment import NAMED, Experiment, load_plugins
 from fedshift.settings.grid import expand, override, read
-from fedshift.settings.spec import Spec, plain, shown
+from fedshift.spec import Spec, plain, shown
 
 Source = str | Path | Mapping[str, Any] | Experiment
 Choice = str | Spec | Mapping[str, Any]

@@ -113,7 +113,7 @@ def _experiment_command(act: Callable[..., None], about: str | None = None) -> C
         **own: Any,
     ) -> None:
         from fedshift import api
-        from fedshift.settings.written import parse_assignments, parse_value, parse_words
+        from fedshift.written import parse_assignments, parse_value, parse_words
 
         chosen = about if method is None else method
         options: dict[str, Any] = {
@@ -208,7 +208,7 @@ def _tune(
 ) -> None:
     from fedshift import api
     from fedshift.cli.estimates import print_searches
-    from fedshift.settings.written import parse_assignments
+    from fedshift.written import parse_assignments
 
     ranges = parse_assignments(search or [], "--search")
     how: dict[str, Any] = {"trials": trials, "sampler": sampler, "parallel": parallel, "search": ranges}
@@ -410,7 +410,7 @@ def show(
     """Show the settings of a method (or data set, model, ...), or with which settings an experiment would run."""
     from fedshift.cli.catalogues import print_named
     from fedshift.settings.experiment import load_plugins
-    from fedshift.settings.written import parse_assignments
+    from fedshift.written import parse_assignments
 
     load_plugins([str(path) for path in plugin or []])
     print_named(name, parse_assignments(set_ or []))

@@ -86,7 +86,7 @@ def init(
 ) -> None:
     """Make a ready folder for the coordinator and each site: settings, keys, certificates, and READMEs to follow."""
     from fedshift.cli.federation_init import init
-    from fedshift.settings.written import parse_value, parse_words
+    from fedshift.written import parse_value, parse_words
 
     options: dict[str, Any] = {
         "method": None if method is None else parse_words(method),

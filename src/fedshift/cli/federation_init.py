@@ -17,7 +17,7 @@ from fedshift.deployment.folders import COORDINATOR, SITES, check_new, for_insti
 from fedshift.errors import FedshiftError, FedshiftWarning
 from fedshift.files import check_folder
 from fedshift.settings.experiment import Experiment
-from fedshift.settings.written import parse_assignments
+from fedshift.written import parse_assignments
 
 IN_DOMAIN = "in-domain"  # the protocol in which every client trains and is scored on samples of its own
 

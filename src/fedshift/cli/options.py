@@ -24,7 +24,7 @@ def names_of(kind: str) -> Any:
 
 
 def _experiments(incomplete: str) -> list[str]:
-    from fedshift.experiments import shipped
+    from fedshift.settings.experiments import shipped
 
     files = [str(path) for path in Path().glob("*.toml")]
     return [name for name in [*shipped(), *files] if name.startswith(incomplete)]
@@ -59,7 +59,7 @@ def listed(text: str) -> list[str]:
     Raises:
         FedshiftError: one is empty.
     """
-    from fedshift.settings.written import parse_words
+    from fedshift.written import parse_words
 
     words = parse_words(text)
     return words if isinstance(words, list) else [words]

@@ -96,9 +96,9 @@ def reproduce(
     """Carry out a table, say what it would cost, or say how far all are."""
     from fedshift.cli.console import open_console, print_tables
     from fedshift.errors import FedshiftError
-    from fedshift.settings.written import parse_assignments
     from fedshift.study.reproduction import plan_table, reproduce_table
     from fedshift.study.states import reproductions
+    from fedshift.written import parse_assignments
 
     paths = paths_of(data or [])
     if list_:

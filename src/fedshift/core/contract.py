@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedshift.clients.federated import Federation
+from fedshift.clients.samples import Samples
 from fedshift.core.dropout import dropping
 from fedshift.core.messages import Down
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, holder
 from fedshift.core.state import OptimiserState
 from fedshift.core.tensors import VALUE, Replies, Tensors, counted, full_name
-from fedshift.federation.federation import Federation
-from fedshift.federation.samples import Samples
 from fedshift.streams import Draws, Streams
 
 Scope = Literal["shared", "client", "server", "down"]

@@ -26,13 +26,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedshift import memory
+from fedshift.clients.domains import DomainData
+from fedshift.clients.inputs import IMAGENET_MEAN, IMAGENET_STD
+from fedshift.content import digest
 from fedshift.core.messages import pack
 from fedshift.errors import FedshiftError, needs
-from fedshift.federation.domains import DomainData
-from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD
 from fedshift.files import cache, cache_folder
 from fedshift.hub import commit_of, pretrained
-from fedshift.settings.content import digest
 
 VERSION = 1  # of what :func:`embed` computes; raise it whenever features change
 BATCH = 64

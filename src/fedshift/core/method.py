@@ -9,6 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
+from fedshift.catalogue import From
+from fedshift.clients.federated import Federation
 from fedshift.core.contract import (
     Batch,
     Context,
@@ -34,9 +36,7 @@ from fedshift.core.servers.server import Mean, ServerOptimiser
 from fedshift.core.tensors import Replies
 from fedshift.core.training import Train
 from fedshift.errors import FedshiftError
-from fedshift.federation.federation import Federation
-from fedshift.settings.catalogue import From
-from fedshift.settings.spec import Spec, setting
+from fedshift.spec import Spec, setting
 from fedshift.streams import Draws
 
 

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedshift import memory
+from fedshift.clients.inputs import Inputs
 from fedshift.core.dropout import from_streams
 from fedshift.core.frozen import FrozenNetwork
 from fedshift.errors import FedshiftError
-from fedshift.federation.inputs import Inputs
-from fedshift.settings.spec import Spec, Width, setting
+from fedshift.spec import Spec, Width, setting
 from fedshift.streams import Streams
 
 Shape = tuple[int, ...]

@@ -11,8 +11,8 @@ from importlib import util
 from pathlib import Path
 from types import ModuleType
 
+from fedshift.content import code_digest, imported
 from fedshift.errors import FedshiftError
-from fedshift.settings.content import code_digest, imported
 
 
 def module_of(path: str | Path) -> ModuleType:

@@ -15,9 +15,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fedshift.clients.preparation import Preparation
 from fedshift.core.contract import Exchange, LocalWork, Part, Scope, ServerState, Stage, Upload
 from fedshift.core.tensors import Replies, Tensors
-from fedshift.federation.preparation import Preparation
 
 PREPARATION = "preparation"
 

@@ -10,6 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from fedshift.clients.preparation import Preparation
 from fedshift.core.contract import (
     Bound,
     Category,
@@ -35,7 +36,6 @@ from fedshift.core.preparation import prepared_first
 from fedshift.core.tensors import SAMPLES, Tensors, full_name, part_of, weighted_mean
 from fedshift.core.training import Evaluate, Train
 from fedshift.errors import FedshiftError
-from fedshift.federation.preparation import Preparation
 from fedshift.streams import Key, Streams
 
 STEPS = "steps"  # in telemetry: how many steps a client took

@@ -10,7 +10,7 @@ from annotated_types import Interval
 
 from fedshift.core.metrics import ACCURACY, DECLARED, PER_CLASS, check_metrics
 from fedshift.errors import FedshiftError
-from fedshift.settings.spec import (
+from fedshift.spec import (
     BatchSize,
     Fraction,
     LearningRate,

@@ -12,6 +12,8 @@ import torch
 from numpy.lib.npyio import NpzFile
 from torch import Tensor
 
+from fedshift.clients.domains import DomainData, Unlabelled
+from fedshift.clients.preparation import Column
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.labelled import (
     Array,
@@ -25,9 +27,7 @@ from fedshift.datasets.labelled import (
     sorted_names,
 )
 from fedshift.errors import FedshiftError, UnknownNameError
-from fedshift.federation.domains import DomainData, Unlabelled
-from fedshift.federation.preparation import Column
-from fedshift.settings.spec import setting
+from fedshift.spec import setting
 from fedshift.streams import Streams
 
 SUFFIX = ".npz"

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedshift.clients.domains import DomainData
 from fedshift.datasets.images import check_fits
 from fedshift.datasets.mnist import FASHION, MNIST, MNIST_HELP, MNIST_WORDS, check_mnist_here, read_mnist
 from fedshift.datasets.shortcuts import ShortcutDataset
-from fedshift.federation.domains import DomainData
-from fedshift.settings.spec import Probability, setting
+from fedshift.spec import Probability, setting
 from fedshift.streams import Streams
 
 WINDOWS = ((0, 1, 5, 6), (1, 2, 6, 7), (2, 3, 7, 8), (3, 4, 8, 9))  # FedPIN, E.1

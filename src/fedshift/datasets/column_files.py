@@ -19,7 +19,7 @@ from fedshift import parquet
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.labelled import Array, Names, files_in, names_of, shown, sorted_names
 from fedshift.errors import FedshiftError, UnknownNameError, needs
-from fedshift.settings.spec import setting
+from fedshift.spec import setting
 
 SUFFIXES = (".csv", ".parquet")
 ENCODING = "utf-8-sig"  # with the mark that Excel writes, or without

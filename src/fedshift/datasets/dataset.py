@@ -10,16 +10,16 @@ from typing import ClassVar, Literal
 import torch
 
 from fedshift import parquet
+from fedshift.clients.domains import DomainData, Unlabelled
+from fedshift.clients.inputs import Inputs
+from fedshift.clients.preparation import Column
 from fedshift.core.frozen import Embedding, Front, FrozenNetwork, embedded, frozen_network, silent
 from fedshift.datasets.image_tables import Columns, parquet_images
 from fedshift.datasets.images import ImageRows, decode, domain_data
 from fedshift.datasets.labelled import each_read
 from fedshift.datasets.listing import image_suffixes
 from fedshift.errors import FedshiftError, needs
-from fedshift.federation.domains import DomainData, Unlabelled
-from fedshift.federation.inputs import Inputs
-from fedshift.federation.preparation import Column
-from fedshift.settings.spec import OptionalPixels, Pixels, Spec, setting
+from fedshift.spec import OptionalPixels, Pixels, Spec, setting
 from fedshift.streams import Streams
 
 PARQUET = ".parquet"
@@ -39,7 +39,7 @@ class Dataset(Spec):
     def load(self, streams: Streams) -> DomainData:
         """Read every sample into memory; what is random about it comes from the streams.
 
-        A run checks what this gives by :func:`fedshift.federation.checks.check_data`.
+        A run checks what this gives by :func:`fedshift.clients.checks.check_data`.
         """
         raise NotImplementedError
 

@@ -24,6 +24,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fedshift.clients.domains import DomainData
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.image_tables import ONE_DOMAIN, Columns, check_hub, hub_images, parquet_files, parquet_images
 from fedshift.datasets.images import Encoded, ImageRows, check_fits, decode, picture, pixels, resized
@@ -31,8 +32,7 @@ from fedshift.datasets.labelled import each_read
 from fedshift.datasets.listing import image_files, subfolders
 from fedshift.datasets.mnist import MNIST_WORDS, check_mnist_here, read_mnist
 from fedshift.errors import FedshiftError, needs
-from fedshift.federation.domains import DomainData
-from fedshift.settings.spec import Fraction, Pixels, setting
+from fedshift.spec import Fraction, Pixels, setting
 from fedshift.streams import Streams
 
 Domain = Literal["mnist", "mnist-m", "usps", "svhn"]

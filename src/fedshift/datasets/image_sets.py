@@ -23,13 +23,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
+from fedshift.clients.domains import DomainData
 from fedshift.datasets.dataset import SourceDataset
 from fedshift.datasets.image_tables import Columns, check_hub, hub_images, parquet_files, parquet_images
 from fedshift.datasets.images import ImageRows, domain_data
 from fedshift.datasets.own_images import images_in
 from fedshift.errors import FedshiftError, UnknownNameError
-from fedshift.federation.domains import DomainData
-from fedshift.settings.spec import Count, Pixels, setting
+from fedshift.spec import Count, Pixels, setting
 from fedshift.streams import Streams
 
 PATH_HELP = "'hub', a Parquet file or a folder of them, or a folder laid out as folder/domain/class/file"

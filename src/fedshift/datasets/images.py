@@ -16,9 +16,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from fedshift import memory
+from fedshift.clients.domains import DomainData
 from fedshift.datasets.labelled import Labelled, each_read, joined, names_of
 from fedshift.errors import FedshiftError
-from fedshift.federation.domains import DomainData
 
 Encoded = bytes | Path | None
 Row = tuple[str, Encoded, str, str]

@@ -15,11 +15,11 @@ import numpy as np
 from torch import Tensor
 
 from fedshift import files
+from fedshift.clients.checks import check_data
+from fedshift.clients.inputs import Inputs
 from fedshift.datasets.arrays import Arrays, labelled
 from fedshift.datasets.labelled import Array, Labelled, joined
 from fedshift.errors import DiskError, FedshiftError, Problems, UnknownNameError
-from fedshift.federation.checks import check_data
-from fedshift.federation.inputs import Inputs
 
 FOLDER = "runs/data"
 KEYS = ("x", "y", "group")

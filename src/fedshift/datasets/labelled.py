@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from fedshift import memory
+from fedshift.clients.domains import DomainData
+from fedshift.clients.preparation import Column
 from fedshift.datasets.listing import left_out
 from fedshift.errors import FedshiftError, Problems
-from fedshift.federation.domains import DomainData
-from fedshift.federation.preparation import Column
 
 Array = np.ndarray[Any, Any]
 Value = str | int | float

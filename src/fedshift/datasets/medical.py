@@ -13,6 +13,9 @@ from PIL import Image
 from torch import Tensor
 
 from fedshift import memory
+from fedshift.clients.domains import DomainData, Unlabelled
+from fedshift.clients.inputs import Inputs
+from fedshift.clients.preparation import Column
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.images import ImageRows
 from fedshift.datasets.labelled import Array, Labelled, Names, each_read, joined
@@ -20,10 +23,7 @@ from fedshift.datasets.listing import is_dicom, is_nifti
 from fedshift.datasets.own_images import images_in
 from fedshift.datasets.volumes import Axis, Volume, Window, read_volume
 from fedshift.errors import FedshiftError
-from fedshift.federation.domains import DomainData, Unlabelled
-from fedshift.federation.inputs import Inputs
-from fedshift.federation.preparation import Column
-from fedshift.settings.spec import FLOAT32, Count, NonNegative, Pixels, setting
+from fedshift.spec import FLOAT32, Count, NonNegative, Pixels, setting
 from fedshift.streams import Streams
 
 SCALES = {

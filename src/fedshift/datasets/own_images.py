@@ -10,7 +10,7 @@ from fedshift.datasets.image_tables import check_hub, hub_images, parquet_images
 from fedshift.datasets.images import ImageRows
 from fedshift.datasets.listing import files_below, is_image, left_out, subfolders
 from fedshift.errors import FedshiftError
-from fedshift.settings.spec import setting
+from fedshift.spec import setting
 
 
 def images_in(path: str, reads: Callable[[Path], bool] = is_image) -> ImageRows:

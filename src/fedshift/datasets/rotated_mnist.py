@@ -15,12 +15,12 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
+from fedshift.clients.domains import DomainData
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.images import check_fits
 from fedshift.datasets.mnist import MNIST_HELP, MNIST_WORDS, Labels, check_mnist_here, read_mnist
 from fedshift.errors import FedshiftError
-from fedshift.federation.domains import DomainData
-from fedshift.settings.spec import Count, Degrees, setting
+from fedshift.spec import Count, Degrees, setting
 from fedshift.streams import Streams
 
 

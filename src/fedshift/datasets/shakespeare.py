@@ -28,12 +28,12 @@ import torch
 from torch import Tensor
 
 from fedshift import memory
+from fedshift.clients.domains import DomainData
+from fedshift.clients.inputs import Inputs
+from fedshift.content import digest
 from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
-from fedshift.federation.domains import DomainData
-from fedshift.federation.inputs import Inputs
-from fedshift.settings.content import digest
-from fedshift.settings.spec import Count, Fraction, WholeNumber, Width, setting
+from fedshift.spec import Count, Fraction, WholeNumber, Width, setting
 from fedshift.streams import Streams
 
 Texts = Mapping[str, Sequence[str]]  # each role's texts, in order

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
-from fedshift.settings.spec import Clients, Probability, ProperFraction, WholeNumber, setting
+from fedshift.spec import Clients, Probability, ProperFraction, WholeNumber, setting
 from fedshift.streams import Streams
 
 

@@ -12,6 +12,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import torch
 
+from fedshift.clients.domains import DomainData, Unlabelled
+from fedshift.clients.preparation import Column
 from fedshift.datasets.column_files import (
     Cells,
     InputColumns,
@@ -26,9 +28,7 @@ from fedshift.datasets.column_files import (
 from fedshift.datasets.labelled import Array, Labelled, Names, beside, each_read, joined
 from fedshift.datasets.windows import Recording, WindowedDataset, Windows
 from fedshift.errors import FedshiftError
-from fedshift.federation.domains import DomainData, Unlabelled
-from fedshift.federation.preparation import Column
-from fedshift.settings.spec import setting
+from fedshift.spec import setting
 from fedshift.streams import Streams
 
 FILLED, GAPS, WIDE = "filled", "gaps", 1.5  # a gap is wider than so many of the recording's usual steps of time

@@ -23,12 +23,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
+from fedshift.clients.domains import DomainData
+from fedshift.clients.preparation import Column
 from fedshift.datasets.labelled import Array
 from fedshift.datasets.table_file import TableDataset
 from fedshift.errors import needs
-from fedshift.federation.domains import DomainData
-from fedshift.federation.preparation import Column
-from fedshift.settings.spec import setting
+from fedshift.spec import setting
 from fedshift.streams import Streams
 
 MEDIAN_PROGRESSION = 140.5

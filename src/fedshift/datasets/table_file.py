@@ -12,6 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedshift.clients.domains import DomainData, Unlabelled
+from fedshift.clients.inputs import Inputs
+from fedshift.clients.preparation import UNSEEN, Column, Preparation
 from fedshift.datasets.column_files import (
     NUMBERS,
     Cells,
@@ -26,10 +29,7 @@ from fedshift.datasets.column_files import (
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.labelled import Array, Labelled, Names, beside, each_read, joined, names_of, shown, sorted_names
 from fedshift.errors import FedshiftError, UnknownNameError
-from fedshift.federation.domains import DomainData, Unlabelled
-from fedshift.federation.inputs import Inputs
-from fedshift.federation.preparation import UNSEEN, Column, Preparation
-from fedshift.settings.spec import setting
+from fedshift.spec import setting
 from fedshift.streams import Streams
 
 PREPARED = (

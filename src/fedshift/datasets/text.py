@@ -21,6 +21,10 @@ import torch
 from torch import Tensor
 
 from fedshift import memory
+from fedshift.clients.domains import DomainData, Unlabelled
+from fedshift.clients.inputs import Inputs
+from fedshift.clients.preparation import Column
+from fedshift.content import digest
 from fedshift.datasets.column_files import (
     ColumnFiles,
     check_present,
@@ -31,12 +35,8 @@ from fedshift.datasets.column_files import (
 )
 from fedshift.datasets.labelled import Labelled, beside, each_read, joined, shown
 from fedshift.errors import FedshiftError, needs
-from fedshift.federation.domains import DomainData, Unlabelled
-from fedshift.federation.inputs import Inputs
-from fedshift.federation.preparation import Column
 from fedshift.hub import answers, hub, located
-from fedshift.settings.content import digest
-from fedshift.settings.spec import Width, setting
+from fedshift.spec import Width, setting
 from fedshift.streams import Streams
 
 HASHING = "hashing"

@@ -22,11 +22,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from fedshift.clients.domains import DomainData
 from fedshift.datasets.windows import Recording, WindowedDataset
 from fedshift.errors import FedshiftError, needs
-from fedshift.federation.domains import DomainData
 from fedshift.files import digest_of
-from fedshift.settings.spec import Count, WholeNumber, setting
+from fedshift.spec import Count, WholeNumber, setting
 from fedshift.streams import Streams
 
 DIGEST = "a5d9193c027e0cdec71071048aa0fd16"

@@ -26,13 +26,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedshift.clients.domains import DomainData
+from fedshift.clients.inputs import Inputs
 from fedshift.datasets.images import check_fits, decode
 from fedshift.datasets.listing import image_files, subfolders
 from fedshift.datasets.shortcuts import Plan, ShortcutDataset
 from fedshift.errors import FedshiftError
-from fedshift.federation.domains import DomainData
-from fedshift.federation.inputs import Inputs
-from fedshift.settings.spec import Count, Pixels, Probability, setting
+from fedshift.spec import Count, Pixels, Probability, setting
 from fedshift.streams import Streams
 
 # The families of seabirds and waterfowl among CUB's species (Sagawa et al., in the release's script).

@@ -24,11 +24,11 @@ from typing import ClassVar, Literal, NamedTuple
 
 import torch
 
+from fedshift.clients.domains import DomainData
 from fedshift.datasets.dataset import ImageDataset
 from fedshift.datasets.images import domain_data
 from fedshift.errors import FedshiftError
-from fedshift.federation.domains import DomainData
-from fedshift.settings.spec import Count, Pixels, WholeNumber, setting
+from fedshift.spec import Count, Pixels, WholeNumber, setting
 from fedshift.streams import Streams
 
 CsvRow = dict[str, str]

@@ -14,7 +14,7 @@ from fedshift import memory
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.labelled import Array, each_read
 from fedshift.errors import FedshiftError
-from fedshift.settings.spec import Count, WholeNumber, setting
+from fedshift.spec import Count, WholeNumber, setting
 
 STEPS, UNUSED, SHORT, MIXED, WINDOWS = "steps", "unused", "short", "mixed", "windows"  # what is counted
 

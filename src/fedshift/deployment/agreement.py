@@ -16,6 +16,11 @@ from typing import Annotated, Any, Self
 import torch
 from annotated_types import Ge, Le
 
+from fedshift.clients.inputs import Inputs
+from fedshift.clients.names import check_names as check_spelling
+from fedshift.clients.partitions import Domains
+from fedshift.clients.preparation import Column
+from fedshift.clients.protocols import InDomain, PersonalUnderShift
 from fedshift.core.contract import Category
 from fedshift.core.method import make_parts
 from fedshift.core.model import ModelBuilder
@@ -25,17 +30,12 @@ from fedshift.datasets.column_files import InputColumns
 from fedshift.datasets.dataset import Dataset
 from fedshift.deployment.shell import check_address
 from fedshift.errors import FedshiftError
-from fedshift.federation.inputs import Inputs
-from fedshift.federation.names import check_names as check_spelling
-from fedshift.federation.partitions import Domains
-from fedshift.federation.preparation import Column
-from fedshift.federation.protocols import InDomain, PersonalUnderShift
 from fedshift.files import digest_of
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import text_of
-from fedshift.settings.spec import FolderName, NonNegative, Processors, Spec, as_toml, check_names, setting
-from fedshift.settings.written import parse_toml
+from fedshift.spec import FolderName, NonNegative, Processors, Spec, as_toml, check_names, setting
 from fedshift.streams import Streams
+from fedshift.written import parse_toml
 
 FEDERATION, EXPERIMENT, SITE = "federation.toml", "experiment.toml", "site.toml"
 NOT_AGREED = ("run", "plugins")  # where and how each member carries the experiment out

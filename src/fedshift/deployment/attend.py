@@ -19,7 +19,7 @@ from typing import Any
 from filelock import FileLock
 
 from fedshift import files
-from fedshift.coordinator.checks import check_answer, check_order, first_not_finite
+from fedshift.clients.federated import Federation
 from fedshift.core.contract import Category, Round, ServerState
 from fedshift.core.messages import Order
 from fedshift.core.setup import Setup
@@ -53,13 +53,13 @@ from fedshift.deployment.wire import (
 )
 from fedshift.engines.choice import Choice, asked_for, open_engine
 from fedshift.errors import AuditError, DamagedError, DivergedError, FedshiftError
-from fedshift.evaluation.evaluation import Evaluation
-from fedshift.federation.federation import Federation
+from fedshift.rounds.checks import check_answer, check_order, first_not_finite
+from fedshift.rounds.evaluation import Evaluation
+from fedshift.rounds.simulation import choose_device
+from fedshift.rounds.site import Site
+from fedshift.rounds.versions import Versions
 from fedshift.runs.machine import environment
 from fedshift.runs.schema import moment
-from fedshift.simulation.simulation import choose_device
-from fedshift.site.site import Site
-from fedshift.site.versions import Versions
 
 STATE, LOG = "state", "log.jsonl"
 

@@ -14,8 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedshift.coordinator.coordinator import Coordinator, Received, Request, Suspect
-from fedshift.coordinator.outliers import Limits
 from fedshift.core.contract import Round, ServerState
 from fedshift.core.messages import Missing, Order
 from fedshift.core.setup import Setup
@@ -31,6 +29,11 @@ from fedshift.deployment.wire import Done, Failed, Joined, Work
 from fedshift.engines.choice import asked_for, open_engine
 from fedshift.engines.engine import Engine, ServerJob
 from fedshift.errors import DivergedError, FedshiftError, Problems
+from fedshift.rounds.coordinator import Coordinator, Received, Request, Suspect
+from fedshift.rounds.listener import Task
+from fedshift.rounds.outliers import Limits
+from fedshift.rounds.plan import PlannedStage
+from fedshift.rounds.simulation import choose_device
 from fedshift.runs.checkpoint import Execution
 from fedshift.runs.events import EventLog
 from fedshift.runs.folder import EVENTS, RunFolder
@@ -38,9 +41,6 @@ from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.recorder import Recorder
 from fedshift.runs.trained import Blueprint
 from fedshift.runs.weights import Weights, read_weights
-from fedshift.simulation.listener import Task
-from fedshift.simulation.plan import PlannedStage
-from fedshift.simulation.simulation import choose_device
 
 RUNS = "runs"
 

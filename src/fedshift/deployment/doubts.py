@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from pydantic import ConfigDict, Field, FiniteFloat
 
-from fedshift.coordinator.coordinator import Suspect
+from fedshift.rounds.coordinator import Suspect
 from fedshift.runs.schema import File, Size
 
 

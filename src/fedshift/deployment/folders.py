@@ -19,6 +19,8 @@ from typing import Any, NamedTuple, get_args
 import tomli_w
 import torch
 
+from fedshift.clients.protocols import PersonalUnderShift
+from fedshift.content import imported
 from fedshift.core.contract import Category
 from fedshift.core.frozen import Front
 from fedshift.datasets import DATASETS
@@ -40,12 +42,10 @@ from fedshift.deployment.leaving import what_leaves
 from fedshift.deployment.pages import render
 from fedshift.deployment.site_model import parts_of_model
 from fedshift.errors import DiskError, FedshiftError
-from fedshift.federation.protocols import PersonalUnderShift
 from fedshift.files import make_folder, write
-from fedshift.settings.content import imported
+from fedshift.rounds.simulation import load_data
 from fedshift.settings.experiment import Experiment
-from fedshift.settings.spec import Spec, as_toml
-from fedshift.simulation.simulation import load_data
+from fedshift.spec import Spec, as_toml
 
 DATA, PLUGINS, FILES = "data", "plugins", "files"  # folders of a member
 LEAVES = "what-leaves.md"

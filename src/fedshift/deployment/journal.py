@@ -16,9 +16,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from fedshift import files
-from fedshift.coordinator.coordinator import Received
 from fedshift.core.messages import Answer, Missing, Order, metadata, pack
 from fedshift.errors import DamagedError
+from fedshift.rounds.coordinator import Received
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from fedshift.deployment.wire import DECIMALS, METRIC, REASONS, Done
 from fedshift.errors import FedshiftError
 from fedshift.methods import METHODS
 from fedshift.reporting.units import bytes_text
-from fedshift.settings.spec import Spec
+from fedshift.spec import Spec
 
 S = TypeVar("S", bound=Spec)
 

@@ -11,17 +11,17 @@ from pathlib import Path
 
 from torch import Tensor
 
+from fedshift.clients.federated import Federation
 from fedshift.deployment.agreement import Agreement, read_site
 from fedshift.deployment.folders import COORDINATOR, SITES
 from fedshift.deployment.site_data import site_data, site_federation
 from fedshift.engines.choice import asked_for
 from fedshift.errors import FedshiftError
-from fedshift.federation.federation import Federation
+from fedshift.rounds.simulation import Simulation
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.together import carry_out
-from fedshift.simulation.simulation import Simulation
 
 
 def rehearse(folder: Path, progress: Progress) -> RunFolder:

@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from fedshift.coordinator.coordinator import Coordinator
 from fedshift.core.contract import Round
 from fedshift.core.messages import Down, Order
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.members import Came
 from fedshift.deployment.wire import NOBODY, UNSCORED, Done
-from fedshift.evaluation.evaluation import metrics_of
+from fedshift.rounds.coordinator import Coordinator
+from fedshift.rounds.evaluation import metrics_of
 from fedshift.runs.records import Record
 
 

@@ -20,7 +20,7 @@ from fedshift.deployment.supervisor import ChildProcess, environment, free_port,
 from fedshift.errors import FedshiftError, needs
 from fedshift.files import make_folder, write
 from fedshift.settings.grid import text_of
-from fedshift.settings.written import parse_toml
+from fedshift.written import parse_toml
 
 FEDERATION = "federation.toml"
 CONNECTION = f"{shell.FLOWER}/config.toml"  # where Flower's commands find the SuperLink

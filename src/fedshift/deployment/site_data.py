@@ -14,15 +14,15 @@ import torch
 from safetensors.torch import load
 
 from fedshift import files
+from fedshift.clients.checks import check_data
+from fedshift.clients.domains import DomainData
+from fedshift.clients.federated import Federation
+from fedshift.clients.inputs import Inputs
+from fedshift.clients.preparation import recoded
 from fedshift.core.frozen import Embedding, embedded, silent
 from fedshift.core.messages import pack
 from fedshift.deployment.agreement import Agreement, SiteSettings
 from fedshift.errors import DamagedError, FedshiftError, Problems, UnknownNameError
-from fedshift.federation.checks import check_data
-from fedshift.federation.domains import DomainData
-from fedshift.federation.federation import Federation
-from fedshift.federation.inputs import Inputs
-from fedshift.federation.preparation import recoded
 from fedshift.manifest import Manifest, read_file, write_file
 from fedshift.settings.experiment import Experiment
 from fedshift.streams import Streams

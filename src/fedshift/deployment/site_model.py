@@ -15,7 +15,7 @@ from fedshift.core.preparation import PREPARATION
 from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import Agreement, read_site
 from fedshift.errors import FedshiftError
-from fedshift.evaluation.evaluation import parts_predicted
+from fedshift.rounds.evaluation import parts_predicted
 from fedshift.runs.trained import Blueprint, Trained, rebuilt
 
 FILE = "model.safetensors"

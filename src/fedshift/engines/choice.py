@@ -21,7 +21,7 @@ from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers, check_workers
 from fedshift.settings.experiment import RunOptions
-from fedshift.settings.spec import Processors
+from fedshift.spec import Processors
 
 Name = Literal["sequential", "vectorised", "workers"]
 # What users limit the threads of numerical programs with; fedshift takes it for the cores that it may use in all.

@@ -7,6 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from fedshift.clients.client import Client
+from fedshift.clients.environments import Environment
+from fedshift.clients.federated import Federation
+from fedshift.clients.inputs import Inputs
 from fedshift.core.contract import DEFAULTS, Exchange, Round, ServerState
 from fedshift.core.messages import Down, Up
 from fedshift.core.metrics import Values
@@ -14,10 +18,6 @@ from fedshift.core.preparation import PREPARATION
 from fedshift.core.setup import Setup
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import Replies, Tensors
-from fedshift.federation.clients import Client
-from fedshift.federation.environments import Environment
-from fedshift.federation.federation import Federation
-from fedshift.federation.inputs import Inputs
 
 SERVER = -1  # the server's number where clients have theirs
 

@@ -9,6 +9,8 @@ from itertools import islice, repeat
 import torch
 from torch import Tensor
 
+from fedshift.clients.inputs import Inputs
+from fedshift.clients.samples import Samples
 from fedshift.core.contract import Batch, Context, Measure, Phase
 from fedshift.core.state import OptimiserState
 from fedshift.core.tensors import Replies, Tensors
@@ -16,8 +18,6 @@ from fedshift.core.training import Train
 from fedshift.engines.batches import BalancedOrder, BatchOrder, Purpose
 from fedshift.engines.engine import SERVER, Job, ServerJob
 from fedshift.errors import FedshiftError
-from fedshift.federation.inputs import Inputs
-from fedshift.federation.samples import Samples
 from fedshift.streams import Draws, sample_draws
 
 GATHERED = 2**18  # numbers of the batches that are gathered at once, at most, unless one has more

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedshift.settings.catalogue import Catalogue, Variant
+from fedshift.catalogue import Catalogue, Variant
 
 if TYPE_CHECKING:
     from fedshift.core.method import Method

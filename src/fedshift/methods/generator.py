@@ -13,7 +13,7 @@ from torch.func import functional_call, vmap
 
 from fedshift.methods.classes import one_hot
 from fedshift.page import *
-from fedshift.settings.spec import IN_MEMORY
+from fedshift.spec import IN_MEMORY
 
 BatchNormSize = Annotated[int, Ge(2), IN_MEMORY]  # one sample has no variance
 

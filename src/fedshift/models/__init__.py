@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedshift.settings.catalogue import Catalogue
+from fedshift.catalogue import Catalogue
 
 if TYPE_CHECKING:
     from fedshift.core.model import Model

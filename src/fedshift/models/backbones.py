@@ -14,7 +14,7 @@ from torch import nn
 from fedshift.errors import FedshiftError, needs
 from fedshift.hub import answers, pretrained
 from fedshift.models.staged import Staged, numbered
-from fedshift.settings.spec import Width, setting
+from fedshift.spec import Width, setting
 
 BLOCKS = (2, 3, 4, 3, 3, 1)  # of MobileNetV2's stages 2 to 7
 

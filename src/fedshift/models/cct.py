@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from fedshift.core.model import Model, Shape
 from fedshift.errors import FedshiftError
-from fedshift.settings.spec import Count, Layers, Width, setting
+from fedshift.spec import Count, Layers, Width, setting
 
 Positions = Literal["learnable", "sinusoidal"]
 

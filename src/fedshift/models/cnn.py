@@ -8,7 +8,7 @@ from torch import nn
 
 from fedshift.core.model import Model, Shape
 from fedshift.errors import FedshiftError
-from fedshift.settings.spec import OptionalPixels, Width, setting
+from fedshift.spec import OptionalPixels, Width, setting
 
 
 class CNN(Model):

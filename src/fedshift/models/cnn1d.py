@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import nn
 
 from fedshift.core.model import Model, Shape
-from fedshift.settings.spec import Count, Width, setting
+from fedshift.spec import Count, Width, setting
 
 
 class CNN1d(Model):

@@ -32,12 +32,12 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Interval
 from torch import Tensor, nn
 
+from fedshift.clients.inputs import Inputs
 from fedshift.core.frozen import LITE_MEAN, LITE_STD, Colour, lite0, lite0_file
 from fedshift.core.net import batch_norms
 from fedshift.errors import FedshiftError
-from fedshift.federation.inputs import Inputs
 from fedshift.models.staged import Staged, numbered
-from fedshift.settings.spec import Width, setting
+from fedshift.spec import Width, setting
 
 BLOCKS = (1, 2, 2, 3, 3, 4, 1)  # of stages 2 to 8
 MOMENTUM = 0.1

@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedshift import files
+from fedshift.content import KEPT, digest, ran_here, remember_code
 from fedshift.core.frozen import checksum
 from fedshift.errors import FedshiftError
-from fedshift.settings.content import KEPT, digest, ran_here, remember_code
 
 SUFFIX = ".kept"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"

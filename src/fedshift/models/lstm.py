@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedshift.core.model import Model, Shape
 from fedshift.errors import FedshiftError
-from fedshift.settings.spec import Count, Width, setting
+from fedshift.spec import Count, Width, setting
 
 
 class LastState(nn.Module):

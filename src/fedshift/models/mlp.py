@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedshift.core.model import Model, Shape
 from fedshift.errors import FedshiftError
-from fedshift.settings.spec import Width, setting
+from fedshift.spec import Width, setting
 
 
 class FlatNumbers(nn.Flatten):

@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from fedshift.clients.inputs import IMAGENET_MEAN, IMAGENET_STD
 from fedshift.errors import FedshiftError, needs
-from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD
 from fedshift.hub import pretrained, reading
 from fedshift.models.cut import layers_of
 

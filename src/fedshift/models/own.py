@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedshift.content import digest
 from fedshift.core.model import Model, Shape
 from fedshift.core.plugins import module_of
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.models.kept import keep, read
-from fedshift.settings.content import digest
-from fedshift.settings.spec import OptionalWidth, setting
+from fedshift.spec import OptionalWidth, setting
 from fedshift.streams import Streams
 
 FOLDER = "runs/models"

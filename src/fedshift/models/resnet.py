@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedshift.core.model import Model, Shape
-from fedshift.settings.spec import Width, setting
+from fedshift.spec import Width, setting
 
 STAGES = 4  # each halves the image after the first, and doubles the channels
 

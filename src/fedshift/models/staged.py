@@ -16,12 +16,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from fedshift.clients.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
 from fedshift.core.frozen import Colour, FrozenNetwork, checksum
 from fedshift.core.model import Model, Shape
 from fedshift.errors import FedshiftError
-from fedshift.federation.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
 from fedshift.models import MODELS
-from fedshift.settings.spec import WholeNumber, setting
+from fedshift.spec import WholeNumber, setting
 from fedshift.streams import Streams
 
 Stages = Mapping[str, nn.Module]

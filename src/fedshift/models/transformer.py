@@ -25,17 +25,17 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor, nn
 
+from fedshift.clients.inputs import Inputs
+from fedshift.content import digest
 from fedshift.core.fixed import Fixing, copied
 from fedshift.core.frozen import FrozenNetwork
 from fedshift.core.model import Shape
 from fedshift.errors import FedshiftError, needs
-from fedshift.federation.inputs import Inputs
 from fedshift.hub import answers, located
 from fedshift.models.cut import Begins, Ends, Reached, layers_of, with_class
 from fedshift.models.opened import Opened, config_of, open_network
 from fedshift.models.staged import Freezing
-from fedshift.settings.content import digest
-from fedshift.settings.spec import Positive, Width, setting
+from fedshift.spec import Positive, Width, setting
 
 MISFITS = (RuntimeError, ValueError, IndexError, TypeError, AttributeError)  # what a library's network raises
 PROBE = 2  # samples with which a network is tried out

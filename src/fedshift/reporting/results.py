@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from fedshift.clients import PROTOCOLS
 from fedshift.core.metrics import ACCURACY, Metric
 from fedshift.errors import FedshiftError
-from fedshift.federation import PROTOCOLS
 from fedshift.runs.folder import RunFolder, find
 from fedshift.runs.grid_file import grid_files, read_grid
 from fedshift.runs.patience import endings

@@ -19,16 +19,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from fedshift.coordinator.coordinator import Coordinator
-from fedshift.coordinator.ledger import Ledger
-from fedshift.coordinator.schedule import schedule_of
 from fedshift.core.contract import ServerState
 from fedshift.core.messages import pack
 from fedshift.core.state import flat_optimisers, optimisers_from_flat
 from fedshift.core.tensors import Tensors
 from fedshift.errors import DamagedError
 from fedshift.manifest import Manifest
-from fedshift.settings.spec import RunName
+from fedshift.rounds.coordinator import Coordinator
+from fedshift.rounds.ledger import Ledger
+from fedshift.rounds.schedule import schedule_of
+from fedshift.spec import RunName
 
 COUNTED = ("position", "missing", "ended")
 _SCOPES = ("shared", "down", "server")

@@ -16,6 +16,7 @@ from fedshift.core.contract import Round
 from fedshift.core.metrics import ACCURACY
 from fedshift.errors import DiskError
 from fedshift.manifest import checked, parsed
+from fedshift.rounds.listener import Task
 from fedshift.runs.progress import Outlook, RunListeners, RunProgress
 from fedshift.runs.records import Record
 from fedshift.runs.schema import (
@@ -34,7 +35,6 @@ from fedshift.runs.schema import (
     moment,
 )
 from fedshift.runs.selection import over_clients
-from fedshift.simulation.listener import Task
 
 SECONDS_BETWEEN_EVENTS = 0.5  # of progress, on average
 BURST = 4 * SECONDS_BETWEEN_EVENTS  # after a quiet time several events may follow each other at once

@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel
 
 from fedshift import files
+from fedshift.content import digest
 from fedshift.errors import DamagedError, FedshiftError
 from fedshift.manifest import (
     Manifest,
@@ -33,9 +34,8 @@ from fedshift.runs.records import Record, read_records, whole_records
 from fedshift.runs.schema import DataSizes, Identity, Machine, MessageTable, Summary, Timed
 from fedshift.runs.trials import STUDY, carried_on_by, study_of
 from fedshift.runs.trust import check_code, check_digests, check_plugins, remember_plugins
-from fedshift.settings.content import digest
 from fedshift.settings.experiment import Experiment, check_tables
-from fedshift.settings.written import LARGEST_TOML
+from fedshift.written import LARGEST_TOML
 
 RUN, EXPERIMENT, MANIFEST = "run.json", "experiment.toml", "manifest.json"
 SUMMARY, WEIGHTS, MESSAGES = "summary.json", "weights.safetensors", "messages.json"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fedshift.coordinator.coordinator import Coordinator
+from fedshift.rounds.coordinator import Coordinator
 from fedshift.runs.records import Record
 from fedshift.runs.selection import mean_score, selects
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from fedshift import files
+from fedshift.clients.checks import check_inputs
+from fedshift.clients.preparation import Column
 from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.listing import files_below
 from fedshift.errors import FedshiftError, Problems, needs
-from fedshift.federation.checks import check_inputs
-from fedshift.federation.preparation import Column
 from fedshift.runs.run import Picked, Run
 from fedshift.runs.trained import Trained
 

@@ -6,11 +6,11 @@ from itertools import takewhile
 
 from fedshift.core.contract import Stage
 from fedshift.engines.choice import open_engine
+from fedshift.rounds.lockstep import advance
+from fedshift.rounds.plan import planned_stages
+from fedshift.rounds.simulation import Simulation
 from fedshift.runs.progress import Outlook, Progress
 from fedshift.settings.experiment import Experiment
-from fedshift.simulation.plan import planned_stages
-from fedshift.simulation.rounds import advance
-from fedshift.simulation.simulation import Simulation
 
 
 def prepare(experiment: Experiment, label: str, progress: Progress) -> Simulation:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedshift.core.contract import Round
+from fedshift.rounds.listener import Listener, Task
+from fedshift.rounds.plan import PlannedStage
 from fedshift.runs.records import Record
 from fedshift.runs.schema import SiteEvent
-from fedshift.simulation.listener import Listener, Task
-from fedshift.simulation.plan import PlannedStage
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,11 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from fedshift import files
-from fedshift.coordinator.coordinator import Coordinator
 from fedshift.core.messages import pack_in_pieces
 from fedshift.manifest import FileDigest, GrowingFile, Manifest, check_file, read_file, write_file
+from fedshift.rounds.coordinator import Coordinator
+from fedshift.rounds.site import Site
+from fedshift.rounds.store import DiskStore
 from fedshift.runs.checkpoint import (
     COUNTED,
     Checkpoint,
@@ -40,8 +42,6 @@ from fedshift.runs.records import Record, read_records
 from fedshift.runs.schema import Timed
 from fedshift.runs.selection import summary
 from fedshift.runs.weights import Selection, Weights, final_weights, read_weights
-from fedshift.site.site import Site
-from fedshift.site.store import DiskStore
 
 # What belongs to a checkpoint, or was left by a kill in a write; manifests first, so that none lacks what it names.
 OF_CHECKPOINTS = (

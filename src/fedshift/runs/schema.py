@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from fedshift.core.metrics import ACCURACY
-from fedshift.settings.spec import RunName
+from fedshift.spec import RunName
 
 Share = Annotated[float, Ge(0), Le(1)]
 Id = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]  # a client's, as JSON has it

@@ -15,15 +15,15 @@ from functools import partial
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.engine import Engine
 from fedshift.errors import DiskError, FedshiftError, LockedError, StoppedError
+from fedshift.rounds.lockstep import advance
+from fedshift.rounds.plan import planned_stages
+from fedshift.rounds.simulation import Simulation
 from fedshift.runs.checkpoint import Execution, common_position
 from fedshift.runs.events import EventLog
 from fedshift.runs.folder import EVENTS, RunFolder
 from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.recorder import Recorder
 from fedshift.runs.trained import Blueprint
-from fedshift.simulation.plan import planned_stages
-from fedshift.simulation.rounds import advance
-from fedshift.simulation.simulation import Simulation
 
 Failed = dict[Simulation, Exception]
 Judge = Callable[[RunFolder], str]  # why a run is to be given up, by what it has recorded; empty: it goes on

@@ -11,6 +11,8 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
+from fedshift.clients.federated import Federation
+from fedshift.clients.inputs import Inputs
 from fedshift.core.frozen import Front
 from fedshift.core.method import make_parts, tensor_scopes
 from fedshift.core.model import ModelBuilder
@@ -20,9 +22,7 @@ from fedshift.core.setup import DTYPES
 from fedshift.core.tensors import part_of
 from fedshift.engines.kernels import Kernels, prepare
 from fedshift.errors import FedshiftError
-from fedshift.evaluation.evaluation import parts_predicted
-from fedshift.federation.federation import Federation
-from fedshift.federation.inputs import Inputs
+from fedshift.rounds.evaluation import parts_predicted
 from fedshift.runs.checkpoint import check_alike
 from fedshift.settings.experiment import Experiment
 from fedshift.streams import Streams, sample_draws

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedshift.content import digest, ran_here, remember_code
 from fedshift.errors import FedshiftError
-from fedshift.settings.content import digest, ran_here, remember_code
 from fedshift.settings.experiment import Experiment
 
 

@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedshift.coordinator.coordinator import Coordinator
 from fedshift.core.messages import pack_in_pieces
 from fedshift.core.tensors import part_of
 from fedshift.manifest import FileDigest, check_file, write_file
+from fedshift.rounds.coordinator import Coordinator
+from fedshift.rounds.site import Site
 from fedshift.runs.records import Record
 from fedshift.runs.selection import source_validation
-from fedshift.site.site import Site
 
 
 class Weights(NamedTuple):

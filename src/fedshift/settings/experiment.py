@@ -13,6 +13,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from annotated_types import Le
 
+from fedshift.catalogue import Catalogue, From
+from fedshift.clients import PARTITIONS, PROTOCOLS
+from fedshift.clients.inputs import Inputs
+from fedshift.clients.partitions import Partition
+from fedshift.clients.protocols import Protocol
+from fedshift.content import digest
 from fedshift.core.method import Method
 from fedshift.core.model import Model
 from fedshift.core.plugins import module_of
@@ -20,16 +26,10 @@ from fedshift.core.training import Evaluate, Train
 from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
-from fedshift.federation import PARTITIONS, PROTOCOLS
-from fedshift.federation.inputs import Inputs
-from fedshift.federation.partitions import Partition
-from fedshift.federation.protocols import Protocol
 from fedshift.files import digest_of
 from fedshift.methods import METHODS
 from fedshift.models import MODELS
-from fedshift.settings.catalogue import Catalogue, From
-from fedshift.settings.content import digest
-from fedshift.settings.spec import (
+from fedshift.spec import (
     FolderName,
     FolderPath,
     Processors,

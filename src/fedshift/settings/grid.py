@@ -8,13 +8,13 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from fedshift.catalogue import Catalogue, Entry, From
 from fedshift.errors import FedshiftError, UnknownNameError
-from fedshift.experiments import shipped, shipped_text
 from fedshift.methods import METHODS
-from fedshift.settings.catalogue import Catalogue, Entry, From
 from fedshift.settings.experiment import DEFAULT_NAMES, NAMED, Experiment, load_plugins
-from fedshift.settings.spec import Spec, check_names, shown
-from fedshift.settings.written import LARGEST_TOML, parse_toml
+from fedshift.settings.experiments import shipped, shipped_text
+from fedshift.spec import Spec, check_names, shown
+from fedshift.written import LARGEST_TOML, parse_toml
 
 Document = dict[str, Any]
 EVERY_DOMAIN = "all"

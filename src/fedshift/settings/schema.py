@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from fedshift.catalogue import Catalogue, Entry, From
 from fedshift.core.servers import SERVERS
 from fedshift.methods import METHODS
 from fedshift.methods.client2vec import ENCODERS, INDICES
-from fedshift.settings.catalogue import Catalogue, Entry, From
 from fedshift.settings.experiment import NAMED, Experiment
-from fedshift.settings.spec import Spec, is_text, setting_type
+from fedshift.spec import Spec, is_text, setting_type
 
 Schema = dict[str, Any]
 CATALOGUES: dict[str, Catalogue[Any]] = {

@@ -17,14 +17,14 @@ from fedshift.reporting.results import MeanStd
 from fedshift.reporting.table import Table
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import load_plugins
-from fedshift.settings.spec import shown
-from fedshift.settings.written import parse_toml
+from fedshift.spec import shown
 from fedshift.study.execute import LACKING, carry_out, read_findings
 from fedshift.study.papers import Exhibit, ExhibitRow, Printed, published
 from fedshift.study.quantities import Interval, paired, ranks, t_quantile
 from fedshift.study.scenarios import Scenario, scale_of, scenarios, text_of
 from fedshift.study.study_plan import Lacking, StudyPlan
 from fedshift.study.study_tables import StudyResults
+from fedshift.written import parse_toml
 
 OUT = "runs/benchmark"
 BASE = "fedavg"  # with which rows are compared

@@ -20,8 +20,8 @@ from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from fedshift.errors import UnknownNameError
-from fedshift.settings.written import parse_toml
 from fedshift.study.scenarios import AS_PRINTED, Scale, Scenario, files_of, scenarios, text_of
+from fedshift.written import parse_toml
 
 PAPERS = {
     "fedsr": "Nguyen, Lim and Torr, FedSR, NeurIPS 2022",

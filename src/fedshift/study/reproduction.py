@@ -20,7 +20,7 @@ from fedshift.reporting.units import clock, printable
 from fedshift.runs.lock import locked
 from fedshift.runs.progress import Progress
 from fedshift.runs.runner import run_path
-from fedshift.settings.spec import shown
+from fedshift.spec import shown
 from fedshift.study.execute import LACKING, carry_out, read_findings
 from fedshift.study.papers import ExhibitRow, Printed, exhibit_of
 from fedshift.study.quantities import CurvePanel, quantity

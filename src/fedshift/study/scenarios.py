@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.settings.grid import read
-from fedshift.settings.written import parse_toml
+from fedshift.written import parse_toml
 
 Collection = Literal["benchmark", "papers"]
 AS_PRINTED = "paper"  # the scale that is as the papers have it

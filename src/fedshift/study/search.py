@@ -25,7 +25,7 @@ from fedshift.core.metrics import Metric
 from fedshift.errors import FedshiftError, needs
 from fedshift.runs.trials import STUDY
 from fedshift.settings.experiment import Experiment
-from fedshift.settings.spec import Range
+from fedshift.spec import Range
 from fedshift.study.space import Space, labelled
 
 if TYPE_CHECKING:

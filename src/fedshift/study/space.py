@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypeVar
 
+from fedshift.catalogue import From
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.methods import METHODS
-from fedshift.settings.catalogue import From
 from fedshift.settings.experiment import Experiment
-from fedshift.settings.spec import Range, Search, Spec, as_toml, leaf_types, plain, setting_type, shown
+from fedshift.spec import Range, Search, Spec, as_toml, leaf_types, plain, setting_type, shown
 
 S = TypeVar("S", bound=Spec)
 

@@ -13,10 +13,10 @@ from typing import Any, Literal, NamedTuple, Self
 
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.reporting.units import clock
+from fedshift.rounds.dry_run import Estimate
 from fedshift.settings.experiment import Experiment
 from fedshift.settings.grid import expand, override
-from fedshift.settings.spec import Spec, shown
-from fedshift.simulation.dry_run import Estimate
+from fedshift.spec import Spec, shown
 from fedshift.study.papers import Exhibit, ExhibitRow
 from fedshift.study.scenarios import Scale, Scenario, choose
 

@@ -48,7 +48,7 @@ class Budget:
         sampler: "tpe" or "random".
         parallel: trials that are chosen, and carried out, side by side.
         search: where to look, by the dotted names of settings, beside what pages declare: a
-            :class:`~fedshift.settings.spec.Range`, choices, or "0.001..0.1".
+            :class:`~fedshift.spec.Range`, choices, or "0.001..0.1".
         fixed: dotted names of settings that are not searched.
         asked: names in ``search`` that the user asks for now, and expects to be searched; the others may be of methods
             that are not tuned.

@@ -19,9 +19,9 @@ from fedshift.manifest import checked
 from fedshift.reporting.results import flat
 from fedshift.runs.schema import File
 from fedshift.settings.experiment import Experiment
-from fedshift.settings.spec import shown
-from fedshift.settings.written import LARGEST_TOML
+from fedshift.spec import shown
 from fedshift.study.space import key_here, settings_of, with_settings
+from fedshift.written import LARGEST_TOML
 
 ABOUT = """\
 # The best settings that `fedshift tune` found, which `fedshift compare --tuned` takes.

@@ -25,7 +25,7 @@ from annotated_types import Interval
 from fedshift.core.contract import ServerState
 from fedshift.core.servers.server import ServerOptimiser
 from fedshift.core.tensors import Tensors
-from fedshift.settings.spec import LearningRate, Positive, Range, setting
+from fedshift.spec import LearningRate, Positive, Range, setting
 
 Decay = Annotated[float, Interval(ge=0, lt=1)]
 FIRST, SECOND = "first_moment", "second_moment"  # m and v

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from fedshift.core.contract import ServerState
 from fedshift.core.servers.server import ServerOptimiser
 from fedshift.core.tensors import Tensors
-from fedshift.settings.spec import LearningRate, setting
-from fedshift.settings.spec import Momentum as Factor
+from fedshift.spec import LearningRate, setting
+from fedshift.spec import Momentum as Factor
 
 
 class Momentum(ServerOptimiser):

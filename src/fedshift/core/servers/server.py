@@ -17,7 +17,7 @@ from fedshift.core.contract import Part, ServerState
 from fedshift.core.net import Net
 from fedshift.core.tensors import Tensors
 from fedshift.errors import FedshiftError
-from fedshift.settings.spec import Spec
+from fedshift.spec import Spec
 
 
 class ServerOptimiser(Spec):

@@ -12,8 +12,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from fedshift.clients.inputs import Inputs
 from fedshift.core.frozen import embed, frozen_network
-from fedshift.federation.inputs import Inputs
 from fedshift.hub import answers, reading
 from fedshift.methods.client2vec.encoder import Encoder
 from fedshift.page import *

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedshift.federation.inputs import Inputs
+from fedshift.clients.inputs import Inputs
 from fedshift.methods.client2vec.encoder import Encoder
-from fedshift.settings.spec import Width, setting
+from fedshift.spec import Width, setting
 from fedshift.streams import Streams
 
 SIDE, FILTERS, KERNEL = 32, 64, 5

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedshift.federation.domains import DomainData
+from fedshift.clients.domains import DomainData
 from fedshift.reporting.data_report.roles import Roles
 
 Where = Literal["validation", "test", "sites", "labels"]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fedshift.clients.domains import DomainData
 from fedshift.errors import FedshiftError
-from fedshift.federation.domains import DomainData
 from fedshift.reporting.data_report.drift import REST
 from fedshift.reporting.data_report.duplicates import Duplicates
 from fedshift.reporting.data_report.roles import Roles

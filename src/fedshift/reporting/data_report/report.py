@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedshift.clients.domains import DomainData
+from fedshift.clients.federated import Federation
+from fedshift.clients.inputs import Inputs
 from fedshift.errors import FedshiftError, MissingExtraError
-from fedshift.federation.domains import DomainData
-from fedshift.federation.federation import Federation
-from fedshift.federation.inputs import Inputs
 from fedshift.reporting.data_report import data_page
 from fedshift.reporting.data_report.drift import Difference, feature_drift
 from fedshift.reporting.data_report.duplicates import Duplicates, Tell, find_duplicates, silent

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.federation.federation import Federation
-from fedshift.federation.samples import Samples
+from fedshift.clients.federated import Federation
+from fedshift.clients.samples import Samples
 
 ROLES = ("training", "validation", "test")
 

@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedshift.federation.domains import DomainData
-from fedshift.federation.inputs import Inputs
+from fedshift.clients.domains import DomainData
+from fedshift.clients.inputs import Inputs
 from fedshift.reporting.data_report.duplicates import PIECE, Tell, silent
 
 Kind = Literal["images", "signals", "rows", "text", "tokens", "arrays"]

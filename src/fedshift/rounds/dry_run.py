@@ -18,8 +18,8 @@ from fedshift.engines.engine import Job, ServerJob
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.shortened import shorten, steps_of
 from fedshift.errors import DivergedError
+from fedshift.rounds.simulation import Simulation, no_steps
 from fedshift.settings.experiment import Experiment
-from fedshift.simulation.simulation import Simulation, no_steps
 
 
 @dataclass(frozen=True)

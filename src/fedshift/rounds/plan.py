@@ -10,7 +10,7 @@ from fedshift.core.contract import Phase, Phases, Stage
 from fedshift.core.setup import Setup
 from fedshift.engines.batches import BatchOrder
 from fedshift.engines.lane import steps_of
-from fedshift.simulation.simulation import Simulation
+from fedshift.rounds.simulation import Simulation
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedshift.clients.environments import Environment
+from fedshift.clients.inputs import Inputs
+from fedshift.clients.tables import Lazy
 from fedshift.core.contract import Part, Round, ServerState
 from fedshift.core.method import Method
 from fedshift.core.metrics import Values, mean_of
@@ -19,10 +22,7 @@ from fedshift.core.preparation import PREPARATION
 from fedshift.core.tensors import Tensors, part_of
 from fedshift.engines.banks import same
 from fedshift.engines.engine import Engine, Question, Score
-from fedshift.federation.environments import Environment
-from fedshift.federation.inputs import Inputs
-from fedshift.federation.tables import Lazy
-from fedshift.site.site import Site
+from fedshift.rounds.site import Site
 from fedshift.streams import sample_draws
 
 Row = dict[str, Any]

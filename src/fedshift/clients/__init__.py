@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedshift.settings.catalogue import Catalogue
+from fedshift.catalogue import Catalogue
 
 if TYPE_CHECKING:
-    from fedshift.federation.partitions import Partition
-    from fedshift.federation.protocols import Protocol
+    from fedshift.clients.partitions import Partition
+    from fedshift.clients.protocols import Protocol
 
 PARTITIONS: Catalogue[Partition] = Catalogue(
     "PARTITIONS",

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from fedshift.federation.samples import Move, Samples
-from fedshift.federation.tables import Lazy
+from fedshift.clients.samples import Move, Samples
+from fedshift.clients.tables import Lazy
 
 Role = Literal["validation", "test"]
 

@@ -22,9 +22,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from fedshift.clients.domains import DomainData
 from fedshift.errors import FedshiftError, UnknownNameError, needs
-from fedshift.federation.domains import DomainData
-from fedshift.settings.spec import Clients, Positive, Range, Spec, WholeNumber, setting
+from fedshift.spec import Clients, Positive, Range, Spec, WholeNumber, setting
 from fedshift.streams import Key, Streams
 
 NOBODY = -1

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedshift.clients.preparation import Column
 from fedshift.errors import FedshiftError
-from fedshift.federation.preparation import Column
 
 KINDS = (torch.uint8, torch.int64, torch.float32)
 

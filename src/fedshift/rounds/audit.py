@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fedshift.clients.inputs import Inputs
+from fedshift.clients.samples import Samples
 from fedshift.core.tensors import Tensors, part_of
 from fedshift.engines.engine import Job, Outcome
 from fedshift.errors import AuditError
-from fedshift.federation.inputs import Inputs
-from fedshift.federation.samples import Samples
 
 FEW = 8  # numbers; equality of fewer is a coincidence
 ENOUGH = 32  # numbers from which two different values suffice

@@ -8,10 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fedshift.clients.domains import DomainData
+from fedshift.clients.inputs import Inputs
+from fedshift.clients.names import check_names
 from fedshift.errors import FedshiftError, Problems
-from fedshift.federation.domains import DomainData
-from fedshift.federation.inputs import Inputs
-from fedshift.federation.names import check_names
 
 FLOAT32 = torch.finfo(torch.float32).max
 PIECE = 1 << 22  # numbers looked at together, so that inputs that are mapped from a file need no memory

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedshift.clients.preparation import Column, Preparation, Statistics
 from fedshift.errors import FedshiftError, needs
-from fedshift.federation.preparation import Column, Preparation, Statistics
 from fedshift.streams import Key, Streams
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)

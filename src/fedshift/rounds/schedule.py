@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
+from fedshift.clients.tables import Lazy
 from fedshift.core.contract import Round, Stage
-from fedshift.federation.tables import Lazy
 
 
 def schedule_of(stages: Sequence[Stage], ended: Mapping[str, int] | None = None) -> Lazy[Round]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from fedshift.federation.samples import Move, Samples
+from fedshift.clients.samples import Move, Samples
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ import torch
 from fedshift import files
 from fedshift.core.state import ClientState
 from fedshift.manifest import FileDigest, Manifest
-from fedshift.site.memory import ClientStore
-from fedshift.site.store import pack_state, read_state
+from fedshift.rounds.memory import ClientStore
+from fedshift.rounds.store import pack_state, read_state
 
 MANIFEST = "manifest.json"
 ASIDE = "aside"  # has states that others have taken the place of; nothing removes them

@@ -9,7 +9,7 @@ from typing import TypeVar, overload
 import torch
 from torch import Tensor
 
-from fedshift.federation.samples import Samples
+from fedshift.clients.samples import Samples
 
 T = TypeVar("T")
 

@@ -8,6 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fedshift.clients.federated import Federation
+from fedshift.clients.samples import Samples
 from fedshift.core.contract import Round, Stage
 from fedshift.core.messages import Answer, Order, Telemetry
 from fedshift.core.preparation import PREPARATION
@@ -16,10 +18,8 @@ from fedshift.core.state import ClientState
 from fedshift.core.tensors import Tensors
 from fedshift.engines.engine import Engine, Job, Outcome
 from fedshift.errors import FedshiftError
-from fedshift.federation.federation import Federation
-from fedshift.federation.samples import Samples
-from fedshift.site.audit import audit
-from fedshift.site.memory import ClientStore, MemoryStore
+from fedshift.rounds.audit import audit
+from fedshift.rounds.memory import ClientStore, MemoryStore
 
 
 class Site:

@@ -24,7 +24,7 @@ from fedshift.core.messages import metadata, pack
 from fedshift.core.state import ClientState
 from fedshift.errors import DamagedError
 from fedshift.manifest import FileDigest, read_file, write_file
-from fedshift.site.memory import ClientStore
+from fedshift.rounds.memory import ClientStore
 
 _FILE = re.compile(r"(\d+)@(\d+)\.safetensors")
 

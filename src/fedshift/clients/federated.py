@@ -14,13 +14,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fedshift.clients.client import Client
+from fedshift.clients.environments import Environment
+from fedshift.clients.inputs import Inputs
+from fedshift.clients.preparation import Column, recoded
+from fedshift.clients.samples import Move, Pool, joined, mover
+from fedshift.clients.tables import lazy
 from fedshift.errors import FedshiftError
-from fedshift.federation.clients import Client
-from fedshift.federation.environments import Environment
-from fedshift.federation.inputs import Inputs
-from fedshift.federation.preparation import Column, recoded
-from fedshift.federation.samples import Move, Pool, joined, mover
-from fedshift.federation.tables import lazy
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,16 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
+from fedshift.clients.client import Client
+from fedshift.clients.domains import DomainData
+from fedshift.clients.environments import Environment, Kind, environments_of
+from fedshift.clients.federated import Federation
+from fedshift.clients.inputs import Inputs
+from fedshift.clients.partitions import NOBODY, Partition, first_of_each, shuffled
+from fedshift.clients.samples import Samples
+from fedshift.clients.tables import Lazy, views
 from fedshift.errors import FedshiftError, UnknownNameError
-from fedshift.federation.clients import Client
-from fedshift.federation.domains import DomainData
-from fedshift.federation.environments import Environment, Kind, environments_of
-from fedshift.federation.federation import Federation
-from fedshift.federation.inputs import Inputs
-from fedshift.federation.partitions import NOBODY, Partition, first_of_each, shuffled
-from fedshift.federation.samples import Samples
-from fedshift.federation.tables import Lazy, views
-from fedshift.settings.spec import Fraction, ProperFraction, Spec, setting
+from fedshift.spec import Fraction, ProperFraction, Spec, setting
 from fedshift.streams import Streams
 
 HELD_OUT = "held-out"

@@ -11,7 +11,7 @@ from inspect import getdoc
 from typing import Any, Generic, TypeVar
 
 from fedshift.errors import FedshiftError, UnknownNameError
-from fedshift.settings.spec import Declaration, Nested, Spec, check_names, shown
+from fedshift.spec import Declaration, Nested, Spec, check_names, shown
 
 T = TypeVar("T", bound=Spec)
 C = TypeVar("C", bound=Spec)

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from fedshift import memory
-from fedshift.coordinator.coordinator import Coordinator, Received
+from fedshift.clients.checks import check_data
+from fedshift.clients.domains import DomainData
+from fedshift.clients.federated import Federation
 from fedshift.core.contract import Round, ServerState, Stage
 from fedshift.core.frozen import Embedding, FrozenNetwork, embedded, silent
 from fedshift.core.messages import Missing, Order
@@ -27,15 +29,13 @@ from fedshift.engines.calibration import choose
 from fedshift.engines.choice import Choice, asked_for
 from fedshift.engines.engine import Engine, Job, Outcome, ServerJob
 from fedshift.errors import FedshiftError
-from fedshift.evaluation.evaluation import Evaluation
-from fedshift.federation.checks import check_data
-from fedshift.federation.domains import DomainData
-from fedshift.federation.federation import Federation
 from fedshift.methods.fedavg import FedAvg
 from fedshift.models import MODELS
 from fedshift.models.own import Widened
+from fedshift.rounds.coordinator import Coordinator, Received
+from fedshift.rounds.evaluation import Evaluation
+from fedshift.rounds.site import Site
 from fedshift.settings.experiment import Experiment
-from fedshift.site.site import Site
 from fedshift.streams import Streams
 
 INPUT = 4  # bytes of a number of a network's inputs

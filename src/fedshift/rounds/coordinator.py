@@ -11,16 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshift.coordinator.checks import (
-    check_answer,
-    check_numbers,
-    check_scopes,
-    enough,
-    first_not_finite,
-)
-from fedshift.coordinator.ledger import Ledger
-from fedshift.coordinator.outliers import Excess, Limits, excesses, explosion
-from fedshift.coordinator.schedule import schedule_of
 from fedshift.core.contract import Exchange, Round, Select, ServerState, Stage, send_nothing_else, term_names
 from fedshift.core.messages import Answer, Down, Missing, Order
 from fedshift.core.metrics import ACCURACY
@@ -28,6 +18,16 @@ from fedshift.core.setup import Setup
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.engines.engine import ServerJob
 from fedshift.errors import DivergedError, FedshiftError
+from fedshift.rounds.checks import (
+    check_answer,
+    check_numbers,
+    check_scopes,
+    enough,
+    first_not_finite,
+)
+from fedshift.rounds.ledger import Ledger
+from fedshift.rounds.outliers import Excess, Limits, excesses, explosion
+from fedshift.rounds.schedule import schedule_of
 
 Received = Answer | Missing | Exception  # what comes of an order
 Request = list[Order] | ServerJob  # what a round asks its host for
@@ -38,7 +38,7 @@ Place = tuple[int, str]  # the round of the run, from 1, and the exchange
 
 @dataclass(frozen=True)
 class Suspect:
-    """An answer that was merged, and how large it was; see :class:`fedshift.coordinator.outliers.Excess`."""
+    """An answer that was merged, and how large it was; see :class:`fedshift.rounds.outliers.Excess`."""
 
     position: int
     exchange: str

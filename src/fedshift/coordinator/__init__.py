@@ -1,1 +1,0 @@
-"""What the coordinator does: selects, sends, checks, merges, counts."""

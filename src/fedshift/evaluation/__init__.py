@@ -1,1 +1,0 @@
-"""Scoring models, and what a record says of it."""

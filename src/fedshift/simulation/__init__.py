@@ -1,1 +1,0 @@
-"""A coordinator with all its sites in one process."""
