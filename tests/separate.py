@@ -118,7 +118,8 @@ def _run(about: dict[str, Any], inbox: Any, sites: Sequence[Any]) -> bytes:
     last = coordinator.schedule[-1]
     orders = coordinator.orders(last.stage.training, last, list(names))
     rows = [json.loads(data) for data in asked(orders, "score")]
-    loaded = [name for name in sys.modules if name.startswith(tuple(f"fedshift.rounds.{name}" for name in ("site", "store", "audit", "simulation")))]
+    theirs = {f"fedshift.rounds.{name}" for name in ("site", "store", "audit", "simulation")}
+    loaded = sorted(theirs & sys.modules.keys())
     told = {
         "rows": rows,
         "seen": sorted(seen),

@@ -3,7 +3,7 @@
     python tools/size.py
 
 An executable line holds a token that is no docstring, import, comment or blank. A level is a set of folders whose
-imports only go to lower levels; the modules beside the folders count as one folder for each level that they need.
+imports only go to lower levels. The modules beside the folders that import none of these are the ground level.
 """
 
 from __future__ import annotations
@@ -60,6 +60,10 @@ def levels(package: Path, files: Iterable[Path]) -> list[list[str]]:
                     known = homes.get(name) or homes.get(module) or homes.get(f"{module}.__init__")
                     if known and known != home:
                         needs[home].add(known)
+    ground = {home for home in needs if not (package / home).is_dir()}
+    while above := {home for home in ground if needs[home] - ground}:
+        ground -= above
+    needs = {home: needed - ground | {"(ground)"} for home, needed in needs.items() if home not in ground}
     sorter = TopologicalSorter(needs)
     sorter.prepare()
     found = []

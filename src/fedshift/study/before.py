@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Unpack
 
-from fedshift.api.experiments import DEFAULT, Options, Source, experiment, grid
 from fedshift.errors import FedshiftError
 from fedshift.reporting.live import display
 from fedshift.reporting.results import described, label
@@ -13,6 +12,7 @@ from fedshift.rounds import dry_run
 from fedshift.rounds.simulation import refused_by_method
 from fedshift.runs.progress import Progress
 from fedshift.settings.experiment import NAMED, Experiment
+from fedshift.study.asked import DEFAULT, Options, Source, experiment, grid
 from fedshift.study.study_plan import Forecast
 
 if TYPE_CHECKING:

@@ -1,4 +1,9 @@
-"""Runs: carried out, carried on, searched, read, and predicting."""
+"""What the commands do, from Python; the command line itself calls these functions.
+
+Every function that carries out or plans experiments takes a *source* and *options*. A source is a TOML file, the name
+of an experiment that comes with fedshift, a table like such a file's, an :class:`Experiment`, or a list of these. The
+options change it and are those of :class:`Options`.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from fedshift.api.comparison import Comparison
-from fedshift.api.experiments import DEFAULT, Options, Source, experiment, grid, sources
 from fedshift.errors import FedshiftError
 from fedshift.reporting.live import display
 from fedshift.reporting.results import Results
@@ -16,11 +19,37 @@ from fedshift.runs.predictions import Predictions, nobody, predictions
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Picked, Run
 from fedshift.settings.grid import SEARCH, read
+from fedshift.study.asked import DEFAULT, FIELDS, Options, Source, experiment, grid, only, sources
+from fedshift.study.before import bench, estimate, index, inspect_data
+from fedshift.study.comparison import Comparison
+from fedshift.study.study_plan import Forecast
 
 if TYPE_CHECKING:
     from fedshift.study.search import Sampler
     from fedshift.study.search_results import Tuning
     from fedshift.study.tune import Budget
+
+
+__all__ = [
+    "FIELDS",
+    "Comparison",
+    "Forecast",
+    "Options",
+    "bench",
+    "compare",
+    "estimate",
+    "experiment",
+    "grid",
+    "index",
+    "inspect_data",
+    "load",
+    "only",
+    "predict",
+    "resume",
+    "run",
+    "search_budget",
+    "tune",
+]
 
 
 def run(source: Source = DEFAULT, *, progress: Progress | None = None, **options: Unpack[Options]) -> Run:
