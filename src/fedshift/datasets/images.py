@@ -153,7 +153,7 @@ def _readable(where: str) -> Iterator[None]:
     """Names the image in whatever goes wrong: Pillow raises nearly anything on damaged bytes."""
     try:
         yield
-    except FedshiftError:
+    except (FedshiftError, MemoryError):
         raise
     except Exception as error:
         unknown = isinstance(error, UnidentifiedImageError)  # which names an object in memory by its address

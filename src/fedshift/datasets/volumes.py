@@ -186,7 +186,7 @@ def _readable(file: Path) -> Iterator[None]:
     """Name the file in whatever the libraries raise on damaged bytes."""
     try:
         yield
-    except FedshiftError:
+    except (FedshiftError, MemoryError):
         raise
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
