@@ -106,7 +106,7 @@ def _opened(file: Path, needed: Sequence[str] = NEEDED) -> Iterator[NpzFile]:
             arrays = np.load(opened, allow_pickle=False)
             _check_file(file, arrays, needed)
             yield arrays
-    except FedshiftError:
+    except (FedshiftError, MemoryError):
         raise
     except Exception as error:  # NumPy and zipfile raise nearly anything on damaged bytes
         if "allow_pickle" in str(error):

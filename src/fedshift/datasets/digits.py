@@ -223,6 +223,8 @@ def _matlab(path: Path, size: int) -> Pictures:
     try:
         held = matlab.loadmat(path)
         images, labels = held["X"], held["y"].reshape(-1).astype(np.int64) % 10
+    except MemoryError:
+        raise
     except Exception as error:  # the reader raises nearly anything on damaged bytes
         raise FedshiftError(f"'{path}' cannot be read as SVHN's cropped digits ({error}).") from error
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[2:] != (3, len(labels)):
