@@ -123,12 +123,17 @@ class Loopback:
         files = {self.folder / "sites" / site / "held": count for site, count in sites.items()}
         for file, count in files.items():
             sent = file.with_name("sent.jsonl")
+            file.with_name("waiting").unlink(missing_ok=True)
             write(file, str(count + (sent.read_bytes().count(b"\n") if sent.exists() else 0)))
         try:
             yield
         finally:
             for file in files:
                 file.unlink()
+
+    def waits(self, site: str) -> Callable[[], bool]:
+        """A function that says whether a site's executor has a message that it may not answer yet."""
+        return (self.folder / "sites" / site / "waiting").exists
 
     def messages(self, count: int, *sites: str) -> Callable[[], bool]:
         """A function that says whether some sites, or all, have received so many more messages than now."""

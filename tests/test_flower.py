@@ -129,10 +129,9 @@ def the_superlink_and_the_gate_are_killed(federation: Loopback, real: Experiment
 def a_sites_processes_are_killed(federation: Loopback, real: Experiments) -> None:
     """Its executor in one round, its SuperNode in a later one; they are started again by themselves."""
     run = federation.agree(real("fraug", min_answers=0.5, rounds=6))
-    in_round_2 = federation.messages(3, "gray")
     with federation.held(gray=2, light=3):
         federation.begin_run()
-        federation.wait_for(in_round_2)
+        federation.wait_for(federation.waits("gray"))  # what it has not begun, its next executor would begin
         federation.crash_program("gray", EXECUTOR)
         federation.wait_for(lambda: "failed" in happened(run, "gray"))  # Flower notices it after half a minute
     again = federation.messages(1, "gray")
