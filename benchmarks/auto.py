@@ -16,8 +16,8 @@ from statistics import median
 
 from fedshift.engines.calibration import calibrate
 from fedshift.engines.choice import Choice, open_engine
-from fedshift.rounds.lockstep import advance
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.lockstep import advance
+from fedshift.runs.simulation import Simulation
 from ours import experiment
 from workloads import WORKLOADS
 

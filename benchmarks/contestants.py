@@ -124,7 +124,7 @@ class Fedshift(Contestant):
 
     def host(self, serve: Serve) -> None:
         """A simulation that starts from the same weights as the others, and the engine that is asked for."""
-        from fedshift.rounds.simulation import Simulation  # noqa: PLC0415
+        from fedshift.runs.simulation import Simulation  # noqa: PLC0415
         from ours import experiment, opened  # noqa: PLC0415  # the others' environments lack fedshift
 
         options = self.options

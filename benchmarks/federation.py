@@ -210,7 +210,7 @@ def main() -> None:
         "--rounds", type=int, default=12, help="rounds of each run, one of them not counted (default 12)"
     )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the federations' folders there")
-    parser.add_argument("--docs", type=Path, metavar="FOLDER", help="write federation.md and federation.json there")
+    parser.add_argument("--docs", type=Path, metavar="FOLDER", help="write federation.md and data.json there")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         place = options.keep or Path(temporary)
@@ -224,7 +224,7 @@ def main() -> None:
     if options.docs:
         options.docs.mkdir(parents=True, exist_ok=True)
         (options.docs / "federation.md").write_text(page)
-        (options.docs / "federation.json").write_text(json.dumps({"about": about, "found": found}, indent=1) + "\n")
+        (options.docs / "data.json").write_text(json.dumps({"about": about, "found": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ import torch
 from fedshift.engines import banks
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.vectorised import Vectorised
-from fedshift.rounds.lockstep import advance
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.lockstep import advance
+from fedshift.runs.simulation import Simulation
 from ours import experiment
 from workloads import WORKLOADS
 

@@ -30,7 +30,7 @@ from federated import SITES
 from fedshift.deployment.supervisor import listens
 from fedshift.errors import FedshiftError
 from fedshift.runs.folder import RunFolder
-from fedshift.settings.grid import expand, override
+from fedshift.study.grid import expand, override
 from loopback import DATA, EXECUTOR, GATE, SERVER, SUPERLINK, SUPERNODE, Loopback, events, loopback
 from test_flower import as_replayed, missing
 from test_methods import small

@@ -17,13 +17,13 @@ from fedshift.clients.preparation import Column, Preparation
 from fedshift.datasets.dataset import Dataset
 from fedshift.engines.choice import open_engine
 from fedshift.engines.engine import Engine
-from fedshift.rounds.listener import Listener
-from fedshift.rounds.lockstep import advance
-from fedshift.rounds.simulation import Simulation
-from fedshift.settings.experiment import Experiment
-from fedshift.settings.grid import expand
+from fedshift.experiments import Experiment
+from fedshift.runs.listener import Listener
+from fedshift.runs.lockstep import advance
+from fedshift.runs.simulation import Simulation
 from fedshift.spec import Count
 from fedshift.streams import Streams
+from fedshift.study.grid import expand
 from workloads import LR, MOMENTUM, WORKLOADS, Workload
 
 ENDLESS = 10**4  # rounds; no benchmark gets there

@@ -66,7 +66,7 @@ def serve(told: dict[str, Any]) -> None:
         answers.write(json.dumps(values) + "\n")
         answers.flush()
 
-    from fedshift.rounds.simulation import Simulation  # noqa: PLC0415
+    from fedshift.runs.simulation import Simulation  # noqa: PLC0415
     from ours import many, opened  # noqa: PLC0415  # the parent does without
 
     started = time.perf_counter()

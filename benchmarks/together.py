@@ -19,8 +19,8 @@ import torch
 from fedshift.engines.choice import Choice, cores, open_engine
 from fedshift.engines.engine import Engine
 from fedshift.engines.kernels import Kernels
-from fedshift.rounds.lockstep import advance
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.lockstep import advance
+from fedshift.runs.simulation import Simulation
 from ours import experiment
 from workloads import LR, WORKLOADS
 

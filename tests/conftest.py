@@ -38,21 +38,21 @@ from fedshift.core.tensors import Replies, Tensors
 from fedshift.engines.banks import Resident
 from fedshift.engines.engine import Engine, Outcome, Question, Score
 from fedshift.engines.sequential import Sequential
+from fedshift.experiments import Experiment, load_plugins
 from fedshift.manifest import Manifest, write_file
 from fedshift.rounds.ledger import Direction, Ledger
-from fedshift.rounds.listener import Listener
-from fedshift.rounds.lockstep import advance
-from fedshift.rounds.simulation import Simulation
 from fedshift.runs import runner
 from fedshift.runs.checkpoint import Execution
 from fedshift.runs.folder import RunFolder
+from fedshift.runs.listener import Listener
+from fedshift.runs.lockstep import advance
 from fedshift.runs.machine import environment
 from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.recorder import Recorder
 from fedshift.runs.records import Record
 from fedshift.runs.selection import summary
-from fedshift.settings.experiment import Experiment, load_plugins
-from fedshift.settings.grid import expand, override
+from fedshift.runs.simulation import Simulation
+from fedshift.study.grid import expand, override
 
 load_plugins([str(Path(__file__).parent / "tiny.py")])
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background job, and in all that it starts
@@ -262,7 +262,7 @@ def scored(
 ) -> Score:
     """Score one model on one environment, as the run's method predicts or as another does."""
     setup = replace(simulation.setup, method=method) if method else simulation.setup
-    (score,) = engine_of(simulation).score([Question(setup, model, environment, simulation.federation.inputs, when)])
+    (score,) = engine_of(simulation).score([Question(setup, model, environment, simulation.federated.inputs, when)])
     return score
 
 
@@ -338,7 +338,7 @@ def a_folder(path: Path, experiment: Experiment, records: Sequence[dict[str, Any
     nobody: dict[str, Any] = {"clients": {}, "domains": {}, "samples": {}, "environments": []}
     texts = {
         "environment.json": json.dumps(environment()),
-        "federation.json": json.dumps(
+        "data.json": json.dumps(
             {"shape": [], "classes": [], "columns": [], "type": "Inputs", "inputs": inputs, **nobody}
         ),
         "messages.json": "{}",

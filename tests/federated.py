@@ -29,10 +29,10 @@ from fedshift.deployment.wire import (
     read_request,
 )
 from fedshift.errors import FedshiftError
+from fedshift.experiments import Experiment
 from fedshift.files import make_folder, write
 from fedshift.runs.progress import Progress
 from fedshift.runs.records import Record
-from fedshift.settings.experiment import Experiment
 
 SITES = ("dark", "gray", "light")
 ANY_SIZE = MessageLimits(10**9, 10**8)

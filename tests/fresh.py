@@ -268,7 +268,7 @@ def _prepare() -> None:
     for module in (
         "pytest",
         "hypothesis",
-        "fedshift.api",
+        "fedshift.study.api",
         "fedshift.cli.app",
         "fedshift.reporting.page",
         "fedshift.reporting.live",

@@ -21,9 +21,9 @@ from fedshift.deployment import folders
 from fedshift.deployment.agreement import EXPERIMENT, Agreement, FederationSettings
 from fedshift.deployment.processes import Processes
 from fedshift.deployment.supervisor import environment, free_port
+from fedshift.experiments import Experiment
 from fedshift.files import write
 from fedshift.runs.folder import RunFolder
-from fedshift.settings.experiment import Experiment
 
 CLASSES = ("class 0", "class 1", "class 2")
 SAMPLES = "data/samples.npz"  # in each site's folder, of its samples alone

@@ -22,8 +22,8 @@ from fedshift.core.method import Method
 from fedshift.core.model import Model, ModelBuilder
 from fedshift.datasets.dataset import Dataset
 from fedshift.engines.engine import Engine
-from fedshift.rounds.simulation import Simulation
-from fedshift.settings.experiment import Experiment
+from fedshift.experiments import Experiment
+from fedshift.runs.simulation import Simulation
 from fedshift.spec import setting
 from fedshift.streams import Streams
 
@@ -66,7 +66,7 @@ class Quadratics(Dataset):
 
 
 @dataclass(frozen=True)
-class Federation:
+class FederatedData:
     """The quadratics of some clients in closed form.
 
     Attributes:
@@ -88,10 +88,10 @@ class Federation:
         return float((left * self.b).sum() / left.sum())
 
 
-def quadratics(data: Quadratics) -> Federation:
+def quadratics(data: Quadratics) -> FederatedData:
     """What the clients' objectives are."""
     s, y = torch.tensor(data.slopes, dtype=torch.float64), torch.tensor(data.labels, dtype=torch.float64)
-    return Federation(s.square(), y / s)
+    return FederatedData(s.square(), y / s)
 
 
 def squared(x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:

@@ -9,12 +9,12 @@ from typing import Any
 
 from conftest import CNN_WITH_BN, TINY, Remembering, evaluated, go_on
 from fedshift.core.contract import Round
+from fedshift.experiments import Experiment
 from fedshift.methods import METHODS
-from fedshift.rounds.listener import Listener, Task
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.listener import Listener, Task
 from fedshift.runs.records import Record
-from fedshift.settings.experiment import Experiment
-from fedshift.settings.grid import expand, override
+from fedshift.runs.simulation import Simulation
+from fedshift.study.grid import expand, override
 
 BUILT_IN = [name for name in METHODS if METHODS.get(name).built_in]
 # A variant is another entry with numbers fixed: its class stands for it, but in the check that each can be run.

@@ -26,8 +26,8 @@ from fedshift.core.model import ModelBuilder
 from fedshift.core.setup import Setup
 from fedshift.engines.engine import ServerJob
 from fedshift.engines.sequential import Sequential
+from fedshift.experiments import Experiment, load_plugins
 from fedshift.rounds.coordinator import Coordinator
-from fedshift.settings.experiment import Experiment, load_plugins
 from fedshift.streams import Streams
 
 PATIENCE = 300.0  # seconds, after which something hangs
@@ -138,8 +138,8 @@ def attend(inbox: Any, coordinator: Any, report: Any) -> None:
     """Carry out orders on the data of some clients alone."""
     from fedshift.core.contract import Round, ServerState
     from fedshift.rounds.evaluation import Evaluation
-    from fedshift.rounds.simulation import make_federation
     from fedshift.rounds.site import Site
+    from fedshift.runs.simulation import make_federated
 
     torch.set_num_threads(1)
     load_plugins([PLUGIN])
@@ -151,7 +151,7 @@ def attend(inbox: Any, coordinator: Any, report: Any) -> None:
                 about = json.loads(data)
                 experiment = Experiment.from_table(about["experiment"])
                 mine = set(about["clients"])
-                whole = make_federation(experiment)
+                whole = make_federated(experiment)
                 federation = replace(
                     whole,
                     clients=tuple(client for client in whole.clients if client.id in mine),

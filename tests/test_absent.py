@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from conftest import CNN_WITH_BN, Make, evaluated, first_messages, go_on, names_sent, simulate, states
+from fedshift.experiments import Experiment
 from fedshift.methods.feddyn import FedDyn
-from fedshift.rounds.simulation import Simulation
-from fedshift.settings.experiment import Experiment
+from fedshift.runs.simulation import Simulation
 from reference import EVERY_METHOD, small
 from test_methods import assert_same, interrupted
 

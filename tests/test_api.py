@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 
 import fedshift
 from conftest import TINY, Make, interrupt_after
-from fedshift import Client2Vec, Experiment, FedAvg, FedProx, FedSR, api
-from fedshift.api import FIELDS, Options
+from fedshift import Client2Vec, Experiment, FedAvg, FedProx, FedSR
 from fedshift.cli import app as cli
 from fedshift.cli import estimates
 from fedshift.clients.partitions import IID
@@ -23,13 +22,15 @@ from fedshift.clients.protocols import LeaveOneDomainOut
 from fedshift.core.servers import SERVERS
 from fedshift.datasets.rotated_mnist import RotatedMNIST
 from fedshift.errors import FedshiftWarning
+from fedshift.experiments import NAMED
 from fedshift.methods import METHODS
 from fedshift.methods.client2vec import ENCODERS, INDICES
 from fedshift.models.mlp import MLP
 from fedshift.runs import runner
 from fedshift.runs.progress import Progress
-from fedshift.settings.experiment import NAMED
-from fedshift.settings.grid import expand, override
+from fedshift.study import api
+from fedshift.study.api import FIELDS, Options
+from fedshift.study.grid import expand, override
 from refusal import refuses
 
 SILENT = Progress()

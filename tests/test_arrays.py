@@ -213,4 +213,4 @@ def test_the_examples_of_the_page_run(marker: str, tmp_path: Path, monkeypatch: 
     names: dict[str, Any] = {}
     exec(compile(code, "data.md", "exec"), names)  # the point of the test
     assert names["run"].finished
-    assert set(names["run"].federation["domains"].values()) == {"Berlin", "Oslo"}
+    assert set(names["run"].data_facts["domains"].values()) == {"Berlin", "Oslo"}

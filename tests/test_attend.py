@@ -36,7 +36,7 @@ from fedshift.deployment.wire import Done, Failed, Join, Joined, Reply, Session,
 from fedshift.errors import DamagedError, DiskError, FedshiftError
 from fedshift.rounds.coordinator import Coordinator
 from fedshift.runs.progress import Progress
-from fedshift.settings.grid import expand, override
+from fedshift.study.grid import expand, override
 from reference import small
 from refusal import refuses
 from test_coordinate import IN_DOMAIN, alike

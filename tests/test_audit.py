@@ -16,7 +16,7 @@ from fedshift.core.tensors import Tensors
 from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
 from fedshift.rounds.audit import Secret, _of_samples, find_copy
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.simulation import Simulation
 from reference import BUILT_IN, reference, small
 
 AUDIT = {"run.audit": True}

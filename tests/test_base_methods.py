@@ -9,7 +9,7 @@ import torch
 
 from conftest import CNN_WITH_BN, Make, evaluated, go_on, simulate, states
 from fedshift.methods.client2vec.client2vec import Client2Vec
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.simulation import Simulation
 
 HELD = {  # a tensor of the method's own, and where it is held
     "fedavgm": ("velocity.head.weight", "server"),

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 import fedshift
 from fedshift.cli.app import app
 from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.experiments import load_plugins
 from fedshift.methods import METHODS
 from fedshift.runs.lock import locked
 from fedshift.runs.progress import Progress
-from fedshift.settings.experiment import load_plugins
 from fedshift.study import benchmark as benchmarking
 from fedshift.study import execute
 from fedshift.study.benchmark import (

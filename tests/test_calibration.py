@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from conftest import CNN_WITH_BN, Make, go_on, simulate
 from fedshift.core.contract import Batch, Context, Terms
 from fedshift.core.net import Net
+from fedshift.core.training import RunOptions
 from fedshift.engines import calibration, workers
 from fedshift.engines import choice as choices
 from fedshift.engines.calibration import Timing, calibrate, choose, fastest
@@ -31,8 +32,7 @@ from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers, can_fork
 from fedshift.errors import DivergedError
 from fedshift.methods.fedavg import FedAvg
-from fedshift.rounds.simulation import Simulation
-from fedshift.settings.experiment import RunOptions
+from fedshift.runs.simulation import Simulation
 from refusal import refuses
 from test_methods import assert_same, small, tensors_of
 

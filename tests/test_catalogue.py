@@ -18,6 +18,7 @@ from fedshift.core.servers import SERVERS
 from fedshift.core.training import Train
 from fedshift.datasets import DATASETS
 from fedshift.errors import UnknownNameError
+from fedshift.experiments import NAMED, PLAIN, Experiment
 from fedshift.methods import METHODS
 from fedshift.methods.client2vec import ENCODERS, INDICES
 from fedshift.methods.client2vec.client2vec import Client2Vec
@@ -26,9 +27,8 @@ from fedshift.methods.fedcir import FedCiR
 from fedshift.methods.fedsr import FedSR
 from fedshift.models import MODELS
 from fedshift.reporting.results import flattened, label
-from fedshift.settings.experiment import NAMED, PLAIN, Experiment
-from fedshift.settings.grid import expand, override
 from fedshift.spec import setting
+from fedshift.study.grid import expand, override
 from refusal import refuses
 
 CATALOGUES: list[Catalogue[Any]] = [METHODS, DATASETS, MODELS, PARTITIONS, PROTOCOLS, INDICES, ENCODERS, SERVERS]

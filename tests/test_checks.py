@@ -18,7 +18,7 @@ from fedshift.engines.engine import Job, Outcome
 from fedshift.errors import DivergedError, FedshiftError
 from fedshift.rounds.checks import check_answer, enough, first_not_finite
 from fedshift.rounds.coordinator import Asking, Received
-from fedshift.rounds.simulation import Simulation, no_steps
+from fedshift.runs.simulation import Simulation, no_steps
 from refusal import refuses
 from test_errors import with_inputs
 from test_methods import small
@@ -219,7 +219,7 @@ def test_a_client_whose_training_fails_is_missing_too(make: Make):
 
     def poisoned(changes: dict[str, Any]) -> Simulation:
         simulation = Simulation(make({**THREE, **changes}))
-        simulation.site.federation = with_inputs(simulation.federation, 1, lambda x: x * float("nan"))
+        simulation.site.federated = with_inputs(simulation.federated, 1, lambda x: x * float("nan"))
         return simulation
 
     with refuses("'gray'", "round 1", "'train'", "step 1", error=DivergedError):

@@ -32,7 +32,7 @@ from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers
 from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.simulation import Simulation
 from fedshift.spec import setting
 from fedshift.streams import Streams
 from reference import EVERY_METHOD, small
@@ -72,7 +72,7 @@ def test_balanced_weights_by_hand(make: Make, tmp_path: Path):
     simulation = simulate(make({**rare(tmp_path), "train.class_weights": "balanced"}), 0)
     for client in range(3):
         lane = lane_of(simulation, client)
-        weights, y = lane.class_weights, simulation.federation.clients[client].train.y
+        weights, y = lane.class_weights, simulation.federated.clients[client].train.y
         assert weights is not None
         assert weights[y].numpy() == pytest.approx(compute_sample_weight("balanced", y.numpy()))
         assert weights[y].mean().item() == pytest.approx(1)
@@ -113,7 +113,7 @@ def test_a_step_goes_down_the_weighted_risk(make: Make, tmp_path: Path):
     one_site = rare(tmp_path, {"north": (24, 6, 3)})
     simulation = simulate(make({**one_site, **changes}), 0)
     start = {name: tensor.clone() for name, tensor in simulation.coordinator.state.shared.items()}
-    samples, net = simulation.federation.clients[0].train, engine_of(simulation).resident(simulation.setup).client.net
+    samples, net = simulation.federated.clients[0].train, engine_of(simulation).resident(simulation.setup).client.net
     with torch.no_grad():
         for name, tensor in net.tensors():
             tensor.copy_(start[name])
@@ -121,7 +121,7 @@ def test_a_step_goes_down_the_weighted_risk(make: Make, tmp_path: Path):
     parameters = {name: start[name].clone().requires_grad_() for name, _ in net.parameters()}
 
     def logits() -> Tensor:
-        x = simulation.federation.inputs.evaluation(samples.x).double()
+        x = simulation.federated.inputs.evaluation(samples.x).double()
         parts = Tensors(parameters)
         return net.call("head", parts.of("head"), net.call("encoder", parts.of("encoder"), x))
 

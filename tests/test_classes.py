@@ -10,16 +10,16 @@ import torch
 
 from conftest import Make, simulate, states
 from fedshift.clients.client import Client
-from fedshift.clients.federated import Federation
+from fedshift.clients.federated import FederatedData
 from fedshift.core.frozen import Embedding
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.engines.engine import Engine
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
+from fedshift.experiments import Experiment
 from fedshift.methods.classes import COUNTS, class_sums, newest_counts, newest_means, one_hot
 from fedshift.methods.generator import labels_among
-from fedshift.rounds import simulation as simulation_module
-from fedshift.settings.experiment import Experiment
+from fedshift.runs import simulation as simulation_module
 from test_methods import small
 
 
@@ -75,9 +75,9 @@ def test_absent_classes_leave_everything_finite(
     make: Make, monkeypatch: pytest.MonkeyPatch, name: str, changes: dict[str, Any], engine: type[Engine]
 ):
     """Nobody has class 2; the first client has class 0 alone; one of the two takes part in a round."""
-    whole = simulation_module.make_federation
+    whole = simulation_module.make_federated
 
-    def without(experiment: Experiment, tell: Embedding) -> Federation:
+    def without(experiment: Experiment, tell: Embedding) -> FederatedData:
         federation = whole(experiment, tell)
 
         def kept(client: Client) -> Client:

@@ -25,13 +25,13 @@ from fedshift.engines.choice import Choice
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.workers import can_fork
 from fedshift.errors import FedshiftError
+from fedshift.experiments import PLAIN
 from fedshift.methods import METHODS
 from fedshift.models import MODELS
-from fedshift.rounds import simulation as simulation_module
 from fedshift.runs import runner
+from fedshift.runs import simulation as simulation_module
 from fedshift.runs.folder import RunFolder
-from fedshift.settings.experiment import PLAIN
-from fedshift.settings.grid import expand, override
+from fedshift.study.grid import expand, override
 from refusal import refuses
 
 RUNNER = CliRunner()

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 import fedshift
 from conftest import CNN_WITH_BN, Make, at, attach, evaluated, go_on, names_sent, save, states
-from fedshift.api import index
 from fedshift.clients.domains import DomainData
 from fedshift.core.contract import Batch, ServerState
 from fedshift.core.net import Net, holder
@@ -36,10 +35,11 @@ from fedshift.methods.client2vec.encoder import pairs as encoded_pairs
 from fedshift.methods.client2vec.heat_maps import by_domain
 from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, notes_on, similarity
 from fedshift.methods.fedavg import FedAvg
-from fedshift.rounds.simulation import Simulation
 from fedshift.runs import runner
 from fedshift.runs.progress import Progress
+from fedshift.runs.simulation import Simulation
 from fedshift.streams import Streams
+from fedshift.study.api import index
 from refusal import refuses
 
 SMALL = {"name": "dsa-ign", "epochs": 2, "feedforward": 16, "encoder": {"name": "offline", "size": 64}}
@@ -371,7 +371,7 @@ def test_the_stages_of_the_index_leave_clients_as_they_were(make: Make):
     """Local models trained for an index of weights are not kept, nor their optimiser state."""
     base = {"name": "fedsr", "reference_scope": "client"}
     simulation = run(wrapped(make, base=base, index="model-weights"), rounds=1)
-    for client in simulation.federation.clients:
+    for client in simulation.federated.clients:
         state = simulation.site.store.get(client.id)
         assert state is not None
         assert not state.optimisers
@@ -418,7 +418,7 @@ def test_the_feature_index_groups_clients_by_domain_and_the_label_index_by_skew(
     simulation = wrapped(make, changes, index={**SMALL, "feedforward": 64, "batch": 32, **index})
     run(simulation, rounds=len(simulation.coordinator.schedule) - 2)
     held = simulation.coordinator.state.tensors
-    names = [client.name for client in simulation.federation.clients]
+    names = [client.name for client in simulation.federated.clients]
 
     def agreement(vectors: torch.Tensor, truth: list[str]) -> float:
         clusters = AgglomerativeClustering(len(set(truth)), metric="cosine", linkage="average")
@@ -474,7 +474,7 @@ def test_the_label_index_is_the_mean_of_label_embeddings(make: Make):
     texts = simulation.setup.method.index.encoder.texts([f"A photo of a class {c}" for c in range(3)])
     labels = F.normalize(texts, dim=1)
     server = simulation.coordinator.state.server
-    for client in simulation.federation.clients:
+    for client in simulation.federated.clients:
         expected = labels[client.train.y].mean(dim=0)
         torch.testing.assert_close(server[LABEL][client.id], expected)
         assert server[COUNTS][client.id] == len(client.train)
@@ -504,15 +504,15 @@ def test_other_indices(make: Make, index: str):
     simulation = run(wrapped(make, index=index))
     vectors = simulation.coordinator.state.tensors[FEATURE]
     assert LABEL not in simulation.coordinator.state.server
-    clients = simulation.federation.clients
+    clients = simulation.federated.clients
     method, encoder = simulation.setup.method.index, simulation.setup.method.index.encoder
     if index == "feature-average":
         for client in clients:
-            embedded = F.normalize(encoder.samples(client.train.x, simulation.federation.inputs), dim=1)
+            embedded = F.normalize(encoder.samples(client.train.x, simulation.federated.inputs), dim=1)
             torch.testing.assert_close(vectors[client.id], embedded.mean(dim=0), rtol=1e-4, atol=1e-6)
     elif index == "class-prototypes":
         for client in clients:
-            embedded = F.normalize(encoder.samples(client.train.x, simulation.federation.inputs), dim=1)
+            embedded = F.normalize(encoder.samples(client.train.x, simulation.federated.inputs), dim=1)
             means = [embedded[client.train.y == c].mean(dim=0) for c in range(3)]
             torch.testing.assert_close(vectors[client.id], torch.cat(means), rtol=1e-4, atol=1e-6)
     else:
@@ -567,7 +567,7 @@ def test_a_method_with_a_base_is_read_back_from_its_table():
 def test_embeddings_may_keep_their_norm(make: Make, unit_norm: bool):
     """The pairs [D, L] of a client hold what the encoder gives, divided by its norm or not."""
     encoder = ENCODERS.get("offline")(size=64, unit_norm=unit_norm)
-    federation = wrapped(make).federation
+    federation = wrapped(make).federated
     (client, *_) = federation.clients
     held = encoded_pairs(encoder, federation).clients[client.id].train.x
     given = encoder.samples(client.train.x, federation.inputs)
@@ -623,7 +623,7 @@ def test_the_index_command_writes_vectors_and_a_heat_map(make: Make, tmp_path, t
     from typer.testing import CliRunner
 
     from fedshift.cli.app import app
-    from fedshift.settings.grid import override
+    from fedshift.study.grid import override
 
     document = override(tiny_document, {"method": {"name": "client2vec", "index": SMALL}})
     file = tmp_path / "tiny.toml"

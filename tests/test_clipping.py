@@ -17,8 +17,8 @@ from fedshift.engines.vectorised import Vectorised
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.feddyn import FedDyn
 from fedshift.methods.pfedme import PFedMe
-from fedshift.rounds.lockstep import advance
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.lockstep import advance
+from fedshift.runs.simulation import Simulation
 from quadratics import OnQuadratics, Quadratics, at_rest, on_quadratics
 from refusal import refuses
 

@@ -35,7 +35,7 @@ from fedshift.methods.fedavg import FedAvg
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.runs.records import Record
-from fedshift.settings.grid import expand, override
+from fedshift.study.grid import expand, override
 from reference import EVERY_METHOD, small
 from refusal import refuses
 

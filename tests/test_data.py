@@ -27,7 +27,7 @@ from fedshift.datasets import image_tables
 from fedshift.datasets.images import decode
 from fedshift.datasets.own_images import HubDataset, ImageFolder, ParquetFile
 from fedshift.datasets.rotated_mnist import RotatedMNIST
-from fedshift.rounds.simulation import make_federation
+from fedshift.runs.simulation import make_federated
 from fedshift.streams import Streams
 from refusal import refuses
 
@@ -433,5 +433,5 @@ def test_data_without_chance_are_read_once_for_all_seeds(
     monkeypatch.setattr(ImageFolder, "load", lambda self, streams: (loads.append(streams), load(self, streams))[1])
     for seed in (0, 1):
         data = {"name": "folder", "path": str(tmp_path), "size": 8}
-        make_federation(make({"data": data, "protocol.hold_out": "photo", "seed": seed}))
+        make_federated(make({"data": data, "protocol.hold_out": "photo", "seed": seed}))
     assert len(loads) == reads

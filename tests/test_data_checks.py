@@ -37,7 +37,7 @@ from fedshift.datasets.images import decode
 from fedshift.datasets.own_images import HubDataset, ImageFolder, ParquetFile
 from fedshift.errors import FedshiftError, Problems, UnknownNameError
 from fedshift.reporting.table import tables
-from fedshift.rounds.simulation import Simulation, load_data
+from fedshift.runs.simulation import Simulation, load_data
 from fedshift.streams import Streams
 from refusal import refuses
 
@@ -271,7 +271,7 @@ def test_what_is_not_finite_is_named_with_its_place(row: int, place: tuple[int, 
 
 
 def test_every_run_is_checked(make: Make, monkeypatch: pytest.MonkeyPatch):
-    from fedshift.rounds import simulation
+    from fedshift.runs import simulation
 
     simulation.load_data.cache_clear()
     experiment = make()

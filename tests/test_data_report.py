@@ -25,7 +25,7 @@ import fedshift
 from conftest import TINY, Make
 from fedshift.cli.app import app
 from fedshift.clients.domains import DomainData
-from fedshift.clients.federated import Federation
+from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.partitions import Domains
 from fedshift.clients.preparation import Column
@@ -36,8 +36,8 @@ from fedshift.reporting.data_report.duplicates import contents
 from fedshift.reporting.data_report.report import DataReport
 from fedshift.reporting.data_report.roles import Roles
 from fedshift.runs.progress import Progress
-from fedshift.settings.grid import override
 from fedshift.streams import Streams
+from fedshift.study.grid import override
 from test_report import Strict
 
 pytest.importorskip("sklearn")
@@ -67,7 +67,7 @@ def clean(kind: str = "rows", seed: int = 0, per_class: int = PER_CLASS, sites: 
     return DomainData(x, y, domain, SITES[:sites], ("ill", "well"), torch.arange(count))
 
 
-def federated(data: DomainData, protocol: Protocol = IN_DOMAIN, seed: int = 0) -> Federation:
+def federated(data: DomainData, protocol: Protocol = IN_DOMAIN, seed: int = 0) -> FederatedData:
     return protocol.federate(data, Domains(), Inputs(), Streams(seed))
 
 

@@ -14,7 +14,7 @@ from fedshift.core.net import Net
 from fedshift.core.tensors import part_of
 from fedshift.methods.ditto import Ditto
 from fedshift.methods.fedavg import FedAvg
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.simulation import Simulation
 
 DITTO = {"method.name": "ditto"}
 V = Ditto.own
@@ -150,7 +150,7 @@ def test_an_absent_clients_model_stands_still_and_meets_the_newer_global_model_w
         coordinator.missing.clear()
         go_on(simulation)
         absent = {about["client"] for about in coordinator.missing}
-        is_there = [client.name not in absent for client in simulation.federation.clients]
+        is_there = [client.name not in absent for client in simulation.federated.clients]
         for k, (a, c) in enumerate(zip(CURVATURE, OPTIMUM, strict=True)):
             for _ in range(2 if is_there[k] else 0):
                 v[k] -= 0.1 * (a * (v[k] - c) + lam * (v[k] - w))
@@ -169,7 +169,7 @@ def test_an_absent_clients_model_stands_still_and_meets_the_newer_global_model_w
 
 def draws_from(simulation: Simulation, number: int) -> None:
     """Let every client draw batches from a number on."""
-    for client in simulation.federation.clients:
+    for client in simulation.federated.clients:
         state = simulation.site.state(client.id)
         simulation.site.store.put(client.id, replace(state, drawn={"train": number}))
 
@@ -225,7 +225,7 @@ def test_what_is_sent_is_the_shared_model_and_nothing_else(make: Make, bn: str):
     ups = []
     for simulation in (ours, plain):
         (when,) = simulation.coordinator.schedule
-        ups.append(exchanged(simulation, when.stage.exchanges[0], when, simulation.federation.clients))
+        ups.append(exchanged(simulation, when.stage.exchanges[0], when, simulation.federated.clients))
         go_on(simulation)
     for client, up in ups[1].items():
         assert {part_of(name) for name in up} == {"encoder", "head"}
@@ -244,7 +244,7 @@ def test_a_client_is_scored_with_its_own_model_and_an_unseen_one_with_the_global
     """With local batch norms the global model has the mean of the clients', which only a simulation can read."""
     simulation = simulate(make({**DITTO, "method.bn": bn} | CNN_WITH_BN))
     when, shared = simulation.coordinator.schedule[-1], simulation.coordinator.state.shared
-    for environment in simulation.federation.environments:
+    for environment in simulation.federated.environments:
         (model,) = models_of(simulation, environment)
         mine, plain = (scored(simulation, model, environment, when, method) for method in (None, FedAvg()))
         if environment.client is None:
@@ -256,7 +256,7 @@ def test_a_client_is_scored_with_its_own_model_and_an_unseen_one_with_the_global
             assert all(torch.equal(model[name], kept[name]) for name in kept if name.startswith("personal_"))
     record = evaluated(simulation, when)
     assert [row["model"] for row in record["environments"]] == [
-        "unseen" if environment.client is None else "own" for environment in simulation.federation.environments
+        "unseen" if environment.client is None else "own" for environment in simulation.federated.environments
     ]
     assert ("only_in_simulation" in record) == (bn == "local")
 
@@ -265,7 +265,7 @@ def test_a_client_that_has_not_trained_yet_is_scored_with_the_global_model(make:
     simulation = simulate(make({**DITTO, "train.participation": 0.5}), rounds=1)
     ((trained, _),) = states(simulation)
     when, shared = simulation.coordinator.schedule[0], simulation.coordinator.state.shared
-    for environment in simulation.federation.environments:
+    for environment in simulation.federated.environments:
         (model,) = models_of(simulation, environment)
         is_global = torch.equal(model["personal_head.weight"], shared["head.weight"])
         assert is_global == (environment.client != trained)

@@ -18,7 +18,7 @@ from fedshift.core.messages import Up
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.drfa import DRFA, on_simplex
 from fedshift.methods.fedavg import FedAvg
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.simulation import Simulation
 from quadratics import OnQuadratics, Quadratics, W, on_quadratics
 from refusal import refuses
 
@@ -227,8 +227,8 @@ def test_the_score_is_the_loss_of_the_mean_of_caught_models(make: Make, bn: str)
     for client, risk in came.items():
         kept = simulation.site.store.get(client)
         assert kept is not None
-        environment = next(e for e in simulation.federation.environments if e.client == client)
-        train = replace(environment, samples=simulation.federation.clients[client].train)
+        environment = next(e for e in simulation.federated.environments if e.client == client)
+        train = replace(environment, samples=simulation.federated.clients[client].train)
         score = scored(simulation, caught | Tensors(kept.tensors), train, when)
         assert risk == pytest.approx(score.loss, rel=1e-9)
 
@@ -264,7 +264,7 @@ def test_only_training_makes_a_client_one_that_has_trained(make: Make):
     ours = Simulation(make(changes).replace(method=Watched(gamma=0.0, bn="local")))
     _, *rounds = ours.coordinator.schedule
     go_on(ours)
-    assert {ours.evaluation.whose(each) for each in ours.federation.environments} == {"unseen"}
+    assert {ours.evaluation.whose(each) for each in ours.federated.environments} == {"unseen"}
     rows = list[Any]()
     for when in rounds:
         go_on(ours)
@@ -286,7 +286,7 @@ def test_it_is_scored_with_the_model_that_trains(make: Make):
         simulation = simulate(make({**changes, "train.participation": 1.0}))
         when = simulation.coordinator.schedule[-1]
         rows, own = evaluated(simulation, when)["environments"], 0
-        for environment, row in zip(simulation.federation.environments, rows, strict=True):
+        for environment, row in zip(simulation.federated.environments, rows, strict=True):
             assert environment.client is not None
             kept = simulation.site.store.get(environment.client)
             assert kept is not None

@@ -16,10 +16,10 @@ from fedshift.core.dropout import NOISE, Dropout, dropping, from_streams
 from fedshift.core.model import Model
 from fedshift.core.net import Net
 from fedshift.engines.sequential import Sequential
+from fedshift.experiments import Experiment
 from fedshift.methods.fedavg import FedAvg
 from fedshift.models import MODELS
-from fedshift.rounds.simulation import Simulation
-from fedshift.settings.experiment import Experiment
+from fedshift.runs.simulation import Simulation
 from refusal import refuses
 from test_engines import ENGINES, engine_named
 from test_methods import tensors_of

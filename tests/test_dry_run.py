@@ -14,11 +14,11 @@ from conftest import TINY, Make, simulate
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.shortened import shorten, steps_of
 from fedshift.methods import METHODS
-from fedshift.rounds.dry_run import estimate
-from fedshift.rounds.listener import Listener
-from fedshift.rounds.lockstep import advance
-from fedshift.rounds.simulation import Simulation
-from fedshift.settings.grid import expand, override
+from fedshift.runs.dry_run import estimate
+from fedshift.runs.listener import Listener
+from fedshift.runs.lockstep import advance
+from fedshift.runs.simulation import Simulation
+from fedshift.study.grid import expand, override
 from test_methods import small
 
 INDEX = {

@@ -19,14 +19,14 @@ from fedshift.core.contract import Round, Stage
 from fedshift.core.training import Train
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.rehearsal import rehearse
-from fedshift.rounds.simulation import Simulation, make_federation
+from fedshift.experiments import Experiment
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.patience import best_of, end_early
 from fedshift.runs.progress import Progress
 from fedshift.runs.recorder import Recorder
-from fedshift.settings.experiment import Experiment
-from fedshift.settings.grid import expand, override
+from fedshift.runs.simulation import Simulation, make_federated
+from fedshift.study.grid import expand, override
 from fedshift.study.tune import Budget, search_all
 from refusal import refuses
 from test_resume import interrupt_after_all
@@ -282,7 +282,7 @@ def test_what_is_chosen_on_the_test_is_refused(make: Make):
 
 def test_without_validation_samples_there_is_nothing_to_wait_for(make: Make, monkeypatch: pytest.MonkeyPatch):
     experiment = make({**EARLY})
-    federation = make_federation(experiment)
+    federation = make_federated(experiment)
     tests = [each for each in federation.environments if each.role == "test"]
     with refuses("train.patience = 2", "--set protocol.validation=0.1", "'off'"):
-        Simulation(experiment, federation=replace(federation, environments=tests))
+        Simulation(experiment, federated=replace(federation, environments=tests))

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from conftest import CNN_WITH_BN, TINY, Make, go_on, interrupt_after, simulate, states
-from fedshift.api import compare
 from fedshift.core.contract import Batch, Context, Phase, Terms
 from fedshift.core.net import Net
 from fedshift.engines import lane, vectorised
@@ -32,18 +31,19 @@ from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers, can_fork
 from fedshift.errors import DivergedError, FedshiftError
+from fedshift.experiments import Experiment
 from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.feddyn import FedDyn
-from fedshift.rounds.lockstep import advance
-from fedshift.rounds.simulation import Simulation
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
+from fedshift.runs.lockstep import advance
 from fedshift.runs.progress import Progress
 from fedshift.runs.records import Record
-from fedshift.settings.experiment import Experiment
-from fedshift.settings.grid import expand, override
+from fedshift.runs.simulation import Simulation
 from fedshift.spec import setting
+from fedshift.study.api import compare
+from fedshift.study.grid import expand, override
 from reference import ARCHETYPES, EVERY_METHOD, Heard, kept_moments, small
 from test_methods import assert_same, tensors_of
 
@@ -233,7 +233,7 @@ def test_every_engine_agrees_for_every_method(
     assert_agree(alone.end, cohort.end)
     assert_alike(alone.records, cohort.records)
     assert_same_steps(alone, cohort)
-    clients = [len(client.train) for client in alone.end.federation.clients]
+    clients = [len(client.train) for client in alone.end.federated.clients]
     if name != "centralised":  # which has one client
         assert clients == [15, 15, 9, 9, 3, 3]
         assert any(late - early for early, late in zip(alone.trained, alone.trained[1:], strict=False) if early)
@@ -402,7 +402,7 @@ def answers(experiment: Experiment, engine: Engine) -> list[Any]:
     """What comes of every client's first work."""
     simulation = Simulation(experiment)
     when = simulation.coordinator.schedule[0]
-    orders = simulation.coordinator.orders(when.stage.exchanges[0], when, simulation.federation.ids)
+    orders = simulation.coordinator.orders(when.stage.exchanges[0], when, simulation.federated.ids)
     return list(engine.train([simulation.site.job(order) for order in orders]))
 
 
@@ -711,8 +711,8 @@ def test_small_environments_are_predicted_for_together(
 
     monkeypatch.setattr(type(simulation.setup.method), "predict", counted)
     model, when = simulation.coordinator.state.shared, simulation.coordinator.schedule[0]
-    inputs = simulation.federation.inputs
-    questions = [Question(simulation.setup, model, e, inputs, when) for e in simulation.federation.environments]
+    inputs = simulation.federated.inputs
+    questions = [Question(simulation.setup, model, e, inputs, when) for e in simulation.federated.environments]
     with engine_named("sequential") as engine:
         alone = [next(engine.score([question])) for question in questions]
         calls.clear()

@@ -21,16 +21,16 @@ from torch import Tensor
 import fedshift
 import fresh
 from conftest import CNN_WITH_BN, TINY, AfterRound, Make, go_on, results, resume
-from fedshift.api import load
 from fedshift.cli import app
-from fedshift.clients.federated import Federation
+from fedshift.clients.federated import FederatedData
 from fedshift.clients.samples import Samples
 from fedshift.errors import DivergedError
-from fedshift.rounds.simulation import Simulation
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
-from fedshift.settings.grid import expand, override, read
+from fedshift.runs.simulation import Simulation
+from fedshift.study.api import load
+from fedshift.study.grid import expand, override, read
 from refusal import refuses
 
 
@@ -132,7 +132,7 @@ def test_an_unreadable_image_is_named_by_its_path(tiny_document: dict[str, Any],
 def test_a_loss_that_is_not_finite_names_its_place_and_keeps_the_checkpoint(make: Make):
     def poison(position: int) -> None:
         if position == 4:
-            simulation.site.federation = with_inputs(simulation.federation, 1, lambda x: x * float("nan"))
+            simulation.site.federated = with_inputs(simulation.federated, 1, lambda x: x * float("nan"))
 
     experiment = make({"train.rounds": 6, "run.checkpoint_every": 3})
     simulation = Simulation(experiment)
@@ -187,7 +187,7 @@ def test_a_checkpoint_of_another_experiment(make: Make):
     assert results(folder) == before
 
 
-def with_inputs(federation: Federation, client: int, change: Callable[[Tensor], Tensor]) -> Federation:
+def with_inputs(federation: FederatedData, client: int, change: Callable[[Tensor], Tensor]) -> FederatedData:
     """The federation with other inputs of one client."""
     clients = list(federation.clients)
     train = clients[client].train
@@ -406,7 +406,7 @@ def test_what_a_kill_before_the_beginning_leaves_is_no_obstacle(make: Make):
 def test_a_blow_up_in_the_last_step_is_seen(make: Make):
     """One step from a sound loss to weights that are not finite any more."""
     simulation = Simulation(make({"train.steps": 1, "train.rounds": 1, "train.lr": 1000.0}))
-    simulation.site.federation = with_inputs(simulation.federation, 0, lambda x: x * 1e36)
+    simulation.site.federated = with_inputs(simulation.federated, 0, lambda x: x * 1e36)
     with refuses("not finite", "'dark'", "--set train.lr", error=DivergedError):
         go_on(simulation)
 

@@ -11,10 +11,10 @@ from conftest import Make, at, exchanged, first_messages, go_on, names_sent, net
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
 from fedshift.core.tensors import part_of
+from fedshift.experiments import Experiment
 from fedshift.methods.fedadg import FedADG, smoothed_cross_entropy
 from fedshift.methods.generator import Conditional
-from fedshift.rounds.simulation import Simulation
-from fedshift.settings.experiment import Experiment
+from fedshift.runs.simulation import Simulation
 from test_methods import small
 
 
@@ -134,7 +134,7 @@ def test_the_generator_moves_is_averaged_and_the_discriminator_stays(make: Make)
     simulation, start = simulate(experiment), Simulation(experiment)
     initial, shared = start.coordinator.state.shared, simulation.coordinator.state.shared
     (exchange,) = start.coordinator.schedule[0].stage.exchanges
-    ups = exchanged(start, exchange, start.coordinator.schedule[0], list(start.federation.clients))
+    ups = exchanged(start, exchange, start.coordinator.schedule[0], list(start.federated.clients))
     for name in (name for name in shared if part_of(name) == "generator"):
         one, other = (up[name] for up in ups.values())
         assert not torch.equal(one, other)
@@ -208,6 +208,6 @@ def test_without_adversary_and_smoothing_it_is_fedavg(make: Make):
 
 def test_prediction_reads_neither_g_nor_d(make: Make):
     simulation = Simulation(make(small("fedadg")))
-    net, x = net_of(simulation), simulation.federation.clients[0].train.x[:3]
+    net, x = net_of(simulation), simulation.federated.clients[0].train.x[:3]
     expected = net.head(net.encoder(x)).log_softmax(dim=1)
     assert torch.equal(simulation.setup.method.predict(net, x, {}), expected)

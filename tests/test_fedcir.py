@@ -21,7 +21,7 @@ from fedshift.methods import METHODS
 from fedshift.methods.fedcir import FedCiR, log_mixture
 from fedshift.methods.fedsr import FedSR
 from fedshift.methods.generator import make_generator
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.simulation import Simulation
 from fedshift.streams import Draw
 from refusal import refuses
 
@@ -405,7 +405,7 @@ def test_the_generator_is_frozen_on_clients(make: Make):
     (exchange,) = when.stage.exchanges
     calls = []
     net_of(simulation).generator.register_forward_hook(lambda *_: calls.append(1))
-    ups = exchanged(simulation, exchange, when, simulation.federation.clients)
+    ups = exchanged(simulation, exchange, when, simulation.federated.clients)
     assert len(calls) == 4
     assert {part_of(name) for name in sent} == {"generator", "gaussians"}
     at_work = dict(resident(simulation).client.net.tensors())

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from conftest import Make, go_on
 from fedshift.clients.domains import DomainData
-from fedshift.clients.federated import Federation
+from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.partitions import IID
 from fedshift.clients.protocols import InDomain, LeaveOneDomainOut, PersonalUnderShift, Protocol
 from fedshift.clients.samples import Samples, joined
 from fedshift.clients.tables import Lazy
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.simulation import Simulation
 from fedshift.streams import Streams
 
 META = torch.device("meta")
@@ -40,11 +40,11 @@ def data(environments: tuple[str, ...] = ()) -> DomainData:
     return DomainData(x, y, domain, ("a", "b", "c"), ("c0", "c1"), torch.arange(n), environment, environments)
 
 
-def federate(protocol: Protocol | None = None, of: DomainData | None = None) -> Federation:
+def federate(protocol: Protocol | None = None, of: DomainData | None = None) -> FederatedData:
     return (protocol or InDomain()).federate(of or data(), IID(clients=2), Inputs(), Streams(0))
 
 
-def every(federation: Federation) -> list[Samples]:
+def every(federation: FederatedData) -> list[Samples]:
     return [client.train for client in federation.clients] + [e.samples for e in federation.environments]
 
 
@@ -210,7 +210,7 @@ def test_of_mapped_inputs_only_the_sampled_clients_are_read(make: Make, tmp_path
     x = torch.from_file(str(path), size=n * width, dtype=torch.float32).view(n, width)
     number = torch.arange(n)
     made = DomainData(x, number % 3, torch.zeros_like(number), ("a",), ("0", "1", "2"), number)
-    monkeypatch.setattr("fedshift.rounds.simulation.load_data", lambda *_: made)
+    monkeypatch.setattr("fedshift.runs.simulation.load_data", lambda *_: made)
     changes = {"partition": {"name": "iid", "clients": 400}, "train.participation": 0.005, "train.batch": 2}
     simulation = Simulation(
         make(
@@ -228,7 +228,7 @@ def test_of_mapped_inputs_only_the_sampled_clients_are_read(make: Make, tmp_path
         go_on(simulation)
     assert len(simulation.site.store.ids()) >= 4
     assert mapped_pages() - before < 4 * 2**20
-    simulation.federation.clients[0].train.pool.x.sum()  # and this is what reading all of it looks like
+    simulation.federated.clients[0].train.pool.x.sum()  # and this is what reading all of it looks like
     assert mapped_pages() - before > 60 * 2**20
 
 
@@ -253,7 +253,7 @@ def test_domains_are_environments_but_for_the_one_held_out(make: Make, protocol:
     """Held out is the second of three, so that the third moves up; without one, nothing is copied."""
     held_out = {"hold_out": "gray"} if protocol == "leave-one-domain-out" else {}
     simulation = Simulation(make({"protocol": {"name": protocol, **held_out}}))
-    federation = simulation.federation
+    federation = simulation.federated
     assert federation.train_environments == (("dark", "light") if held_out else ("dark", "gray", "light"))
     assert simulation.setup.model.environments == len(federation.train_environments)
     for client in federation.clients:

@@ -20,7 +20,7 @@ from fedshift.deployment.inspection import AUTHORITY, KEY, PUBLIC, inspect
 from fedshift.deployment.keys import site_pair
 from fedshift.errors import FedshiftError
 from fedshift.files import write
-from fedshift.settings.grid import expand, override
+from fedshift.study.grid import expand, override
 
 pytest.importorskip("flwr")
 pytest.importorskip("cryptography")

@@ -16,7 +16,7 @@ from fedshift.core.tensors import Replies, Tensors, part_of
 from fedshift.methods.fedcir import log_mixture
 from fedshift.methods.fedgen import FedGen, likeness, taught
 from fedshift.methods.generator import logits_of_each
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.simulation import Simulation
 
 LOG9 = torch.log(torch.tensor(9.0)).item()
 

@@ -175,7 +175,7 @@ def test_a_run_stores_the_moving_mean_and_sends_it_at_once(make: Make):
         fresh.encoder.load_state_dict(down.of("encoder"))
         encoder, w, b = fresh.encoder.double(), down["head.weight"].double(), down["head.bias"].double()
         means = []
-        for client in simulation.federation.clients:
+        for client in simulation.federated.clients:
             z = encoder(client.train.x.double()).detach()
             error = ((z @ w.T + b).softmax(dim=1) - F.one_hot(client.train.y, 3)) / len(z)
             means.append({"weight": error.T @ z, "bias": error.sum(dim=0)})

@@ -14,7 +14,7 @@ from fedshift.clients.samples import Samples
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
 from fedshift.methods.fedlc import FedLC
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.simulation import Simulation
 
 
 def loss_of(logits: torch.Tensor, y: list[int], counts: list[int], **settings):
@@ -95,7 +95,7 @@ def test_in_a_run_the_absent_class_keeps_its_row_of_the_head(make: Make, name: s
     """A client without class 2 sends row 2 of the head back as it came; plain cross-entropy pushes it down."""
     simulation = Simulation(make({"method.name": name, "train.weight_decay": 0.0}))
     when = simulation.coordinator.schedule[0]
-    client = simulation.federation.clients[0]
+    client = simulation.federated.clients[0]
     here = client.train.y != 2
     client = replace(client, train=Samples(client.train.x[here], client.train.y[here]))
     ups = exchanged(simulation, when.stage.exchanges[0], when, [client])

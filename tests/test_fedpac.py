@@ -227,9 +227,9 @@ def test_each_client_is_scored_with_its_own_head_and_the_unseen_with_the_mean(ma
     record = evaluated(simulation, simulation.coordinator.schedule[-1])
     assert {row["model"] for row in record["environments"] if row["role"] == "validation"} == {"own"}
     assert {row["model"] for row in record["environments"] if row["role"] == "test"} == {"global"}
-    heads = [models_of(simulation, each)[0]["head.weight"] for each in simulation.federation.environments]
+    heads = [models_of(simulation, each)[0]["head.weight"] for each in simulation.federated.environments]
     server = simulation.coordinator.state
-    for environment, head in zip(simulation.federation.environments, heads, strict=True):
+    for environment, head in zip(simulation.federated.environments, heads, strict=True):
         own = server.shared["head.weight"] if environment.client is None else server.server["heads.weight"]
         assert torch.equal(head, own if environment.client is None else own[environment.client])
 

@@ -32,7 +32,7 @@ from fedshift.engines.batches import BatchOrder
 from fedshift.methods import METHODS
 from fedshift.methods.fedpin import Anchored, FedPIN, contrast, total_variance
 from fedshift.methods.fedpin_global import FineTuned, GlobalModel
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.simulation import Simulation
 
 MILD = {"method.alpha": 0.001, "method.global_steps": 2}  # plain SGD diverges under the paper's alpha
 PIN = {"method.name": "fedpin", "method.personal_steps": 2, **MILD}
@@ -336,7 +336,7 @@ def test_each_phase_moves_its_own_parts_only(make: Make, phase: int, moves: set[
     simulation = Simulation(make(CNN_WITH_BN).replace(method=method))
     before = {**simulation.coordinator.state.shared, **simulation.site.initial}
     when = simulation.coordinator.schedule[0]
-    ups = exchanged(simulation, when.stage.exchanges[0], when, simulation.federation.clients)
+    ups = exchanged(simulation, when.stage.exchanges[0], when, simulation.federated.clients)
     after = {**ups[0], **simulation.site.store.get(0).tensors}
     assert {part_of(name) for name in before if not torch.equal(before[name], after[name])} == moves
     assert all(name in after for name in before)
@@ -392,7 +392,7 @@ def test_an_unsampled_clients_personal_parts_stand_still(make: Make):
 @pytest.mark.parametrize("name", ["fedpin", "fedpin-gm-l2"])
 def test_an_unseen_client_is_predicted_for_with_the_global_model(make: Make, bn: str, name: str):
     simulation = simulate(make({**PIN, "method.name": name, "method.bn": bn} | CNN_WITH_BN))
-    target = next(e for e in simulation.federation.environments if e.client is None)
+    target = next(e for e in simulation.federated.environments if e.client is None)
     (model,) = models_of(simulation, target)
     when = simulation.coordinator.schedule[-1]
     mine = scored(simulation, model, target, when)
@@ -405,7 +405,7 @@ def test_an_unseen_client_is_predicted_for_with_the_global_model(make: Make, bn:
 
 def test_a_client_is_predicted_for_with_its_personal_model(make: Make):
     simulation = simulate(make(PIN))
-    environment = next(e for e in simulation.federation.environments if e.client == 0)
+    environment = next(e for e in simulation.federated.environments if e.client == 0)
     (model,) = models_of(simulation, environment)
     x = environment.samples.x[:5]
     resident(simulation).client.load(0, model)
@@ -465,7 +465,7 @@ def test_fine_tuning_keeps_each_clients_copy_and_sends_nothing(make: Make, bn: s
 def test_the_copy_is_plain_sgd_from_the_global_model(make: Make):
     """Three steps at 0.05 on the first three batches of the stage's own sequence, by a loop of its own."""
     simulation = simulate(make({**FT, "train.momentum": 0.0}))
-    (client, *_) = simulation.federation.clients
+    (client, *_) = simulation.federated.clients
     w = {name: tensor.clone().requires_grad_() for name, tensor in simulation.coordinator.state.shared.items()}
     order = BatchOrder(simulation.setup.streams, client.id, len(client.train), 4).from_number(0)
     for _ in range(3):
@@ -487,8 +487,8 @@ def test_the_copy_is_plain_sgd_from_the_global_model(make: Make):
 
 def test_gm_ft_predicts_with_the_global_model_until_it_is_tuned(make: Make):
     simulation = Simulation(make(FT))
-    own = next(e for e in simulation.federation.environments if e.client == 0)
-    target = next(e for e in simulation.federation.environments if e.client is None)
+    own = next(e for e in simulation.federated.environments if e.client == 0)
+    target = next(e for e in simulation.federated.environments if e.client is None)
 
     def scores(environment):
         """As GM-FT scores it, and as the global model does."""

@@ -16,7 +16,7 @@ from fedshift.core.messages import Up
 from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.fedproc import SUMS, FedProc, prototypical
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.simulation import Simulation
 
 X, Y = [1.0, 0.0], [0.0, 1.0]
 
@@ -144,7 +144,7 @@ def test_one_round_computed_again(make: Make, changes: dict[str, Any]):
     total = torch.zeros_like(simulation.coordinator.state.down["prototypes.value"])
     counts = torch.zeros(3, dtype=torch.int64)
     at_work = net_of(simulation)
-    for client, (_, up) in zip(simulation.federation.clients, seen["replies"], strict=True):
+    for client, (_, up) in zip(simulation.federated.clients, seen["replies"], strict=True):
         for part in method.moves():
             at_work.parts[part].load_state_dict(dict(up.of(part)))
             at_work.parts[part].eval()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from conftest import CNN_WITH_BN, Make, evaluated, go_on, names_sent, simulate, states
 from fedshift.core.tensors import Tensors
 from fedshift.methods.fedrep import FedRep
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.simulation import Simulation
 from test_ditto import OPTIMUM, PLAIN
 
 FEDREP = {"method.name": "fedrep"}

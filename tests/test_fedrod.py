@@ -67,7 +67,7 @@ def test_the_personal_head_stays_and_unseen_clients_get_the_generic_one(make: Ma
     for direction in ("up", "down"):
         assert not any("personal" in name for name in names_sent(simulation, "train", direction))
     assert all(state.tensors["personal_head.weight"].abs().sum() > 0 for _, state in states(simulation))
-    for environment in simulation.federation.environments:
+    for environment in simulation.federated.environments:
         (model,) = models_of(simulation, environment)
         assert bool(model["personal_head.weight"].any()) == (environment.client is not None)
 

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from conftest import CNN_WITH_BN, Make, at, first_messages, go_on, names_sent, simulate, states
 from fedshift.clients.client import Client
-from fedshift.clients.federated import Federation
+from fedshift.clients.federated import FederatedData
 from fedshift.clients.samples import joined
 from fedshift.core.contract import Batch, ServerState
 from fedshift.core.net import Net
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.fedsdr import EnvironmentHead, FedSDR, dependence
-from fedshift.rounds import simulation as simulation_module
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs import simulation as simulation_module
+from fedshift.runs.simulation import Simulation
 from refusal import refuses
 
 # The dependence -----------------------------------------------------------------------------------
@@ -219,11 +219,11 @@ def test_what_leaves_says_the_clients_environments(make: Make):
     assert not any(name.startswith("personal") for name in names_sent(simulation, "train", "down"))
     assert simulation.setup.categories(simulation.setup.stages[0].exchanges[0])["environments"] == "statistic"
     assert first_messages(experiment)["train", "up"]["environments"].tolist() == [1.0, 0.0]
-    assert simulation.federation.train_environments == ("dark", "gray")
+    assert simulation.federated.train_environments == ("dark", "gray")
     assert len(simulation.coordinator.state.shared["environment_head.of_each.bias"]) == 3 * 2
 
 
-def across_domains(federation: Federation) -> Federation:
+def across_domains(federation: FederatedData) -> FederatedData:
     """Two clients: one with all samples of two domains, one with those of the third."""
     one, two, three = federation.clients
     both = Client(0, "both", "both", joined([one.train, two.train]))
@@ -243,7 +243,7 @@ def test_a_client_may_have_several_environments(make: Make, monkeypatch: pytest.
 
     monkeypatch.setattr(FedSDR, "environment_loss", watched)
     experiment = make({"method.name": "fedsdr", "protocol": {"name": "in-domain"}, "train.batch": 16})
-    made = simulation_module.make_federation
+    made = simulation_module.make_federated
     monkeypatch.setattr(simulation_module, "make_federation", lambda *given: across_domains(made(*given)))
     simulation = Simulation(experiment)
     ups: dict[int, Tensor] = {}

@@ -15,7 +15,7 @@ from fedshift import memory
 from fedshift.core.model import COPIES, Model, ModelBuilder, Shape
 from fedshift.models import MODELS
 from fedshift.models.mlp import MLP
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.simulation import Simulation
 from fedshift.streams import Streams
 from refusal import refuses
 

@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 
 import fedshift
 from conftest import TINY, Make, a_folder, a_record, a_row, interrupt_after, resume
-from fedshift import api
+from fedshift import experiment as experiment_module
 from fedshift.cli.app import app
 from fedshift.content import code_digest, digest
 from fedshift.core import plugins
+from fedshift.experiments import Experiment
 from fedshift.manifest import digested_json
 from fedshift.reporting.results import Results
 from fedshift.runs import folder as folder_module
@@ -28,13 +29,12 @@ from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.schema import Grid, GridRun
 from fedshift.runs.trust import UntrustedError
-from fedshift.settings import experiment as experiment_module
-from fedshift.settings.experiment import Experiment
-from fedshift.settings.grid import expand, override
+from fedshift.study import api
+from fedshift.study.grid import expand, override
 from refusal import refuses
 
 FILES = [
-    *(RUN, EXPERIMENT, RECORDS, TIMINGS, "manifest.json", "summary.json", "messages.json", "federation.json"),
+    *(RUN, EXPERIMENT, RECORDS, TIMINGS, "manifest.json", "summary.json", "messages.json", "data.json"),
     *("environment.json", "weights.safetensors"),
 ]
 PLUGIN = '''
@@ -520,7 +520,7 @@ def test_a_report_says_which_runs_of_a_comparison_have_not_begun(make: Make, tmp
     assert api.load(tmp_path).results.missing == ()
 
 
-@pytest.mark.parametrize("name", ["messages.json", "federation.json", "environment.json"])
+@pytest.mark.parametrize("name", ["messages.json", "data.json", "environment.json"])
 def test_a_run_whose_facts_are_damaged_is_left_out_before_anything_is_shown(folder: RunFolder, name: str):
     (folder.path / name).write_text("{}")
     with refuses(name):

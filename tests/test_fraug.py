@@ -23,7 +23,7 @@ from fedshift.methods.fraug import FRAug, Prototypes, entropy, make_generator, m
 from fedshift.methods.fraug_code import FRAugCode
 from fedshift.methods.head_retraining import HeadRetraining, part_of
 from fedshift.methods.mmd import bandwidth, mmd, mmd_of_each
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.simulation import Simulation
 from refusal import refuses
 
 FRAUG = {"method.name": "fraug"} | CNN_WITH_BN
@@ -363,7 +363,7 @@ def test_each_step_moves_its_own_parts_only(make: Make, base: type[FRAug]):
     experiment = make(CNN_WITH_BN | {"train.rounds": 1, "train.steps": 3})
     simulation = Simulation(experiment.replace(method=Watched()))
     when = simulation.coordinator.schedule[0]
-    exchanged(simulation, when.stage.exchanges[0], when, simulation.federation.clients[:1])
+    exchanged(simulation, when.stage.exchanges[0], when, simulation.federated.clients[:1])
     moves = {"model": {"encoder", "head", "prototypes"}, "generator": {"generator"}, "rtnet": {"rtnet"}}
     assert [name for name, _, _ in seen] == ["model", "generator", "rtnet"] * 3
     for (name, before, training), (_, after, _) in pairwise(seen):
@@ -383,7 +383,7 @@ def test_learning_rates_of_generator_and_rtnet_are_their_own(make: Make):
         simulation = Simulation(experiment)
         start = {**simulation.coordinator.state.shared, **simulation.site.state(0).tensors}[name]
         when = simulation.coordinator.schedule[0]
-        ups = exchanged(simulation, when.stage.exchanges[0], when, simulation.federation.clients[:1])
+        ups = exchanged(simulation, when.stage.exchanges[0], when, simulation.federated.clients[:1])
         return {**ups[0], **simulation.site.store.get(0).tensors}[name] - start
 
     weight = "generator.body.0.weight"
@@ -401,13 +401,13 @@ def test_what_is_shared_and_what_stays(make: Make):
     simulation = Simulation(make(FRAUG))
     when = simulation.coordinator.schedule[0]
     canary = 0.7654321
-    for client in simulation.federation.clients:
+    for client in simulation.federated.clients:
         own = {
             name: torch.full_like(t, canary) if name == "prototypes.mean" else t.clone()
             for name, t in simulation.site.initial.items()
         }
         simulation.site.store.put(client.id, ClientState(own))
-    ups = exchanged(simulation, when.stage.exchanges[0], when, simulation.federation.clients)
+    ups = exchanged(simulation, when.stage.exchanges[0], when, simulation.federated.clients)
     for client, up in ups.items():
         assert {name.partition(".")[0] for name in up} == {"encoder", "head", "generator"}
         assert not any(name.startswith("encoder.1.") for name in up)
@@ -439,7 +439,7 @@ def test_the_generators_batch_norm_is_the_mean_of_the_clients(make: Make):
     simulation = Simulation(make(FRAUG))
     when = simulation.coordinator.schedule[0]
     exchange = when.stage.exchanges[0]
-    ups = exchanged(simulation, exchange, when, simulation.federation.clients)
+    ups = exchanged(simulation, exchange, when, simulation.federated.clients)
     merged = exchange.merge(simulation.coordinator.state, Replies(sorted(ups.items())))
     for name in ("generator.body.1.running_var", "generator.body.4.weight"):
         torch.testing.assert_close(merged.shared[name], (ups[0][name] + ups[1][name]) / 2)
@@ -449,10 +449,10 @@ def test_prototypes_are_the_mean_of_the_first_batch(make: Make):
     """After one step from the initial encoder, recomputed: each class's mean over the batch in training mode."""
     experiment = make(FRAUG | {"train.steps": 1, "train.batch": 27, "train.rounds": 1})
     initial = Simulation(experiment)
-    samples = initial.federation.clients[0].train
+    samples = initial.federated.clients[0].train
     encoder = net_of(initial).encoder.train()
     with torch.no_grad():
-        u = encoder(initial.federation.inputs.evaluation(samples.x))
+        u = encoder(initial.federated.inputs.evaluation(samples.x))
     expected = torch.stack([u[samples.y == c].mean(dim=0) for c in range(3)])
     trained = simulate(experiment, rounds=1).site.store.get(0)
     torch.testing.assert_close(trained.tensors["prototypes.mean"], expected, rtol=1e-4, atol=1e-5)
@@ -492,7 +492,7 @@ def test_parts_that_are_not_used_are_not_made(make: Make):
 
 def test_an_unseen_client_gets_the_mean_of_the_clients_batch_norms(make: Make):
     simulation = simulate(make(FRAUG), rounds=1)
-    (unseen,) = [e for e in simulation.federation.environments if e.client is None]
+    (unseen,) = [e for e in simulation.federated.environments if e.client is None]
     (model,) = models_of(simulation, unseen)
     one, other = (state.tensors["encoder.1.running_mean"] for _, state in states(simulation))
     torch.testing.assert_close(model["encoder.1.running_mean"], (one + other) / 2)

@@ -11,7 +11,7 @@ from fedshift.core.contract import Part
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.ftfa import FTFA
 from fedshift.methods.personal import Tuned
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.simulation import Simulation
 from test_ditto import PLAIN, Point, quadratic
 
 
@@ -68,7 +68,7 @@ def test_who_misses_the_tuning_predicts_with_the_global_model(make: Make):
     coordinator = simulation.coordinator
     gone = {entry["client"] for entry in coordinator.missing if entry["stage"] == "finetune"}
     assert 0 < len(gone) < 6
-    for environment in simulation.federation.environments:
+    for environment in simulation.federated.environments:
         if environment.client is not None:
             (model,) = models_of(simulation, environment)
             as_global = scored(simulation, model, environment, last, FedAvg())

@@ -20,13 +20,13 @@ from fedshift.core.contract import Exchange, Measure, Part, Phase, Stage
 from fedshift.core.tensors import Tensors
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.kernels import Kernels
+from fedshift.experiments import Experiment
 from fedshift.methods.fedavg import FedAvg
 from fedshift.models.mlp import MLP
-from fedshift.rounds import simulation as simulation_module
-from fedshift.rounds.simulation import Simulation
 from fedshift.runs import runner
+from fedshift.runs import simulation as simulation_module
 from fedshift.runs.run import Run
-from fedshift.settings.experiment import Experiment
+from fedshift.runs.simulation import Simulation
 from test_methods import assert_same
 
 GLOBAL: dict[str, Callable[[], float]] = {
@@ -59,7 +59,7 @@ HOOKS = [
     "merge",
     "predict",
     "prediction_draws",
-    "federation",
+    "regroup",
     "send",
     "start",
     "upload",

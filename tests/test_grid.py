@@ -11,9 +11,9 @@ import tomli_w
 
 from conftest import Make
 from fedshift.content import digest
+from fedshift.experiments import Experiment
 from fedshift.methods.fedsr import FedSR
-from fedshift.settings.experiment import Experiment
-from fedshift.settings.grid import expand, override, read
+from fedshift.study.grid import expand, override, read
 from refusal import refuses
 
 

@@ -19,8 +19,8 @@ from fedshift.clients.protocols import split
 from fedshift.datasets import DATASETS
 from fedshift.datasets.image_sets import CIFAR10, PACS, DomainNet, NamedImages, OfficeCaltech10, OfficeHome
 from fedshift.datasets.wilds import Camelyon17, IWildCam
-from fedshift.settings.grid import expand, override
 from fedshift.streams import Streams
+from fedshift.study.grid import expand, override
 from refusal import refuses
 
 NAMES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")

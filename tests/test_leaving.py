@@ -19,8 +19,8 @@ from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import FederationSettings
 from fedshift.deployment.leaving import CATEGORIES, Leaves, category, leaving, refusal, refused, what_leaves, without
 from fedshift.deployment.wire import Done, SiteScore
-from fedshift.settings.experiment import Experiment
-from fedshift.settings.grid import expand, override
+from fedshift.experiments import Experiment
+from fedshift.study.grid import expand, override
 from reference import EVERY_METHOD, reference, small
 from refusal import refuses
 from separate import setup_of

@@ -18,9 +18,9 @@ from fedshift.core.contract import Exchange, LocalWork, Upload
 from fedshift.core.messages import Up
 from fedshift.methods.fedavg import FedAvg
 from fedshift.rounds.ledger import DIRECTIONS, Ledger, from_ranges, in_ranges
-from fedshift.rounds.simulation import Simulation
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
+from fedshift.runs.simulation import Simulation
 from test_methods import small
 
 # Any sequence of messages -------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def later(make: Make, changes: dict[str, Any] | None = None) -> Simulation:
     experiment = make({"train.rounds": 4, "run.checkpoint_every": 2, **(changes or {})}).replace(method=Later())
     simulation = Simulation(experiment)
     START.update(simulation.coordinator.state.shared)
-    IMAGES[:] = [simulation.federation.clients[1].train.x]
+    IMAGES[:] = [simulation.federated.clients[1].train.x]
     return simulation
 
 

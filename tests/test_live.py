@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedshift.api import compare
 from fedshift.core.contract import Round, Stage
 from fedshift.reporting.live import LOADING, LiveProgress, scores_text
-from fedshift.rounds.listener import Task
-from fedshift.rounds.plan import PlannedStage
 from fedshift.runs.events import Events
 from fedshift.runs.folder import RunFolder, Times
+from fedshift.runs.listener import Task
+from fedshift.runs.plan import PlannedStage
 from fedshift.runs.progress import Outlook
 from fedshift.runs.schema import Timed
+from fedshift.study.api import compare
 
 STEPPED = Timed(start=0, stop=5, seconds=6.0, evaluation=3.0, together=3, engine="vectorised")
 TRAIN = Stage("train", 100, ())

@@ -27,7 +27,7 @@ from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
-from fedshift.settings.grid import expand, override
+from fedshift.study.grid import expand, override
 from reference import small
 from refusal import refuses
 from test_coordinate import IN_DOMAIN, alike, altered
@@ -144,7 +144,7 @@ def test_who_is_left_out_is_an_event_and_the_factor_is_on_record(tmp_path: Path)
     ((event),) = told(run, "left out")
     assert (event["who"], event["round"], event["exchange"]) == ("dark", 2, "train")
     assert "allows 30" in event["why"]
-    assert json.loads((run.path / "federation.json").read_text())["norm_factor"] == 30
+    assert json.loads((run.path / "data.json").read_text())["norm_factor"] == 30
     assert any("30 times" in note for note in run.summary.notes)
 
 

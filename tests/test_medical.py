@@ -235,7 +235,7 @@ def test_a_patient_stays_on_one_side(tmp_path: Path, make: Make):
     data = {"name": "medical", "path": str(tmp_path), "size": 4, "window": "none"}
     protocol = {"name": "in-domain", "test": 0.25, "validation": 0.25}
     simulation = simulate(make({"data": data, "protocol": protocol, "model.name": "mlp", "train.lr": 1e-7}))
-    federation = simulation.federation
+    federation = simulation.federated
     sides = [client.train for client in federation.clients] + [each.samples for each in federation.environments]
     held = [{int(value) // 100 for value in side.x[:, 0, 0, 0].tolist()} for side in sides]
     assert [len(side) for side in sides] == [3 * len(patients) for patients in held]
@@ -363,5 +363,5 @@ def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     with warnings.catch_warnings():
         exec(compile(code, "medical.md", "exec"), names)  # the point of the test
     assert names["run"].finished
-    assert set(names["run"].federation["domains"].values()) == {"Berlin", "Oslo"}
+    assert set(names["run"].data_facts["domains"].values()) == {"Berlin", "Oslo"}
     assert names["run"].model()(torch.zeros(2, 1, 16, 16)).shape == (2, 2)

@@ -30,7 +30,7 @@ from conftest import (
 )
 from fedshift.clients.client import Client
 from fedshift.clients.environments import Environment
-from fedshift.clients.federated import Federation
+from fedshift.clients.federated import FederatedData
 from fedshift.clients.samples import Samples
 from fedshift.core.contract import Batch, Exchange, Part, Phase, Stage, Upload
 from fedshift.core.frozen import Embedding
@@ -42,11 +42,11 @@ from fedshift.core.training import Train
 from fedshift.engines.batches import BatchOrder
 from fedshift.engines.engine import ServerJob
 from fedshift.errors import FedshiftError
+from fedshift.experiments import Experiment
 from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
-from fedshift.rounds import simulation as simulation_module
-from fedshift.rounds.simulation import Simulation
-from fedshift.settings.experiment import Experiment
+from fedshift.runs import simulation as simulation_module
+from fedshift.runs.simulation import Simulation
 from fedshift.streams import Streams
 from reference import ARCHETYPES, BUILT_IN, EVERY_METHOD, reference, small
 
@@ -90,7 +90,7 @@ def test_every_method_runs_and_is_scored(name: str):
 def test_a_bias_before_batch_norm_has_no_gradient(make: Make):
     """(h + b - mean(h + b)) / sd(h + b) does not depend on b: in float64 its gradient is rounding, and no other is."""
     simulation = Simulation(make({**CNN_WITH_BN, "train.precision": "float64"}))
-    net, samples = net_of(simulation), simulation.federation.clients[0].train
+    net, samples = net_of(simulation), simulation.federated.clients[0].train
     for part in net.parts.values():
         part.train()
     F.cross_entropy(net.head(net.encoder(samples.x.double())), samples.y).backward()
@@ -139,7 +139,7 @@ def test_a_canary_in_client_state_never_leaves(make: Make, name: str):
             kept.update(tensors)
             return tensors
 
-        for client in simulation.federation.clients:
+        for client in simulation.federated.clients:
             tensors = {
                 private: tensor
                 if private.startswith(KEPT_AS_SENT.get(name, "none"))
@@ -197,9 +197,9 @@ def interrupted(experiment: Experiment, folder: Path) -> Simulation:
 
 @pytest.mark.parametrize("name", EVERY_METHOD)
 def test_the_order_of_clients_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch):
-    run, in_order = reference(name), simulation_module.make_federation
+    run, in_order = reference(name), simulation_module.make_federated
 
-    def reversed_clients(experiment: Experiment, tell: Embedding) -> Federation:
+    def reversed_clients(experiment: Experiment, tell: Embedding) -> FederatedData:
         federation = in_order(experiment, tell)
         return dataclasses.replace(federation, clients=federation.clients[::-1])
 
@@ -215,7 +215,7 @@ def test_fedprox_pulls_towards_the_global_model(make: Make):
     """By hand: at w = w_t the term and its gradient are 0; after moving every weight by 1 it is mu/2 * count."""
     method = METHODS.get("fedprox")(mu=0.5)
     simulation = Simulation(make({"method.name": "fedprox"}))
-    net, samples = net_of(simulation), simulation.federation.clients[0].train
+    net, samples = net_of(simulation), simulation.federated.clients[0].train
     batch = Batch(samples.x, samples.y)
     received = {name: parameter.detach().clone() for name, parameter in net.parameters()}
     count = sum(tensor.numel() for tensor in received.values())
@@ -235,7 +235,7 @@ def test_one_client_and_one_step_a_round_is_plain_sgd(make: Make):
     )
     simulation = simulate(experiment)
     fresh = Simulation(experiment)
-    (client,) = fresh.federation.clients
+    (client,) = fresh.federated.clients
     encoder, head = net_of(fresh).encoder, net_of(fresh).head
     parameters = [*encoder.parameters(), *head.parameters()]
     order = BatchOrder(Streams(0), client.id, len(client.train), 4)
@@ -320,7 +320,7 @@ def test_batch_norm_buffers_are_averaged_unless_local(make: Make, name: str, bn:
     simulation = Simulation(make({**small(name), "method.bn": bn}))
     when = next(when for when in simulation.coordinator.schedule if when.stage.name == "train")
     for exchange in when.stage.exchanges[: when.stage.exchanges.index(when.stage.training) + 1]:
-        ups = exchanged(simulation, exchange, when, simulation.federation.clients)
+        ups = exchanged(simulation, exchange, when, simulation.federated.clients)
         state = exchange.merge(simulation.coordinator.state, Replies(sorted(ups.items())))
         simulation.coordinator.state = state
     ending = ("running_mean", "running_var", "num_batches_tracked")
@@ -335,7 +335,7 @@ def test_batch_norm_buffers_are_averaged_unless_local(make: Make, name: str, bn:
         if buffer.endswith("num_batches_tracked"):
             assert min(of_each) > 0
         else:
-            assert len({tuple(each.tolist()) for each in of_each}) == len(simulation.federation.clients)
+            assert len({tuple(each.tolist()) for each in of_each}) == len(simulation.federated.clients)
         if bn != "local":
             mean, merged = torch.stack(of_each).double().mean(dim=0), state.shared[buffer]
             assert merged.dtype == of_each[0].dtype
@@ -384,15 +384,15 @@ def test_single_equals_a_federation_of_one(make: Make):
     when, *later = alone.coordinator.schedule
     (exchange,) = when.stage.exchanges
     for each in (when, *later):
-        exchanged(alone, exchange, each, [alone.federation.clients[1]])
+        exchanged(alone, exchange, each, [alone.federated.clients[1]])
     mine, theirs = simulation.site.store.get(1), alone.site.store.get(1)
     assert mine and theirs
     assert all(torch.equal(mine.tensors[name], theirs.tensors[name]) for name in mine.tensors)
 
 
 def test_centralised_pools_all_training_data(make: Make):
-    pooled = Simulation(make({"method.name": "centralised"})).federation
-    apart = Simulation(make()).federation
+    pooled = Simulation(make({"method.name": "centralised"})).federated
+    apart = Simulation(make()).federated
     (client,) = pooled.clients
     assert len(client.train) == sum(len(c.train) for c in apart.clients)
     assert [e.name for e in pooled.environments] == [e.name for e in apart.environments]
@@ -400,7 +400,7 @@ def test_centralised_pools_all_training_data(make: Make):
 
 def test_an_unseen_client_gets_the_mean_of_the_clients_batch_norm(make: Make):
     simulation = simulate(make({"method.name": "fedbn"} | CNN_WITH_BN))
-    target = next(e for e in simulation.federation.environments if e.client is None)
+    target = next(e for e in simulation.federated.environments if e.client is None)
     (model,) = models_of(simulation, target)
     one, other = (state.tensors["encoder.1.weight"] for _, state in states(simulation))
     torch.testing.assert_close(model["encoder.1.weight"], (one + other) / 2)
@@ -414,7 +414,7 @@ def test_reestimated_batch_norm_undoes_brightness(make: Make, bn: str):
     """
     simulation = simulate(make({"method.bn": bn} | CNN_WITH_BN))
     when = simulation.coordinator.schedule[0]
-    known = simulation.federation.environments[0].samples
+    known = simulation.federated.environments[0].samples
     bright = Samples(known.x + 5.0, known.y)
     scores = [
         scored(simulation, simulation.coordinator.state.shared, Environment("x", "test", None, samples), when)
@@ -427,7 +427,7 @@ def test_reestimated_batch_norm_undoes_brightness(make: Make, bn: str):
 def test_reestimation_works_with_a_rest_of_one(make: Make):
     """27 samples by 13 leave one over; it must not become a batch of its own, which batch norm refuses."""
     simulation = Simulation(make({"method.bn": "reestimate", "evaluate.batch": 13} | CNN_WITH_BN))
-    environment = Environment("x", "test", None, simulation.federation.clients[0].train)
+    environment = Environment("x", "test", None, simulation.federated.clients[0].train)
     score = scored(simulation, simulation.coordinator.state.shared, environment, simulation.coordinator.schedule[0])
     assert score.n == 27
 
@@ -549,9 +549,7 @@ def test_what_a_client_is_told_to_keep_is_its_own_without_training_too(make: Mak
 
     simulation = simulate(make().replace(method=Asking()), rounds=1)
     assert len(states(simulation)) == 2
-    whose = {
-        simulation.evaluation.whose(each) for each in simulation.federation.environments if each.client is not None
-    }
+    whose = {simulation.evaluation.whose(each) for each in simulation.federated.environments if each.client is not None}
     assert whose == ({"own"} if told and keeps else {"unseen"})
     go_on(simulation)
     assert all(state.trained for _, state in states(simulation))
@@ -568,7 +566,7 @@ def test_a_client_drawn_twice_works_once_and_weighs_twice(make: Make):
 
     simulation = Simulation(make().replace(method=WithReplacement()))
     when = simulation.coordinator.schedule[0]
-    ups = exchanged(simulation, when.stage.exchanges[0], when, simulation.federation.clients)
+    ups = exchanged(simulation, when.stage.exchanges[0], when, simulation.federated.clients)
     expected = (2 * ups[0]["head.weight"] + ups[1]["head.weight"]) / 3
     simulation = Simulation(make().replace(method=WithReplacement()))
     go_on(simulation)
@@ -586,7 +584,7 @@ def test_each_client_is_scored_with_what_it_would_be_sent(make: Make):
             return super().exchange(name, send=lambda state, client: {"head.bias": torch.full((3,), float(client))})
 
     simulation = Simulation(make().replace(method=OwnHead()))
-    biases = [models_of(simulation, e)[0]["head.bias"].mean().item() for e in simulation.federation.environments[:2]]
+    biases = [models_of(simulation, e)[0]["head.bias"].mean().item() for e in simulation.federated.environments[:2]]
     assert biases == [0, 1]
 
 
@@ -638,5 +636,5 @@ def test_epochs_count_whole_batches(make: Make):
 
 
 def test_clients_are_named(make: Make):
-    clients: tuple[Client, ...] = Simulation(make()).federation.clients
+    clients: tuple[Client, ...] = Simulation(make()).federated.clients
     assert [client.name for client in clients] == ["dark", "gray"]

@@ -288,7 +288,7 @@ def test_models_of_an_unseen_client_are_averaged(make: Make):
     when = simulation.coordinator.schedule[-1]
     record = simulation.record(when, Sequential(Kernels()))
     (row,) = [row for row in record["environments"] if row["role"] == "test"]
-    (environment,) = [e for e in simulation.federation.environments if e.role == "test"]
+    (environment,) = [e for e in simulation.federated.environments if e.role == "test"]
     each = [scored(simulation, model, environment, when).metrics for model in models_of(simulation, environment)]
     assert row["models"] == len(each) == 2
     assert row["metrics"] == mean_of(each)[0]

@@ -17,7 +17,7 @@ from fedshift.core.net import Net
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import Replies
 from fedshift.methods.moon import MOON, contrast
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.simulation import Simulation
 
 X, Y = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
 
@@ -127,7 +127,7 @@ def test_the_previous_model_is_the_clients_last_one(make: Make, bn: str, project
     assert all(torch.equal(initial[name], initial[name.removeprefix("previous.")]) for name in kept)
     for when in simulation.coordinator.schedule:
         (exchange,) = when.stage.exchanges
-        ups = exchanged(simulation, exchange, when, list(simulation.federation.clients))
+        ups = exchanged(simulation, exchange, when, list(simulation.federated.clients))
         simulation.coordinator.state = exchange.merge(simulation.coordinator.state, Replies(sorted(ups.items())))
         for client, up in ups.items():
             state = simulation.site.store.get(client)
@@ -148,13 +148,13 @@ def test_the_previous_model_moves_the_training_but_does_not_leave(make: Make):
         (exchange,) = when.stage.exchanges
         if value is not None:
             generator = torch.Generator().manual_seed(0)
-            for client in simulation.federation.clients:
+            for client in simulation.federated.clients:
                 tensors = {
                     name: torch.where(torch.rand(t.shape, generator=generator) < 0.5, value, 0.5)
                     for name, t in simulation.site.initial.items()
                 }
                 simulation.site.store.put(client.id, ClientState(tensors))
-        ups = exchanged(simulation, exchange, when, list(simulation.federation.clients))
+        ups = exchanged(simulation, exchange, when, list(simulation.federated.clients))
         for up in ups.values():
             assert up.keys() == simulation.coordinator.state.shared.keys()
             assert not any((tensor == canary).any() for tensor in up.values())

@@ -20,8 +20,8 @@ from fedshift import page
 from fedshift.errors import DivergedError, FedshiftError, Problems, UnknownNameError
 from fedshift.reporting.live import LiveProgress
 from fedshift.reporting.notebook import in_notebook
-from fedshift.rounds.simulation import make_federation
 from fedshift.runs.progress import Progress
+from fedshift.runs.simulation import make_federated
 from fedshift.spec import Spec
 
 LONGEST = 700  # characters; an experiment's changed settings are the most there is
@@ -145,7 +145,7 @@ def values(make: Make, tmp_path: Any) -> list[Any]:
     exchanges = [exchange for stage in stages for exchange in stage.exchanges]
     phases = [phase for exchange in exchanges for phase in exchange.phases]
     objectives = [one for phase in phases if isinstance(phase, page.Phase) for one in phase.objectives]
-    samples = simulation.federation.clients[0].train
+    samples = simulation.federated.clients[0].train
     state = simulation.coordinator.state
     ups = [(0, page.Tensors(state.shared)), (1, page.Tensors(state.shared))]
     received = page.Down(state.shared)
@@ -154,8 +154,8 @@ def values(make: Make, tmp_path: Any) -> list[Any]:
     )
     streams = simulation.setup.streams
     return [
-        *(simulation.setup.model, streams, simulation.federation, simulation.federation.clients[0], samples),
-        simulation.federation.environments[0],
+        *(simulation.setup.model, streams, simulation.federated, simulation.federated.clients[0], samples),
+        simulation.federated.environments[0],
         *(
             experiment,
             indexed,
@@ -168,8 +168,8 @@ def values(make: Make, tmp_path: Any) -> list[Any]:
         *(stages, *stages, *exchanges, *phases, *objectives, *simulation.coordinator.schedule),
         *(state, state.shared, page.Up(state.shared), received, work, page.Replies(ups), page.Replies()),
         *(at(received=state.shared), page.Batch(samples.x, samples.y), page.Part(Block(), "down", apart=True)),
-        *(exchanges[0].uploads[0], page.Optimiser(clip=1.0), page.Draw((2, 3)), simulation.federation.inputs),
-        *(fedshift.index(indexed, progress=Progress()), make_federation(indexed), page.Range(0.1, 1.0)),
+        *(exchanges[0].uploads[0], page.Optimiser(clip=1.0), page.Draw((2, 3)), simulation.federated.inputs),
+        *(fedshift.index(indexed, progress=Progress()), make_federated(indexed), page.Range(0.1, 1.0)),
         *(indexed.data.load(streams), page.Net({"a": Block()})),
         *(fedshift.Column("sex", ("f", "m")), fedshift.Preparation("site", columns=(fedshift.Column("age"),))),
         fedshift.Unlabelled(samples.x),

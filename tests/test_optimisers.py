@@ -15,7 +15,7 @@ from fedshift.engines.optimisers import SGD, Adam
 TRAINS = """
 import sys
 from conftest import TINY, simulate
-from fedshift.settings.grid import expand, override
+from fedshift.study.grid import expand, override
 
 for experiment in expand(override(TINY, {"train.optimiser": ["sgd", "adam"]})):
     simulate(experiment)

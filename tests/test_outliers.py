@@ -18,8 +18,8 @@ from fedshift.core.setup import Setup
 from fedshift.core.tensors import Replies, Tensors, weighted_mean
 from fedshift.rounds.checks import check_numbers
 from fedshift.rounds.outliers import Limits, excesses, explosion
-from fedshift.rounds.simulation import Simulation
-from fedshift.settings.grid import expand, override
+from fedshift.runs.simulation import Simulation
+from fedshift.study.grid import expand, override
 from refusal import refuses
 
 BIAS = "head.bias"

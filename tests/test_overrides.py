@@ -14,7 +14,7 @@ from conftest import TINY, Make
 from fedshift.cli.app import app
 from fedshift.errors import FedshiftWarning
 from fedshift.methods.fedsr import FedSR
-from fedshift.settings.grid import override, read
+from fedshift.study.grid import override, read
 from refusal import refuses
 
 

@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 import fedshift
 import fresh
 from conftest import Make, interrupt_after, results, simulate
-from fedshift import api, files
+from fedshift import files
 from fedshift.cli.app import app
 from fedshift.content import digest
 from fedshift.core.model import ModelBuilder
@@ -41,6 +41,7 @@ from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.trust import UntrustedError
 from fedshift.streams import Streams
+from fedshift.study import api
 from test_engines import engine_named
 from test_methods import assert_same, tensors_of
 

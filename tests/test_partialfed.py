@@ -13,7 +13,7 @@ from fedshift.core.contract import Batch, Part
 from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Tensors
 from fedshift.methods.partialfed import MOST_LAYERS, PartialFed, PartialFedAdaptive
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.simulation import Simulation
 from refusal import refuses
 from test_ditto import PLAIN, linear
 from test_fedrep import Factor, product
@@ -52,7 +52,7 @@ def test_two_rounds_by_hand(make: Make):
         assert shared["head.w"].item() == pytest.approx(1.0, abs=1e-6)
         assert [state.tensors["last.head.w"].item() for _, state in states(simulation)] == pytest.approx(own, abs=1e-6)
     method = simulation.experiment.method
-    for environment in simulation.federation.environments:
+    for environment in simulation.federated.environments:
         (model,) = models_of(simulation, environment)
         begun = model | method.begun(model, model)
         h = 1.0 if environment.client is None else [1.38, 0.62][environment.client]
@@ -102,7 +102,7 @@ def test_with_no_layer_of_its_own_it_is_fedavg_and_with_all_local_training(make:
         simulate(make({**changes, **FIX, "method.own": own})),
         simulate(make({**changes, "method.name": plain})),
     )
-    for environment in ours.federation.environments:
+    for environment in ours.federated.environments:
         if environment.client is not None:
             (mine,), (theirs,) = models_of(ours, environment), models_of(other, environment)
             model = mine | ours.experiment.method.begun(mine, mine)

@@ -14,8 +14,8 @@ from conftest import TINY
 from fedshift.clients.domains import DomainData
 from fedshift.clients.partitions import IID, ByClass, Dirichlet, Domains, FlowerPartitioner, Partition
 from fedshift.clients.protocols import divide
-from fedshift.settings.grid import expand, override
 from fedshift.streams import Streams
+from fedshift.study.grid import expand, override
 from refusal import refuses
 
 PACS = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")

@@ -17,7 +17,7 @@ from fedshift.core.tensors import Tensors, part_of
 from fedshift.methods.ditto import Ditto
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.personal import FineTuning, PersonalCopy, Tuned
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.simulation import Simulation
 
 OWN = PersonalCopy("own")
 
@@ -174,7 +174,7 @@ def test_tuning_moves_each_clients_copy_and_predicts_with_it(make: Make, bn: str
     def agree() -> list[bool]:
         """Whether each environment's score is the global model's."""
         found = []
-        for environment in simulation.federation.environments:
+        for environment in simulation.federated.environments:
             (model,) = models_of(simulation, environment)
             ours, plain = (scored(simulation, model, environment, tuning, each) for each in (None, FedAvg()))
             found.append(ours == plain)
@@ -184,7 +184,7 @@ def test_tuning_moves_each_clients_copy_and_predicts_with_it(make: Make, bn: str
         go_on(simulation)
         assert all(agree())
     go_on(simulation)
-    assert agree() == [environment.client is None for environment in simulation.federation.environments]
+    assert agree() == [environment.client is None for environment in simulation.federated.environments]
     assert all(state.tensors["tuned.done"] == 1 for _, state in states(simulation))
 
 
@@ -194,7 +194,7 @@ def test_with_local_batch_norms_the_copy_is_what_was_tuned_and_nothing_is_sent(m
     *training, tuning = simulation.coordinator.schedule
     for _ in training:
         go_on(simulation)
-    ups = exchanged(simulation, tuning.stage.exchanges[0], tuning, simulation.federation.clients)
+    ups = exchanged(simulation, tuning.stage.exchanges[0], tuning, simulation.federated.clients)
     assert all(len(up) == 0 for up in ups.values())
     for _, state in states(simulation):
         kept = Tensors(state.tensors)

@@ -12,7 +12,7 @@ from conftest import CNN_WITH_BN, Make, evaluated, exchanged, go_on, models_of, 
 from fedshift.core.contract import Part
 from fedshift.core.tensors import Tensors
 from fedshift.methods.pfedavg import PFedAvg
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.simulation import Simulation
 from test_ditto import PLAIN, Point, quadratic
 
 PFEDAVG = {"method.name": "pfedavg"}
@@ -59,11 +59,11 @@ def test_it_is_fedavg_and_one_more_local_phase_to_the_bit(make: Make, bn: str):
     go_on(ours)
     assert all(torch.equal(ours.coordinator.state.shared[name], tensor) for name, tensor in shared.items())
 
-    for client in plain.federation.clients:
+    for client in plain.federated.clients:
         state = plain.site.state(client.id)
         plain.site.store.put(client.id, replace(state, drawn={}))  # the batches of the first phase
     when = plain.coordinator.schedule[-1]
-    ups = exchanged(plain, when.stage.exchanges[0], when, plain.federation.clients)
+    ups = exchanged(plain, when.stage.exchanges[0], when, plain.federated.clients)
     kept = dict(states(ours))
     assert len(ups) == len(kept) == 6
     for client, up in ups.items():
@@ -83,7 +83,7 @@ def test_before_it_is_sampled_a_client_predicts_with_the_global_model(make: Make
     )
     trained = [client for client, _ in states(simulation)]
     assert len(trained) == 2
-    for environment in simulation.federation.environments:
+    for environment in simulation.federated.environments:
         (model,) = models_of(simulation, environment)
         same = torch.equal(model["personal_head.weight"], simulation.coordinator.state.shared["head.weight"])
         assert same == (environment.client not in trained)

@@ -10,7 +10,7 @@ from conftest import CNN_WITH_BN, Make, go_on, names_sent, simulate, states
 from fedshift.core.contract import Part, ServerState
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.pfedme import PFedMe
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.simulation import Simulation
 from test_ditto import CURVATURE, OPTIMUM, PLAIN, Point, quadratic
 
 PFEDME = {"method.name": "pfedme"}

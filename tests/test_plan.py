@@ -11,8 +11,8 @@ from fedshift.engines.engine import Engine
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.methods.fedavg import FedAvg
-from fedshift.rounds.plan import planned_stages
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.plan import planned_stages
+from fedshift.runs.simulation import Simulation
 from reference import EVERY_METHOD, Heard, reference
 
 
@@ -54,7 +54,7 @@ def test_a_mean_round_is_planned(make: Make, changes: dict[str, Any]):
     simulation = Simulation(make({"data.domains": 4, "train.rounds": 40, "train.unit": "epochs", **changes}))
     (stage,) = planned_stages(simulation)
     heard = listened(simulation, Sequential())
-    epochs = [len(client.train) // 4 for client in simulation.federation.clients]
+    epochs = [len(client.train) // 4 for client in simulation.federated.clients]
     cohort = heard.tasks[0].clients
     assert cohort == (2 if "train.participation" in changes else 3)
     assert stage.steps == pytest.approx(2 * sum(epochs) * cohort / 3)

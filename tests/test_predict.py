@@ -21,7 +21,7 @@ from fedshift.errors import FedshiftError
 from fedshift.runs import runner
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
-from fedshift.settings.grid import expand, override
+from fedshift.study.grid import expand, override
 from refusal import refuses
 
 RNG = np.random.default_rng(0)

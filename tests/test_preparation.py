@@ -21,7 +21,7 @@ from torch import Tensor
 
 import fedshift
 from federated import Local, members, set_site
-from fedshift.clients.federated import Federation
+from fedshift.clients.federated import FederatedData
 from fedshift.clients.preparation import UNSEEN, Column, Preparation
 from fedshift.core.contract import Upload
 from fedshift.core.preparation import PREPARATION
@@ -32,12 +32,12 @@ from fedshift.deployment.rehearsal import rehearse
 from fedshift.deployment.site_data import prepared, site_data
 from fedshift.engines.sequential import Sequential
 from fedshift.errors import AuditError
+from fedshift.experiments import Experiment
 from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
-from fedshift.rounds.simulation import Simulation, make_federation
 from fedshift.runs import runner
 from fedshift.runs.progress import Progress
-from fedshift.settings.experiment import Experiment
+from fedshift.runs.simulation import Simulation, make_federated
 from refusal import refuses
 
 CLINICS = ("Berlin", "Oslo", "Rome")
@@ -86,7 +86,7 @@ def rows_of(samples: Sequence[Any]) -> Tensor:
     return torch.cat([each.rows for each in samples])
 
 
-def training_rows(federation: Federation) -> Tensor:
+def training_rows(federation: FederatedData) -> Tensor:
     return rows_of([client.train for client in federation.clients])
 
 
@@ -108,10 +108,10 @@ def test_each_site_alone_equals_scikit_learn_on_its_training_rows(tmp_path: Path
     frame = table()
     asked = experiment(tmp_path, frame, {"statistics": "site", "impute": impute})
     simulation = Simulation(asked)
-    for client in simulation.federation.clients:
+    for client in simulation.federated.clients:
         statistics = simulation.site.prepared_by(client.id).of(PREPARATION)
         reference = sklearns(frame.iloc[client.train.rows.numpy()], impute)
-        x = simulation.federation.inputs.fitted(statistics).evaluation(client.train.pool.x)
+        x = simulation.federated.inputs.fitted(statistics).evaluation(client.train.pool.x)
         expected = torch.tensor(reference.transform(frame), dtype=torch.float32)
         assert x.dtype == torch.float32
         torch.testing.assert_close(x, expected, rtol=1e-6, atol=1e-6)
@@ -121,7 +121,7 @@ def test_each_site_alone_equals_scikit_learn_on_its_training_rows(tmp_path: Path
 def test_all_sites_together_equal_scikit_learn_on_all_training_rows(tmp_path: Path):
     frame = table()
     run = carried_out(experiment(tmp_path, frame, {"statistics": "pooled"}))
-    federation = make_federation(run.experiment)
+    federation = make_federated(run.experiment)
     statistics = {name: run.weights[f"{PREPARATION}.{name}"] for name in ("rows", "fill", "center", "scale")}
     reference = sklearns(frame.iloc[training_rows(federation).numpy()])
     pool = federation.clients[0].train.pool.x
@@ -181,7 +181,7 @@ def test_a_site_that_never_trained_is_given_the_mean_of_those_that_know_a_column
 def test_rows_of_validation_and_test_change_no_bit_of_the_weights(tmp_path: Path, statistics: str, impute: str):
     frame, data = table(), {"statistics": statistics, "impute": impute}
     clean = experiment(tmp_path / "clean", frame, data)
-    trained = training_rows(make_federation(clean)).numpy()
+    trained = training_rows(make_federated(clean)).numpy()
     others = np.setdiff1d(np.arange(len(frame)), trained)
     assert 0.3 * len(frame) < len(others) < 0.7 * len(frame)
     poisoned = frame.copy()
@@ -194,7 +194,7 @@ def test_rows_of_validation_and_test_change_no_bit_of_the_weights(tmp_path: Path
     weights = [load_file(run.folder.weights_file) for run in runs]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
-    assert runs[0].federation["inputs"] == runs[1].federation["inputs"]
+    assert runs[0].federated["inputs"] == runs[1].federated["inputs"]
     assert runs[0].messages == runs[1].messages
     assert runs[0].records[-1]["environments"] != runs[1].records[-1]["environments"]
     (note,) = [note for note in runs[1].notes if "'sex'" in note and "No training row" in note]
@@ -262,7 +262,7 @@ def test_a_run_that_is_killed_goes_on_to_the_same_bits(
 @pytest.mark.parametrize("statistics", ["site", "pooled"])
 def test_the_model_of_a_run_takes_rows_as_they_are_stored(tmp_path: Path, statistics: str):
     run = carried_out(experiment(tmp_path, table(), {"statistics": statistics}))
-    federation = make_federation(run.experiment)
+    federation = make_federated(run.experiment)
     for environment in federation.environments:
         client = None if statistics == "pooled" else environment.client
         model = run.model(client)

@@ -12,9 +12,9 @@ import fedshift
 from fedshift import FedshiftError
 from fedshift.cli.app import app
 from fedshift.cli.catalogues import print_list, print_named, print_schema, shown_names
-from fedshift.settings.experiment import PLAIN
-from fedshift.settings.experiments import shipped, shipped_text
-from fedshift.settings.schema import CATALOGUES
+from fedshift.cli.json_schema import CATALOGUES
+from fedshift.experiments import PLAIN
+from fedshift.study.shipped import shipped, shipped_text
 
 MARKS = re.compile(r"``|:\w+:`|:class:| at 0x|…|\*Choices|Choices\*|Choices\.\*|\bA [aeiou]|3e\+38|= None")
 

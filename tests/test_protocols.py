@@ -15,12 +15,12 @@ from conftest import Make, evaluated, models_of, simulate, states
 from fedshift.clients.client import Client
 from fedshift.clients.domains import DomainData
 from fedshift.clients.environments import Environment
-from fedshift.clients.federated import Federation
+from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.partitions import IID, ByClass, Domains, Partition
 from fedshift.clients.protocols import AllClients, InDomain, LeaveOneDomainOut, PersonalUnderShift, Protocol, split
 from fedshift.clients.samples import Samples
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.simulation import Simulation
 from fedshift.streams import Streams
 from refusal import refuses
 
@@ -43,7 +43,7 @@ def shifted(per_class: int = 10) -> DomainData:
     return replace(data, environment=environment, environments=SHIFTS)
 
 
-def federate(protocol: Protocol, partition: Partition | None = None, data: DomainData | None = None) -> Federation:
+def federate(protocol: Protocol, partition: Partition | None = None, data: DomainData | None = None) -> FederatedData:
     return protocol.federate(data or plain(), partition or Domains(), Inputs(), Streams(0))
 
 
@@ -51,7 +51,7 @@ def numbers(samples: Samples) -> set[int]:
     return {int(x) for x in samples.x.flatten()}
 
 
-def of(federation: Federation, role: str, client: int | None = None) -> list[Environment]:
+def of(federation: FederatedData, role: str, client: int | None = None) -> list[Environment]:
     return [e for e in federation.environments if e.role == role and client in (None, e.client)]
 
 
@@ -121,7 +121,7 @@ def test_in_domain_nobody_shares_a_sample(rows: list[tuple[int, int]], clients: 
         assert set(held) == set(range(len(y)))
 
 
-def everything(federation: Federation) -> list[Samples]:
+def everything(federation: FederatedData) -> list[Samples]:
     return [client.train for client in federation.clients] + [e.samples for e in federation.environments]
 
 
@@ -241,7 +241,7 @@ def samples(count: int) -> Samples:
 def test_a_small_client_that_has_nothing_to_score_is_left_out_and_told_of():
     clients = (Client(0, "a/0", "a", samples(3)), Client(1, "a/1", "a", samples(1)))
     environments = (Environment("a", "test", 0, samples(2)), Environment("a", "test", 1, samples(0)))
-    federation = Federation(clients, environments, ("c0",), Inputs(), ("said before",)).checked()
+    federation = FederatedData(clients, environments, ("c0",), Inputs(), ("said before",)).checked()
     assert [e.client for e in federation.environments] == [0]
     before, note = federation.notes
     assert before == "said before"
@@ -252,10 +252,10 @@ def test_a_domain_that_nobody_can_score_and_a_client_that_cannot_train_are_refus
     one = Client(0, "a", "a", samples(3))
     environments = (Environment("a", "test", 0, samples(2)), Environment("b", "test", 0, samples(0)))
     with refuses("test sample", "'b'", "protocol.test"):
-        Federation((one,), environments, ("c0",), Inputs()).checked()
+        FederatedData((one,), environments, ("c0",), Inputs()).checked()
     with refuses("training sample", "'b'", "partition.clients"):
-        Federation((one, Client(1, "b", "b", samples(0))), environments[:1], ("c0",), Inputs()).checked()
-    whole = Federation((one,), environments[:1], ("c0",), Inputs())
+        FederatedData((one, Client(1, "b", "b", samples(0))), environments[:1], ("c0",), Inputs()).checked()
+    whole = FederatedData((one,), environments[:1], ("c0",), Inputs())
     assert whole.checked() is whole
 
 
@@ -273,7 +273,7 @@ def test_a_partition_runs_with_clients_smaller_than_a_batch(make: Make, protocol
     simulation = simulate(make(changes | {"partition.clients": 3}))
     record = evaluated(simulation, simulation.coordinator.schedule[-1])
     assert len(record["environments"]) == 3 * 3 * 2
-    assert len(simulation.federation.clients) == (1 if method == "centralised" else 9)
+    assert len(simulation.federated.clients) == (1 if method == "centralised" else 9)
 
 
 def test_a_client_that_has_not_trained_is_scored_as_an_unseen_one(make: Make):
@@ -286,9 +286,9 @@ def test_a_client_that_has_not_trained_is_scored_as_an_unseen_one(make: Make):
     simulation = simulate(make(changes), rounds=1)
     (trained,) = [client for client, _ in states(simulation)]
     rows = evaluated(simulation, simulation.coordinator.schedule[0])["environments"]
-    names = [client.name for client in simulation.federation.clients]
+    names = [client.name for client in simulation.federated.clients]
     for row in rows:
         assert row["model"] == ("own" if names.index(row["environment"]) == trained else "unseen")
-    other = next(e for e in simulation.federation.environments if e.client != trained)
+    other = next(e for e in simulation.federated.environments if e.client != trained)
     (model,) = models_of(simulation, other)
     assert torch.equal(model["personal_head.weight"], simulation.coordinator.state.shared["head.weight"])

@@ -18,7 +18,7 @@ from conftest import TINY, simulate
 from fedshift.cli.app import app
 from fedshift.deployment.agreement import read_site
 from fedshift.runs.progress import Progress
-from fedshift.settings.grid import expand, override
+from fedshift.study.grid import expand, override
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

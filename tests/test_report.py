@@ -25,7 +25,6 @@ from typer.testing import CliRunner
 
 import fresh
 from conftest import TINY
-from fedshift.api import Comparison, compare
 from fedshift.cli.app import app
 from fedshift.errors import FedshiftError
 from fedshift.methods.client2vec.heat_maps import MOST_LETTERS, drawable, heat_maps
@@ -42,6 +41,7 @@ from fedshift.runs.progress import Progress
 from fedshift.runs.records import Record
 from fedshift.runs.run import Run
 from fedshift.runs.schema import Identity
+from fedshift.study.api import Comparison, compare
 
 NOW = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
 AWKWARD = (
@@ -98,7 +98,7 @@ def made(table: Mapping[str, Any], records: list[Record], done: bool = True, **j
     identity = Identity(fingerprint=name, series=repr(decides), table="", contents={}, plugins={})
     vars(run.folder).update(identity=identity)
     vars(run).update(table=dict(table), records=records, notes=[], messages=json.get("messages", {}))
-    vars(run).update(federation=json.get("federation", {}), environment=json.get("environment", {}))
+    vars(run).update(data_facts=json.get("data_facts", {}), environment=json.get("environment", {}))
     return run
 
 
@@ -339,7 +339,7 @@ VERSIONS = {"packages": {"fedshift": "1.2", "torch": "2.9"}}
 
 
 def test_the_head_of_the_page_says_what_was_run():
-    federation = {
+    data_facts = {
         "classes": ["x", "y", "z"],
         "clients": {"0": "a/0", "1": "a/1", "2": "b"},
         "domains": {"0": "a", "1": "a", "2": "b"},
@@ -350,7 +350,7 @@ def test_the_head_of_the_page_says_what_was_run():
             table,
             [record(4, "train", 4, {"c": 0.5}, {"a": 0.5, "b": 0.5})],
             done,
-            federation=federation,
+            data_facts=data_facts,
             environment=MACHINE | VERSIONS,
         )
         for table, done in [(table_of("fedavg", 0, "c"), True), (table_of("fedsr", 3, "c"), False)]

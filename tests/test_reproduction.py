@@ -16,17 +16,17 @@ import fedshift
 import fresh
 from fedshift.cli.app import app
 from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.experiments import Experiment
 from fedshift.reporting.results import MeanStd
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder, find
 from fedshift.runs.lock import LOCK
 from fedshift.runs.progress import Progress
-from fedshift.settings.experiment import Experiment
-from fedshift.settings.grid import Document, expand
-from fedshift.settings.grid import read as read_document
 from fedshift.study import study_plan as planning
 from fedshift.study.execute import DIVERGED, Count, Findings, Number
 from fedshift.study.figures import draw_panel
+from fedshift.study.grid import Document, expand
+from fedshift.study.grid import read as read_document
 from fedshift.study.papers import PAPERS, Printed, exhibit_of, exhibits
 from fedshift.study.quantities import quantity
 from fedshift.study.reproduction import (

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from conftest import TINY, Make, a_folder, a_record, a_row
-from fedshift.api import Comparison, compare, load
 from fedshift.errors import FedshiftError
 from fedshift.manifest import Manifest, write_file
 from fedshift.methods import METHODS
@@ -20,7 +19,8 @@ from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.runs.schema import Timed
 from fedshift.runs.selection import by_environment, summary
-from fedshift.settings.grid import override
+from fedshift.study.api import Comparison, compare, load
+from fedshift.study.grid import override
 from refusal import refuses
 
 

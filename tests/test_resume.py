@@ -16,13 +16,13 @@ from filelock import FileLock
 
 from conftest import CNN_WITH_BN, TINY, AfterRound, Make, interrupt_after, results, resume, simulate
 from fedshift.errors import FedshiftError
+from fedshift.experiments import Experiment
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.grid_file import write_grid
 from fedshift.runs.progress import Progress
 from fedshift.runs.recorder import Recorder
-from fedshift.settings.experiment import Experiment
-from fedshift.settings.grid import expand, override
+from fedshift.study.grid import expand, override
 
 # Every kind of state: shared, client (batch norm, r(z|y)), moments of both, batches drawn, a sampled cohort.
 EVERYTHING = CNN_WITH_BN | {

@@ -19,7 +19,7 @@ from fedshift.deployment.leaving import what_leaves
 from fedshift.engines.vectorised import Vectorised
 from fedshift.errors import AuditError
 from fedshift.methods.scaffold import SCAFFOLD
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.simulation import Simulation
 from refusal import refuses
 from test_engines import assert_agree
 
@@ -164,7 +164,7 @@ def test_c_is_the_mean_of_the_clients_variates(make: Make, option: str, bn: str)
 def test_option_one_is_the_gradient_over_all_samples(make: Make):
     """The first change of a client is the gradient of its risk over all 27 samples at w_0."""
     simulation = Simulation(make({**PLAIN, "method.variate": "gradient", "train.precision": "float64"}))
-    client, start = simulation.federation.clients[0], simulation.coordinator.state.shared
+    client, start = simulation.federated.clients[0], simulation.coordinator.state.shared
     parts = {name: simulation.setup.parts[name].module.double() for name in ("encoder", "head")}
     loss = nn.functional.cross_entropy(parts["head"](parts["encoder"](client.train.x.double())), client.train.y)
     assert len(client.train) == 27

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from conftest import TINY, Make
 from fedshift.cli.app import app
-from fedshift.settings.experiment import Experiment
-from fedshift.settings.experiments import shipped, shipped_text
-from fedshift.settings.schema import CATALOGUES, described, json_schema
+from fedshift.cli.json_schema import CATALOGUES, described, json_schema
+from fedshift.experiments import Experiment
 from fedshift.spec import Spec
+from fedshift.study.shipped import shipped, shipped_text
 from refusal import refuses
 from test_settings import SCALARS
 

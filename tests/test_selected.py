@@ -19,14 +19,14 @@ from federated import Local, as_sent, kill_after, members
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.rehearsal import rehearse
 from fedshift.errors import DamagedError, FedshiftError
+from fedshift.experiments import Experiment
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.selection import source_validation
 from fedshift.runs.weights import selected_name
-from fedshift.settings.experiment import Experiment
-from fedshift.settings.grid import expand, override
+from fedshift.study.grid import expand, override
 from reference import small
 from refusal import refuses
 
@@ -66,7 +66,7 @@ def test_it_is_the_model_of_a_run_that_ends_there(make: Make, tmp_path: Path, ch
         name: short.weights[name].tolist() for name in run.selected
     }
     x = torch.randn(5, 1, 10, 10, generator=torch.Generator().manual_seed(0))
-    own = [run.federation["clients"][name.split(".")[1]] for name in run.selected if name.startswith("client.")]
+    own = [run.data_facts["clients"][name.split(".")[1]] for name in run.selected if name.startswith("client.")]
     for client in dict.fromkeys([*own, *([] if own else [None])]):
         selected = run.model(client, round="selected")
         assert torch.equal(selected(x), short.model(client)(x))

@@ -12,7 +12,7 @@ from safetensors.torch import load
 from conftest import Make, evaluated, simulate, states
 from fedshift.core.messages import Answer, Down, Order, Telemetry, Up, pack
 from fedshift.core.tensors import Tensors
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.simulation import Simulation
 from reference import ARCHETYPES, small
 from separate import Processes, every_tensor, fingerprints, processes
 from test_methods import KEPT_AS_SENT
@@ -34,7 +34,7 @@ def test_the_same_bits_in_separate_processes(make: Make, running: Processes, nam
     # A batch of one environment's samples: a product of more rows at once is rounded differently.
     experiment = make({**small(name), "protocol": {"name": "in-domain"}, "evaluate.batch": 6})
     here = simulate(experiment)
-    federation = here.federation
+    federation = here.federated
     about = {
         "experiment": experiment.table(),
         "shape": list(federation.shape),
@@ -61,7 +61,7 @@ def test_the_same_bits_in_separate_processes(make: Make, running: Processes, nam
 
 def private(simulation: Simulation) -> set[str]:
     """Digests of samples, and of what clients keep and never sent; not of what is public: initial and sent values."""
-    samples = fingerprints([row for client in simulation.federation.clients for row in client.train.x.flatten(1)])
+    samples = fingerprints([row for client in simulation.federated.clients for row in client.train.x.flatten(1)])
     assert samples
     kept = [tensor for _, state in states(simulation) for tensor in state.tensors.values()]
     return (samples | fingerprints(kept)) - fingerprints(list(public(simulation)))

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import fedshift
 from conftest import TINY, Make
+from fedshift.cli.json_schema import CATALOGUES, described
 from fedshift.errors import FedshiftError
-from fedshift.settings.experiment import PLAIN, Experiment
-from fedshift.settings.schema import CATALOGUES, described
+from fedshift.experiments import PLAIN, Experiment
 from fedshift.spec import Spec
 from refusal import refuses
 

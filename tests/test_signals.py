@@ -307,7 +307,7 @@ def test_a_split_keeps_recordings_whole(tmp_path: Path, make: Make, protocol: st
     data = {"name": "signals", "path": str(tmp_path / "x.csv"), "window": 4, "stride": 1, **as_lists(NAMES)}
     simulation = simulate(make({"data": data, "model": {"name": "cnn1d"}, "protocol": {"name": protocol, **held_out}}))
     assert simulation.coordinator.position == 2
-    federation = simulation.federation
+    federation = simulation.federated
     sides = [client.train for client in federation.clients] + [each.samples for each in federation.environments]
     of_recording = {row.tobytes(): number for number, row in enumerate(load(Signals(**without_name(data))).x.numpy())}
     group = load(Signals(**without_name(data))).group
@@ -455,5 +455,5 @@ def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     names: dict[str, Any] = {}
     exec(compile(code, "signals.md", "exec"), names)  # the point of the test
     assert names["run"].finished
-    assert set(names["run"].federation["domains"].values()) == {"Berlin", "Oslo"}
+    assert set(names["run"].data_facts["domains"].values()) == {"Berlin", "Oslo"}
     assert names["run"].model()(torch.zeros(2, 2, 50)).shape == (2, 2)

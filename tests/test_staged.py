@@ -22,16 +22,16 @@ from fedshift.datasets.dataset import Dataset
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.rehearsal import rehearse
 from fedshift.deployment.site_model import site_model
+from fedshift.experiments import Experiment
 from fedshift.files import cache_folder
 from fedshift.models import MODELS
 from fedshift.models.backbones import MobileNetV2, ResNet18
 from fedshift.models.efficientnet import EfficientNetLite0
 from fedshift.models.staged import Staged
-from fedshift.rounds.simulation import load_data
 from fedshift.runs import runner
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
-from fedshift.settings.experiment import Experiment
+from fedshift.runs.simulation import load_data
 from fedshift.spec import setting
 from fedshift.streams import Streams
 from refusal import refuses

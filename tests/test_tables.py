@@ -23,9 +23,9 @@ from fedshift.datasets import DATASETS
 from fedshift.datasets.sklearn_tables import MEDIAN_PROGRESSION, BreastCancer, Diabetes
 from fedshift.datasets.table_file import TableFile
 from fedshift.errors import FedshiftError
-from fedshift.rounds.simulation import make_federation
+from fedshift.experiments import Experiment
 from fedshift.runs.progress import Progress
-from fedshift.settings.experiment import Experiment
+from fedshift.runs.simulation import make_federated
 from fedshift.streams import Streams
 from refusal import refuses
 
@@ -362,7 +362,7 @@ def test_the_experiments_that_ship_train_better_than_chance(name: str, tmp_path:
     asked = fedshift.experiment(name, seed=0, method="fedavg", out=str(tmp_path), settings={"run.engine": "sequential"})
     assert isinstance(asked, Experiment)
     assert type(asked.data) is DATASETS.get(name).cls
-    assert make_federation(asked).inputs.preparation is not None
+    assert make_federated(asked).inputs.preparation is not None
     run = fedshift.run(asked, progress=Progress())
     tested = [row["accuracy"] for row in run.records[-1]["environments"] if row["role"] == "test"]
     assert min(tested) > 0.6

@@ -16,7 +16,7 @@ from fedshift.core.messages import Answer, Telemetry, Up
 from fedshift.errors import DivergedError, FedshiftError
 from fedshift.methods.fedavg import FedAvg
 from fedshift.rounds.checks import check_answer
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.simulation import Simulation
 from reference import BUILT_IN, reference
 
 

@@ -21,10 +21,10 @@ from fedshift.core.net import Net
 from fedshift.core.tensors import Replies
 from fedshift.datasets.dataset import Dataset
 from fedshift.methods.fedavg import FedAvg
-from fedshift.rounds.simulation import Simulation
 from fedshift.runs import runner
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
+from fedshift.runs.simulation import Simulation
 from fedshift.runs.trained import Blueprint
 from refusal import refuses
 
@@ -69,7 +69,7 @@ def without_data(monkeypatch: pytest.MonkeyPatch):
 )
 def test_its_accuracy_is_what_was_recorded(make: Make, without_data: Any, changes: dict[str, Any]):
     finished = carried_out(make, {"train.rounds": 3, "train.steps": 6, **changes})
-    environments = Simulation(finished.experiment).federation.environments
+    environments = Simulation(finished.experiment).federated.environments
     without_data()
     run = Run.open(finished.path)
     rows = run.records[-1]["environments"]
@@ -126,7 +126,7 @@ def test_statistics_are_measured_again_on_the_batch(make: Make):
     model = run.model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for row, environment in zip(
-        run.records[-1]["environments"], Simulation(run.experiment).federation.environments, strict=True
+        run.records[-1]["environments"], Simulation(run.experiment).federated.environments, strict=True
     ):
         predicted = model(environment.samples.x)
         assert (predicted.argmax(dim=1) == environment.samples.y).double().mean().item() == row["accuracy"]
@@ -173,8 +173,8 @@ def test_an_unfinished_run_has_no_weights_yet(make: Make):
 
 def test_a_damaged_folder_says_so(make: Make):
     run = carried_out(make, {})
-    (run.path / "federation.json").unlink()
-    with refuses("federation.json' is missing", "fedshift resume"):
+    (run.path / "data.json").unlink()
+    with refuses("data.json' is missing", "fedshift resume"):
         run.model()
     run.folder.weights_file.write_bytes(b"short")
     with refuses("weights.safetensors", "fedshift resume"):

@@ -30,11 +30,11 @@ from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.rehearsal import rehearse
 from fedshift.deployment.site_model import site_model
 from fedshift.engines.banks import Stacked
+from fedshift.experiments import Experiment
 from fedshift.models.transformer import Transformer
 from fedshift.runs import runner
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
-from fedshift.settings.experiment import Experiment
 from fedshift.streams import Streams
 from reference import SMALL as SMALL_METHODS
 from test_coordinate import alike

@@ -20,21 +20,21 @@ from typer.testing import CliRunner
 
 import fedshift
 from conftest import TINY, a_record, a_row, add_record
-from fedshift.api import search_budget
 from fedshift.cli.app import app
-from fedshift.clients.federated import Federation
+from fedshift.clients.federated import FederatedData
 from fedshift.clients.samples import Samples
 from fedshift.errors import DiskError, DivergedError, FedshiftError, FedshiftWarning
-from fedshift.rounds import simulation as simulating
+from fedshift.experiments import Experiment
+from fedshift.runs import simulation as simulating
 from fedshift.runs.folder import RunFolder, find
 from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.runner import Asked
 from fedshift.runs.trials import STUDY
-from fedshift.settings.experiment import Experiment
-from fedshift.settings.grid import expand, override
 from fedshift.spec import Range
 from fedshift.study import tune as tuning
+from fedshift.study.api import search_budget
 from fedshift.study.figures import draw_search
+from fedshift.study.grid import expand, override
 from fedshift.study.search import Study, quiet
 from fedshift.study.search_results import Tuning
 from fedshift.study.space import Space, settings_of, with_settings
@@ -562,9 +562,9 @@ class Silent(Progress):
 
 def test_labels_of_the_test_do_not_matter(whole: Tuning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """With those of test environments shuffled, every trial and the best are the same."""
-    real = simulating.make_federation
+    real = simulating.make_federated
 
-    def poisoned(*arguments: Any) -> Federation:
+    def poisoned(*arguments: Any) -> FederatedData:
         federation = real(*arguments)
         environments = list(federation.environments)
         for number, environment in enumerate(environments):

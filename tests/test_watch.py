@@ -26,15 +26,15 @@ from fedshift.core.contract import Round, Stage
 from fedshift.errors import DiskError
 from fedshift.reporting.follow import EventFile, RunWatch, follow
 from fedshift.reporting.live import LiveProgress, site_line
-from fedshift.rounds.listener import Task
-from fedshift.rounds.plan import PlannedStage
 from fedshift.runs import runner
 from fedshift.runs.events import EventLog, read_event
 from fedshift.runs.folder import EVENTS, RunFolder
 from fedshift.runs.grid_file import write_grid
+from fedshift.runs.listener import Task
+from fedshift.runs.plan import PlannedStage
 from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.schema import SiteEvent, moment
-from fedshift.settings.grid import override
+from fedshift.study.grid import override
 from refusal import refuses
 
 START = 1_700_000_000.0

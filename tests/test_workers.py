@@ -27,11 +27,11 @@ from fedshift.engines.sequential import Sequential
 from fedshift.engines.workers import Workers, can_fork
 from fedshift.errors import DivergedError, FedshiftError
 from fedshift.methods.fedavg import FedAvg
-from fedshift.rounds.lockstep import advance
-from fedshift.rounds.simulation import Simulation
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
+from fedshift.runs.lockstep import advance
 from fedshift.runs.progress import Progress
+from fedshift.runs.simulation import Simulation
 from refusal import refuses
 from test_methods import assert_same
 
@@ -52,7 +52,7 @@ def engine() -> Iterator[Workers]:
 def jobs_of(simulation: Simulation) -> list[Job]:
     """What every client is asked to do in the first round."""
     coordinator, first = simulation.coordinator, simulation.coordinator.schedule[0]
-    orders = coordinator.orders(first.stage.exchanges[0], first, simulation.federation.ids)
+    orders = coordinator.orders(first.stage.exchanges[0], first, simulation.federated.ids)
     return [simulation.site.job(order) for order in orders]
 
 
@@ -176,10 +176,10 @@ import time
 from conftest import TINY
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.workers import Workers
-from fedshift.settings.grid import expand, override
+from fedshift.study.grid import expand, override
 from fedshift.methods.fedavg import FedAvg
-from fedshift.rounds.lockstep import advance
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.lockstep import advance
+from fedshift.runs.simulation import Simulation
 plain = FedAvg.loss
 def loss(self, net, batch, context):
     if context.round == 2:

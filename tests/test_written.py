@@ -20,8 +20,8 @@ from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
 from fedshift.runs.folder import RunFolder
-from fedshift.settings.grid import expand, override, read
 from fedshift.spec import setting
+from fedshift.study.grid import expand, override, read
 from fedshift.study.tuned import TunedSettings
 from fedshift.written import LARGEST_TOML, parse_assignments, parse_toml, parse_value, parse_words
 from refusal import refuses

@@ -15,7 +15,7 @@ from torch import Tensor as Tensor
 from torch import nn as nn
 
 from fedshift.catalogue import From as From
-from fedshift.clients.federated import Federation as Federation
+from fedshift.clients.federated import FederatedData as FederatedData
 from fedshift.clients.samples import Samples as Samples
 from fedshift.core.contract import Batch as Batch
 from fedshift.core.contract import Category as Category

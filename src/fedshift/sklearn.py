@@ -18,7 +18,6 @@ from weakref import finalize
 import numpy as np
 import torch
 
-from fedshift import api
 from fedshift.datasets.arrays import Arrays
 from fedshift.datasets.in_memory import in_memory
 from fedshift.errors import FedshiftError, needs
@@ -26,6 +25,7 @@ from fedshift.runs.predictions import probabilities
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Picked, Run
 from fedshift.runs.trained import Trained
+from fedshift.study import api
 
 with needs("sklearn", "FederatedClassifier"):
     from scipy.sparse import issparse

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from fedshift.errors import FedshiftError
@@ -33,6 +34,22 @@ def parse_toml(text: str, what: str) -> dict[str, Any]:
     if deep:
         raise FedshiftError(f"{what} nests lists or tables more than {DEEPEST} deep; no setting takes that.")
     return table
+
+
+def text_of(path: Path) -> str:
+    """The text of an experiment's file.
+
+    Raises:
+        FedshiftError: it cannot be read, or is too large for an experiment.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(LARGEST_TOML + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise FedshiftError(f"'{path}' cannot be read as text in UTF-8 ({error}).") from error
+    if len(text) > LARGEST_TOML:
+        raise FedshiftError(f"'{path}' is too large for settings: at most {LARGEST_TOML:,} bytes are read.")
+    return text
 
 
 def parse_value(text: str) -> Any:

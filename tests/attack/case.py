@@ -27,7 +27,7 @@ def carry_out(
     closed: bool,
 ) -> None:
     """Take the steps one after the other, each in its folder; each leaves ``<n>.out``, ``<n>.err`` and ``<n>.code``."""
-    from fedshift.settings.experiment import load_plugins
+    from fedshift.experiments import load_plugins
 
     load_plugins([TINY])
     if memory:

@@ -17,12 +17,12 @@ import tomli_w
 from attack.faults import Fault
 from attack.forks import Forks, Outcome, Step
 from conftest import CNN_WITH_BN, TINY
-from fedshift.settings.grid import override
+from fedshift.study.grid import override
 
 RESUME: Step = ("resume", "runs")
 # What must be equal to the byte, whatever happened on the way; the other files say when and on what machine.
 SET_ASIDE = re.compile(r"/(damaged-\d+/|\.)")  # what fedshift keeps of what was damaged, and files half written
-RESULTS = ("experiment.toml", "records.jsonl", "messages.json", "federation.json", "summary.json", "*.safetensors")
+RESULTS = ("experiment.toml", "records.jsonl", "messages.json", "data.json", "summary.json", "*.safetensors")
 
 LOCAL_STATE = {"name": "fedsr", "reference_scope": "client", "bn": "local", "optimiser_state": "kept"}
 ABSENT = {"train.participation": 0.5, "train.absent": 0.2, "train.late": 0.2}

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from attack.forks import GIB, Forks, Outcome
 from attack.harness import Scenario, none_of
 from attack.inputs import PLUGINS, ROWS, Row, finished
-from fedshift.settings.experiment import Experiment
-from fedshift.settings.grid import expand
+from fedshift.experiments import Experiment
+from fedshift.study.grid import expand
 
 MEMORY = 2 * GIB
 CASE = Scenario("run", {"train.rounds": 2})

@@ -48,7 +48,7 @@ from fedshift.cli.studies import benchmark, reproduce
 from fedshift.errors import FedshiftError
 
 if TYPE_CHECKING:
-    from fedshift.settings.experiment import Experiment
+    from fedshift.experiments import Experiment
 
 
 app = typer.Typer(
@@ -76,7 +76,7 @@ class _CommandLine:
 
     Attributes:
         source: the experiment's name or file.
-        options: how it differs, as :class:`fedshift.api.Options` has them.
+        options: how it differs, as :class:`fedshift.study.api.Options` has them.
         experiments: the runs that this makes.
         dry_run: whether to say what would be done, and not do it.
     """
@@ -112,7 +112,7 @@ def _experiment_command(act: Callable[..., None], about: str | None = None) -> C
         dry_run: DryRunOption = False,
         **own: Any,
     ) -> None:
-        from fedshift import api
+        from fedshift.study import api
         from fedshift.written import parse_assignments, parse_value, parse_words
 
         chosen = about if method is None else method
@@ -148,9 +148,9 @@ def _going_on(path: Path) -> str:
 
 
 def _run_one(asked: _CommandLine) -> None:
-    from fedshift import api
     from fedshift.cli.estimates import print_estimates
     from fedshift.runs.runner import run_path
+    from fedshift.study import api
 
     with warnings_as_notes():
         experiment = api.only(asked.experiments, asked.options)
@@ -163,9 +163,9 @@ def _run_one(asked: _CommandLine) -> None:
 
 
 def _run_all(asked: _CommandLine) -> None:
-    from fedshift import api
     from fedshift.cli.estimates import print_estimates
     from fedshift.runs.runner import run_path
+    from fedshift.study import api
 
     if asked.dry_run:
         print_estimates(asked.experiments)
@@ -206,8 +206,8 @@ def _tune(
     parallel: ParallelOption = 4,
     search: SearchOption = None,
 ) -> None:
-    from fedshift import api
     from fedshift.cli.estimates import print_searches
+    from fedshift.study import api
     from fedshift.written import parse_assignments
 
     ranges = parse_assignments(search or [], "--search")
@@ -275,8 +275,8 @@ app.command(
 
 
 def _data(asked: _CommandLine, *, html: HtmlOption = None, json: JsonOption = False, test: TestOption = False) -> None:
-    from fedshift import api
     from fedshift.cli.data import print_data
+    from fedshift.study import api
 
     if asked.dry_run:
         raise FedshiftError("`fedshift data` carries out no run, and writes nothing but --html: leave --dry-run out.")
@@ -319,8 +319,8 @@ def resume(
     ] = False,
 ) -> None:
     """Carry interrupted runs on, from their last checkpoints to the same bits; begin those that have not begun."""
-    from fedshift import api
     from fedshift.runs.trust import UntrustedError
+    from fedshift.study import api
 
     with interruptible(_going_on(path)):
         try:
@@ -358,7 +358,7 @@ def report(
     ] = None,
 ) -> None:
     """Print the tables of recorded runs and write their HTML report."""
-    from fedshift import api
+    from fedshift.study import api
 
     print_report(api.load(path), path, to)
 
@@ -382,7 +382,7 @@ def list_(
 ) -> None:
     """List what an experiment can name."""
     from fedshift.cli.catalogues import print_list
-    from fedshift.settings.experiment import load_plugins
+    from fedshift.experiments import load_plugins
 
     load_plugins([str(path) for path in plugin or []])
     print_list(kind)
@@ -409,7 +409,7 @@ def show(
 ) -> None:
     """Show the settings of a method (or data set, model, ...), or with which settings an experiment would run."""
     from fedshift.cli.catalogues import print_named
-    from fedshift.settings.experiment import load_plugins
+    from fedshift.experiments import load_plugins
     from fedshift.written import parse_assignments
 
     load_plugins([str(path) for path in plugin or []])
@@ -428,7 +428,7 @@ def schema(
 ) -> None:
     """Show every table and setting that an experiment can have, with its limits and default, on one page."""
     from fedshift.cli.catalogues import print_schema
-    from fedshift.settings.experiment import load_plugins
+    from fedshift.experiments import load_plugins
 
     load_plugins([str(path) for path in plugin or []])
     print_schema(json)

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedshift.settings.experiment import Experiment
+    from fedshift.experiments import Experiment
 
 
 def print_engines(experiments: Sequence[Experiment], dry_run: bool) -> None:
     """Measure the engines for the first run of each method, and print everything."""
-    from fedshift import api
     from fedshift.cli.console import open_console
     from fedshift.reporting.table import Table
+    from fedshift.study import api
 
     console = open_console()
     first: dict[str, Experiment] = {}

@@ -17,15 +17,15 @@ from rich.table import Table
 
 from fedshift.catalogue import Entry
 from fedshift.cli.console import open_console
+from fedshift.cli.json_schema import CATALOGUES, described, json_schema
 from fedshift.core.contract import term_names
 from fedshift.core.method import Averaging, Method
 from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.experiments import PLAIN, Experiment
 from fedshift.methods import METHODS
-from fedshift.settings.experiment import PLAIN, Experiment
-from fedshift.settings.experiments import shipped, shipped_text
-from fedshift.settings.grid import text_of
-from fedshift.settings.schema import CATALOGUES, described, json_schema
 from fedshift.spec import Spec
+from fedshift.study.shipped import shipped, shipped_text
+from fedshift.written import text_of
 
 TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true | false", "object": "table"}
 ANY_NUMBER = 2**62  # a limit beyond it says no more than how a number is stored

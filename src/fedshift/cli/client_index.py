@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 from fedshift.cli.ending import interruptible
 
 if TYPE_CHECKING:
-    from fedshift.settings.experiment import Experiment
+    from fedshift.experiments import Experiment
 
 
 def print_indices(experiments: Sequence[Experiment], dry_run: bool) -> None:
     """Make and write the index of each run; runs that differ only in how they use it share one."""
-    from fedshift import api
     from fedshift.cli.console import open_console
     from fedshift.methods.client2vec.heat_maps import check_writable, cosines, write_index
     from fedshift.methods.client2vec.vectors import check_makes_index
     from fedshift.runs.preparation import describe
+    from fedshift.study import api
 
     console = open_console()
     different = {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from fedshift.api import Comparison
+    from fedshift.study.api import Comparison
     from fedshift.study.search_results import Tuning
 
 OF_SIGNALS = 128  # what shells add to a signal's number to make an exit code

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fedshift import api
 from fedshift.cli.console import open_console, print_tables
+from fedshift.experiments import Experiment
 from fedshift.reporting.table import Table
 from fedshift.reporting.units import bytes_text, clock
-from fedshift.settings.experiment import Experiment
+from fedshift.study import api
 from fedshift.study.study_plan import Forecast, StudyPlan
 
 if TYPE_CHECKING:

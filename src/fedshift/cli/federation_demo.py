@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from shlex import join, quote
 
-from fedshift import api
 from fedshift.cli.console import open_console
 from fedshift.cli.ending import interruptible, print_report
 from fedshift.cli.federation_serve import say
@@ -18,11 +17,12 @@ from fedshift.deployment.rehearsal import carried_out, difference
 from fedshift.deployment.rehearsal import rehearse as simulate
 from fedshift.deployment.sent import SENT, summary
 from fedshift.errors import FedshiftError
+from fedshift.experiments import Experiment
 from fedshift.reporting.live import LiveProgress
 from fedshift.reporting.table import Table
 from fedshift.reporting.units import bytes_text, clock
 from fedshift.runs.folder import RunFolder
-from fedshift.settings.experiment import Experiment
+from fedshift.study import api
 
 
 def demo(to: Path, method: str, rounds: int, sites: int, dry_run: bool) -> None:

@@ -8,15 +8,15 @@ from pathlib import Path
 from shlex import join
 from typing import Any
 
-from fedshift import api
 from fedshift.cli.federation_serve import say
 from fedshift.cli.options import listed, warnings_as_notes
 from fedshift.deployment import shell
 from fedshift.deployment.agreement import FederationSettings
 from fedshift.deployment.folders import COORDINATOR, SITES, check_new, for_institutions, make, planned, schema
 from fedshift.errors import FedshiftError, FedshiftWarning
+from fedshift.experiments import Experiment
 from fedshift.files import check_folder
-from fedshift.settings.experiment import Experiment
+from fedshift.study import api
 from fedshift.written import parse_assignments
 
 IN_DOMAIN = "in-domain"  # the protocol in which every client trains and is scored on samples of its own
@@ -41,7 +41,7 @@ def init(
         place: the federation's folder, whose name is the federation's.
         sites: the sites' names, between commas.
         experiment: a TOML file, or the name of an experiment.
-        options: what differs from the experiment, as :class:`fedshift.api.Options`.
+        options: what differs from the experiment, as :class:`fedshift.study.api.Options`.
         assignments: texts such as method.l2r=0.05, for what else differs.
         address: host and port at which sites reach the coordinator.
         sample: what a sample is, each between commas, empty where the data tell: ``classes``, ``shape``,

@@ -24,7 +24,7 @@ def names_of(kind: str) -> Any:
 
 
 def _experiments(incomplete: str) -> list[str]:
-    from fedshift.settings.experiments import shipped
+    from fedshift.study.shipped import shipped
 
     files = [str(path) for path in Path().glob("*.toml")]
     return [name for name in [*shipped(), *files] if name.startswith(incomplete)]
@@ -45,7 +45,7 @@ def among(names: Sequence[str]) -> Any:
 
 def set_names(incomplete: str) -> list[str]:
     """Tab completion of dotted names of settings, as --set takes them."""
-    from fedshift.settings.experiment import NAMED, PLAIN
+    from fedshift.experiments import NAMED, PLAIN
 
     specs = [(table, cls.settings()) for table, cls in PLAIN.items()]
     specs += [(table, catalogue.get(name).settings()) for table, catalogue in NAMED.items() for name in catalogue]

@@ -44,11 +44,11 @@ def predict(
     """
     from typing import cast
 
-    from fedshift import api
     from fedshift.reporting.live import LiveProgress
     from fedshift.runs.run import Picked, Run
+    from fedshift.study import api
 
-    names = Run.open(run, trust).federation.get("clients", {})
+    names = Run.open(run, trust).data_facts.get("clients", {})
     numbered = client is not None and client not in names.values() and client.isdecimal()
     whose = int(client) if client is not None and numbered else client
     with interruptible(". Nothing was written."), LiveProgress(0) as progress:

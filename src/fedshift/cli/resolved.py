@@ -10,10 +10,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedshift.errors import FedshiftError
+from fedshift.experiments import DEFAULT_NAMES
 from fedshift.methods import METHODS
 from fedshift.reporting.results import flat
-from fedshift.settings.experiment import DEFAULT_NAMES
-from fedshift.settings.grid import expand, override, read
+from fedshift.study.grid import expand, override, read
 
 Values = dict[str, list[Any]]
 

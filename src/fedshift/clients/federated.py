@@ -24,7 +24,7 @@ from fedshift.errors import FedshiftError
 
 
 @dataclass(frozen=True)
-class Federation:
+class FederatedData:
     """Clients, environments, the classes' names, and how samples become inputs of a network.
 
     Attributes:
@@ -85,7 +85,7 @@ class Federation:
             "samples": {client.id: len(client.train) for client in self.clients},
         }
 
-    def checked(self) -> Federation:
+    def checked(self) -> FederatedData:
         """The same federation without the empty environments of single clients, which a note then tells of.
 
         Raises:
@@ -120,7 +120,7 @@ class Federation:
         )
         return replace(self, environments=lazy(self.environments).among(scored), notes=(*self.notes, note))
 
-    def by_training(self, columns: Sequence[Column]) -> Federation:
+    def by_training(self, columns: Sequence[Column]) -> FederatedData:
         """The same federation, of rows whose categories are those that occur in training.
 
         Others have no code from here on, so that neither a weight nor a statistic knows of them.
@@ -148,7 +148,7 @@ class Federation:
         notes = (*self.notes, *_notes_on_categories(columns, kept))
         return replace(self._moved(move), inputs=self.inputs.of_columns(kept), notes=notes)
 
-    def pooled(self) -> Federation:
+    def pooled(self) -> FederatedData:
         """The same samples with a single client that holds all training data."""
         together = joined([client.train for client in self.clients])
         environments = lazy(self.environments).mapped(
@@ -156,11 +156,11 @@ class Federation:
         )
         return replace(self, clients=(Client(0, "all", "all", together),), environments=environments)
 
-    def to(self, device: torch.device) -> Federation:
+    def to(self, device: torch.device) -> FederatedData:
         """The same federation on a device, to which every pool is copied once, and of which views go on sharing it."""
         return self._moved(mover(device))
 
-    def _moved(self, move: Move) -> Federation:
+    def _moved(self, move: Move) -> FederatedData:
         """The same federation with views of the pools' copies."""
         clients = lazy(self.clients).mapped(lambda client: client.moved(move))
         environments = lazy(self.environments).mapped(lambda environment: environment.moved(move))

@@ -21,7 +21,7 @@ from torch import Tensor
 from fedshift.clients.client import Client
 from fedshift.clients.domains import DomainData
 from fedshift.clients.environments import Environment, Kind, environments_of
-from fedshift.clients.federated import Federation
+from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.partitions import NOBODY, Partition, first_of_each, shuffled
 from fedshift.clients.samples import Samples
@@ -45,7 +45,7 @@ class Protocol(Spec):
     test_label: ClassVar[str]
     validation_label: ClassVar[str]
 
-    def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> Federation:
+    def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> FederatedData:
         """Divide a data set among clients and environments."""
         raise NotImplementedError
 
@@ -131,7 +131,7 @@ class LeaveOneDomainOut(Protocol):
         source="FedSR, Sec. 4.2: unseen; FedPIN, App. E.1 (PACS): clients",
     )
 
-    def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> Federation:
+    def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> FederatedData:
         """Sources are clients; the target belongs to nobody."""
         _refuse_environments(self, data)
         if self.hold_out not in data.domains:
@@ -160,7 +160,7 @@ class LeaveOneDomainOut(Protocol):
             # The target stands among the sources in the order of the domains.
             environments = environments.among((*range(before), len(sources), *range(before, len(sources))))
         clients = sources.clients(data, train)
-        return Federation(clients, environments, data.classes, inputs, (), trained_in)
+        return FederatedData(clients, environments, data.classes, inputs, (), trained_in)
 
 
 class InDomain(Protocol):
@@ -173,7 +173,7 @@ class InDomain(Protocol):
     validation: ProperFraction = setting(0.1, help="part of each client that a selection may look at")
     fraction: Fraction = setting(1.0, help="part of the remaining samples that clients train on")
 
-    def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> Federation:
+    def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> FederatedData:
         """Every client has validation and test environments of its own."""
         _refuse_environments(self, data)
         if self.test + self.validation >= 1:
@@ -187,7 +187,7 @@ class InDomain(Protocol):
         test = Kind("test", places, division.views(whole, tested))
         clients = division.clients(data, division.views(whole, trained))
         environments = environments_of((validation, test))
-        return Federation(clients, environments, data.classes, inputs, (), trained_in)
+        return FederatedData(clients, environments, data.classes, inputs, (), trained_in)
 
     def environment(self, domain: str) -> str:
         """The name of the environments of a domain's clients."""
@@ -224,7 +224,7 @@ class TrainOnAll(Protocol):
             "cannot be judged: --set protocol.name=in-domain"
         )
 
-    def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> Federation:
+    def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> FederatedData:
         """Every client is scored on its part for validation, or on what it trains on."""
         _refuse_environments(self, data)
         division = divide(data, partition, streams)
@@ -237,7 +237,7 @@ class TrainOnAll(Protocol):
         what = "the part for validation" if self.validation else "the samples that were trained on"
         note = f"No sample was left for a test: all figures are of {what}."
         clients, environments = division.clients(data, train), environments_of(kinds)
-        return Federation(clients, environments, data.classes, inputs, (note,), trained_in)
+        return FederatedData(clients, environments, data.classes, inputs, (note,), trained_in)
 
 
 class PersonalUnderShift(Protocol):
@@ -266,7 +266,7 @@ class PersonalUnderShift(Protocol):
                 f"the end of training (train.patience) must be chosen on the test: --set protocol.validation={HELD_OUT}"
             )
 
-    def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> Federation:
+    def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> FederatedData:
         """Every client has a test environment for each shift."""
         if data.environment is None or len(data.environments) < 2:
             raise FedshiftError(
@@ -294,7 +294,7 @@ class PersonalUnderShift(Protocol):
             f"protocol.validation = '{HELD_OUT}' looks at no shift."
         )
         notes = (note,) if looks_at_shift else ()
-        return Federation(clients, environments_of(kinds), data.classes, inputs, notes, trained_in)
+        return FederatedData(clients, environments_of(kinds), data.classes, inputs, notes, trained_in)
 
 
 def pooled(data: DomainData, target: int | None = None) -> tuple[Samples, tuple[str, ...]]:

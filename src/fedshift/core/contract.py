@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedshift.clients.federated import Federation
+from fedshift.clients.federated import FederatedData
 from fedshift.clients.samples import Samples
 from fedshift.core.dropout import dropping
 from fedshift.core.messages import Down
@@ -520,7 +520,7 @@ class Stage:
     rounds: int
     exchanges: tuple[Exchange, ...]
     participation: float | None = None
-    view: Callable[[Federation, Streams], Federation] | None = None
+    view: Callable[[FederatedData, Streams], FederatedData] | None = None
     scored: bool = True
     keeps: bool = True
     needed: bool = False

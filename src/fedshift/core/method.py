@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedshift.catalogue import From
-from fedshift.clients.federated import Federation
+from fedshift.clients.federated import FederatedData
 from fedshift.core.contract import (
     Batch,
     Context,
@@ -94,9 +94,9 @@ class Method(Spec):
         """Raise an error if local training is not what the method can work with."""
         self.core.check(train)
 
-    def federation(self, federation: Federation) -> Federation:
-        """The federation it trains on; only references such as pooled training change it."""
-        return self.core.federation(federation)
+    def regroup(self, federated: FederatedData) -> FederatedData:
+        """The clients and environments of its runs; only references such as pooled training change it."""
+        return self.core.regroup(federated)
 
     def reestimates(self, unseen: bool) -> bool:
         """Whether batch-norm statistics are measured again on the inputs that are predicted for."""
@@ -208,9 +208,9 @@ class Averaging(Method):
 
     # How it federates ---------------------------------------------------------------------------
 
-    def federation(self, federation: Federation) -> Federation:
-        """The federation it trains on; only references such as pooled training change it."""
-        return federation
+    def regroup(self, federated: FederatedData) -> FederatedData:
+        """The clients and environments of its runs; only references such as pooled training change it."""
+        return federated
 
     def stages(self, rounds: int) -> tuple[Stage, ...]:
         """The plan of a run of ``rounds`` rounds."""

@@ -1,4 +1,4 @@
-"""Local training and scoring, common to all methods."""
+"""The tables [train], [evaluate] and [run] of an experiment, common to all methods."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import math
 from itertools import count
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Interval
+from annotated_types import Interval, Le
 
 from fedshift.core.metrics import ACCURACY, DECLARED, PER_CLASS, check_metrics
 from fedshift.errors import FedshiftError
 from fedshift.spec import (
     BatchSize,
+    FolderPath,
     Fraction,
     LearningRate,
     Momentum,
     NonNegative,
     Positive,
+    Processors,
     Range,
     Rounds,
     Spec,
@@ -209,3 +211,31 @@ class Evaluate(Spec):
             return self.every
         steps = (digit * int(10**zeros) for zeros in count() for digit in (1, 2, 5))
         return next(step for step in steps if rounds <= step * MOST_EVALUATIONS)
+
+
+class RunOptions(Spec):
+    """Where and how a run is carried out; none of it is part of what the experiment is."""
+
+    section: ClassVar[str] = "run"
+
+    device: str = setting("auto", help="'auto' (an accelerator if there is one), 'cpu', 'cuda', 'cuda:1', 'mps'")
+    out: FolderPath = setting("runs", help="the folder that holds run folders")
+    checkpoint_every: Rounds = setting(10, help="rounds between checkpoints")
+    engine: Literal["auto", "sequential", "vectorised", "workers"] = setting(
+        "auto",
+        help="what runs clients: 'auto' measures briefly and picks; one after the other; stacked; or in processes",
+    )
+    workers: Processors = setting(
+        0, help="processes of the engine 'workers'; 0: one for each core, at most OMP_NUM_THREADS"
+    )
+    threads: Processors = setting(
+        0,
+        help="threads of the engines without processes; 0: one for each core, at most OMP_NUM_THREADS, or one where "
+        "the sequential engine trains a small model",
+    )
+    together: Annotated[WholeNumber, Le(10_000)] = setting(
+        0, help="runs of a table that advance together; 0: as many as the engine gains from (sequential: 1)"
+    )
+    audit: bool = setting(
+        False, help="compare the content of all that clients send with their samples and private tensors; slower"
+    )

@@ -30,12 +30,11 @@ from fedshift.datasets.column_files import InputColumns
 from fedshift.datasets.dataset import Dataset
 from fedshift.deployment.shell import check_address
 from fedshift.errors import FedshiftError
+from fedshift.experiments import Experiment
 from fedshift.files import digest_of
-from fedshift.settings.experiment import Experiment
-from fedshift.settings.grid import text_of
 from fedshift.spec import FolderName, NonNegative, Processors, Spec, as_toml, check_names, setting
 from fedshift.streams import Streams
-from fedshift.written import parse_toml
+from fedshift.written import parse_toml, text_of
 
 FEDERATION, EXPERIMENT, SITE = "federation.toml", "experiment.toml", "site.toml"
 NOT_AGREED = ("run", "plugins")  # where and how each member carries the experiment out

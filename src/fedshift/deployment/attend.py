@@ -19,7 +19,7 @@ from typing import Any
 from filelock import FileLock
 
 from fedshift import files
-from fedshift.clients.federated import Federation
+from fedshift.clients.federated import FederatedData
 from fedshift.core.contract import Category, Round, ServerState
 from fedshift.core.messages import Order
 from fedshift.core.setup import Setup
@@ -55,11 +55,11 @@ from fedshift.engines.choice import Choice, asked_for, open_engine
 from fedshift.errors import AuditError, DamagedError, DivergedError, FedshiftError
 from fedshift.rounds.checks import check_answer, check_order, first_not_finite
 from fedshift.rounds.evaluation import Evaluation
-from fedshift.rounds.simulation import choose_device
 from fedshift.rounds.site import Site
 from fedshift.rounds.versions import Versions
 from fedshift.runs.machine import environment
 from fedshift.runs.schema import moment
+from fedshift.runs.simulation import choose_device
 
 STATE, LOG = "state", "log.jsonl"
 
@@ -201,7 +201,7 @@ class Attendant:
         if self._ends_with(order):
             kept = {} if client is None else site.state(client).tensors
             keep_model(self.folder / STATE / self.setup.run, order.down, client, kept)
-        whole, evaluation = site.federation, Evaluation(site)
+        whole, evaluation = site.federated, Evaluation(site)
         unscored: dict[str, Unscored] = {}
         own = []
         for each in whole.environments:
@@ -264,7 +264,7 @@ class Attendant:
         options = self.agreement.experiment.run.replace(engine="sequential", threads=self.settings.threads)
         return asked_for(self.setup, options)
 
-    def _loaded(self) -> Federation:
+    def _loaded(self) -> FederatedData:
         """The site's samples, read again only when what they are read from has changed."""
         try:
             with self._timed("data"):
@@ -273,7 +273,7 @@ class Attendant:
             raise CannotError("data", str(error)) from error
 
     @cached_property
-    def _federation(self) -> Federation:
+    def _federation(self) -> FederatedData:
         settings, data = self._site
         samples = prepared(self.agreement, settings, data, self.folder / STATE)
         return site_federation(self.agreement, settings, samples).to(self.setup.device)

@@ -30,15 +30,15 @@ from fedshift.engines.choice import asked_for, open_engine
 from fedshift.engines.engine import Engine, ServerJob
 from fedshift.errors import DivergedError, FedshiftError, Problems
 from fedshift.rounds.coordinator import Coordinator, Received, Request, Suspect
-from fedshift.rounds.listener import Task
 from fedshift.rounds.outliers import Limits
-from fedshift.rounds.plan import PlannedStage
-from fedshift.rounds.simulation import choose_device
 from fedshift.runs.checkpoint import Execution
 from fedshift.runs.events import EventLog
 from fedshift.runs.folder import EVENTS, RunFolder
+from fedshift.runs.listener import Task
+from fedshift.runs.plan import PlannedStage
 from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.recorder import Recorder
+from fedshift.runs.simulation import choose_device
 from fedshift.runs.trained import Blueprint
 from fedshift.runs.weights import Weights, read_weights
 

@@ -20,9 +20,9 @@ from fedshift.deployment.folders import DATA, SITES, Planned, planned
 from fedshift.deployment.processes import Processes
 from fedshift.deployment.supervisor import free_port
 from fedshift.errors import FedshiftError
+from fedshift.experiments import Experiment
 from fedshift.reporting.follow import follow
 from fedshift.runs.folder import RunFolder
-from fedshift.settings.experiment import Experiment
 from fedshift.streams import Streams
 
 CITIES = ("berlin", "oslo", "rome", "lisbon", "vienna", "athens")

@@ -42,9 +42,9 @@ from fedshift.deployment.leaving import what_leaves
 from fedshift.deployment.pages import render
 from fedshift.deployment.site_model import parts_of_model
 from fedshift.errors import DiskError, FedshiftError
+from fedshift.experiments import Experiment
 from fedshift.files import make_folder, write
-from fedshift.rounds.simulation import load_data
-from fedshift.settings.experiment import Experiment
+from fedshift.runs.simulation import load_data
 from fedshift.spec import Spec, as_toml
 
 DATA, PLUGINS, FILES = "data", "plugins", "files"  # folders of a member

@@ -11,16 +11,16 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedshift.clients.federated import Federation
+from fedshift.clients.federated import FederatedData
 from fedshift.deployment.agreement import Agreement, read_site
 from fedshift.deployment.folders import COORDINATOR, SITES
 from fedshift.deployment.site_data import site_data, site_federation
 from fedshift.engines.choice import asked_for
 from fedshift.errors import FedshiftError
-from fedshift.rounds.simulation import Simulation
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
+from fedshift.runs.simulation import Simulation
 from fedshift.runs.together import carry_out
 
 
@@ -80,7 +80,7 @@ def simulated(agreement: Agreement, folders: Sequence[Path], progress: Progress)
     return Simulation(agreement.experiment, progress.embedded, together(alone))
 
 
-def together(sites: Sequence[Federation]) -> Federation:
+def together(sites: Sequence[FederatedData]) -> FederatedData:
     """The clients and environments of several sites, in order."""
     first = sites[0]
     return replace(

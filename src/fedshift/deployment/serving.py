@@ -19,8 +19,7 @@ from fedshift.deployment.orphan import with_parent
 from fedshift.deployment.supervisor import ChildProcess, environment, free_port, listens, supervise
 from fedshift.errors import FedshiftError, needs
 from fedshift.files import make_folder, write
-from fedshift.settings.grid import text_of
-from fedshift.written import parse_toml
+from fedshift.written import parse_toml, text_of
 
 FEDERATION = "federation.toml"
 CONNECTION = f"{shell.FLOWER}/config.toml"  # where Flower's commands find the SuperLink

@@ -16,15 +16,15 @@ from safetensors.torch import load
 from fedshift import files
 from fedshift.clients.checks import check_data
 from fedshift.clients.domains import DomainData
-from fedshift.clients.federated import Federation
+from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.preparation import recoded
 from fedshift.core.frozen import Embedding, embedded, silent
 from fedshift.core.messages import pack
 from fedshift.deployment.agreement import Agreement, SiteSettings
 from fedshift.errors import DamagedError, FedshiftError, Problems, UnknownNameError
+from fedshift.experiments import Experiment
 from fedshift.manifest import Manifest, read_file, write_file
-from fedshift.settings.experiment import Experiment
 from fedshift.streams import Streams
 
 PREPARED, MANIFEST_OF_PREPARED = "prepared.safetensors", "prepared.json"
@@ -66,7 +66,7 @@ def site_data(
     return replace(mine, domain=domain, domains=sites, train_environment=None, train_environments=())
 
 
-def site_federation(agreement: Agreement, settings: SiteSettings, data: DomainData) -> Federation:
+def site_federation(agreement: Agreement, settings: SiteSettings, data: DomainData) -> FederatedData:
     """The site's client, if it trains, with its number in the federation, and the environments that it scores.
 
     Samples are split by the experiment's protocol, with random numbers that every site draws for itself.
@@ -87,7 +87,7 @@ def site_federation(agreement: Agreement, settings: SiteSettings, data: DomainDa
                 if len(environment.samples)
             ),
         )
-        return experiment.method.federation(replace(alone.checked(), notes=(*data.notes, *alone.notes)))
+        return experiment.method.regroup(replace(alone.checked(), notes=(*data.notes, *alone.notes)))
 
 
 def _of_domains(data: DomainData, domains: tuple[str, ...]) -> DomainData:

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from fedshift.core.setup import Setup
+from fedshift.core.training import RunOptions
 from fedshift.engines.choice import Choice, asked_for, cores, has_layer, open_engine
 from fedshift.engines.engine import Engine, Job
 from fedshift.engines.kernels import Kernels
@@ -28,7 +29,6 @@ from fedshift.engines.onednn import onednn_available
 from fedshift.engines.shortened import shorten, steps_of
 from fedshift.engines.workers import can_fork
 from fedshift.errors import DivergedError
-from fedshift.settings.experiment import RunOptions
 
 SECONDS = 10.0  # that measuring takes, about
 SHARE = 0.1  # of a run's time that is spent on measuring for it, at most

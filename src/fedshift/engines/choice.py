@@ -15,12 +15,12 @@ from annotated_types import Ge
 from torch import nn
 
 from fedshift.core.setup import Setup
+from fedshift.core.training import RunOptions
 from fedshift.engines.engine import Engine
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers, check_workers
-from fedshift.settings.experiment import RunOptions
 from fedshift.spec import Processors
 
 Name = Literal["sequential", "vectorised", "workers"]

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from fedshift.clients.client import Client
 from fedshift.clients.environments import Environment
-from fedshift.clients.federated import Federation
+from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
 from fedshift.core.contract import DEFAULTS, Exchange, Round, ServerState
 from fedshift.core.messages import Down, Up
@@ -28,7 +28,7 @@ class Job:
 
     Attributes:
         setup: the run it belongs to.
-        federation: the federation as the stage sees it, of which ``client`` is one.
+        federated: the data as the stage sees them, of which ``client`` is one.
         exchange: what is done.
         round: when.
         client: who works.
@@ -38,7 +38,7 @@ class Job:
     """
 
     setup: Setup
-    federation: Federation
+    federated: FederatedData
     exchange: Exchange
     round: Round
     client: Client
@@ -49,7 +49,7 @@ class Job:
     @property
     def inputs(self) -> Inputs:
         """How the client's samples become inputs, with what it knows of training rows."""
-        return self.federation.inputs.fitted((self.down | self.state.tensors).of(PREPARATION))
+        return self.federated.inputs.fitted((self.down | self.state.tensors).of(PREPARATION))
 
     def lend(self, purpose: str, *hooks: Callable[..., Any]) -> AbstractContextManager[None]:
         """A stream of this job's own for code of a page that draws from global generators.

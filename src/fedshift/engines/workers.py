@@ -167,7 +167,7 @@ class Workers(Sequential):
 
 def _refers(job: Job) -> tuple[object, ...]:
     """What a worker looks up instead of being sent it."""
-    return job.setup, job.federation, job.exchange, job.round.stage
+    return job.setup, job.federated, job.exchange, job.round.stage
 
 
 def _ready(pool: Sequence[_Worker]) -> list[_Worker]:
@@ -364,12 +364,12 @@ def _carry_out(
     task: _Task, engine: Sequential, asked: _Arena, answered: _Arena, known: Mapping[int, object]
 ) -> _Answer | bytes:
     """The answer to a task: where the outcome's tensors lie, or what went wrong."""
-    setup, federation, exchange, stage = (known[key] for key in task.refers)
+    setup, federated, exchange, stage = (known[key] for key in task.refers)
     state = ClientState.from_flat(asked.get(task.state))
     down = Down(asked.get(task.down))
     when: Any = Round(stage, task.round)  # type: ignore[arg-type]  # looked up by id
-    client = federation.client(task.client)  # type: ignore[attr-defined]  # looked up by id
-    job = Job(setup, federation, exchange, when, client, down, state)  # type: ignore[arg-type]  # looked up by id
+    client = federated.client(task.client)  # type: ignore[attr-defined]  # looked up by id
+    job = Job(setup, federated, exchange, when, client, down, state)  # type: ignore[arg-type]  # looked up by id
     (outcome,) = engine.train([job])
     if not isinstance(outcome, Outcome):
         return _portable(outcome)

@@ -34,16 +34,16 @@ class HeadRetraining(Single):
             Stage("head", rounds, (self.exchange("train", phases=(head,)),)),
         )
 
-    def view(self, federation: Federation, streams: Streams) -> Federation:
+    def view(self, federated: FederatedData, streams: Streams) -> FederatedData:
         """The federation with a random part of every client's training samples."""
         clients = tuple(
             replace(
                 client,
                 train=part_of(client.train, self.part, streams.permutation(len(client.train), "part", client.id)),
             )
-            for client in federation.clients
+            for client in federated.clients
         )
-        return replace(federation, clients=clients)
+        return replace(federated, clients=clients)
 
 
 def part_of(samples: Samples, part: float, order: Tensor) -> Samples:

@@ -20,9 +20,9 @@ class Centralised(FedAvg):
 
     paper: ClassVar[str] = "the usual upper reference"
 
-    def federation(self, federation: Federation) -> Federation:
+    def regroup(self, federated: FederatedData) -> FederatedData:
         """The same data with a single client."""
-        return federation.pooled()
+        return federated.pooled()
 
 
 class Single(FedAvg):

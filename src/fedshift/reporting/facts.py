@@ -23,7 +23,7 @@ def title(results: Results) -> str:
 def facts(results: Results, now: datetime) -> dict[str, str]:
     """What is known, by what it is; what no file of the runs says is left out."""
     runs, tables = results.runs, [run.table for run in results.runs]
-    federations = [run.federation for run in runs]
+    federations = [run.data_facts for run in runs]
     machines = [run.environment for run in runs]
     samples = [list(federation.get("samples", {}).values()) for federation in federations]
     unfinished = sum(not run.finished for run in runs)

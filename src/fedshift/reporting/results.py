@@ -12,13 +12,13 @@ from typing import Any
 from fedshift.clients import PROTOCOLS
 from fedshift.core.metrics import ACCURACY, Metric
 from fedshift.errors import FedshiftError
+from fedshift.experiments import NAMED, OF_ONE_RUN, PLAIN
 from fedshift.runs.folder import RunFolder, find
 from fedshift.runs.grid_file import grid_files, read_grid
 from fedshift.runs.patience import endings
 from fedshift.runs.run import Run
 from fedshift.runs.selection import RULES, by_environment, mean_score, selects, value_of
 from fedshift.runs.trials import check_no_study
-from fedshift.settings.experiment import NAMED, OF_ONE_RUN, PLAIN
 
 NOT_A_ROW = frozenset({"name", "plugins", *(".".join(names) for names in OF_ONE_RUN)})
 REFUSED = "refused.txt"  # in the folder of a run that could not begin: why

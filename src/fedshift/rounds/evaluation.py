@@ -61,15 +61,15 @@ class Evaluation:
         """Every model on its environment; ``about`` gets what a row says of it, and how many models there are."""
         strangers: list[Tensors] = []
         last: list[Tensors] = []
-        federation = self.site.federation
-        for environment in federation.environments:
+        federated = self.site.federated
+        for environment in federated.environments:
             models = self.models(environment, state, send, strangers)
             if not _same_models(models, last):
                 last = models  # models that are the same object are predicted with together
             row = {"environment": environment.name, "role": environment.role, "model": self.whose(environment)}
             about.append((row, len(last)))
             for model in last:
-                inputs = federation.inputs.fitted(model.of(PREPARATION))
+                inputs = federated.inputs.fitted(model.of(PREPARATION))
                 yield Question(self.setup, model, environment, inputs, round)
 
     def models(
@@ -113,9 +113,9 @@ class Evaluation:
     @cached_property
     def read(self) -> frozenset[str]:
         """The parts that a prediction reads."""
-        federation = self.site.federation
-        x, _ = federation.environments[0].samples.batch(torch.zeros(1, dtype=torch.int64, device=self.setup.device))
-        return parts_predicted(self.setup.method, self.setup.model, self.setup.parts, federation.inputs, x)
+        federated = self.site.federated
+        x, _ = federated.environments[0].samples.batch(torch.zeros(1, dtype=torch.int64, device=self.setup.device))
+        return parts_predicted(self.setup.method, self.setup.model, self.setup.parts, federated.inputs, x)
 
     @cached_property
     def _preparation_of_unseen(self) -> Tensors:
@@ -123,7 +123,7 @@ class Evaluation:
         preparation = self.setup.preparation
         if preparation is None or preparation.statistics != "site":
             return Tensors()
-        sites = [self.site.prepared_by(client).of(PREPARATION) for client in self.site.federation.ids]
+        sites = [self.site.prepared_by(client).of(PREPARATION) for client in self.site.federated.ids]
         return Tensors(preparation.of_unseen(sites)).under(PREPARATION)
 
     @cached_property

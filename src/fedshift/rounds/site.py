@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedshift.clients.federated import Federation
+from fedshift.clients.federated import FederatedData
 from fedshift.clients.samples import Samples
 from fedshift.core.contract import Round, Stage
 from fedshift.core.messages import Answer, Order, Telemetry
@@ -27,22 +27,22 @@ class Site:
 
     Attributes:
         setup: what it has agreed on with the coordinator.
-        federation: its clients and their environments, on the run's device.
+        federated: its clients and their environments, on the run's device.
         store: what its clients keep.
         audit: whether what they send is compared with what must stay.
     """
 
     def __init__(
-        self, setup: Setup, federation: Federation, store: ClientStore | None = None, audit: bool = False
+        self, setup: Setup, federated: FederatedData, store: ClientStore | None = None, audit: bool = False
     ) -> None:
-        self.setup, self.federation, self.audit = setup, federation, audit
+        self.setup, self.federated, self.audit = setup, federated, audit
         self.store: ClientStore = store or MemoryStore()
         self.initial = setup.initial("client")
-        self._viewed: tuple[object, Mapping[str, Tensor], Federation] | None = None
+        self._viewed: tuple[object, Mapping[str, Tensor], FederatedData] | None = None
         self._prepared: dict[int, Tensors] = {}
         self._trained: set[int] = set()  # of whom that is known, which stays so
 
-    def view(self, stage: Stage, received: Mapping[str, Tensor] | None = None) -> Federation:
+    def view(self, stage: Stage, received: Mapping[str, Tensor] | None = None) -> FederatedData:
         """The federation as a stage sees it; the last view is kept, which stages may share.
 
         Args:
@@ -50,7 +50,7 @@ class Site:
             received: what a client was sent, by which the rows of a table may be prepared; None: nothing yet.
         """
         if stage.view is None:
-            return self.federation
+            return self.federated
         statistics = Tensors()
         if self.setup.preparation is not None:
             statistics = Tensors(received or self.setup.initial("down")).of(PREPARATION)
@@ -60,17 +60,17 @@ class Site:
             self._viewed = (stage.view, statistics, viewed.to(self.setup.device))
         return self._viewed[2]
 
-    def _as_inputs(self, statistics: Tensors) -> Federation:
+    def _as_inputs(self, statistics: Tensors) -> FederatedData:
         """The clients with rows of a table as they are prepared; of other samples the federation as it is."""
-        inputs = self.federation.inputs
+        inputs = self.federated.inputs
         if inputs.preparation is None:
-            return self.federation
+            return self.federated
         clients = tuple(
             replace(client, train=Samples(inputs.fitted(own).evaluation(client.train.x), client.train.y))
-            for client in self.federation.clients
+            for client in self.federated.clients
             for own in [statistics or self.prepared_by(client.id).of(PREPARATION)]
         )
-        return replace(self.federation, clients=clients, environments=(), inputs=replace(inputs, preparation=None))
+        return replace(self.federated, clients=clients, environments=(), inputs=replace(inputs, preparation=None))
 
     def prepared_by(self, client: int) -> Tensors:
         """The statistics of a client's own training rows, where rows are prepared by each site's own; else nothing."""
@@ -78,7 +78,7 @@ class Site:
         if preparation is None or preparation.statistics != "site":
             return Tensors()
         if client not in self._prepared:
-            own = preparation.of_rows(self.federation.client(client).train.x)
+            own = preparation.of_rows(self.federated.client(client).train.x)
             self._prepared[client] = Tensors(own).under(PREPARATION)
         return self._prepared[client]
 
@@ -118,8 +118,8 @@ class Site:
             FedshiftError: the audit found in its reply what must stay; the client keeps what it had.
         """
         if self.audit:
-            train = self.federation.client(job.client.id).train
-            inputs = self.federation.inputs.fitted((job.down | job.state.tensors).of(PREPARATION))
+            train = self.federated.client(job.client.id).train
+            inputs = self.federated.inputs.fitted((job.down | job.state.tensors).of(PREPARATION))
             audit(job, outcome, train, inputs, self.initial)
         stage = job.round.stage
         kept = outcome.state if stage.keeps else replace(job.state, drawn=outcome.state.drawn)

@@ -16,7 +16,7 @@ from fedshift.core.contract import Round
 from fedshift.core.metrics import ACCURACY
 from fedshift.errors import DiskError
 from fedshift.manifest import checked, parsed
-from fedshift.rounds.listener import Task
+from fedshift.runs.listener import Task
 from fedshift.runs.progress import Outlook, RunListeners, RunProgress
 from fedshift.runs.records import Record
 from fedshift.runs.schema import (

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from fedshift import files
 from fedshift.content import digest
 from fedshift.errors import DamagedError, FedshiftError
+from fedshift.experiments import Experiment, check_tables
 from fedshift.manifest import (
     Manifest,
     check_file,
@@ -31,21 +32,20 @@ from fedshift.manifest import (
 from fedshift.runs.checkpoint import Checkpoint, read_checkpoint, saved_positions
 from fedshift.runs.lock import LOCK, locked
 from fedshift.runs.records import Record, read_records, whole_records
-from fedshift.runs.schema import DataSizes, Identity, Machine, MessageTable, Summary, Timed
+from fedshift.runs.schema import DataFacts, Identity, Machine, MessageTable, Summary, Timed
 from fedshift.runs.trials import STUDY, carried_on_by, study_of
 from fedshift.runs.trust import check_code, check_digests, check_plugins, remember_plugins
-from fedshift.settings.experiment import Experiment, check_tables
 from fedshift.written import LARGEST_TOML
 
 RUN, EXPERIMENT, MANIFEST = "run.json", "experiment.toml", "manifest.json"
 SUMMARY, WEIGHTS, MESSAGES = "summary.json", "weights.safetensors", "messages.json"
-ENVIRONMENT, FEDERATION = "environment.json", "federation.json"
-KINDS: dict[str, type[BaseModel]] = {MESSAGES: MessageTable, ENVIRONMENT: Machine, FEDERATION: DataSizes}
+ENVIRONMENT, DATA_FACTS = "environment.json", "data.json"
+KINDS: dict[str, type[BaseModel]] = {MESSAGES: MessageTable, ENVIRONMENT: Machine, DATA_FACTS: DataFacts}
 RECORDS, TIMINGS, EVENTS, CLIENTS = "records.jsonl", "timings.jsonl", "events.jsonl", "clients"
 # What carrying out makes, manifests first: without them it begins anew.
 MADE = (
     *(MANIFEST, "manifest-*.json", SUMMARY, WEIGHTS, "checkpoint@*.safetensors", "selected@*.safetensors", CLIENTS),
-    *(RECORDS, TIMINGS, EVENTS, MESSAGES, FEDERATION, ENVIRONMENT),
+    *(RECORDS, TIMINGS, EVENTS, MESSAGES, DATA_FACTS, ENVIRONMENT),
 )
 NOT_OF_MODELS = ("data.", "method.index.")  # how settings begin whose files a trained model is not made from
 ASIDE = "damaged-"
@@ -389,9 +389,9 @@ class RunFolder:
         return checkpoint.messages if checkpoint else {}
 
     @property
-    def federation(self) -> dict[str, Any]:
+    def data_facts(self) -> dict[str, Any]:
         """What modules are made from besides the experiment, and how many samples clients have; empty at first."""
-        return self._json(FEDERATION)
+        return self._json(DATA_FACTS)
 
     @property
     def environment(self) -> dict[str, Any]:

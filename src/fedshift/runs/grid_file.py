@@ -11,10 +11,10 @@ from pathlib import Path
 
 from fedshift import files
 from fedshift.errors import DamagedError, FedshiftError
+from fedshift.experiments import Experiment, check_tables
 from fedshift.manifest import digested_json, read_json
 from fedshift.runs.schema import Grid, GridRun
 from fedshift.runs.trust import check_code, check_digests, check_plugins
-from fedshift.settings.experiment import Experiment, check_tables
 
 
 def write_grid(experiments: Sequence[Experiment], folder: Path) -> None:

@@ -6,11 +6,11 @@ from itertools import takewhile
 
 from fedshift.core.contract import Stage
 from fedshift.engines.choice import open_engine
-from fedshift.rounds.lockstep import advance
-from fedshift.rounds.plan import planned_stages
-from fedshift.rounds.simulation import Simulation
+from fedshift.experiments import Experiment
+from fedshift.runs.lockstep import advance
+from fedshift.runs.plan import planned_stages
 from fedshift.runs.progress import Outlook, Progress
-from fedshift.settings.experiment import Experiment
+from fedshift.runs.simulation import Simulation
 
 
 def prepare(experiment: Experiment, label: str, progress: Progress) -> Simulation:
@@ -40,7 +40,7 @@ def describe(experiment: Experiment) -> str:
         FedshiftError: the experiment cannot be run.
     """
     simulation = Simulation(experiment)
-    clients = simulation.federation.clients
+    clients = simulation.federated.clients
     lines = [
         f"Seed {experiment.seed}: {len(clients)} clients of {len({client.domain for client in clients})} domains, "
         f"{sum(len(client.train) for client in clients)} samples"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedshift.core.contract import Round
-from fedshift.rounds.listener import Listener, Task
-from fedshift.rounds.plan import PlannedStage
+from fedshift.runs.listener import Listener, Task
+from fedshift.runs.plan import PlannedStage
 from fedshift.runs.records import Record
 from fedshift.runs.schema import SiteEvent
 

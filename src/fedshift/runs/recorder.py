@@ -26,8 +26,8 @@ from fedshift.runs.checkpoint import (
 )
 from fedshift.runs.folder import (
     CLIENTS,
+    DATA_FACTS,
     ENVIRONMENT,
-    FEDERATION,
     MANIFEST,
     MESSAGES,
     RECORDS,
@@ -93,11 +93,11 @@ class Recorder:
 
     # Going back -----------------------------------------------------------------------------------
 
-    def begin(self, federation: Mapping[str, Any], position: int | None = None, keep: Iterable[int] = ()) -> None:
+    def begin(self, data_facts: Mapping[str, Any], position: int | None = None, keep: Iterable[int] = ()) -> None:
         """Go back to a checkpoint, or begin.
 
         Args:
-            federation: what modules are made from besides the experiment, for federation.json.
+            data_facts: what modules are made from besides the experiment, for data.json.
             position: the checkpoint's; 0: begin; None: the newest, if there is one.
             keep: positions whose checkpoints stay beside it.
 
@@ -119,12 +119,12 @@ class Recorder:
         self._times.go_back(named.get(TIMINGS))
         self._selection.go_back(self.records, named)
         if saved:
-            self._begun = {name: named[name] for name in (ENVIRONMENT, FEDERATION) if name in named}
+            self._begun = {name: named[name] for name in (ENVIRONMENT, DATA_FACTS) if name in named}
             for name, entry in self._begun.items():
                 check_file(path / name, entry)
         else:
             self._begun = {ENVIRONMENT: self._write(ENVIRONMENT, environment())}
-            self._begun[FEDERATION] = self._write(FEDERATION, federation)
+            self._begun[DATA_FACTS] = self._write(DATA_FACTS, data_facts)
         self._rewind_store(position, named)
         self._since = position
 

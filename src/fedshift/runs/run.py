@@ -17,8 +17,8 @@ from fedshift.runs.terms import shares
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fedshift.experiments import Experiment
     from fedshift.runs.trained import Trained
-    from fedshift.settings.experiment import Experiment
 
 
 Picked = Literal["last", "selected"]
@@ -104,9 +104,9 @@ class Run:
         return self.folder.messages
 
     @cached_property
-    def federation(self) -> dict[str, Any]:
+    def data_facts(self) -> dict[str, Any]:
         """Classes, clients and how many samples they have; empty before the run has begun."""
-        return self.folder.federation
+        return self.folder.data_facts
 
     @cached_property
     def environment(self) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class Run:
         Raises:
             FedshiftError: a file is damaged.
         """
-        for read in ("table", "records", "notes", "messages", "federation", "environment"):
+        for read in ("table", "records", "notes", "messages", "data_facts", "environment"):
             getattr(self, read)
         self.folder.times()
 
@@ -165,7 +165,7 @@ class Run:
             raise UnknownNameError("round", round, get_args(Picked))
         self._check_finished("model")
         weights = self.weights if round == "last" else self.selected
-        return rebuilt(self.experiment, Blueprint.from_table(self.federation), weights, client)
+        return rebuilt(self.experiment, Blueprint.from_table(self.data_facts), weights, client)
 
     def _check_finished(self, what: str) -> None:
         if not self.finished:

@@ -18,15 +18,15 @@ from fedshift.engines.choice import Choice
 from fedshift.engines.merging import kind
 from fedshift.engines.workers import can_fork
 from fedshift.errors import DamagedError, DiskError, DivergedError, FedshiftError, LockedError, StoppedError
-from fedshift.rounds.simulation import Simulation, refused_by_method
+from fedshift.experiments import Experiment
 from fedshift.runs.checkpoint import Execution, common_position, saved_positions
 from fedshift.runs.folder import RunFolder, find
 from fedshift.runs.grid_file import experiment_of, grid_files, read_grid, write_grid
 from fedshift.runs.progress import Progress
+from fedshift.runs.simulation import Simulation, refused_by_method
 from fedshift.runs.together import Judge, carry_out, to_the_end
 from fedshift.runs.trials import check_no_study
 from fedshift.runs.trust import check_plugins
-from fedshift.settings.experiment import Experiment
 
 Failures = dict[Path, FedshiftError]  # what went wrong with runs, by their folders
 _CHOICES = TypeAdapter(Choice)

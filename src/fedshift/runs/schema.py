@@ -123,8 +123,8 @@ class Machine(File):
     packages: dict[str, str]
 
 
-class DataSizes(File):
-    """federation.json: what modules are made from, and each client's domain and number of training samples, by id."""
+class DataFacts(File):
+    """data.json: what modules are made from, and each client's domain and number of training samples, by id."""
 
     shape: list[Size]
     classes: list[str]

@@ -15,14 +15,14 @@ from functools import partial
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.engine import Engine
 from fedshift.errors import DiskError, FedshiftError, LockedError, StoppedError
-from fedshift.rounds.lockstep import advance
-from fedshift.rounds.plan import planned_stages
-from fedshift.rounds.simulation import Simulation
 from fedshift.runs.checkpoint import Execution, common_position
 from fedshift.runs.events import EventLog
 from fedshift.runs.folder import EVENTS, RunFolder
+from fedshift.runs.lockstep import advance
+from fedshift.runs.plan import planned_stages
 from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.recorder import Recorder
+from fedshift.runs.simulation import Simulation
 from fedshift.runs.trained import Blueprint
 
 Failed = dict[Simulation, Exception]
@@ -138,7 +138,7 @@ def _begin(
 ) -> _Run:
     """Go back to a checkpoint of a run and begin to show it."""
     recorder = Recorder(folder, simulation.coordinator, simulation.evaluation.read, simulation.site)
-    recorder.begin(Blueprint.of(simulation.federation).table() | simulation.federation.sizes(), position)
+    recorder.begin(Blueprint.of(simulation.federated).table() | simulation.federated.sizes(), position)
     outlook = Outlook(folder.path.name, simulation.rounds, position, planned_stages(simulation))
     display = EventLog(folder.path / EVENTS, outlook, progress.begin(outlook))
     return _Run(simulation, recorder, display, engine, judge)

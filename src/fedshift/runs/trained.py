@@ -11,7 +11,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from fedshift.clients.federated import Federation
+from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
 from fedshift.core.frozen import Front
 from fedshift.core.method import make_parts, tensor_scopes
@@ -22,9 +22,9 @@ from fedshift.core.setup import DTYPES
 from fedshift.core.tensors import part_of
 from fedshift.engines.kernels import Kernels, prepare
 from fedshift.errors import FedshiftError
+from fedshift.experiments import Experiment
 from fedshift.rounds.evaluation import parts_predicted
 from fedshift.runs.checkpoint import check_alike
-from fedshift.settings.experiment import Experiment
 from fedshift.streams import Streams, sample_draws
 
 MOST_NAMED = 20  # clients that an error lists
@@ -53,17 +53,17 @@ class Blueprint:
     columns: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, federation: Federation) -> Self:
+    def of(cls, federated: FederatedData) -> Self:
         """That of a federation."""
-        clients = {client.id: client.name for client in federation.clients}
+        clients = {client.id: client.name for client in federated.clients}
         return cls(
-            federation.shape,
-            federation.classes,
+            federated.shape,
+            federated.classes,
             clients,
-            federation.inputs,
-            federation.train_environments,
-            federation.type,
-            federation.columns,
+            federated.inputs,
+            federated.train_environments,
+            federated.type,
+            federated.columns,
         )
 
     def table(self) -> dict[str, Any]:

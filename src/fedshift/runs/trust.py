@@ -8,7 +8,7 @@ from typing import Any
 
 from fedshift.content import digest, ran_here, remember_code
 from fedshift.errors import FedshiftError
-from fedshift.settings.experiment import Experiment
+from fedshift.experiments import Experiment
 
 
 class UntrustedError(FedshiftError):

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from fedshift.errors import FedshiftError, FedshiftWarning, UnknownNameError
-from fedshift.settings.experiment import NAMED, Experiment, load_plugins
-from fedshift.settings.grid import expand, override, read
+from fedshift.experiments import NAMED, Experiment, load_plugins
 from fedshift.spec import Spec, plain, shown
+from fedshift.study.grid import expand, override, read
 
 Source = str | Path | Mapping[str, Any] | Experiment
 Choice = str | Spec | Mapping[str, Any]

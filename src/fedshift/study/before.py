@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Unpack
 
 from fedshift.errors import FedshiftError
+from fedshift.experiments import NAMED, Experiment
 from fedshift.reporting.live import display
 from fedshift.reporting.results import described, label
-from fedshift.rounds import dry_run
-from fedshift.rounds.simulation import refused_by_method
+from fedshift.runs import dry_run
 from fedshift.runs.progress import Progress
-from fedshift.settings.experiment import NAMED, Experiment
+from fedshift.runs.simulation import refused_by_method
 from fedshift.study.asked import DEFAULT, Options, Source, experiment, grid
 from fedshift.study.study_plan import Forecast
 
@@ -66,7 +66,7 @@ def inspect_data(
         FedshiftError: something in the experiment is wrong, or its data cannot be read or divided.
     """
     from fedshift.reporting.data_report.report import DataReport
-    from fedshift.rounds.simulation import read_federation
+    from fedshift.runs.simulation import read_federated
 
     experiments = grid(source, **options)
     asked = experiments[0]
@@ -82,7 +82,7 @@ def inspect_data(
     except FedshiftError as error:
         refused.append(error)
     with display(progress, 1) as shown:
-        data, federation = read_federation(asked)
+        data, federation = read_federated(asked)
         try:
             federation = federation.checked()
         except FedshiftError as error:
@@ -115,7 +115,7 @@ def bench(
         FedshiftError: it describes several runs, or they cannot be carried out.
     """
     from fedshift.engines.calibration import calibrate
-    from fedshift.rounds.simulation import Simulation
+    from fedshift.runs.simulation import Simulation
 
     asked = experiment(source, **options)
     return calibrate(Simulation(asked).example(), asked.run, tell)
@@ -136,4 +136,4 @@ def index(source: Source = DEFAULT, *, progress: Progress | None = None, **optio
     check_makes_index(asked.method, asked.method_name)
     with display(progress, 1) as shown:
         done = prepare(asked, "index", shown)
-    return Index.of(done.federation, done.coordinator.state, done.coordinator.ledger.declaration())
+    return Index.of(done.federated, done.coordinator.state, done.coordinator.ledger.declaration())

@@ -11,12 +11,12 @@ from statistics import mean
 from typing import Any
 
 from fedshift.errors import FedshiftError
+from fedshift.experiments import load_plugins
 from fedshift.methods import METHODS
 from fedshift.reporting.live import display
 from fedshift.reporting.results import MeanStd
 from fedshift.reporting.table import Table
 from fedshift.runs.progress import Progress
-from fedshift.settings.experiment import load_plugins
 from fedshift.spec import shown
 from fedshift.study.execute import LACKING, carry_out, read_findings
 from fedshift.study.papers import Exhibit, ExhibitRow, Printed, published

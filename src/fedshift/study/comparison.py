@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedshift.core.metrics import ACCURACY
 from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.experiments import Experiment
 from fedshift.reporting.results import MeanStd, Refused, Results, Row, described
 from fedshift.reporting.table import Table, tables
 from fedshift.reporting.tabled import Measurements
@@ -16,7 +17,6 @@ from fedshift.runs.records import Record
 from fedshift.runs.run import Run
 from fedshift.runs.runner import Failures, run_path
 from fedshift.runs.selection import ORACLES, RULES
-from fedshift.settings.experiment import Experiment
 
 
 @dataclass(frozen=True, repr=False)

@@ -15,16 +15,16 @@ from functools import partial
 
 from fedshift import files
 from fedshift.errors import DamagedError, DiskError, DivergedError, FedshiftError, FedshiftWarning, LockedError
+from fedshift.experiments import Experiment
 from fedshift.methods import METHODS
 from fedshift.reporting.results import REFUSED, Row
-from fedshift.rounds.dry_run import estimate
-from fedshift.rounds.simulation import Simulation
 from fedshift.runs import runner
+from fedshift.runs.dry_run import estimate
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.selection import by_environment, last
-from fedshift.settings.experiment import Experiment
+from fedshift.runs.simulation import Simulation
 from fedshift.study.papers import Exhibit, ExhibitRow
 from fedshift.study.quantities import Quantity, quantity
 from fedshift.study.scenarios import Scale, Scenario

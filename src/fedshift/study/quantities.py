@@ -78,7 +78,7 @@ def _megabytes(record: Record) -> float:
 
 
 def _megabytes_a_client(run: Run, record: Record) -> float:
-    return _megabytes(record) / len(run.federation["clients"])
+    return _megabytes(record) / len(run.data_facts["clients"])
 
 
 QUANTITIES: Mapping[str, Quantity] = {

@@ -17,7 +17,7 @@ from importlib.resources.abc import Traversable
 from typing import Any, Literal
 
 from fedshift.errors import FedshiftError, UnknownNameError
-from fedshift.settings.grid import read
+from fedshift.study.grid import read
 from fedshift.written import parse_toml
 
 Collection = Literal["benchmark", "papers"]

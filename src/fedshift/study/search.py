@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from fedshift import files
 from fedshift.core.metrics import Metric
 from fedshift.errors import FedshiftError, needs
+from fedshift.experiments import Experiment
 from fedshift.runs.trials import STUDY
-from fedshift.settings.experiment import Experiment
 from fedshift.spec import Range
 from fedshift.study.space import Space, labelled
 

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from fedshift.catalogue import From
 from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.experiments import Experiment
 from fedshift.methods import METHODS
-from fedshift.settings.experiment import Experiment
 from fedshift.spec import Range, Search, Spec, as_toml, leaf_types, plain, setting_type, shown
 
 S = TypeVar("S", bound=Spec)

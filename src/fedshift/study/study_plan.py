@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.experiments import Experiment
 from fedshift.reporting.units import clock
-from fedshift.rounds.dry_run import Estimate
-from fedshift.settings.experiment import Experiment
-from fedshift.settings.grid import expand, override
+from fedshift.runs.dry_run import Estimate
 from fedshift.spec import Spec, shown
+from fedshift.study.grid import expand, override
 from fedshift.study.papers import Exhibit, ExhibitRow
 from fedshift.study.scenarios import Scale, Scenario, choose
 

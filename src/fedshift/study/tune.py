@@ -21,6 +21,7 @@ from fedshift.errors import (
     LockedError,
     UnknownNameError,
 )
+from fedshift.experiments import Experiment
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.lock import locked
 from fedshift.runs.progress import Outlook, Progress, RunListeners, RunProgress
@@ -28,7 +29,6 @@ from fedshift.runs.records import Record
 from fedshift.runs.runner import Asked, attempt, run_path
 from fedshift.runs.selection import last, mean_score
 from fedshift.runs.together import Judge, to_the_end
-from fedshift.settings.experiment import Experiment
 from fedshift.study.search import SAMPLERS, Curve, Sampler, Study, Trial
 from fedshift.study.search_results import Tuning
 from fedshift.study.space import Space, check_ranges, with_settings

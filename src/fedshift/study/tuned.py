@@ -15,10 +15,10 @@ from pydantic import FiniteFloat
 
 from fedshift import files
 from fedshift.errors import FedshiftError, FedshiftWarning
+from fedshift.experiments import Experiment
 from fedshift.manifest import checked
 from fedshift.reporting.results import flat
 from fedshift.runs.schema import File
-from fedshift.settings.experiment import Experiment
 from fedshift.spec import shown
 from fedshift.study.space import key_here, settings_of, with_settings
 from fedshift.written import LARGEST_TOML

@@ -78,7 +78,7 @@ class Client2Vec(Method):
                 f"method.base = '{METHODS.name_of(self.base)}': Client2Vec needs a method that trains an encoder "
                 "and a head, such as 'fedavg'."
             )
-        if type(self.base).federation is not Averaging.federation:
+        if type(self.base).regroup is not Averaging.regroup:
             raise FedshiftError(
                 f"method.base = '{METHODS.name_of(self.base)}': it pools the clients, so there is none to sample."
             )
@@ -114,9 +114,9 @@ class Client2Vec(Method):
             own |= {"projector": Part(projector), "projector_head": Part(head)}
         return base | index | own
 
-    def federation(self, federation: Federation) -> Federation:
+    def regroup(self, federated: FederatedData) -> FederatedData:
         """An index that was made before is checked to be of these clients."""
-        seen = super().federation(federation)
+        seen = super().regroup(federated)
         self.index.check(seen)
         return seen
 

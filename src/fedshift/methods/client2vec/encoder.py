@@ -35,15 +35,15 @@ class Encoder(Spec):
         raise NotImplementedError
 
 
-def pairs(encoder: Encoder, federation: Federation) -> Federation:
+def pairs(encoder: Encoder, federated: FederatedData) -> FederatedData:
     """The federation whose samples are pairs [D, L] (N, 2, d) of an embedding and its label's (Client2Vec, Sec. 3.2).
 
     Images and vectors are described by "A photo of a/an {class}"; texts by "The next character of {text}" and
     "Character {class}" (App. D.1).
     """
-    labels = _scaled(encoder.texts([_description(name, federation.inputs) for name in federation.classes]), encoder)
-    clients = tuple(_replace_samples(client, encoder, federation.inputs, labels) for client in federation.clients)
-    return Federation(clients, (), federation.classes, Inputs())
+    labels = _scaled(encoder.texts([_description(name, federated.inputs) for name in federated.classes]), encoder)
+    clients = tuple(_replace_samples(client, encoder, federated.inputs, labels) for client in federated.clients)
+    return FederatedData(clients, (), federated.classes, Inputs())
 
 
 def _replace_samples(client: Client, encoder: Encoder, inputs: Inputs, labels: Tensor) -> Client:

@@ -20,7 +20,7 @@ class IndexFile(ClientIndex):
     path: str = setting(help="the index.parquet of a federation of the same clients", path=True)
     strategy: Literal["global", "federated"] = setting("global", help="how it was made, which decides use 3's weight")
 
-    def check(self, federation: Federation) -> None:
+    def check(self, federated: FederatedData) -> None:
         """Compare the file's clients and their numbers of samples with the federation's.
 
         Raises:
@@ -28,7 +28,7 @@ class IndexFile(ClientIndex):
         """
         columns = self._columns()
         described = list(zip(columns["client"], (int(count) for count in columns["samples"]), strict=True))
-        here = [(client.name, len(client.train)) for client in federation.clients]
+        here = [(client.name, len(client.train)) for client in federated.clients]
         if len(described) != len(here):
             raise self._other(f"it describes {len(described)} clients, but this federation has {len(here)}")
         for (name, count), (client, samples) in zip(described, here, strict=True):

@@ -50,7 +50,7 @@ class ClientIndex(Spec):
             parts[LABEL] = Part.state(torch.zeros(model.clients, self.label_dim()), "server")
         return parts
 
-    def check(self, federation: Federation) -> None:
+    def check(self, federated: FederatedData) -> None:
         """Raise an error if the index cannot be one of these clients."""
 
     def stages(self, base: Averaging) -> tuple[Stage, ...]:
@@ -76,9 +76,9 @@ class ClientIndex(Spec):
         """The parts that make the index, which clients need to measure their vectors."""
         return ()
 
-    def pairs(self, federation: Federation, streams: Streams) -> Federation:
+    def pairs(self, federated: FederatedData, streams: Streams) -> FederatedData:
         """Pairs of embeddings (N, 2, d) in place of samples, in a random order."""
-        embedded = pairs(self.encoder, federation)
+        embedded = pairs(self.encoder, federated)
         clients = []
         for client in embedded.clients:
             order = streams.permutation(len(client.train), "order of pairs", client.id)

@@ -39,9 +39,9 @@ class Index:
         return f"Index(clients: {len(self.clients)}, feature {tuple(self.feature.shape)}{label})"
 
     @classmethod
-    def of(cls, federation: Federation, state: ServerState, messages: dict[str, Any]) -> Index:
+    def of(cls, federated: FederatedData, state: ServerState, messages: dict[str, Any]) -> Index:
         """What the stages before training left on the server."""
-        clients = federation.clients
+        clients = federated.clients
         return cls(
             tuple(client.name for client in clients),
             tuple(client.domain for client in clients),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedshift.clients.domains import DomainData
-from fedshift.clients.federated import Federation
+from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
 from fedshift.errors import FedshiftError, MissingExtraError
 from fedshift.reporting.data_report import data_page
@@ -121,7 +121,7 @@ class DataReport:
     def of(
         cls,
         data: DomainData,
-        federation: Federation,
+        federation: FederatedData,
         inputs: Inputs,
         *,
         seed: int,
@@ -200,7 +200,7 @@ def _by_class(data: DomainData, mask: Tensor) -> dict[str, int]:
     return dict(zip(data.classes, counts.tolist(), strict=True))
 
 
-def _sites(data: DomainData, federation: Federation, roles: Roles) -> tuple[SiteCounts, ...]:
+def _sites(data: DomainData, federation: FederatedData, roles: Roles) -> tuple[SiteCounts, ...]:
     masks = {**roles.masks, "nobody": ~torch.stack([*roles.masks.values()]).any(dim=0)}
     trains, found = Counter(client.domain for client in federation.clients), []
     for site, name in enumerate(data.domains):
@@ -210,7 +210,7 @@ def _sites(data: DomainData, federation: Federation, roles: Roles) -> tuple[Site
     return tuple(found)
 
 
-def _clients(data: DomainData, federation: Federation, roles: Roles) -> tuple[ClientCounts, ...]:
+def _clients(data: DomainData, federation: FederatedData, roles: Roles) -> tuple[ClientCounts, ...]:
     found = []
     for place, client in enumerate(federation.clients):
         own = roles.client == place
@@ -218,7 +218,7 @@ def _clients(data: DomainData, federation: Federation, roles: Roles) -> tuple[Cl
     return tuple(found)
 
 
-def _scored(federation: Federation) -> tuple[EnvironmentCounts, ...]:
+def _scored(federation: FederatedData) -> tuple[EnvironmentCounts, ...]:
     found: dict[tuple[str, str], list[tuple[bool, int]]] = {}
     for each in federation.environments:
         found.setdefault((each.role, each.name), []).append((each.client is not None, len(each.samples)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedshift.clients.federated import Federation
+from fedshift.clients.federated import FederatedData
 from fedshift.clients.samples import Samples
 
 ROLES = ("training", "validation", "test")
@@ -26,7 +26,7 @@ class Roles:
     masks: dict[str, Tensor]
 
     @classmethod
-    def of(cls, federation: Federation, samples: int) -> Roles:
+    def of(cls, federation: FederatedData, samples: int) -> Roles:
         """The roles of the ``samples`` from which a federation's views were made."""
         client = torch.full((samples,), -1)
         masks = {role: torch.zeros(samples, dtype=torch.bool) for role in ROLES}

@@ -18,10 +18,10 @@ from fedshift.runs import runner
 from fedshift.runs.predictions import Predictions, nobody, predictions
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Picked, Run
-from fedshift.settings.grid import SEARCH, read
 from fedshift.study.asked import DEFAULT, FIELDS, Options, Source, experiment, grid, only, sources
 from fedshift.study.before import bench, estimate, index, inspect_data
 from fedshift.study.comparison import Comparison
+from fedshift.study.grid import SEARCH, read
 from fedshift.study.study_plan import Forecast
 
 if TYPE_CHECKING:

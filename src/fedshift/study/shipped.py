@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from importlib import resources
 
+EXPERIMENTS = resources.files(__package__) / "experiments"
+
 
 def shipped() -> list[str]:
     """Their names."""
-    return sorted(
-        entry.name.removesuffix(".toml")
-        for entry in resources.files(__name__).iterdir()
-        if entry.name.endswith(".toml")
-    )
+    return sorted(entry.name.removesuffix(".toml") for entry in EXPERIMENTS.iterdir() if entry.name.endswith(".toml"))
 
 
 def shipped_text(name: str) -> str:
     """The TOML text of one."""
-    return (resources.files(__name__) / f"{name}.toml").read_text(encoding="utf-8")
+    return (EXPERIMENTS / f"{name}.toml").read_text(encoding="utf-8")

@@ -9,9 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
-
-from annotated_types import Le
+from typing import Annotated, Any, Self
 
 from fedshift.catalogue import Catalogue, From
 from fedshift.clients import PARTITIONS, PROTOCOLS
@@ -22,7 +20,7 @@ from fedshift.content import digest
 from fedshift.core.method import Method
 from fedshift.core.model import Model
 from fedshift.core.plugins import module_of
-from fedshift.core.training import Evaluate, Train
+from fedshift.core.training import Evaluate, RunOptions, Train
 from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
@@ -31,46 +29,14 @@ from fedshift.methods import METHODS
 from fedshift.models import MODELS
 from fedshift.spec import (
     FolderName,
-    FolderPath,
-    Processors,
-    Rounds,
     Seed,
     Spec,
-    WholeNumber,
     check_names,
     setting,
     shown,
 )
 
 OF_ONE_RUN = (("seed",), ("protocol", "hold_out"), ("method", "index", "path"))  # what runs of a row may differ in
-
-
-class RunOptions(Spec):
-    """Where and how a run is carried out; none of it is part of what the experiment is."""
-
-    section: ClassVar[str] = "run"
-
-    device: str = setting("auto", help="'auto' (an accelerator if there is one), 'cpu', 'cuda', 'cuda:1', 'mps'")
-    out: FolderPath = setting("runs", help="the folder that holds run folders")
-    checkpoint_every: Rounds = setting(10, help="rounds between checkpoints")
-    engine: Literal["auto", "sequential", "vectorised", "workers"] = setting(
-        "auto",
-        help="what runs clients: 'auto' measures briefly and picks; one after the other; stacked; or in processes",
-    )
-    workers: Processors = setting(
-        0, help="processes of the engine 'workers'; 0: one for each core, at most OMP_NUM_THREADS"
-    )
-    threads: Processors = setting(
-        0,
-        help="threads of the engines without processes; 0: one for each core, at most OMP_NUM_THREADS, or one where "
-        "the sequential engine trains a small model",
-    )
-    together: Annotated[WholeNumber, Le(10_000)] = setting(
-        0, help="runs of a table that advance together; 0: as many as the engine gains from (sequential: 1)"
-    )
-    audit: bool = setting(
-        False, help="compare the content of all that clients send with their samples and private tensors; slower"
-    )
 
 
 class Experiment(Spec):

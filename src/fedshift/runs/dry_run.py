@@ -18,8 +18,8 @@ from fedshift.engines.engine import Job, ServerJob
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.shortened import shorten, steps_of
 from fedshift.errors import DivergedError
-from fedshift.rounds.simulation import Simulation, no_steps
-from fedshift.settings.experiment import Experiment
+from fedshift.experiments import Experiment
+from fedshift.runs.simulation import Simulation, no_steps
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def estimate(experiment: Experiment) -> Estimate:
     costs = {stage: _cost(simulation, stage, step if stage is main else None) for stage in simulation.setup.stages}
     cost = costs[main]
     return Estimate(
-        clients=(len(simulation.federation.clients), simulation.coordinator.cohort(main)),
+        clients=(len(simulation.federated.clients), simulation.coordinator.cohort(main)),
         stages=tuple(costs.values()),
         bytes_down=cost.bytes_down,
         bytes_up=cost.bytes_up,

@@ -10,7 +10,7 @@ from fedshift.core.contract import Phase, Phases, Stage
 from fedshift.core.setup import Setup
 from fedshift.engines.batches import BatchOrder
 from fedshift.engines.lane import steps_of
-from fedshift.rounds.simulation import Simulation
+from fedshift.runs.simulation import Simulation
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class PlannedStage:
 
 def planned_stages(simulation: Simulation) -> tuple[PlannedStage, ...]:
     """The stages of a run, each with the mean number of steps of a round over all cohorts it may have."""
-    sizes = Counter(len(client.train) for client in simulation.federation.clients)
+    sizes = Counter(len(client.train) for client in simulation.federated.clients)
     return tuple(
         PlannedStage(stage.name, simulation.coordinator.rounds_of(stage), _steps_of_round(simulation, stage, sizes))
         for stage in simulation.setup.stages

@@ -7,9 +7,9 @@ from typing import Any
 
 from fedshift.catalogue import Catalogue, Entry, From
 from fedshift.core.servers import SERVERS
+from fedshift.experiments import NAMED, Experiment
 from fedshift.methods import METHODS
 from fedshift.methods.client2vec import ENCODERS, INDICES
-from fedshift.settings.experiment import NAMED, Experiment
 from fedshift.spec import Spec, is_text, setting_type
 
 Schema = dict[str, Any]

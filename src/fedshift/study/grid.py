@@ -10,11 +10,11 @@ from typing import Any
 
 from fedshift.catalogue import Catalogue, Entry, From
 from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.experiments import DEFAULT_NAMES, NAMED, Experiment, load_plugins
 from fedshift.methods import METHODS
-from fedshift.settings.experiment import DEFAULT_NAMES, NAMED, Experiment, load_plugins
-from fedshift.settings.experiments import shipped, shipped_text
 from fedshift.spec import Spec, check_names, shown
-from fedshift.written import LARGEST_TOML, parse_toml
+from fedshift.study.shipped import shipped, shipped_text
+from fedshift.written import parse_toml, text_of
 
 Document = dict[str, Any]
 EVERY_DOMAIN = "all"
@@ -47,22 +47,6 @@ def read(source: str | Path) -> Document:
         if about.path and table[name] not in about.words:
             table[name] = _placed(table[name], path.parent)
     return document
-
-
-def text_of(path: Path) -> str:
-    """The text of an experiment's file.
-
-    Raises:
-        FedshiftError: it cannot be read, or is too large for an experiment.
-    """
-    try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(LARGEST_TOML + 1)
-    except (OSError, UnicodeDecodeError) as error:
-        raise FedshiftError(f"'{path}' cannot be read as text in UTF-8 ({error}).") from error
-    if len(text) > LARGEST_TOML:
-        raise FedshiftError(f"'{path}' is too large for settings: at most {LARGEST_TOML:,} bytes are read.")
-    return text
 
 
 def override(

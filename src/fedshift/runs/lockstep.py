@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from fedshift.engines.engine import Engine, Job, Outcome, ServerJob
 from fedshift.engines.shortened import steps_of
-from fedshift.rounds.listener import Listener, Task
-from fedshift.rounds.simulation import Done, Simulation, Work
+from fedshift.runs.listener import Listener, Task
+from fedshift.runs.simulation import Done, Simulation, Work
 
 
 @dataclass

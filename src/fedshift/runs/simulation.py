@@ -15,7 +15,7 @@ import torch
 from fedshift import memory
 from fedshift.clients.checks import check_data
 from fedshift.clients.domains import DomainData
-from fedshift.clients.federated import Federation
+from fedshift.clients.federated import FederatedData
 from fedshift.core.contract import Round, ServerState, Stage
 from fedshift.core.frozen import Embedding, FrozenNetwork, embedded, silent
 from fedshift.core.messages import Missing, Order
@@ -29,13 +29,13 @@ from fedshift.engines.calibration import choose
 from fedshift.engines.choice import Choice, asked_for
 from fedshift.engines.engine import Engine, Job, Outcome, ServerJob
 from fedshift.errors import FedshiftError
+from fedshift.experiments import Experiment
 from fedshift.methods.fedavg import FedAvg
 from fedshift.models import MODELS
 from fedshift.models.own import Widened
 from fedshift.rounds.coordinator import Coordinator, Received
 from fedshift.rounds.evaluation import Evaluation
 from fedshift.rounds.site import Site
-from fedshift.settings.experiment import Experiment
 from fedshift.streams import Streams
 
 INPUT = 4  # bytes of a number of a network's inputs
@@ -59,13 +59,15 @@ class Simulation:
         notes: what a reader of the results must know.
     """
 
-    def __init__(self, experiment: Experiment, tell: Embedding = silent, federation: Federation | None = None) -> None:
+    def __init__(
+        self, experiment: Experiment, tell: Embedding = silent, federated: FederatedData | None = None
+    ) -> None:
         """Load the data and build the model.
 
         Args:
             experiment: what to run.
             tell: hears of images that a frozen network embeds.
-            federation: clients and environments that were made elsewhere; None: those of the experiment's data.
+            federated: clients and environments that were made elsewhere; None: those of the experiment's data.
 
         Raises:
             FedshiftError: the experiment cannot be run; the message says why.
@@ -73,23 +75,23 @@ class Simulation:
         self.experiment = experiment
         experiment.check()
         device = choose_device(experiment.run.device)
-        federation = (federation or make_federation(experiment, tell)).to(device)
-        self.setup = make_setup(experiment, federation, device)
-        _check_patience(experiment, federation)
-        self.site = Site(self.setup, federation, audit=experiment.run.audit)
-        self.coordinator = Coordinator(self.setup, {client.id: client.name for client in federation.clients})
+        federated = (federated or make_federated(experiment, tell)).to(device)
+        self.setup = make_setup(experiment, federated, device)
+        _check_patience(experiment, federated)
+        self.site = Site(self.setup, federated, audit=experiment.run.audit)
+        self.coordinator = Coordinator(self.setup, {client.id: client.name for client in federated.clients})
         self.evaluation = Evaluation(self.site)
         self.notes = [
-            *federation.notes,
+            *federated.notes,
             *_notes_on_batch_norm(self.setup),
             *_notes_on_widths(self.setup),
             *self.setup.notes_on_rates,
         ]
 
     @property
-    def federation(self) -> Federation:
+    def federated(self) -> FederatedData:
         """Clients and environments, on the run's device."""
-        return self.site.federation
+        return self.site.federated
 
     @property
     def rounds(self) -> int:
@@ -171,7 +173,7 @@ def refused_by_method(experiment: Experiment, tell: Embedding = silent) -> bool:
     return True
 
 
-def make_federation(experiment: Experiment, tell: Embedding = silent) -> Federation:
+def make_federated(experiment: Experiment, tell: Embedding = silent) -> FederatedData:
     """The clients and environments of an experiment, on the CPU.
 
     Raises:
@@ -183,12 +185,12 @@ def make_federation(experiment: Experiment, tell: Embedding = silent) -> Federat
     drawn_by = seed if experiment.data.seeded else 0  # data without chance are read once for all seeds
     data = load_data(experiment.data, network, drawn_by, str(experiment.contents), tell)
     with streams.as_global("global draws in federation"):
-        federation = divided(experiment, data, streams).checked()
-        noted = replace(federation, notes=(*data.notes, *federation.notes))
-        return experiment.method.federation(noted)
+        federated = divided(experiment, data, streams).checked()
+        noted = replace(federated, notes=(*data.notes, *federated.notes))
+        return experiment.method.regroup(noted)
 
 
-def read_federation(experiment: Experiment) -> tuple[DomainData, Federation]:
+def read_federated(experiment: Experiment) -> tuple[DomainData, FederatedData]:
     """The samples of an experiment as they were read, and who has which, which may be nothing.
 
     No network replaces images by features, and the method has no say.
@@ -202,56 +204,56 @@ def read_federation(experiment: Experiment) -> tuple[DomainData, Federation]:
         return data, divided(experiment, data, streams)
 
 
-def divided(experiment: Experiment, data: DomainData, streams: Streams) -> Federation:
+def divided(experiment: Experiment, data: DomainData, streams: Streams) -> FederatedData:
     """Samples as clients and environments, some of which may have none.
 
     Raises:
         FedshiftError: they cannot be divided as asked.
     """
     inputs = experiment.inputs.counting(data.x)
-    federation = experiment.protocol.federate(data, experiment.partition, inputs, streams)
-    federation = replace(federation, columns=tuple(column.name for column in data.columns))
-    return federation if inputs.preparation is None else federation.by_training(data.columns)
+    federated = experiment.protocol.federate(data, experiment.partition, inputs, streams)
+    federated = replace(federated, columns=tuple(column.name for column in data.columns))
+    return federated if inputs.preparation is None else federated.by_training(data.columns)
 
 
-def make_setup(experiment: Experiment, federation: Federation, device: torch.device) -> Setup:
+def make_setup(experiment: Experiment, federated: FederatedData, device: torch.device) -> Setup:
     """What coordinator and sites agree on.
 
     Raises:
         FedshiftError: a batch, or the model, cannot fit into memory.
     """
-    _check_batches(experiment, federation)
+    _check_batches(experiment, federated)
     streams = Streams(experiment.seed)
-    classes, clients = len(federation.classes), len(federation.clients)
-    environments = len(federation.train_environments)
-    inputs = federation.inputs
-    model = ModelBuilder(experiment.model, inputs.shape(federation.shape), classes, streams, clients, environments)
+    classes, clients = len(federated.classes), len(federated.clients)
+    environments = len(federated.train_environments)
+    inputs = federated.inputs
+    model = ModelBuilder(experiment.model, inputs.shape(federated.shape), classes, streams, clients, environments)
     parts = make_parts(experiment.method, model) | preparation_part(inputs.preparation)
     run = f"{experiment.name}-seed{experiment.seed}"
     train, evaluate = experiment.train, experiment.evaluate
     return Setup(
-        run, experiment.method, model, parts, train, evaluate, streams, device, federation.classes, inputs.preparation
+        run, experiment.method, model, parts, train, evaluate, streams, device, federated.classes, inputs.preparation
     )
 
 
-def _check_batches(experiment: Experiment, federation: Federation) -> None:
+def _check_batches(experiment: Experiment, federated: FederatedData) -> None:
     """Refuse batches whose inputs alone cannot fit; a batch is never larger than what it is drawn from."""
-    trained = max((len(client.train) for client in federation.clients), default=0)
-    scored = max((len(environment.samples) for environment in federation.environments), default=0)
+    trained = max((len(client.train) for client in federated.clients), default=0)
+    scored = max((len(environment.samples) for environment in federated.environments), default=0)
     for name, batch in (
         ("train.batch", min(experiment.train.batch, trained)),
         ("evaluate.batch", min(experiment.evaluate.batch, scored)),
     ):
         memory.check(
-            batch * prod(federation.shape) * INPUT,
-            f"A batch of {batch:,} samples of shape {federation.shape}",
+            batch * prod(federated.shape) * INPUT,
+            f"A batch of {batch:,} samples of shape {federated.shape}",
             f"Lower {name}.",
         )
 
 
-def _check_patience(experiment: Experiment, federation: Federation) -> None:
+def _check_patience(experiment: Experiment, federated: FederatedData) -> None:
     """Refuse to wait for better validation scores where there is nothing to score."""
-    validated = (environment for environment in federation.environments if environment.role == "validation")
+    validated = (environment for environment in federated.environments if environment.role == "validation")
     if experiment.train.patience != "off" and not any(len(environment.samples) for environment in validated):
         raise FedshiftError(
             f"train.patience = {experiment.train.patience} ends training by validation scores, but no client has "
