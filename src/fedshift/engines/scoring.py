@@ -35,7 +35,7 @@ def _one_model(one: Question, other: Question) -> bool:
     if one.model is not other.model or one.setup is not other.setup:
         return False
     # Statistics that are measured again are an environment's own.
-    return not any(one.setup.method.reestimates(unseen) for unseen in (True, False))
+    return not any(one.setup.method.core.reestimates(unseen) for unseen in (True, False))
 
 
 def _fit(questions: Sequence[Question]) -> bool:
@@ -59,7 +59,7 @@ def _lent(question: Question) -> AbstractContextManager[None]:
 
 def _scores(net: Net, questions: Sequence[Question]) -> list[Score]:
     first, sizes = questions[0], [len(question.environment.samples) for question in questions]
-    if first.setup.method.reestimates(unseen=first.environment.client is None):
+    if first.setup.method.core.reestimates(unseen=first.environment.client is None):
         _reestimate(net, first)
     if len(questions) == 1:
         predicted = list(_predictions(net, first))
@@ -80,7 +80,7 @@ def _predicted_together(net: Net, questions: Sequence[Question]) -> tuple[Tensor
     xs, noises, ys = zip(*asked, strict=True)
     axes = _batch_axes(questions[0]).items()
     noise = {name: torch.cat([one[name] for one in noises], axis) for name, axis in axes}
-    return questions[0].setup.method.predict(net, torch.cat(xs), noise), torch.cat(ys)
+    return questions[0].setup.method.core.predict(net, torch.cat(xs), noise), torch.cat(ys)
 
 
 def _sums(log_probabilities: Tensor, y: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -96,7 +96,7 @@ def _asked(question: Question, number: int, rows: Tensor) -> tuple[Tensor, dict[
     """The inputs, noise and labels of a chunk of an environment."""
     setup, environment = question.setup, question.environment
     x, y = environment.samples.batch(rows.to(setup.device))
-    draws = setup.method.prediction_draws(setup.model, len(y))
+    draws = setup.method.core.prediction_draws(setup.model, len(y))
     key = (*question.round.key, environment.name, environment.role, number)
     noise = sample_draws(draws, setup.streams.generator("prediction", *key), setup.device) if draws else {}
     x = question.inputs.evaluation(x)
@@ -112,7 +112,7 @@ def _predictions(net: Net, question: Question) -> Iterator[tuple[Tensor, Tensor]
     chunks = even_chunks(len(question.environment.samples), setup.evaluate.batch)
     for number, rows in enumerate(chunks):
         x, noise, y = _asked(question, number, rows)
-        yield setup.method.predict(net, x, noise), y
+        yield setup.method.core.predict(net, x, noise), y
 
 
 def _metrics(question: Question, log_probabilities: Tensor, y: Tensor) -> Values:
@@ -141,7 +141,7 @@ def _score(question: Question, sums: Sequence[float], metrics: Values) -> Score:
 def _batch_axes(question: Question) -> dict[str, int]:
     """Along which dimension each of a prediction's draws has the batch."""
     setup = question.setup
-    one, two = (setup.method.prediction_draws(setup.model, batch) for batch in (1, 2))
+    one, two = (setup.method.core.prediction_draws(setup.model, batch) for batch in (1, 2))
     return {
         name: next(axis for axis, (a, b) in enumerate(zip(one[name].shape, two[name].shape, strict=True)) if a != b)
         for name in one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -79,10 +80,12 @@ class Sequential:
 def load(bank: Bank, number: int, job: Job) -> None:
     """Put what a client begins with into a lane of a bank."""
     private = Tensors(job.state.tensors)
-    with job.lend("start", job.exchange.start):
-        start = job.exchange.start(private, job.down)
-    for tensors in (job.down, private, start):
+    for tensors in (job.down, private):
         bank.load(number, tensors)
+    if job.exchange.begin is not None:
+        with job.lend("begin"):
+            begun = job.exchange.begin(private, job.down)
+        bank.load(number, begun)
 
 
 def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
@@ -109,8 +112,9 @@ def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
         setup.train.lr_in(job.round.number, job.round.stage.rounds),
         lane.seen,
     )
-    with job.lend("keep and upload", exchange.keep, exchange.upload):
-        kept = {full_name(name): tensor.detach().clone() for name, tensor in exchange.keep(work).items()}
+    with job.lend("keep and upload") if exchange.keep or exchange.upload else nullcontext():
+        given = exchange.keep(work) if exchange.keep else {}
+        kept = {full_name(name): tensor.detach().clone() for name, tensor in given.items()}
         reply = reply_of(job, work)
     drawn = {**job.state.drawn, job.round.stage.name: lane.drawn}
     trained = job.state.trained or lane.steps > 0 or bool(kept)
@@ -120,7 +124,7 @@ def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
 
 def reply_of(job: Job, work: LocalWork) -> Up:
     """The parts that the exchange returns, what it uploads besides, and the number of samples where it is counted."""
-    uploaded = job.setup.named(job.exchange, job.exchange.upload(work))
+    uploaded = job.setup.named(job.exchange, job.exchange.upload(work) if job.exchange.upload else {})
     reply = work.trained.only(job.setup.returned(job.exchange)) | uploaded
     count = {SAMPLES: torch.tensor(work.samples)} if job.exchange.counted else {}
     return Up(reply | count)
