@@ -13,7 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from fedshift.study.api import Comparison
-    from fedshift.study.search_results import Tuning
+    from fedshift.study.tuned import Tuning
 
 OF_SIGNALS = 128  # what shells add to a signal's number to make an exit code
 TERMINATING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # HUP: no terminal
