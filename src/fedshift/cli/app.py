@@ -274,13 +274,25 @@ app.command(
 )(_experiment_command(_bench))
 
 
-def _data(asked: _CommandLine, *, html: HtmlOption = None, json: JsonOption = False, test: TestOption = False) -> None:
-    from fedshift.cli.data import print_data
+def _data(
+    asked: _CommandLine, *, html: HtmlOption = None, as_json: JsonOption = False, test: TestOption = False
+) -> None:
+    from json import dumps
+
+    from fedshift.cli.console import open_console
+    from fedshift.reporting.units import printable
     from fedshift.study import api
 
     if asked.dry_run:
         raise FedshiftError("`fedshift data` carries out no run, and writes nothing but --html: leave --dry-run out.")
-    print_data(api.inspect_data(asked.experiments, test=test), html, json)
+    report = api.inspect_data(asked.experiments, test=test)
+    written = None if html is None else report.report(html)
+    if as_json:
+        typer.echo(dumps(report.table(), indent=2, ensure_ascii=False))
+        return
+    report.show(open_console())
+    if written is not None:
+        typer.echo(f"Written: {printable(str(written))}")
 
 
 app.command(
