@@ -203,7 +203,7 @@ def test_the_order_of_clients_changes_nothing(name: str, monkeypatch: pytest.Mon
         federation = in_order(experiment, tell)
         return dataclasses.replace(federation, clients=federation.clients[::-1])
 
-    monkeypatch.setattr(simulation_module, "make_federation", reversed_clients)
+    monkeypatch.setattr(simulation_module, "make_federated", reversed_clients)
     assert_same(run.simulation, simulate(run.experiment))
 
 

@@ -574,7 +574,7 @@ def test_labels_of_the_test_do_not_matter(whole: Tuning, tmp_path: Path, monkeyp
                 environments[number] = replace(environment, samples=Samples(samples.x, samples.y[order]))
         return replace(federation, environments=tuple(environments))
 
-    monkeypatch.setattr(simulating, "make_federation", poisoned)
+    monkeypatch.setattr(simulating, "make_federated", poisoned)
     found = search_all(experiments(tmp_path, REAL), REAL_BUDGET, Progress())
     assert outcome(found) == outcome(whole)
     tests = [
