@@ -49,20 +49,6 @@ def can_fork() -> bool:
     return sys.platform == "linux"
 
 
-def check_workers(device: torch.device) -> None:
-    """Refuse worker processes where they cannot be had.
-
-    Raises:
-        FedshiftError: processes cannot be forked here, or the device is no CPU.
-    """
-    if not can_fork():
-        raise FedshiftError("run.engine = 'workers' needs a system that forks processes, such as Linux; try auto.")
-    if device.type != "cpu":
-        raise FedshiftError(
-            f"run.engine = 'workers' is for the CPU, not for '{device}': --set run.device=cpu, or try auto."
-        )
-
-
 class Workers(Sequential):
     """Gives each client of a cohort to the next worker that is free."""
 
