@@ -120,6 +120,5 @@ def test_absent_and_late_clients_are_as_the_page_says(examples: dict[str, Module
 
 @pytest.mark.parametrize("changes", [{"train.momentum": 0.5}, {**PLAIN, "train.optimiser": "adam"}], ids=str)
 def test_it_refuses_what_its_equations_do_not_cover(examples: dict[str, ModuleType], make: Make, changes: dict):
-
     with refuses("train.optimiser = 'sgd'", "train.momentum = 0"):
         make(changes).replace(method=examples["plugin"].MyScaffold()).check()
