@@ -140,7 +140,7 @@ def test_a_reply_of_nothing_else_says_the_number_of_samples(make: Make):
     """And one of which nothing is merged does not, whatever weighs the others."""
     simulation = simulate(make(PLAIN).replace(method=Robust()))
     assert names_sent(simulation, "score", "up") == {"samples"}
-    assert simulation.setup.categories(simulation.setup.stages[0].exchanges[1]) == {"samples": "count"}
+    assert simulation.setup.declaration(simulation.setup.stages[0].exchanges[1]).categories == {"samples": "count"}
     single = simulate(make({"method": {"name": "single", "weighting": "samples"}}))
     assert single.coordinator.bytes_up == 0
 

@@ -62,16 +62,17 @@ def by_name(one: Setup, kind: str = "reply") -> dict[str, Category]:
 @pytest.mark.parametrize("name", DEPLOYED)
 def test_every_tensor_of_every_method_has_a_category(name: str):
     one = setup(name)
+    declared = {exchange.name: one.declaration(exchange) for exchange in exchanges(one)}
     for exchange in exchanges(one):
-        assert one.categories(exchange).keys() == one.declared(exchange).keys()
-        assert set(one.categories(exchange).values()) <= set(get_args(Category))
-        for tensor in one.returned(exchange):
-            assert one.categories(exchange)[tensor] == "model update"
-        for kind, declared in (("up", one.declared(exchange)), ("telemetry", one.telemetry(exchange))):
-            assert all(category(one, exchange, f"{kind}.{tensor}") in CATEGORIES for tensor in declared)
-    for kind, declared_by in (("reply", one.declared), ("telemetry", one.telemetry)):
+        own = declared[exchange.name]
+        assert own.categories.keys() == own.reply.keys()
+        assert set(own.categories.values()) <= set(get_args(Category))
+        assert all(own.categories[tensor] == "model update" for tensor in own.returned)
+        for kind, tensors in (("up", own.reply), ("telemetry", own.telemetry)):
+            assert all(category(one, exchange, f"{kind}.{tensor}") in CATEGORIES for tensor in tensors)
+    for kind in ("reply", "telemetry"):
         listed = [(each.exchange, each.name) for each in leaving(one) if each.kind == kind]
-        assert listed == [(exchange.name, tensor) for exchange in exchanges(one) for tensor in declared_by(exchange)]
+        assert listed == [(name, tensor) for name, each in declared.items() for tensor in getattr(each, kind)]
 
 
 @pytest.mark.parametrize("name", DEPLOYED)
@@ -159,7 +160,7 @@ def test_a_policy_refuses_what_is_needed_of_its_categories(refuse: set[Category]
     expected = [
         (exchange.name, name)
         for exchange in exchanges(one)
-        for name, what in one.categories(exchange).items()
+        for name, what in one.declaration(exchange).categories.items()
         if what in refuse
     ]
     assert [(each.exchange, each.name) for each in found] == expected

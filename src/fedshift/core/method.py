@@ -90,12 +90,10 @@ class Averaging(Method):
     Attributes:
         terms: the names of the terms that its loss returns.
         uploads: what a reply carries besides, made by a method ``upload``.
-        regulariser: the setting that weighs what it adds to the risk, if one does.
     """
 
     terms: ClassVar[tuple[str, ...]] = ()
     uploads: ClassVar[tuple[Upload, ...]] = ()
-    regulariser: ClassVar[str] = ""
 
     weighting: Literal["uniform", "samples"] = setting(
         "uniform", help="how clients weigh in the average", source="methods differ; all five papers: uniform"

@@ -111,9 +111,9 @@ def category(setup: Setup, exchange: Exchange | None, name: str) -> Category:
         return JOINED.category
     if kind == "scores" and (number := own.partition(".")[2]) in (scores := _of_scores(setup)):
         return scores[number]
-    if exchange is not None and kind == "up" and own in setup.categories(exchange):
-        return setup.categories(exchange)[own]
-    if exchange is not None and kind == "telemetry" and own in setup.telemetry(exchange):
+    if exchange is not None and kind == "up" and own in setup.declaration(exchange).categories:
+        return setup.declaration(exchange).categories[own]
+    if exchange is not None and kind == "telemetry" and own in setup.declaration(exchange).telemetry:
         return told(own)
     where = f"the exchange '{exchange.name}'" if exchange is not None else "scoring"
     raise FedshiftError(f"'{name}' was not sent: {where} does not declare it.")
@@ -122,9 +122,9 @@ def category(setup: Setup, exchange: Exchange | None, name: str) -> Category:
 def _of_stage(setup: Setup, stage: Stage) -> Iterator[Leaves]:
     for exchange in stage.exchanges:
         often = stage.name, exchange.name, stage.rounds
-        yield from _leaves(*often, "reply", setup.declared(exchange), setup.categories(exchange))
+        yield from _leaves(*often, "reply", setup.declaration(exchange).reply, setup.declaration(exchange).categories)
         if setup.evaluate.telemetry:
-            telemetry = setup.telemetry(exchange)
+            telemetry = setup.declaration(exchange).telemetry
             yield from _leaves(*often, "telemetry", telemetry, {name: told(name) for name in telemetry})
     if stage.scored:
         scores = _of_scores(setup)
@@ -265,7 +265,7 @@ def _sent(setup: Setup) -> Iterator[tuple[str, str, str, list[str]]]:
     """For each exchange what the coordinator sends: how many tensors, and of which parts."""
     for stage in setup.stages:
         for exchange in stage.exchanges:
-            names = setup.sent(exchange)
+            names = setup.declaration(exchange).sent
             yield stage.name, exchange.name, counted(names, "tensor"), [part_of(name) for name in names]
 
 

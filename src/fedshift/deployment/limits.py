@@ -38,7 +38,7 @@ class MessageLimits(NamedTuple):
 def of_replies(agreement: Agreement, setup: Setup) -> MessageLimits:
     """The limits of what a site may send."""
     exchanges = [exchange for stage in setup.stages for exchange in stage.exchanges]
-    ups = [setup.declared(exchange) | setup.telemetry(exchange) for exchange in exchanges]
+    ups = [setup.declaration(exchange).reply | setup.declaration(exchange).telemetry for exchange in exchanges]
     scores = 2 * len(agreement.environments(agreement.federation.sites[0])) * (SCORES + 8 * len(setup.metrics))
     tensors = max(map(len, ups), default=0) + scores // 8
     return _limits(agreement, [_bytes(up) for up in ups], scores, tensors)
