@@ -14,7 +14,7 @@ from fedshift.experiments import DEFAULT_NAMES, NAMED, Experiment, load_plugins
 from fedshift.methods import METHODS
 from fedshift.spec import Spec, check_names, shown
 from fedshift.study.shipped import shipped, shipped_text
-from fedshift.written import parse_toml, text_of
+from fedshift.written import parse_toml, read_toml
 
 Document = dict[str, Any]
 EVERY_DOMAIN = "all"
@@ -39,7 +39,7 @@ def read(source: str | Path) -> Document:
         raise FedshiftError(
             f"The experiment '{source}' does not exist; give a TOML file or one of {', '.join(shipped())}."
         )
-    document = parse_toml(text_of(path), f"'{source}'")
+    document = read_toml(path)
     document["plugins"] = _placed(document.get("plugins", []), path.parent)
     load_plugins(document["plugins"])
     for table, name, cls in _given(document):
@@ -207,7 +207,7 @@ def _methods(document: Mapping[str, Any]) -> Iterator[Document]:
     entries = {name: METHODS.get(name) for name in names}
     own = {name: given.pop(name) for name in _own_tables({"method": given})}
     for name, settings in own.items():
-        METHODS.get(name).check_names(settings, f"method.{name}")
+        check_names(settings, METHODS.get(name).settings(), f"method.{name}")
     presets = sorted({data for entry in entries.values() for data in entry.presets})
     preset = given.pop("preset", None)
     if preset is not None and preset not in presets:
