@@ -65,7 +65,7 @@ def inspect_data(
     Raises:
         FedshiftError: something in the experiment is wrong, or its data cannot be read or divided.
     """
-    from fedshift.reporting.data_report.report import DataReport
+    from fedshift.reporting.data_report.report import look_at
     from fedshift.runs.simulation import read_federated
 
     experiments = grid(source, **options)
@@ -87,7 +87,7 @@ def inspect_data(
             federation = federation.checked()
         except FedshiftError as error:
             refused.append(error)
-        return DataReport.of(
+        return look_at(
             data,
             federation,
             inputs,
