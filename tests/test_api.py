@@ -20,7 +20,7 @@ from fedshift.cli import before
 from fedshift.clients.partitions import IID
 from fedshift.clients.protocols import LeaveOneDomainOut
 from fedshift.core.servers import SERVERS
-from fedshift.datasets.rotated_mnist import RotatedMNIST
+from fedshift.datasets.mnist import RotatedMNIST
 from fedshift.errors import FedshiftWarning
 from fedshift.experiments import NAMED
 from fedshift.methods import METHODS
