@@ -39,8 +39,8 @@ from fedshift.core.net import Net
 from fedshift.core.state import ClientState, OptimiserState, flat_optimisers
 from fedshift.core.tensors import Replies, Tensors, part_of
 from fedshift.core.training import Train
-from fedshift.engines.batches import BatchOrder
 from fedshift.engines.engine import ServerJob
+from fedshift.engines.lane import BatchOrder
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.methods import METHODS

@@ -139,6 +139,10 @@ class Setup:
         """The type of floating tensors between steps; with bfloat16 they are float32."""
         return DTYPES[self.train.precision]
 
+    def typed(self, x: Tensor) -> Tensor:
+        """Floating inputs and noise in the type of the run."""
+        return x.to(self.dtype) if x.is_floating_point() else x
+
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """The plan of the run."""
