@@ -62,9 +62,8 @@ def by_name(one: Setup, kind: str = "reply") -> dict[str, Category]:
 @pytest.mark.parametrize("name", DEPLOYED)
 def test_every_tensor_of_every_method_has_a_category(name: str):
     one = setup(name)
-    declared = {exchange.name: one.declaration(exchange) for exchange in exchanges(one)}
-    for exchange in exchanges(one):
-        own = declared[exchange.name]
+    declared = [(exchange, one.declaration(exchange)) for exchange in exchanges(one)]
+    for exchange, own in declared:
         assert own.categories.keys() == own.reply.keys()
         assert set(own.categories.values()) <= set(get_args(Category))
         assert all(own.categories[tensor] == "model update" for tensor in own.returned)
@@ -72,7 +71,7 @@ def test_every_tensor_of_every_method_has_a_category(name: str):
             assert all(category(one, exchange, f"{kind}.{tensor}") in CATEGORIES for tensor in tensors)
     for kind in ("reply", "telemetry"):
         listed = [(each.exchange, each.name) for each in leaving(one) if each.kind == kind]
-        assert listed == [(name, tensor) for name, each in declared.items() for tensor in getattr(each, kind)]
+        assert listed == [(exchange.name, name) for exchange, own in declared for name in getattr(own, kind)]
 
 
 @pytest.mark.parametrize("name", DEPLOYED)
