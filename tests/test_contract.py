@@ -10,12 +10,11 @@ import pytest
 import torch
 
 import fedshift
-from conftest import Make, attach, evaluated, first_messages, go_on, names_sent, net_of, simulate, states
+from conftest import Make, attach, evaluated, first_messages, go_on, names_sent, simulate, states
 from fedshift.core.contract import (
     Exchange,
     LocalWork,
     Measure,
-    Optimiser,
     Part,
     Phase,
     ServerState,
@@ -27,9 +26,7 @@ from fedshift.core.model import ModelBuilder
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import can_fork
-from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
-from fedshift.runs.plan import planned_stages
 from fedshift.runs.progress import Progress
 from fedshift.runs.simulation import Simulation
 from refusal import refuses
@@ -48,11 +45,6 @@ class Told(FedAvg):
 
     def told(self, work: LocalWork):
         return {"steps": torch.tensor(work.steps), "lr": torch.tensor(work.lr, dtype=torch.float64)}
-
-
-def test_a_client_knows_its_steps_and_its_rate(make: Make):
-    reply = first_messages(make({**PLAIN, "train.rounds": 1}).replace(method=Told()))["train", "up"]
-    assert (reply["steps"].item(), reply["lr"].item()) == (3, 0.05)
 
 
 def test_the_rate_that_a_client_knows_is_that_of_the_round(make: Make):
@@ -221,16 +213,6 @@ def test_engines_agree_on_some_batches(make: Make):
             assert_same(alone, simulate(experiment, engine=workers))
 
 
-def test_a_measure_of_some_batches_takes_no_steps(make: Make):
-    """Neither planned nor told: what counts as a step is one of training."""
-    simulation = simulate(make({**PLAIN, "train.rounds": 1}).replace(method=Sampled()))
-    (stage,) = planned_stages(simulation)
-    assert stage.steps == 2 * 3
-    told = simulation.coordinator.ledger
-    assert any(entry.direction == "telemetry" for entry in told.entries)
-    assert first_messages(simulation.experiment)["train", "telemetry"]["steps"].item() == 3
-
-
 HEARD: list[tuple[str, int]] = []
 
 
@@ -265,17 +247,6 @@ def test_the_servers_hooks_know_the_round(make: Make, tmp_path: Path):
     assert again.coordinator.state.round == 1
     go_on(again)
     assert expected == HEARD
-
-
-def test_a_part_with_other_tensors_passes_gradients_on(make: Make):
-    """head(z; 2w) has, in w, twice the gradient in 2w: for the sum of logits over a batch of ones, 2 * 5 each."""
-    net = net_of(Simulation(make()))
-    z = torch.ones(5, 4)
-    w = net.of("head")
-    logits = net.call("head", w * 2, z)
-    torch.testing.assert_close(logits, 2 * net.head(z))
-    (gradient,) = torch.autograd.grad(logits.sum(), [w["weight"]])
-    torch.testing.assert_close(gradient, torch.full((3, 4), 10.0))
 
 
 def test_a_tensor_that_the_server_has_not_is_an_error():
@@ -395,55 +366,3 @@ def test_only_a_private_part_starts_from_draws_of_its_own(make: Make):
 
     with refuses("'head'", "'shared'", "scope 'client'"):
         Simulation(make(PLAIN).replace(method=SharedHead()))
-
-
-def test_the_rate_of_an_objective_may_fall_from_round_to_round(make: Make):
-    """Rounds of one plain step at rates 1 and 0.5 of lr are two runs of a round at these rates, one after the other."""
-
-    class Falling(FedAvg):
-        """FedAvg whose rate halves."""
-
-        def phases(self):
-            return (Phase("train", (self.objective("train", optimiser=Optimiser(decay=0.5)),)),)
-
-    changes = {**PLAIN, "train.steps": 1, "train.rounds": 2}
-    falling = simulate(make(changes).replace(method=Falling())).coordinator.state.shared
-    first = Simulation(make(changes))
-    go_on(first)
-    half = Simulation(make({**changes, "train.lr": 0.025}))
-    half.coordinator.state, half.coordinator.position = first.coordinator.state, 1
-    for client, state in states(first):
-        half.site.store.put(client, state)
-    go_on(half)
-    for name, tensor in half.coordinator.state.shared.items():
-        torch.testing.assert_close(tensor, falling[name])
-
-
-def test_a_method_may_refuse_a_training_that_it_cannot_work_with(make: Make):
-    class Plain(FedAvg):
-        """Only plain SGD, as SCAFFOLD."""
-
-        def check(self, train):
-            if train.momentum:
-                raise FedshiftError(f"train.momentum = {train.momentum}: set it to 0.")
-
-    with refuses("train.momentum = 0.9", "set it to 0"):
-        make().replace(method=Plain()).check()
-
-
-class ReadsByName(FedAvg):
-    """Predicts with a private head that it calls by name, as PartialFed does."""
-
-    def parts(self, model):
-        parts = super().parts(model)
-        return {**parts, "mine": Part(model.head("mine"), "client")}
-
-    def predict(self, net, x, noise):
-        return net.call("head", net.of("mine"), self.features(net, x)).log_softmax(dim=1)
-
-
-def test_a_part_that_prediction_reads_by_name_makes_the_model_a_clients(make: Make):
-    simulation = simulate(make().replace(method=ReadsByName()))
-    assert simulation.evaluation.read == {"encoder", "head", "mine"}
-    rows = evaluated(simulation, simulation.coordinator.schedule[-1])["environments"]
-    assert {row["model"] for row in rows} == {"own", "unseen"}

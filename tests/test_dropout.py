@@ -44,20 +44,6 @@ def test_so_many_values_are_dropped_and_the_others_scaled():
         assert (out == 0).float().mean(dim=axis).sub(0.3).abs().max() < 0.16
 
 
-def test_steps_calls_and_layers_drop_independently():
-    """Two masks of probability 1/2 agree in half of 10,000 places, give or take 0.005 (one sigma)."""
-    x = torch.ones(100, 100)
-    first, second = dropped(Dropout(0.5), x, times=2)
-    (next_step,) = dropped(Dropout(0.5), x, key=2)
-    net = Net({"one": Dropout(0.5).train(), "two": Dropout(0.5).train()})
-    with dropping(net.dropouts, {NOISE: torch.tensor(1)}):
-        layers = net.one(x), net.two(x)
-    for a, b in ((first, second), (first, next_step), layers, (first[1:], first[:-1]), (first[:, 1:], first[:, :-1])):
-        assert (a == b).float().mean().item() == pytest.approx(0.5, abs=0.025)
-    (again,) = dropped(Dropout(0.5), x)
-    assert torch.equal(first, again)
-
-
 def test_what_is_dropped_is_pinned():
     """A changed mask would change runs that are resumed: splitmix64 by Python's whole numbers, place by place."""
 
@@ -92,15 +78,6 @@ def test_nothing_is_dropped_in_evaluation_mode_and_no_generator_is_asked():
     assert torch.equal(torch.get_rng_state(), before)
     with refuses("Dropout", "module.eval()"):
         Dropout(0.5).train()(x)
-
-
-def test_layers_of_pytorch_are_replaced_wherever_they_are():
-    module = nn.ModuleDict({"a": nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.2)), "b": nn.Dropout2d(0.3)})
-    from_streams(module, "encoder")
-    assert [(layer.p, layer.together) for layer in module.modules() if isinstance(layer, Dropout)] == [
-        (0.2, 0),
-        (0.3, 2),
-    ]
 
 
 def test_another_kind_of_dropout_is_refused():

@@ -216,7 +216,7 @@ def test_texts_say_what_matters(make: Make):
     assert repr(fedshift.FedSR(l2r=0.05, bn="local")) == "FedSR(bn='local', l2r=0.05)"
     assert eval(repr(fedshift.FedSR(l2r=0.05)), {"FedSR": fedshift.FedSR}) == fedshift.FedSR(l2r=0.05)
     stage = page.Stage("train", 9, (page.Exchange("train"),))
-    assert repr(page.Round(stage, 3)) == "Round(3 of 9 of the stage 'train')"
+    assert repr(stage).startswith("Stage(name='train', rounds=9, exchanges: 1")
     comparison = fedshift.compare(make(), progress=Progress())
     assert repr(comparison) == str(comparison)
     assert "fedavg" in repr(comparison)

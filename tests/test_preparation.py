@@ -204,11 +204,8 @@ def test_rows_of_validation_and_test_change_no_bit_of_the_weights(tmp_path: Path
 # Runs --------------------------------------------------------------------------------------------
 
 OTHER_METHODS = [
-    {"name": "fedsr"},
     {"name": "fedpin", "alpha": 1.0, "global_steps": 2, "personal_steps": 2},
-    {"name": "fediir"},
     {"name": "fedbn"},
-    {"name": "centralised"},
     {"name": "client2vec", "index": {"name": "feature-average", "encoder": {"name": "offline", "size": 8}}},
 ]
 
