@@ -25,7 +25,8 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedshift.deployment.apps import attend
+from fedshift.deployment.attend import Attendant
+from fedshift.deployment.executor import attend
 from fedshift.deployment.flower import APP, CODE, MANIFEST, SETTINGS, sites_by_key
 from fedshift.deployment.keys import site_pair
 from fedshift.files import make_folder, write
@@ -49,7 +50,7 @@ App = Callable[[Path, Message], Message]
 
 def client(folder: Path, message: Message) -> Message:
     """What a site answers in a run of fedshift's own app."""
-    return attend(folder, message, BUNDLE)
+    return attend(Attendant(folder), message, BUNDLE)
 
 
 @dataclass

@@ -28,9 +28,9 @@ from fedshift.core.metrics import Metric, mean_of, measured, names
 from fedshift.core.training import Evaluate
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.coordinate import coordinate
+from fedshift.deployment.demo import rehearse
+from fedshift.deployment.journal import Scoring
 from fedshift.deployment.leaving import what_leaves
-from fedshift.deployment.rehearsal import rehearse
-from fedshift.deployment.scoring import Scoring
 from fedshift.deployment.wire import Done, SiteScore
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.sequential import Sequential

@@ -33,3 +33,8 @@ def print_tables(console: Console, tables: Sequence[Table], notes: Sequence[str]
         console.print(table.rich())
     for note in notes:
         console.print(f"Note: {printable(note)}", highlight=False, markup=False, soft_wrap=True)
+
+
+def say(line: str) -> None:
+    """Print a line as it is."""
+    open_console().print(line, highlight=False, markup=False, soft_wrap=True)
