@@ -483,23 +483,6 @@ def test_messages_of_a_session_that_has_ended_change_nothing(begun: Begun, tmp_p
     alike(run, rehearse(tmp_path, Progress()))
 
 
-@pytest.mark.parametrize("method", ["fedcir", "feddyn"])
-def test_a_run_whose_requests_all_come_twice_ends_with_the_same_bits(make: Make, tmp_path: Path, method: str):
-    """As where the process that carries an order out is killed: it is carried out again, with the same answer."""
-    folder = members(tmp_path / "trial", make({**small(method), **IN_DOMAIN}))
-    again = {site: Attendant(folder / "sites" / site) for site in ("dark", "gray", "light")}
-
-    def change(who: str, request: bytes, reply: bytes) -> bytes | Away:
-        work = request_of(request)
-        if isinstance(work, Work) and work.order is not None:
-            second = reply_of(again[who].answer(request))
-            assert isinstance(second, Done)
-            assert second.to_bytes() == reply_of(reply).to_bytes()
-        return reply
-
-    alike(coordinate(folder / "coordinator", Local(folder, change), Progress()), rehearse(folder, Progress()))
-
-
 @pytest.mark.parametrize(
     "data",
     [

@@ -623,25 +623,6 @@ def test_a_run_that_nobody_scores_ends_with_its_weights(make: Make, tmp_path: Pa
     alike(run, rehearse(folder, Progress()), records=False)
 
 
-def test_a_site_that_was_not_asked_at_first_compares_what_was_agreed_too(make: Make, tmp_path: Path, clock: Clock):
-    """It was away when the run began; its classes are in another order, which no name of a run tells."""
-    folder = members(tmp_path, make({**IN_DOMAIN, "train.rounds": 3}), federation={"wait": 20.0})
-    theirs = folder / "sites" / "gray" / "federation.toml"
-    theirs.write_text(theirs.read_text().replace('"class 0",\n    "class 1"', '"class 1",\n    "class 0"'))
-    link = Local(folder)
-    link.away = {"gray"}
-
-    def change(site: str, request: bytes, reply: bytes) -> bytes | Away:
-        link.away = set() if isinstance(request_of(request), Work) else link.away
-        return reply
-
-    link.change = change
-    run = coordinate(folder / "coordinator", link, Progress())
-    why = [each["why"] for record in run.records() for each in record.get("missing", []) if each["client"] == "gray"]
-    assert len(why) == 3
-    assert all("has agreed on something else" in each for each in why[1:])
-
-
 def test_half_of_the_sites_take_part_in_a_round(make: Make, tmp_path: Path):
     """The cohort is that of a simulation; the others only score."""
     folder = members(tmp_path, make({**small("feddyn"), **IN_DOMAIN, "train.participation": 0.4, "train.rounds": 4}))

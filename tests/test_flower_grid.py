@@ -109,7 +109,7 @@ def exchanged(folder: Path, grid: MemoryGrid, deadline: float = 1.0) -> dict[str
 
 
 def test_a_node_without_heartbeats_is_offline(folder: Path, grid: MemoryGrid):
-    grid["gray"].online = False
+    grid["gray"].status = "offline"
     assert link_of(folder, grid).online() == {"dark", "light"}
     assert exchanged(folder, grid)["gray"] == Away("offline")
 
@@ -138,7 +138,7 @@ def test_every_site_has_one_key_of_its_own(folder: Path, grid: MemoryGrid):
 
 
 def test_a_reply_after_the_deadline_does_not(folder: Path, grid: MemoryGrid, clock: Clock):
-    grid["gray"].pulls = None
+    grid["gray"].late = True
     came = exchanged(folder, grid)
     assert 1 <= clock.now < 1.5
     assert came["gray"] == Away("late", "no answer within 1 seconds")
@@ -173,7 +173,7 @@ def test_no_text_of_an_error_is_passed_on(folder: Path, grid: MemoryGrid, code: 
 def test_a_message_of_another_type_is_an_error(folder: Path, grid: MemoryGrid):
     node = grid["gray"]
     for kind in ("train", "evaluate", "query.other", "query"):
-        (number,) = grid.push_messages([Message(content(b"no request"), node.number, kind)])
+        (number,) = grid.push_messages([Message(content(b"no request"), node.node_id, kind)])
         (reply,) = grid.pull_messages([number])
         assert reply.has_error() == (kind != TYPE)
 

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedshift.cli.commands import Commands
-from fedshift.cli.console import say
-from fedshift.cli.ending import interruptible
+from fedshift.cli.console import interruptible
 from fedshift.cli.options import (
+    Commands,
     DataOption,
     ExperimentArgument,
     MethodOption,
@@ -141,7 +140,7 @@ def serve(
         _print_parts(folder, parts_of_coordinator(inner_port(address, control_port)))
         return
     with _going_on():
-        serve(folder, control_port, say)
+        serve(folder, control_port, typer.echo)
 
 
 @federation.command(epilog=_examples("join", "join lungs/sites/berlin", "join lungs/sites/berlin --dry-run"))
@@ -163,7 +162,7 @@ def join(
         _print_parts(folder, parts_of_site(reached, free_port()))
         return
     with _going_on():
-        join(folder, address, say)
+        join(folder, address, typer.echo)
 
 
 @federation.command(epilog=_examples("run", "run lungs/coordinator --dry-run"))
@@ -176,8 +175,10 @@ def run(folder: CoordinatorArgument = Path(), dry_run: DryRunOption = False) -> 
 
     if dry_run:
         federation = read_federation(folder, (shell.AUTHORITY,)).name
-        say(f"In '{folder.resolve()}', with what `fedshift federation serve` writes there, this would be started:")
-        say(f"  {typed(shell.start_run(str(APP), federation))}")
+        typer.echo(
+            f"In '{folder.resolve()}', with what `fedshift federation serve` writes there, this would be started:"
+        )
+        typer.echo(f"  {typed(shell.start_run(str(APP), federation))}")
         return
     with interruptible("; the run goes on. The same command shows it again, and `flwr stop` ends it."):
         code = run(folder)
@@ -235,20 +236,22 @@ def confirm(
     from fedshift.deployment.members import confirm
 
     why = confirm(folder, site)
-    say(f"'{site}' takes part again from the next round on. It was in quarantine as it {why.partition(';')[0]}.")
+    typer.echo(f"'{site}' takes part again from the next round on. It was in quarantine as it {why.partition(';')[0]}.")
 
 
 @contextmanager
 def _going_on() -> Iterator[None]:
     """Go on until somebody interrupts."""
     if hasattr(os, "geteuid") and os.geteuid() == 0:
-        say("You are root. Better start this as a user who can read this folder, and nothing else that is private.")
+        typer.echo(
+            "You are root. Better start this as a user who can read this folder and nothing else that is private."
+        )
     with interruptible("; every process is ended. The same command goes on."):
         yield
 
 
 def _print_parts(folder: Path, parts: Sequence[ChildProcess]) -> None:
     """What would be started in a member's folder."""
-    say(f"These commands would be started in '{folder.resolve()}', and started again when one ends:")
+    typer.echo(f"These commands would be started in '{folder.resolve()}', and started again when one ends:")
     for part in parts:
-        say(f"  {typed(part.command if part.command[0] != '-m' else ['python', *part.command])}")
+        typer.echo(f"  {typed(part.command if part.command[0] != '-m' else ['python', *part.command])}")

@@ -9,8 +9,9 @@ from pathlib import Path
 from shlex import join, quote
 from typing import Any
 
-from fedshift.cli.console import open_console, say
-from fedshift.cli.ending import interruptible, print_report
+import typer
+
+from fedshift.cli.console import interruptible, open_console, print_report
 from fedshift.cli.options import listed, warnings_as_notes
 from fedshift.deployment import shell
 from fedshift.deployment.demo import (
@@ -84,15 +85,15 @@ def init(
     if not dry_run:
         make(folder, files)
     for line in [*_made(folder, files, members), *_changes(told, chosen)]:
-        say(line)
+        typer.echo(line)
     if dry_run:
-        say("Nothing was written.")
+        typer.echo("Nothing was written.")
         return
     coordinator, site = str(folder / COORDINATOR), str(folder / SITES / named[0])
-    say("\nNext:")
+    typer.echo("\nNext:")
     for command in (["fedshift", "federation", "check", site], [*shell.SERVE, coordinator], [*shell.JOIN, site]):
-        say(f"  {join(command)}")
-    say(f"All commands, in order: {folder / 'README.md'}")
+        typer.echo(f"  {join(command)}")
+    typer.echo(f"All commands, in order: {folder / 'README.md'}")
 
 
 def _without_target(experiment: Experiment, sites: Sequence[str]) -> Experiment:
@@ -176,22 +177,22 @@ def demo(to: Path, method: str, rounds: int, sites: int) -> None:
     chosen, named, console = experiment(method, rounds), members(sites), open_console()
 
     began = time.monotonic()
-    say(f"Making '{folder}': a coordinator, and {', '.join(named)} with {10 * IMAGES_PER_CLASS} digits each ...")
+    typer.echo(f"Making '{folder}': a coordinator, and {', '.join(named)} with {10 * IMAGES_PER_CLASS} digits each ...")
     with interruptible("; nothing is left."):
         make(folder, planned_demo(chosen, named))
     readme = folder / "README.md"
     with interruptible(f", and every process is ended. The run goes on by the commands in '{readme}'."):
-        run = carry_out(folder, say, console)
+        run = carry_out(folder, typer.echo, console)
     took = time.monotonic() - began
     print_report(api.load(run.path), run.path)
-    say(f"All of it took {clock(took)} minutes. Every process is ended. What to look at next:")
+    typer.echo(f"All of it took {clock(took)} minutes. Every process is ended. What to look at next:")
     for line in (
         f"  {readme}: the same by hand, in {sites + 2} terminals or on several machines",
         f"  {folder / SITES / next(iter(named))}: all that a site has; what-leaves.md says what may leave it",
         f"  fedshift federation sent {quote(str(folder / SITES / next(iter(named))))}",
         f"  fedshift federation rehearse {quote(str(folder))}",
     ):
-        say(line)
+        typer.echo(line)
 
 
 def rehearse(folder: Path) -> None:
@@ -207,7 +208,7 @@ def rehearse(folder: Path) -> None:
     with interruptible(again), LiveProgress(1) as progress:
         run = simulate(folder, progress)
     print_report(api.load(run.path), run.path)
-    say(compared(run, carried_out(folder)))
+    typer.echo(compared(run, carried_out(folder)))
 
 
 def compared(run: RunFolder, theirs: RunFolder) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedshift.cli.console import open_console, say
+import typer
+
+from fedshift.cli.console import open_console
 from fedshift.deployment.agreement import read_site
 from fedshift.deployment.inspection import SiteSamples, inspect
 from fedshift.deployment.sent import SENT, SentMessage, read_sent, totals
@@ -20,26 +22,26 @@ def check(folder: Path) -> None:
     """
     found = inspect(folder)
     if found.federation and found.site:
-        say(f"Federation '{found.federation}', site '{found.site}'")
+        typer.echo(f"Federation '{found.federation}', site '{found.site}'")
     if found.samples is not None:
         _print_samples(found.samples)
     for note in found.notes:
-        say(f"Note: {printable(note)}")
+        typer.echo(f"Note: {printable(note)}")
     if found.page:
-        say(f"\n{found.page}")
+        typer.echo(f"\n{found.page}")
     found.problems.check()
-    say(f"'{found.site}' can take part. Nothing was written, and nothing left this machine.")
+    typer.echo(f"'{found.site}' can take part. Nothing was written, and nothing left this machine.")
 
 
 def _print_samples(samples: SiteSamples) -> None:
-    say(f"Samples: {samples.samples}, of shape {list(samples.shape)}, {samples.dtype}")
+    typer.echo(f"Samples: {samples.samples}, of shape {list(samples.shape)}, {samples.dtype}")
     parts = list(samples.counts)
     rows = [[name, *(str(samples.counts[part][name]) for part in parts)] for name in samples.counts[parts[0]]]
     lacking = [name for name, *counts in rows if set(counts) == {"0"}]
     rows.append(["all", *(str(sum(samples.counts[part].values())) for part in parts)])
     open_console().print(Table("Samples of each class", ["class", *parts], rows).rich())
     if lacking:
-        say(f"No sample of: {printable(', '.join(lacking))}. Sites may lack classes.")
+        typer.echo(f"No sample of: {printable(', '.join(lacking))}. Sites may lack classes.")
 
 
 def sent(folder: Path, full: bool) -> None:
@@ -56,7 +58,7 @@ def sent(folder: Path, full: bool) -> None:
     site, path = read_site(folder)[0].name, folder / SENT
     messages = read_sent(path)
     if not messages:
-        say(f"Nothing has left '{site}' yet.")
+        typer.echo(f"Nothing has left '{site}' yet.")
         return
     for message in messages if full else ():
         _print_message(message)
@@ -74,8 +76,8 @@ def sent(folder: Path, full: bool) -> None:
     bare = sum(not message.tensors for message in messages)
     size = bytes_text(sum(message.bytes for message in messages))
     beside = f", {bare} of them without a tensor (that it takes part, or that it fails)" if bare else ""
-    say(f"Messages: {len(messages)} of {size} in all, names and shapes included{beside}.")
-    say(f"Every line of '{path}' is as it was written.")
+    typer.echo(f"Messages: {len(messages)} of {size} in all, names and shapes included{beside}.")
+    typer.echo(f"Every line of '{path}' is as it was written.")
 
 
 def _print_message(message: SentMessage) -> None:
@@ -86,7 +88,7 @@ def _print_message(message: SentMessage) -> None:
         for tensor in message.tensors
     ]
     for line in lines:
-        say(printable(line))
+        typer.echo(printable(line))
 
 
 def _moment(time: str) -> str:

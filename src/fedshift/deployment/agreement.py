@@ -27,7 +27,7 @@ from fedshift.core.preparation import PREPARATION, preparation_part
 from fedshift.core.setup import Setup
 from fedshift.datasets.column_files import InputColumns
 from fedshift.datasets.dataset import Dataset
-from fedshift.deployment.federation_toml import FEDERATION, FederationSettings, read_federation, read_toml
+from fedshift.deployment.federation_toml import FEDERATION, FederationSettings, read_federation, read_member_file
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.files import digest_of
@@ -78,7 +78,7 @@ class Agreement:
         Raises:
             FedshiftError: a file is missing or wrong.
         """
-        return cls(folder, read_federation(folder), read_toml(folder / EXPERIMENT))
+        return cls(folder, read_federation(folder), read_member_file(folder / EXPERIMENT))
 
     def __post_init__(self) -> None:
         """Check that institutions can carry the experiment out.
@@ -132,7 +132,7 @@ class Agreement:
             FedshiftError: the files there say something else.
         """
         for file, mine in ((FEDERATION, self.federation.table()), (EXPERIMENT, self.table)):
-            theirs = read_toml(folder / file)
+            theirs = read_member_file(folder / file)
             names = sorted(name for name in theirs if name not in NOT_AGREED and theirs[name] != mine.get(name))
             if names:
                 raise FedshiftError(f"'{folder / file}' differs from the coordinator's in {', '.join(names)}.")
@@ -274,7 +274,7 @@ def read_site(folder: Path) -> tuple[SiteSettings, dict[str, Any]]:
     Raises:
         FedshiftError: site.toml is missing or wrong.
     """
-    table = read_toml(folder / SITE)
+    table = read_member_file(folder / SITE)
     data = table.pop("data", {})
     if not isinstance(data, dict):
         raise FedshiftError(f"'{folder / SITE}': data = {data!r} is a value where a table belongs; write [data]")

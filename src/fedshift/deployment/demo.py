@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import Tensor
 
 from fedshift.clients.federated import FederatedData
-from fedshift.datasets.rotated_mnist import RotatedMNIST
+from fedshift.datasets.mnist import RotatedMNIST
 from fedshift.deployment.agreement import Agreement, read_site
 from fedshift.deployment.coordinate import RUNS
 from fedshift.deployment.federation_toml import FederationSettings

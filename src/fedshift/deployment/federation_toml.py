@@ -12,7 +12,7 @@ from fedshift.clients.names import check_names as check_spelling
 from fedshift.deployment.shell import check_address
 from fedshift.errors import FedshiftError, needs
 from fedshift.spec import FolderName, NonNegative, Spec, setting
-from fedshift.written import parse_toml, text_of
+from fedshift.written import read_toml
 
 FEDERATION = "federation.toml"
 Seconds = Annotated[float, Ge(1), Le(10**7)]
@@ -86,14 +86,14 @@ def read_federation(folder: Path, required: Sequence[str] = ()) -> FederationSet
     if required:
         with needs("flower", "A federation"):
             import flwr  # noqa: F401
-    federation = FederationSettings(**read_toml(folder / FEDERATION))
+    federation = FederationSettings(**read_member_file(folder / FEDERATION))
     for file in required:
         if not (folder / file).is_file():
             raise FedshiftError(f"'{folder / file}' does not exist. Is this the folder of the right member?")
     return federation
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_member_file(path: Path) -> dict[str, Any]:
     """A file of a member's folder.
 
     Raises:
@@ -103,4 +103,4 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise FedshiftError(
             f"'{path}' does not exist: give the folder of a member, as `fedshift federation init` makes them."
         )
-    return parse_toml(text_of(path), f"'{path}'")
+    return read_toml(path)

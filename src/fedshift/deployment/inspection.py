@@ -18,9 +18,8 @@ from fedshift.deployment.leaving import refusal, refused, what_leaves
 from fedshift.deployment.shell import AUTHORITY
 from fedshift.deployment.site_data import site_data, site_federation
 from fedshift.errors import FedshiftError, Problems, UnknownNameError, needs
-from fedshift.reporting.data_report.duplicates import find_duplicates
-from fedshift.reporting.data_report.findings import crossing
-from fedshift.reporting.data_report.roles import Roles
+from fedshift.reporting.data_report.duplicates import Roles, find_duplicates
+from fedshift.reporting.data_report.findings import duplicates_finding
 
 KEY, PUBLIC = "keys/site.key", "keys/site.pub"
 
@@ -115,14 +114,12 @@ def _read_samples(found: Inspection, agreement: Agreement, settings: SiteSetting
     samples = site_data(agreement, settings, data)
     federation = site_federation(agreement, settings, samples)
     roles = Roles.of(federation, len(samples.y))
-    counts = {
-        role: dict(zip(samples.classes, count, strict=True))
-        for role, count in roles.counts(samples.y, len(samples.classes)).items()
-    }
+    counts = roles.counts(samples.y, samples.classes)
     dtype = str(samples.x.dtype).removeprefix("torch.")
     found.samples = SiteSamples(len(samples.y), tuple(samples.x.shape[1:]), dtype, counts)
     found.notes += dict.fromkeys([*samples.notes, *federation.notes])
-    found.notes += [str(finding) for finding in crossing(find_duplicates(samples, roles), samples, roles)]
+    crossing = [each for each in find_duplicates(samples, roles) if each.where in roles.masks]
+    found.notes += [str(duplicates_finding(each)) for each in crossing]
 
 
 # The folder ---------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from fedshift.core.contract import Category, Declared, Exchange, Round, Stage, send_nothing_else
+from fedshift.core.contract import Category, Declared, Exchange, Round, Stage
 from fedshift.core.messages import Telemetry
 from fedshift.core.preparation import PREPARATION
 from fedshift.core.setup import Setup, told
@@ -262,7 +262,7 @@ def of_requests(agreement: Agreement, setup: Setup) -> MessageLimits:
     """The limits of what a coordinator may send: an order and a model to be scored, or all that was agreed on."""
     sent: Mapping[str, Tensor] = setup.initial("shared") | setup.initial("down")
     exchanges = [exchange for stage in setup.stages for exchange in stage.exchanges]
-    known = all(exchange.send is send_nothing_else for exchange in exchanges)
+    known = all(exchange.send is None for exchange in exchanges)
     size = 2 * sum(tensor.nbytes for tensor in sent.values()) if known else None
     return _limits(agreement, [size], len(json.dumps(agreement.agreed)), 2 * len(sent) + 2 * len(setup.shapes))
 

@@ -12,12 +12,13 @@ from typing import Any
 import tomli_w
 
 from fedshift.deployment import shell
-from fedshift.deployment.federation_toml import read_federation, read_toml
+from fedshift.deployment.federation_toml import read_federation
 from fedshift.deployment.flower import APP
 from fedshift.deployment.keys import read_public_key
 from fedshift.deployment.supervisor import ChildProcess, environment, free_port, listens, supervise, with_parent
 from fedshift.errors import FedshiftError, needs
 from fedshift.files import make_folder, write
+from fedshift.written import read_toml
 
 CONNECTION = f"{shell.FLOWER}/config.toml"  # where Flower's commands find the SuperLink
 SECONDS_BETWEEN_KEYS = 5.0
