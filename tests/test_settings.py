@@ -22,7 +22,7 @@ from refusal import refuses
 CLASSES: dict[str, type[Spec]] = {
     "experiment": Experiment,
     **PLAIN,
-    **{f"{kind}.{name}": catalogue.get(name).cls for kind, catalogue in CATALOGUES.items() for name in catalogue},
+    **{f"{kind}.{name}": catalogue.get(name) for kind, catalogue in CATALOGUES.items() for name in catalogue},
 }
 SCALARS = [(where, cls, name) for where, cls in CLASSES.items() for name in cls.settings() if name not in cls.nested()]
 
