@@ -25,7 +25,7 @@ from fedshift.errors import FedshiftWarning
 from fedshift.experiments import NAMED
 from fedshift.methods import METHODS
 from fedshift.methods.client2vec import ENCODERS, INDICES
-from fedshift.models.mlp import MLP
+from fedshift.models.small import MLP
 from fedshift.runs import runner
 from fedshift.runs.progress import Progress
 from fedshift.study import api

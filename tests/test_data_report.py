@@ -38,6 +38,7 @@ from fedshift.reporting.data_report.report import DataReport, look_at
 from fedshift.runs.progress import Progress
 from fedshift.streams import Streams
 from fedshift.study.grid import override
+from refusal import refuses
 from test_report import Strict
 
 pytest.importorskip("sklearn")
@@ -106,8 +107,7 @@ def test_nothing_odd_is_found_in_clean_data(kind: str):
     report = report_of_clean(kind)
     assert report.kind == kind
     assert report.findings == ()
-    assert report.features is not None
-    assert len(report.features) == 3
+    assert len(report.features or ()) == 3
     assert "Nothing odd was found." in str(report)
 
 
@@ -225,15 +225,6 @@ def test_what_is_odd_is_found_with_its_numbers(name: str):
     for kind, words in expected.items():
         assert any(words in finding.text for finding in report.findings if finding.kind == kind)
     assert all(finding.remedy.endswith(".") for finding in report.findings)
-
-
-def test_a_small_validation_is_found():
-    """30 of each class at a site: 18 train, 6 are tested and 6 are validated on, of each class."""
-    report = reported(clean(per_class=30))
-    assert kinds(report) == ["few samples", "few samples"]
-    text = report.findings[0].text
-    assert "3 validation environments have few samples, north: 12" in text
-    assert "moves an accuracy by 8 percentage points" in text
 
 
 def test_a_class_that_nobody_trains_on_is_found():
@@ -411,7 +402,7 @@ def test_without_scikit_learn_all_else_is_reported(monkeypatch: pytest.MonkeyPat
 
 
 def test_channels_are_all_named_or_none():
-    with pytest.raises(FedshiftError, match="channels names 1 of the 2 channels of x"):
+    with refuses("channels names 1 of the 2 channels"):
         replace(clean("signals"), channels=("left",))
 
 
