@@ -361,7 +361,7 @@ def test_breast_cancer_is_in_thirds_by_texture():
 def test_the_experiments_that_ship_train_better_than_chance(name: str, tmp_path: Path):
     asked = fedshift.experiment(name, seed=0, method="fedavg", out=str(tmp_path), settings={"run.engine": "sequential"})
     assert isinstance(asked, Experiment)
-    assert type(asked.data) is DATASETS.get(name).cls
+    assert type(asked.data) is DATASETS.get(name)
     assert make_federated(asked).inputs.preparation is not None
     run = fedshift.run(asked, progress=Progress())
     tested = [row["accuracy"] for row in run.records[-1]["environments"] if row["role"] == "test"]
