@@ -68,7 +68,7 @@ class Experiment(Spec):
 
     def check(self) -> None:
         """Raise an error if the method cannot work with this training, so that the run cannot be carried out."""
-        self.method.check(self.train)
+        self.method.core.check(self.train)
 
     def _repr_html_(self) -> str:
         named = (("settings", self._plain()), *((name, getattr(self, name)) for name in self.nested()))
