@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedshift
-from conftest import Make, attach, evaluated, first_messages, go_on, names_sent, simulate, states
+from conftest import Make, attach, evaluated, first_messages, go_on, names_sent, simulate
 from fedshift.core.contract import (
     Exchange,
     LocalWork,
@@ -99,14 +99,6 @@ class Robust(FedAvg):
         return state.updated({"asked.value": asked})
 
 
-def test_a_snapshot_is_the_model_after_a_drawn_step(make: Make):
-    """With one step only the drawn step is the last, so that the snapshot is the model that is sent."""
-    simulation = simulate(make({**PLAIN, "train.steps": 1, "train.rounds": 1}).replace(method=Robust()))
-    state = simulation.coordinator.state
-    for name, tensor in state.down.of("snapshot").items():
-        assert torch.equal(tensor, state.shared[name])
-
-
 def test_the_drawn_step_is_the_same_for_all_and_changes_from_round_to_round(make: Make):
     """After s steps of SGD by hand: the snapshot of a round of 6 is where a round of s ends, for some s in 1..6."""
     drawn = []
@@ -179,27 +171,6 @@ def test_a_measure_may_be_of_some_batches(make: Make, batches: int, size: int | 
     torch.testing.assert_close(reply["mean_of_all"], reply["every"] / 27)
     if size == 100:
         torch.testing.assert_close(reply["mean"], reply["mean_of_all"])
-
-
-def test_measured_batches_are_drawn_for_the_round_and_leave_those_of_training_alone(make: Make):
-    """Rounds differ, a round repeats, and training, its steps and its batches are those of FedAvg, to the bit."""
-    experiment = make({**PLAIN, "train.rounds": 3}).replace(method=Sampled())
-    sums = []
-
-    class Noting(Sampled):
-        """Notes what was measured."""
-
-        def merge(self, state, replies):
-            sums.append([up["sum"].item() for up in replies.ups])
-            return super().merge(state, replies)
-
-    noted = simulate(experiment.replace(method=Noting()))
-    assert len({each[0] for each in sums}) == 3
-    assert first_messages(experiment)["train", "up"]["sum"].item() == sums[0][0]
-    plain = simulate(make({**PLAIN, "train.rounds": 3}))
-    for name, tensor in plain.coordinator.state.shared.items():
-        assert torch.equal(tensor, noted.coordinator.state.shared[name])
-    assert [state.drawn for _, state in states(plain)] == [state.drawn for _, state in states(noted)]
 
 
 def test_engines_agree_on_some_batches(make: Make):
@@ -291,49 +262,6 @@ def test_a_client_that_is_sent_tensors_of_its_own_has_a_model_of_its_own(make: M
     run = fedshift.run(experiment, progress=Progress())
     biases = [run.model(client=client).get_parameter("head.bias").mean().item() for client in (0, 1)]
     assert biases == [1.0, 2.0]
-
-
-class KeptHead(FedAvg):
-    """PartialFed (Fix) with the head fixed: it is averaged, but a client begins with its last one."""
-
-    def parts(self, model):
-        parts = super().parts(model)
-        return {**parts, "last": Part(model.head("last head"), "client")}
-
-    def begin(self, private, received):
-        return private.of("last").under("head")
-
-    def keep(self, work):
-        return work.trained.of("head").under("last")
-
-
-def test_a_client_may_begin_with_what_it_kept(make: Make):
-    """Without steps of training for the head (its rate is 0) it stays what the client began with in the first round."""
-    experiment = make({**PLAIN, "train.lr": 1e-30}).replace(method=KeptHead())
-    for engine in (None, Vectorised()):
-        simulation = simulate(experiment, engine=engine)
-        initial = simulation.site.initial["last.weight"]
-        assert not torch.equal(initial, Simulation(experiment).coordinator.state.shared["head.weight"])
-        torch.testing.assert_close(simulation.coordinator.state.shared["head.weight"], initial)
-
-
-def test_a_part_may_start_on_every_client_from_a_draw_of_its_own(make: Make):
-    """An own head that nobody moves: every engine leaves each client's where its number put it."""
-
-    class OwnHead(FedAvg):
-        """FedAvg with a head that a client begins with and never uses."""
-
-        def parts(self, model):
-            return {**super().parts(model), "own": Part(model.head("own"), "client", each=lambda own: own.head("own"))}
-
-    experiment = make(PLAIN).replace(method=OwnHead())
-    before = [Simulation(experiment).site.state(client).tensors["own.weight"] for client in (0, 1)]
-    assert not torch.equal(*before)
-    engines = ["sequential", "vectorised", *(["workers"] if can_fork() else [])]
-    for name in engines:
-        with engine_named(name) as engine:
-            after = [state.tensors["own.weight"] for _, state in states(simulate(experiment, engine=engine))]
-        assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
 @pytest.mark.parametrize(

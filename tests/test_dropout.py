@@ -15,11 +15,9 @@ from fedshift.core.contract import Part
 from fedshift.core.dropout import NOISE, Dropout, dropping, from_streams
 from fedshift.core.model import Model
 from fedshift.core.net import Net
-from fedshift.engines.sequential import Sequential
 from fedshift.experiments import Experiment
 from fedshift.methods.fedavg import FedAvg
 from fedshift.models import MODELS
-from fedshift.runs.simulation import Simulation
 from refusal import refuses
 from test_engines import ENGINES, engine_named
 from test_methods import tensors_of
@@ -149,13 +147,3 @@ def test_a_resumed_run_drops_what_an_undisturbed_one_does(make: Make, tmp_path: 
     simulate(experiment_of(make), rounds=1, folder=tmp_path)
     resumed = simulate(experiment_of(make), folder=tmp_path)
     assert all(torch.equal(tensor, tensors_of(resumed)[name]) for name, tensor in tensors_of(whole).items())
-
-
-def test_a_prediction_drops_nothing(make: Make):
-    """The accuracy recorded is that of the layers without dropout, with the same tensors."""
-    simulation = simulate(experiment_of(make))
-    plain = Simulation(experiment_of(make, p=0.0))
-    plain.coordinator.state = simulation.coordinator.state
-    when = simulation.coordinator.schedule[-1]
-    one, other = (each.record(when, Sequential())["environments"] for each in (simulation, plain))
-    assert [row["accuracy"] for row in one] == [row["accuracy"] for row in other]

@@ -242,22 +242,6 @@ def test_kept_moments_make_rounds_of_one_step_plain_momentum_sgd(make: Make):
     assert not torch.allclose(afresh, going_on)
 
 
-def test_a_round_trains_at_its_rate(make: Make):
-    """Two rounds of one plain step: the first moves alike, the second at half the rate, (1 + cos(pi/2)) / 2."""
-    changes = {"method.name": "centralised", "train.steps": 1, "train.rounds": 2, "train.momentum": 0.0}
-    whole, falling = (
-        [
-            simulate(make({**changes, "train.schedule": schedule}), rounds=rounds).coordinator.state.shared
-            for rounds in (1, 2)
-        ]
-        for schedule in ("constant", "cosine")
-    )
-    for name, first in whole[0].items():
-        assert torch.equal(first, falling[0][name])
-        torch.testing.assert_close(falling[1][name] - first, (whole[1][name] - first) / 2, rtol=1e-3, atol=1e-7)
-    assert not all(torch.equal(first, whole[1][name]) for name, first in whole[0].items())
-
-
 @pytest.mark.parametrize("state", [None, "fresh", "kept"])
 def test_moments_of_all_that_a_client_trains_follow_one_rule(make: Make, state: str | None):
     """Of what is shared and of what stays on the client alike; by default they begin afresh in every round."""

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import Make, evaluated, models_of, simulate, states
+from conftest import Make, evaluated, simulate
 from fedshift.clients.client import Client
 from fedshift.clients.domains import DomainData
 from fedshift.clients.environments import Environment
@@ -247,21 +247,3 @@ def test_a_partition_runs_with_clients_smaller_than_a_batch(make: Make, protocol
     record = evaluated(simulation, simulation.coordinator.schedule[-1])
     assert len(record["environments"]) == 3 * 3 * 2
     assert len(simulation.federated.clients) == (1 if method == "centralised" else 9)
-
-
-def test_a_client_that_has_not_trained_is_scored_as_an_unseen_one(make: Make):
-    """FedPIN's personal model of such a client would be the initial one; it is scored with the global model."""
-    changes = {
-        "method": {"name": "fedpin", "alpha": 0.0},
-        "train.participation": 0.3,
-        "protocol": {"name": "in-domain"},
-    }
-    simulation = simulate(make(changes), rounds=1)
-    (trained,) = [client for client, _ in states(simulation)]
-    rows = evaluated(simulation, simulation.coordinator.schedule[0])["environments"]
-    names = [client.name for client in simulation.federated.clients]
-    for row in rows:
-        assert row["model"] == ("own" if names.index(row["environment"]) == trained else "unseen")
-    other = next(e for e in simulation.federated.environments if e.client != trained)
-    (model,) = models_of(simulation, other)
-    assert torch.equal(model["personal_head.weight"], simulation.coordinator.state.shared["head.weight"])

@@ -191,12 +191,3 @@ def test_weights_of_ones_own():
     assert other.mean()["w"].item() == 1.75
     assert (other.clients, other.ups, other.weights) == (sent.clients, sent.ups, [1, 3])
     assert sent.weights == [3, 1]
-
-
-def test_the_mean_of_some_names_is_of_those_that_came():
-    sent = Replies(
-        (client, Tensors({"w": torch.tensor([float(client)]), "v": torch.zeros(1), "samples": torch.tensor(1)}))
-        for client in (1, 3)
-    )
-    assert equal(sent.mean(["samples", "other", "w"]), {"w": torch.tensor([2.0])})
-    assert list(sent.mean()) == ["w", "v"]

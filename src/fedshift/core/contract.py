@@ -360,14 +360,11 @@ class ServerState(Brief):
         unknown = tensors.keys() - known
         if unknown:
             raise KeyError(f"The server has no tensor '{min(unknown)}'.")
-        scopes = {scope: getattr(self, scope) for scope in ("shared", "down", "server")}
-        return replace(
-            self,
-            **{
-                scope: mine | {name: tensors[name] for name in tensors.keys() & mine.keys()}
-                for scope, mine in scopes.items()
-            },
+        shared, down, server = (
+            Tensors({name: tensors.get(name, tensor) for name, tensor in scope.items()})
+            for scope in (self.shared, self.down, self.server)
         )
+        return replace(self, shared=shared, down=down, server=server)
 
 
 Declared = dict[str, tuple[torch.dtype, tuple[int | None, ...]]]
