@@ -478,8 +478,8 @@ class Locked(nn.Module):
         ((Net, "fc"), ["Unknown submodule of Net (head) 'fc'", "body, body.0", "classify", "features.1"]),
         ((Locked(),), ["'Locked' cannot be kept", "cannot pickle '_thread.lock'", "a function that makes the module"]),
         ((nn.Linear(7, 2),), ["Inputs (B, 1, 10, 10) do not fit the module Linear", "(20x10 and 7x2)"]),
-        ((nn.Conv2d(1, 2, 3),), ["Conv2d gives float32 of shape (B, 2, 8, 8)", "nn.Flatten()"]),
-        ((nn.MaxPool2d(2, return_indices=True),), ["MaxPool2d gives a tuple"]),
+        ((nn.Conv2d(1, 2, 3),), ["Conv2d gives torch.float32 of shape (2, 2, 8, 8)", "nn.Flatten()"]),
+        ((nn.MaxPool2d(2, return_indices=True),), ["MaxPool2d gives tuple"]),
     ],
     ids=range(8),
 )

@@ -186,7 +186,7 @@ def planned(
         experiment=experiment,
         target=target,
         data_set=DATASETS.name_of(experiment.data),
-        about_data=DATASETS.entry_of(experiment.data).help.splitlines()[0],
+        about_data=experiment.data.help().splitlines()[0],
         data_help=_help_of_data(experiment, table),
         own=own,
         local=host in shell.LOOPBACK,
