@@ -186,9 +186,7 @@ def run(folder: CoordinatorArgument = Path(), dry_run: DryRunOption = False) -> 
         raise typer.Exit(code)
 
 
-@federation.command(
-    epilog=_examples("demo", "demo --to elsewhere --method fedavg --sites 5", "demo --rounds 3")
-)
+@federation.command(epilog=_examples("demo", "demo --to elsewhere --method fedavg --sites 5", "demo --rounds 3"))
 def demo(
     to: Annotated[Path, typer.Option("--to", help="The folder that is made.", autocompletion=folder_names)] = Path(
         "federation-demo"
