@@ -24,7 +24,7 @@ from .datasets import DATASETS as DATASETS
 from .datasets.dataset import Dataset as Dataset
 from .datasets.dataset import ImageDataset as ImageDataset
 from .datasets.in_memory import in_memory as in_memory
-from .deployment.site_model import site_model as site_model
+from .deployment.site_data import site_model as site_model
 from .errors import FedshiftError as FedshiftError
 from .errors import FedshiftWarning as FedshiftWarning
 from .experiments import Experiment as Experiment
