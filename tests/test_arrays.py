@@ -9,21 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-import fedshift
 from fedshift import memory
 from fedshift.clients.checks import check_data
-from fedshift.clients.domains import DomainData
 from fedshift.clients.protocols import split
 from fedshift.datasets.arrays import Arrays
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.image_sets import ImageFolder
 from fedshift.errors import FedshiftError
-from fedshift.runs.progress import Progress
 from fedshift.streams import Streams
 
-ROOT = Path(__file__).parents[1]
 FLOATS = np.arange(12, dtype=np.float32).reshape(4, 3)
 CLASSES = np.array([0, 1, 0, 1])
 
@@ -39,46 +33,7 @@ def refusal(dataset: Dataset) -> str:
     return str(caught.value)
 
 
-def equal(one: DomainData, other: DomainData) -> bool:
-    named = (one.domains, one.classes) == (other.domains, other.classes)
-    same = (torch.equal(getattr(one, name), getattr(other, name)) for name in ("x", "y", "domain"))
-    return named and one.x.dtype == other.x.dtype and all(same)
-
-
 # Arrays ------------------------------------------------------------------------------------------
-
-
-def pictures(root: Path, channels: int) -> tuple[ImageFolder, dict[str, np.ndarray]]:
-    """Random images as PNG in folders, and as arrays in the order in which the folder is read."""
-    draw = np.random.default_rng(0)
-    arrays: dict[str, list[Any]] = {"x": [], "y": [], "domain": []}
-    for domain in ("oslo", "rome"):
-        for label in ("cat", "dog"):
-            (root / domain / label).mkdir(parents=True)
-            for number in range(6):
-                image = draw.integers(0, 256, (10, 10, channels), np.uint8)
-                Image.fromarray(image.squeeze()).save(root / domain / label / f"{number}.png")
-                for name, value in {"x": image.transpose(2, 0, 1), "y": label, "domain": domain}.items():
-                    arrays[name].append(value)
-    folder = ImageFolder(path=str(root), size=10, channels=channels)
-    return folder, {name: np.array(values) for name, values in arrays.items()}
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_images_are_those_of_a_folder(tmp_path: Path, channels: int):
-    folder, arrays = pictures(tmp_path / "data", channels)
-    expected = folder.load(Streams(0))
-    dataset = save(tmp_path / "all.npz", **arrays)
-    assert dataset.domain_names() == folder.domain_names()
-    assert equal(dataset.load(Streams(0)), expected)
-    many = tmp_path / "many"
-    many.mkdir()
-    for domain in ("oslo", "rome"):
-        inside = arrays["domain"] == domain
-        np.savez_compressed(many / f"{domain}.npz", x=arrays["x"][inside], y=arrays["y"][inside])
-    several = Arrays(path=str(many))
-    assert several.domain_names() == folder.domain_names()
-    assert equal(several.load(Streams(0)), expected)
 
 
 def test_float64_is_rounded_and_other_byte_orders_are_read(tmp_path: Path):
@@ -201,16 +156,3 @@ def test_what_does_not_fit_is_refused_before_it_is_read(tmp_path: Path, monkeypa
 
 
 # The page ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("marker", ["arrays", "table"])
-def test_the_examples_of_the_page_run(marker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
-    (code,) = re.findall(rf"<!-- {marker} -->\n```python\n(.*?)```", page, re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    original = fedshift.run
-    monkeypatch.setattr(fedshift, "run", lambda **options: original(**options, progress=Progress()))
-    names: dict[str, Any] = {}
-    exec(compile(code, "data.md", "exec"), names)  # the point of the test
-    assert names["run"].finished
-    assert set(names["run"].data_facts["domains"].values()) == {"Berlin", "Oslo"}

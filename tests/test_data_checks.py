@@ -31,7 +31,7 @@ from fedshift.clients.domains import DomainData
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.names import check_names
 from fedshift.content import digest
-from fedshift.core.frozen import FrozenNetwork, embed, frozen_network
+from fedshift.core.frozen import frozen_network
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.image_sets import HubDataset, ImageFolder, ParquetFile
 from fedshift.datasets.images import decode
@@ -290,18 +290,6 @@ def test_every_run_is_checked(make: Make, monkeypatch: pytest.MonkeyPatch):
         simulation.load_data.cache_clear()
 
 
-def test_features_that_are_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path))
-
-    class Broken(torch.nn.Module):
-        def forward(self, x):
-            return x.mean(dim=(2, 3)) / 0
-
-    network = FrozenNetwork("broken", "0", Broken)
-    with refuses("'broken'", "not finite"):
-        embed(torch.zeros(3, 3, 4, 4, dtype=torch.uint8), network)
-
-
 # Files ------------------------------------------------------------------------------------------
 
 
@@ -395,12 +383,6 @@ def test_what_cannot_be_read_in_a_folder_is_named(tmp_path: Path, how: str, make
     assert named in refusal(dataset)
     with pytest.raises(FedshiftError):
         simulate(make({"data": {"name": "folder", "path": str(tmp_path / "data")}, "protocol.hold_out": "rome"}))
-
-
-@pytest.mark.parametrize("path", ["x" * 5000, "~nobody-of-this-name/x", "a\0b", "caf\udce9"])
-def test_what_cannot_be_a_path(path: str, make: Make):
-    with refuses("data.path"):
-        load_data.__wrapped__(make({"data": {"name": "folder", "path": path}}).data, None, 0, "")
 
 
 @drawn

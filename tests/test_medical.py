@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +11,10 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import fedshift
 from conftest import Make, simulate
 from fedshift.clients.domains import DomainData
 from fedshift.datasets.medical import Medical, Window, read_volume
 from fedshift.errors import FedshiftError
-from fedshift.runs.progress import Progress
 from fedshift.streams import Streams
 from refusal import refuses
 from test_federation_check import site
@@ -31,7 +27,6 @@ from pydicom.data import get_testdata_file  # noqa: E402
 from pydicom.dataset import Dataset, FileMetaDataset  # noqa: E402
 from pydicom.uid import ExplicitVRLittleEndian, MRImageStorage  # noqa: E402
 
-ROOT = Path(__file__).parents[1]
 RAMP = np.arange(16, dtype=np.uint16).reshape(4, 4)
 
 __all__ = ["site"]  # the fixture of a site's folder
@@ -350,17 +345,3 @@ def test_without_the_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("pydicom", "nibabel"):
         monkeypatch.setitem(sys.modules, name, None)
     assert "pip install 'fedshift[medical]'" in refusal(root)
-
-
-def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    page = (ROOT / "docs" / "medical.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"<!-- medical -->\n```python\n(.*?)```", page, re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    original = fedshift.run
-    monkeypatch.setattr(fedshift, "run", lambda **options: original(**options, progress=Progress()))
-    names: dict[str, Any] = {}
-    with warnings.catch_warnings():
-        exec(compile(code, "medical.md", "exec"), names)  # the point of the test
-    assert names["run"].finished
-    assert set(names["run"].data_facts["domains"].values()) == {"Berlin", "Oslo"}
-    assert names["run"].model()(torch.zeros(2, 1, 16, 16)).shape == (2, 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
-import fedshift
 from conftest import Make, simulate
 from fedshift.clients.domains import DomainData
 from fedshift.core.model import Model, ModelBuilder
@@ -26,13 +24,11 @@ from fedshift.errors import FedshiftError
 from fedshift.models import MODELS
 from fedshift.models.cct import CCT7
 from fedshift.models.small import CNN, LSTM, CNN1d, DigitsCNN, ResNet10
-from fedshift.runs.progress import Progress
 from fedshift.streams import Streams
 from refusal import refuses
 from test_federation_check import site
 
 pytest.importorskip("flwr")
-ROOT = Path(__file__).parents[1]
 NAMES = {"recording": ("walk",), "domain": "clinic"}
 
 __all__ = ["site"]  # the fixture of a site's folder
@@ -79,15 +75,6 @@ def test_windows_are_what_they_are_by_hand(tmp_path: Path):
     assert (data.classes, data.y.tolist()) == (("rest", "run"), [0, 1, 1])
     assert data.group.tolist() == [0, 1, 1]
     assert data.notes == ("2 of 8 steps lie in no window.",)
-
-
-def test_windows_overlap_by_the_stride(tmp_path: Path):
-    data = load(save(tmp_path / "x.csv", TWO[0], stride=1))
-    assert data.x[:, 0].tolist() == [[1, 2], [2, 3], [3, 4], [4, 5]]
-    assert data.notes == ()
-    sparse = load(save(tmp_path / "x.csv", TWO[0], stride=3))
-    assert sparse.x[:, 0].tolist() == [[1, 2], [4, 5]]
-    assert sparse.notes == ("1 of 5 steps lie in no window.",)
 
 
 @given(
@@ -241,13 +228,6 @@ def test_time_rises_in_each_recording(tmp_path: Path):
     bad = steps("u", "oslo", "run", [1, 2, 3], t=[1, 2.5, 2.5])
     message = refusal(save(tmp_path / "x.csv", *good, bad, time="t"))
     assert f"The column 't' of '{tmp_path / 'x.csv'}' holds 2.5 in row 6, after 2.5 in row 5" in message
-
-
-def test_nanoseconds_since_1970_rise(tmp_path: Path):
-    """Float64 would take the two for the same."""
-    moments = [1_700_000_000_000_000_000, 1_700_000_000_000_000_001]
-    assert float(moments[0]) == float(moments[1])
-    assert len(load(save(tmp_path / "x.csv", steps("w", "oslo", "run", [1, 2], t=moments), time="t")).x) == 1
 
 
 def test_times_may_be_written_as_dates_and_gaps_are_said(tmp_path: Path):
@@ -436,21 +416,3 @@ def test_only_the_known_file_is_opened(tmp_path: Path, monkeypatch: pytest.Monke
     file.unlink()
     with refuses("watch_dataset.npy", "cannot be read", "seglearn"):
         Watch().load(Streams(0))
-
-
-def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    page = (ROOT / "docs" / "signals.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"<!-- signals -->\n```python\n(.*?)```", page, re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    original = fedshift.run
-
-    def run(settings: dict[str, Any], **options: Any) -> fedshift.Run:
-        here = {**settings, "run.engine": "sequential", "run.threads": 1}
-        return original(**options, settings=here, progress=Progress())
-
-    monkeypatch.setattr(fedshift, "run", run)
-    names: dict[str, Any] = {}
-    exec(compile(code, "signals.md", "exec"), names)  # the point of the test
-    assert names["run"].finished
-    assert set(names["run"].data_facts["domains"].values()) == {"Berlin", "Oslo"}
-    assert names["run"].model()(torch.zeros(2, 2, 50)).shape == (2, 2)

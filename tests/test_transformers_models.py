@@ -264,20 +264,6 @@ def test_adapters_begin_as_the_network_and_are_all_that_is_trained(folders: dict
     assert {name for name, _ in adapted.named_parameters()} == names
 
 
-def test_an_adapter_by_hand(folders: dict[str, Path]):
-    """The query is W x + b + alpha / r B A x."""
-    pytest.importorskip("peft", reason="the extra 'adapters' is not installed")
-    model = a_model(folders, "bert", adapter_rank=2, adapter_alpha=6.0, adapter_targets=("query",))
-    query = built(model, (LENGTH,)).reader.network.encoder.layer[0].attention.self.query
-    a, b = query.lora_A["default"].weight, query.lora_B["default"].weight
-    with torch.no_grad():
-        b.fill_(0.5)
-    x = torch.randn(3, 8, generator=Streams(0).generator("x"))
-    expected = x @ query.base_layer.weight.T + query.base_layer.bias + 3 * (x @ a.T @ b.T)
-    torch.testing.assert_close(query(x), expected)
-    assert (a.shape, b.shape) == ((2, 8), (8, 2))
-
-
 def test_the_network_is_held_once(folders: dict[str, Path], make: Make):
     """Both encoders of a method, the resident modules and a stack of clients read the same memory."""
     pytest.importorskip("peft", reason="the extra 'adapters' is not installed")
