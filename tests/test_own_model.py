@@ -36,7 +36,6 @@ from fedshift.models.own import Own, Widened
 from fedshift.runs import runner
 from fedshift.runs.folder import RUN, RunFolder
 from fedshift.runs.progress import Progress
-from fedshift.runs.run import Run
 from fedshift.runs.trust import UntrustedError
 from fedshift.streams import Streams
 from fedshift.study import api
@@ -394,26 +393,6 @@ def test_a_module_from_elsewhere_needs_trust(from_elsewhere: RunFolder):
         fedshift.load(from_elsewhere.path).runs[0].experiment  # noqa: B018
     assert not api.resume(from_elsewhere.path, Progress(), trust=True).failed
     assert fedshift.load(from_elsewhere.path).runs[0].model()(torch.zeros(1, 1, 10, 10)).shape == (1, 3)
-
-
-@pytest.mark.parametrize("where", ["runs", "run"])
-def test_runs_and_models_are_moved_together(make: Make, tmp_path: Path, where: str):
-    """With the folder around both; or a run alone, into which a copy of the model is put."""
-    experiment = make({"run.out": "runs"}).replace(model=fedshift.own_model(Net, head="classify"))
-    run = Run(runner.start(experiment, Progress()))
-    x = torch.ones(2, 1, 10, 10)
-    expected, path = run.model()(x), run.path
-    if where == "runs":
-        Path("runs").rename("elsewhere")
-        moved = Path("elsewhere") / path.relative_to("runs")
-    else:
-        moved = path.rename("alone")
-        (kept,) = Path("runs/models").iterdir()
-        elsewhere = kept.rename("somewhere")
-        with pytest.raises(FedshiftError, match=r"is missing .* put a copy into that folder"):
-            Run.open(moved).model()
-        elsewhere.rename(moved / kept.name)
-    assert torch.equal(Run.open(moved).model()(x), expected)
 
 
 def forged(path: Path, pickled: bytes) -> None:

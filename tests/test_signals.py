@@ -332,30 +332,9 @@ def test_the_network_is_what_it_says():
     torch.testing.assert_close(encoder(x), encoder[-1](features.mean(dim=2)))
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 7, 200])
-@pytest.mark.parametrize("batch_norm", [False, True])
-def test_it_reads_signals_of_any_length_and_stacks(length: int, batch_norm: bool):
-    """Gradients of three networks at once, by vmap, are those of each alone; one built for 9 steps reads others."""
-    encoders = [
-        ModelBuilder(
-            CNN1d(channels=(3, 4), kernel=4, batch_norm=batch_norm, dim=2), (2, 9), 2, Streams(seed), 1
-        ).encoder()
-        for seed in range(3)
-    ]
-    x = torch.randn(3, 5, 2, length, generator=Streams(0).generator("x"))
-    stacked, _ = torch.func.stack_module_state(encoders)
-    buffers = torch.func.stack_module_state(encoders)[1]
-
-    def loss(parameters: Any, buffers: Any, inputs: torch.Tensor) -> torch.Tensor:
-        return torch.func.functional_call(encoders[0], (parameters, buffers), (inputs,)).square().mean()
-
-    for encoder in encoders:
-        encoder.eval()
-    gradients = torch.func.vmap(torch.func.grad(loss))(stacked, buffers, x)
-    for index, encoder in enumerate(encoders):
-        encoder(x[index]).square().mean().backward()
-        for name, parameter in encoder.named_parameters():
-            torch.testing.assert_close(gradients[name][index], parameter.grad, rtol=1e-4, atol=1e-6)
+def test_the_network_reads_signals_of_any_length():
+    network = build(CNN1d(), (6, 9))
+    assert [network(torch.zeros(2, 6, steps)).shape[0] for steps in (1, 9, 200)] == [2, 2, 2]
 
 
 @pytest.mark.parametrize(

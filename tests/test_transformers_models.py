@@ -18,7 +18,7 @@ pytest.importorskip("transformers", reason="the extra 'images' is not installed"
 
 import transformers
 
-from conftest import Make, names_sent, resident, simulate
+from conftest import Make, resident, simulate
 from federated import Local, members
 from fedshift.clients.domains import DomainData
 from fedshift.clients.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
@@ -36,7 +36,6 @@ from fedshift.runs import runner
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.streams import Streams
-from reference import SMALL as SMALL_METHODS
 from test_coordinate import alike
 from test_engines import assert_agree, engine_named
 
@@ -482,27 +481,6 @@ def test_engines_agree(folders: dict[str, Path], make: Make, name: str, settings
         stacks = kind == "workers" or name != "bert"
         assert bool(told) != stacks, told
         assert stacks or "data-dependent control flow" in told[0]
-
-
-SHORT = {"train.rounds": 1, "train.steps": 1, "train.lr": 1e-4, "train.momentum": 0.0}
-METHODS = ["fedsr", "fedbn", "scaffold", "fedpin"]
-
-
-@pytest.mark.parametrize("name", ["bert", "resnet"])
-@pytest.mark.parametrize("method", METHODS)
-def test_methods_run_on_adapters_unchanged(folders: dict[str, Path], make: Make, name: str, method: str):
-    pytest.importorskip("peft", reason="the extra 'adapters' is not installed")
-    targets = ("convolution",) if name == "resnet" else ("query", "value")
-    model = a_model(folders, name, adapter_rank=1, adapter_targets=targets)
-    settings = {f"method.{key}": value for key, value in SMALL_METHODS.get(method, {}).items()} | {
-        "method.name": method
-    }
-    simulation = simulate(of(make, name, model, {**settings, **SHORT}))
-    for exchange, directions in simulation.coordinator.ledger.declaration().items():
-        for direction in directions:
-            sent = names_sent(simulation, exchange, direction)
-            network = [each for each in sent if ".network." in each]
-            assert all(".lora_A." in each or ".lora_B." in each for each in network), sent
 
 
 @pytest.mark.parametrize(
