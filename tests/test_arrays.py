@@ -87,7 +87,7 @@ PLAIN: dict[str, Any] = {"x": FLOATS, "y": CLASSES}
         ({**PLAIN, "y": CLASSES[:3]}, ["y of", "has the shape (3,)", "give (4,)"]),
         ({**PLAIN, "y": [0, 1, 0.5, 1]}, ["y of", "holds 0.5 in row 2", "a name or a whole number"]),
         ({**PLAIN, "y": ["a", "b", "A", "b"]}, ["'A'", "'a'", "differ only in case", "row 2 of"]),
-        ({**PLAIN, "y": [0, 7, 0, 1], "classes": ["a", "b"]}, ["holds 7 in row 1", "from 0 to 1"]),
+        ({**PLAIN, "y": [0, 7, 0, 1], "classes": ["a", "b"]}, ["class in row 1 of y", "'7'", "a, b"]),
         ({**PLAIN, "y": ["a", "x", "a", "b"], "classes": ["a", "b"]}, ["class in row 1 of y", "'x'"]),
         ({**PLAIN, "classes": ["a", "a"]}, ["classes of", "each name once"]),
         ({**PLAIN, "y": np.array(["a", None, "a", "b"], object)}, ["Python's objects", "never loaded"]),

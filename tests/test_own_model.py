@@ -476,7 +476,8 @@ def test_a_module_given_as_model_says_what_to_call():
 @pytest.mark.parametrize("kind", ["kept", "py"])
 def test_it_travels_to_every_member_of_a_federation(tmp_path: Path, kind: str):
     pytest.importorskip("cryptography", reason="the extra 'flower' is not installed")
-    from fedshift.deployment.agreement import Agreement, FederationSettings
+    from fedshift.deployment.agreement import Agreement
+    from fedshift.deployment.federation_toml import FederationSettings
     from fedshift.deployment.folders import make, planned
 
     (tmp_path / "bending.py").write_text("SLOPE = 0.1\n")
@@ -491,7 +492,7 @@ def test_it_travels_to_every_member_of_a_federation(tmp_path: Path, kind: str):
         name="new", sites=("a", "b"), shape=(4,), classes=("x", "y"), address="localhost:80"
     )
     root = tmp_path / "new"
-    make(root, planned(root, federation, chosen))
+    make(root, planned(federation, chosen))
     for member in ("coordinator", "sites/a", "sites/b"):
         agreement = Agreement.read(root / member)
         there = agreement.experiment.model

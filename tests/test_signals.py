@@ -16,10 +16,9 @@ from torch import nn
 from conftest import Make, simulate
 from fedshift.clients.domains import DomainData
 from fedshift.core.model import Model, ModelBuilder
-from fedshift.datasets import watch
+from fedshift.datasets import windows
 from fedshift.datasets.signals import Signals
-from fedshift.datasets.watch import Watch
-from fedshift.datasets.windows import standardised
+from fedshift.datasets.windows import Watch, standardised
 from fedshift.errors import FedshiftError
 from fedshift.models import MODELS
 from fedshift.models.cct import CCT7
@@ -361,7 +360,7 @@ def test_a_network_that_does_not_fit_names_one_that_does(model: Model, shape: tu
 
 def test_the_watch():
     """The package's numbers: 140 recordings, 244,102 steps; a recording of L steps has (L - 200) // 100 + 1 windows."""
-    held = watch._read(watch._file())
+    held = windows._read(windows._file())
     lengths = [len(recording) for recording in held["X"]]
     assert (len(lengths), sum(lengths)) == (140, 244_102)
     counts = [(length - 200) // 100 + 1 for length in lengths]
@@ -388,7 +387,7 @@ def test_only_the_known_file_is_opened(tmp_path: Path, monkeypatch: pytest.Monke
 
     file = tmp_path / "watch_dataset.npy"
     file.write_bytes(pickle.dumps(Evil()))
-    monkeypatch.setattr(watch, "_file", lambda: file)
+    monkeypatch.setattr(windows, "_file", lambda: file)
     with refuses("watch_dataset.npy", "seglearn==1.2.5"):
         Watch().load(Streams(0))
     assert not (tmp_path / "written").exists()
