@@ -9,21 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-import fedshift
 from fedshift import memory
 from fedshift.clients.checks import check_data
-from fedshift.clients.domains import DomainData
 from fedshift.clients.protocols import split
 from fedshift.datasets.arrays import Arrays
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.image_sets import ImageFolder
 from fedshift.errors import FedshiftError
-from fedshift.runs.progress import Progress
 from fedshift.streams import Streams
 
-ROOT = Path(__file__).parents[1]
 FLOATS = np.arange(12, dtype=np.float32).reshape(4, 3)
 CLASSES = np.array([0, 1, 0, 1])
 
@@ -39,46 +33,7 @@ def refusal(dataset: Dataset) -> str:
     return str(caught.value)
 
 
-def equal(one: DomainData, other: DomainData) -> bool:
-    named = (one.domains, one.classes) == (other.domains, other.classes)
-    same = (torch.equal(getattr(one, name), getattr(other, name)) for name in ("x", "y", "domain"))
-    return named and one.x.dtype == other.x.dtype and all(same)
-
-
 # Arrays ------------------------------------------------------------------------------------------
-
-
-def pictures(root: Path, channels: int) -> tuple[ImageFolder, dict[str, np.ndarray]]:
-    """Random images as PNG in folders, and as arrays in the order in which the folder is read."""
-    draw = np.random.default_rng(0)
-    arrays: dict[str, list[Any]] = {"x": [], "y": [], "domain": []}
-    for domain in ("oslo", "rome"):
-        for label in ("cat", "dog"):
-            (root / domain / label).mkdir(parents=True)
-            for number in range(6):
-                image = draw.integers(0, 256, (10, 10, channels), np.uint8)
-                Image.fromarray(image.squeeze()).save(root / domain / label / f"{number}.png")
-                for name, value in {"x": image.transpose(2, 0, 1), "y": label, "domain": domain}.items():
-                    arrays[name].append(value)
-    folder = ImageFolder(path=str(root), size=10, channels=channels)
-    return folder, {name: np.array(values) for name, values in arrays.items()}
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_images_are_those_of_a_folder(tmp_path: Path, channels: int):
-    folder, arrays = pictures(tmp_path / "data", channels)
-    expected = folder.load(Streams(0))
-    dataset = save(tmp_path / "all.npz", **arrays)
-    assert dataset.domain_names() == folder.domain_names()
-    assert equal(dataset.load(Streams(0)), expected)
-    many = tmp_path / "many"
-    many.mkdir()
-    for domain in ("oslo", "rome"):
-        inside = arrays["domain"] == domain
-        np.savez_compressed(many / f"{domain}.npz", x=arrays["x"][inside], y=arrays["y"][inside])
-    several = Arrays(path=str(many))
-    assert several.domain_names() == folder.domain_names()
-    assert equal(several.load(Streams(0)), expected)
 
 
 def test_float64_is_rounded_and_other_byte_orders_are_read(tmp_path: Path):
@@ -125,25 +80,17 @@ PLAIN: dict[str, Any] = {"x": FLOATS, "y": CLASSES}
         ({**PLAIN, "x": HOLED}, ["x holds nan at [2] of row 1 of", "1 more samples are wrong"]),
         ({**PLAIN, "x": FLOATS.astype(float) * 1e38}, ["holds inf at [1] of row 1", "finite numbers of float32"]),
         ({**PLAIN, "x": FLOATS.astype("int32")}, ["x of", "is int32", 'astype("float32")']),
-        ({**PLAIN, "x": FLOATS.astype("float16")}, ["is float16"]),
         ({**PLAIN, "x": FLOATS[:, 0]}, ["has the shape (4,)", "give (N, ...)"]),
-        ({**PLAIN, "x": FLOATS[:0], "y": CLASSES[:0]}, ["has the shape (0, 3)"]),
-        ({**PLAIN, "x": np.array(1.0)}, ["has the shape ()"]),
         ({**PLAIN, "x": np.zeros((4, 8, 8, 3), np.uint8)}, ["(4, 8, 8, 3)", "x.transpose(0, 3, 1, 2)"]),
         ({**PLAIN, "x": np.zeros((4, 8, 8), np.uint8)}, ["(4, 8, 8)", "x[:, None]"]),
         ({**PLAIN, "x": np.array([[1, 2], [0, -5], [1, 1], [0, 0]])}, ["holds -5 at [1] of row 1", "tokens from 0"]),
         ({**PLAIN, "y": CLASSES[:3]}, ["y of", "has the shape (3,)", "give (4,)"]),
-        ({**PLAIN, "y": CLASSES[:, None]}, ["has the shape (4, 1)"]),
         ({**PLAIN, "y": [0, 1, 0.5, 1]}, ["y of", "holds 0.5 in row 2", "a name or a whole number"]),
-        ({**PLAIN, "y": [0, 1, np.nan, 1]}, ["y of", "holds nan in row 2"]),
-        ({**PLAIN, "y": ["a", "b", "", "b"]}, ["y of", "nothing in row 2"]),
         ({**PLAIN, "y": ["a", "b", "A", "b"]}, ["'A'", "'a'", "differ only in case", "row 2 of"]),
-        ({**PLAIN, "y": [0, 7, 0, 1], "classes": ["a", "b"]}, ["holds 7 in row 1", "from 0 to 1"]),
+        ({**PLAIN, "y": [0, 7, 0, 1], "classes": ["a", "b"]}, ["class in row 1 of y", "'7'", "a, b"]),
         ({**PLAIN, "y": ["a", "x", "a", "b"], "classes": ["a", "b"]}, ["class in row 1 of y", "'x'"]),
         ({**PLAIN, "classes": ["a", "a"]}, ["classes of", "each name once"]),
-        ({**PLAIN, "classes": [0, 1]}, ["classes of", "should be text"]),
         ({**PLAIN, "y": np.array(["a", None, "a", "b"], object)}, ["Python's objects", "never loaded"]),
-        ({**PLAIN, "group": CLASSES[:2]}, ["group of", "has the shape (2,)"]),
         ({**PLAIN, "domain": [0.0, np.inf, 1.0, 1.0]}, ["domain of", "holds inf in row 1"]),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
@@ -201,16 +148,3 @@ def test_what_does_not_fit_is_refused_before_it_is_read(tmp_path: Path, monkeypa
 
 
 # The page ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("marker", ["arrays", "table"])
-def test_the_examples_of_the_page_run(marker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
-    (code,) = re.findall(rf"<!-- {marker} -->\n```python\n(.*?)```", page, re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    original = fedshift.run
-    monkeypatch.setattr(fedshift, "run", lambda **options: original(**options, progress=Progress()))
-    names: dict[str, Any] = {}
-    exec(compile(code, "data.md", "exec"), names)  # the point of the test
-    assert names["run"].finished
-    assert set(names["run"].data_facts["domains"].values()) == {"Berlin", "Oslo"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import struct
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,7 @@ from PIL import Image
 from conftest import Make
 from fedshift.clients.domains import DomainData
 from fedshift.clients.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
-from fedshift.clients.partitions import Domains
-from fedshift.clients.protocols import InDomain, LeaveOneDomainOut, split
-from fedshift.datasets import image_sets
+from fedshift.clients.protocols import split
 from fedshift.datasets.image_sets import HubDataset, ImageFolder, ParquetFile
 from fedshift.datasets.images import decode
 from fedshift.datasets.mnist import RotatedMNIST
@@ -65,12 +62,6 @@ def test_rotation_is_counter_clockwise(tmp_path: Path):
     turned = data.x[10, 0]
     assert turned[4:6, 13:15].min() > 0.9
     assert turned.sum().item() == pytest.approx(data.x[0, 0].sum().item(), rel=0.05)
-
-
-def test_a_seed_draws_other_digits():
-    first, again, other = (RotatedMNIST(**SMALL).load(Streams(seed)).x for seed in (0, 0, 1))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
 
 
 def write_idx(folder: Path, images: np.ndarray, labels: np.ndarray, suffix: str = "") -> None:
@@ -165,19 +156,6 @@ def test_a_photograph_is_turned_upright(tmp_path: Path):
     assert decode("turned", tmp_path / "turned.png", 4, 1)[0, 3, 3] == 255
 
 
-def test_labels_that_name_no_class(tmp_path: Path):
-    features = '{"info": {"features": {"label": {"names": ["red", "blue"], "_type": "ClassLabel"}}}}'
-    for label, word in (
-        (-1, ("row 0", "holds -1", "2 names")),
-        (2, ("row 0", "holds 2")),
-        (None, ("row 0", "'label'")),
-    ):
-        table = pa.table({"image": [png((0, 0, 0))], "domain": ["a"], "label": pa.array([label], pa.int64())})
-        pq.write_table(table.replace_schema_metadata({"huggingface": features}), tmp_path / "x.parquet")
-        with refuses(*word):
-            ParquetFile(path=str(tmp_path / "x.parquet")).load(Streams(0))
-
-
 @pytest.mark.parametrize("form", ["bytes", "struct"])
 @pytest.mark.parametrize("labels", ["names", "numbers"])
 def test_parquet(tmp_path: Path, form: str, labels: str):
@@ -215,25 +193,6 @@ def test_parquet_that_is_missing_wrong_or_broken(tmp_path: Path):
     pq.write_table(pa.table({"image": [png((0, 0, 0)), b"x"], "domain": ["a", "a"], "label": [0, 0]}), path)
     with refuses("row 1", "images.parquet", "cannot be read"):
         ParquetFile(path=str(path)).load(Streams(0))
-
-
-def test_parquet_files_that_differ(tmp_path: Path):
-    """Each file has names for its labels, or none, and columns besides; a folder's name may look like a pattern."""
-    folder = tmp_path / "shift [1] *"
-    folder.mkdir()
-    red, blue = png(COLOURS["red"]), png(COLOURS["blue"])
-    for number, names in enumerate((["red", "blue"], ["blue", "red"], None)):
-        labels = ["red", "blue"] if names is None else [names.index("red"), names.index("blue")]
-        images = [{"bytes": red, "path": None}, {"bytes": blue, "path": None}]
-        table = pa.table({"label": labels, "image": images, "domain": [f"d{number}"] * 2, f"more {number}": [1, 2]})
-        feature = {"names": names, "_type": "ClassLabel"}
-        features = json.dumps({"info": {"features": {"label": feature} if names else {}}})
-        pq.write_table(table.replace_schema_metadata({"huggingface": features}), folder / f"{number}.parquet")
-    data = ParquetFile(path=str(folder), size=4).load(Streams(0))
-    assert data.classes == ("red", "blue")
-    assert data.domain.tolist() == [0, 0, 1, 1, 2, 2]
-    assert data.y.tolist() == [0, 1] * 3
-    assert [tuple(image[:, 0, 0].tolist()) for image in data.x] == [COLOURS["red"], COLOURS["blue"]] * 3
 
 
 def test_what_a_parquet_image_may_be(tmp_path: Path):
@@ -302,20 +261,6 @@ def test_a_hub_that_cannot_be_reached_says_what_to_do(monkeypatch: pytest.Monkey
         RotatedMNIST(path="hub").load(Streams(0))
 
 
-def test_a_hub_that_cannot_be_reached_is_asked_for_its_copy_before_a_run(monkeypatch: pytest.MonkeyPatch):
-    import datasets
-
-    def refuse(*_: object, **__: object) -> None:
-        raise ConnectionError("no route")
-
-    monkeypatch.setattr(datasets, "load_dataset", refuse)
-    monkeypatch.setattr(image_sets, "answers", lambda: True)
-    HubDataset(path="flwrlabs/pacs").check_here()
-    monkeypatch.setattr(image_sets, "answers", lambda: False)
-    with refuses("data.path = 'flwrlabs/pacs'", "no route"):
-        HubDataset(path="flwrlabs/pacs").check_here()
-
-
 def test_mnist_from_the_hub(monkeypatch: pytest.MonkeyPatch):
     """The hub's columns are images and class labels."""
     import datasets
@@ -358,25 +303,6 @@ def test_a_digit_is_held_out_at_every_angle_or_at_none():
     assert all(torch.equal(by_angle[0], row) for row in by_angle)
 
 
-def test_leaving_one_domain_out_keeps_the_target_whole_and_unseen():
-    data = RotatedMNIST(images_per_class=10).load(Streams(0))
-    federation = LeaveOneDomainOut(hold_out="30").federate(data, Domains(), Inputs(), Streams(0))
-    assert [client.name for client in federation.clients] == ["0", "15", "45", "60", "75"]
-    assert [len(client.train) for client in federation.clients] == [90] * 5
-    (target,) = [e for e in federation.environments if e.role == "test"]
-    assert (target.name, target.client, len(target.samples)) == ("30", None, 100)
-    assert torch.equal(target.samples.x, data.x[data.domain == 2])
-
-
-def test_in_domain_gives_every_client_its_own_test_samples():
-    data = RotatedMNIST(images_per_class=10).load(Streams(0))
-    federation = InDomain(test=0.2, validation=0.1, fraction=0.5).federate(data, Domains(), Inputs(), Streams(0))
-    sizes = {(e.role, len(e.samples)) for e in federation.environments}
-    assert sizes == {("test", 20), ("validation", 10)}
-    assert [len(client.train) for client in federation.clients] == [40] * 6  # round(0.5 * 0.7 * 10) = 4 of each digit
-    assert all(e.client == i // 2 for i, e in enumerate(federation.environments))
-
-
 # Inputs -----------------------------------------------------------------------------------------
 
 
@@ -399,27 +325,6 @@ def test_augmentation_comes_from_the_streams_and_in_training_only():
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     torch.testing.assert_close(inputs.evaluation(x), x / 255)
-
-
-def test_an_augmented_run_can_be_repeated(tmp_path: Path, make: Make):
-    changes = {
-        "data": {
-            "name": "folder",
-            "path": str(folder(tmp_path / "images")),
-            "size": 10,
-            "augment": True,
-            "normalise": True,
-        },
-        "protocol.hold_out": "sketch",
-        "train.batch": 2,
-    }
-    from conftest import simulate
-
-    one, other = (simulate(make(changes)) for _ in range(2))
-    plain = simulate(make({**changes, "data": {**changes["data"], "augment": False}}))
-    first, again, without = (simulation.coordinator.state.shared for simulation in (one, other, plain))
-    assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
-    assert not torch.equal(without["head.weight"], first["head.weight"])
 
 
 @pytest.mark.parametrize(("seeded", "reads"), [(False, 1), (True, 2)])

@@ -31,7 +31,7 @@ from fedshift.clients.domains import DomainData
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.names import check_names
 from fedshift.content import digest
-from fedshift.core.frozen import FrozenNetwork, embed, frozen_network
+from fedshift.core.frozen import frozen_network
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.image_sets import HubDataset, ImageFolder, ParquetFile
 from fedshift.datasets.images import decode
@@ -210,27 +210,15 @@ def given_data(value: Any) -> Given:
     ("changes", "words"),
     [
         ({"x": [[0.0]] * 12}, ["x is of type list"]),
-        ({"x": torch.zeros(12, 2, dtype=torch.float64)}, ["x is torch.float64"]),
         ({"x": torch.zeros(12, 2, dtype=torch.complex64)}, ["x is torch.complex64"]),
         ({"x": torch.zeros(0, 2)}, ["x has the shape (0, 2)", "no sample"]),
-        ({"x": torch.zeros(12, 0)}, ["x has the shape (12, 0)"]),
-        ({"x": torch.tensor(0.0)}, ["x has the shape ()"]),
-        ({"y": [0] * 12}, ["y is list", "int64"]),
         ({"y": torch.zeros(12, dtype=torch.int32)}, ["y is torch.int32", "int64"]),
-        ({"y": torch.tensor([0.0] * 7 + [math.nan] + [1.0] * 4)}, ["y is torch.float32"]),
-        ({"y": torch.zeros(12, 1, dtype=torch.int64)}, ["y is torch.int64 (12, 1)", "(12,)"]),
         ({"y": torch.zeros(11, dtype=torch.int64)}, ["y is torch.int64 (11,)", "12 samples"]),
-        ({"domain": torch.zeros(3, dtype=torch.int64)}, ["domain is torch.int64 (3,)"]),
-        ({"group": torch.zeros(13, dtype=torch.int64)}, ["group is torch.int64 (13,)"]),
         ({"group": None}, ["group is NoneType"]),
         ({"domains": ["oslo", "rome"]}, ["domains = ['oslo', 'rome']", "tuple of strings"]),
-        ({"domains": "ab"}, ["domains = 'ab'"]),
-        ({"classes": ("ant", 1, None)}, ["classes = ('ant', 1, None)"]),
         ({"classes": ("ant", "bee", "ant")}, ["classes holds 'ant' twice"]),
         ({"environment": torch.ones(12, dtype=torch.int64), "environments": ("e",)}, ["environment is 1 of sample 0"]),
-        ({"environment": torch.zeros(12)}, ["environment is torch.float32"]),
         ({"y": torch.full((12,), 9), "domain": torch.full((12,), -1)}, ["y is 9 of sample 0"]),
-        ({"domains": ("Oslo", "oslo")}, ["'Oslo' (first of sample 0) and 'oslo' (first of sample 6)"]),
         ({"classes": ("bee", "bee ", "cat")}, ["'bee' (first of sample 0) and 'bee ' (first of sample 1)"]),
         ({"y": torch.zeros(12, dtype=torch.int64)}, ["Every sample is of the class 'ant'"]),
         ({"x": torch.tensor([[1, -1]] * 12)}, ["x holds -1 at [1] of sample 0", "and 11 more samples"]),
@@ -288,18 +276,6 @@ def test_every_run_is_checked(make: Make, monkeypatch: pytest.MonkeyPatch):
             Simulation(experiment)
     finally:
         simulation.load_data.cache_clear()
-
-
-def test_features_that_are_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path))
-
-    class Broken(torch.nn.Module):
-        def forward(self, x):
-            return x.mean(dim=(2, 3)) / 0
-
-    network = FrozenNetwork("broken", "0", Broken)
-    with refuses("'broken'", "not finite"):
-        embed(torch.zeros(3, 3, 4, 4, dtype=torch.uint8), network)
 
 
 # Files ------------------------------------------------------------------------------------------
@@ -395,12 +371,6 @@ def test_what_cannot_be_read_in_a_folder_is_named(tmp_path: Path, how: str, make
     assert named in refusal(dataset)
     with pytest.raises(FedshiftError):
         simulate(make({"data": {"name": "folder", "path": str(tmp_path / "data")}, "protocol.hold_out": "rome"}))
-
-
-@pytest.mark.parametrize("path", ["x" * 5000, "~nobody-of-this-name/x", "a\0b", "caf\udce9"])
-def test_what_cannot_be_a_path(path: str, make: Make):
-    with refuses("data.path"):
-        load_data.__wrapped__(make({"data": {"name": "folder", "path": path}}).data, None, 0, "")
 
 
 @drawn

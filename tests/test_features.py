@@ -72,13 +72,6 @@ def test_images_are_resized_by_hand():
     assert embed(random_images(3), replace(PLAIN, load=SideLengths), size=6).tolist() == [[6, 6]] * 3
 
 
-def test_the_network_is_in_evaluation_mode_and_keeps_no_graph():
-    network = replace(PLAIN, load=lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 4), nn.Dropout(0.9)))
-    features = embed(random_images(50), network)
-    assert not features.requires_grad
-    assert (features != 0).all()  # dropout in training mode would zero nine in ten
-
-
 @pytest.mark.parametrize("images", [torch.zeros(2, 3, 4, 4), torch.zeros(2, 2, 4, 4, dtype=torch.uint8)])
 def test_only_images_are_embedded(images):
     with refuses("1 or 3 channels", "--set data.frozen=none"):
@@ -108,18 +101,6 @@ def test_a_damaged_file_is_made_again(cache: Path, damage: str):
     assert torch.equal(embed(images, PLAIN), features)
     assert file.read_bytes() == sound
     assert [held.name for held in cache.iterdir()] == [file.name]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"name": "other"}, {"weights": "1"}, {"mean": (0.0, 0.0, 0.1)}, {"std": (1.0, 1.0, 2.0)}],
-    ids=lambda change: next(iter(change)),
-)
-def test_another_network_has_another_key(change):
-    images = random_images()
-    embed(images, PLAIN)
-    with pytest.raises(AssertionError, match="was loaded"):
-        embed(images, replace(PLAIN, load=fail, **change))
 
 
 def test_other_images_have_another_key():

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import re
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
-from hypothesis import strategies as st
 
-import fedshift
 from conftest import Make, simulate
 from fedshift.clients.domains import DomainData
 from fedshift.datasets.medical import Medical, Window, read_volume
 from fedshift.errors import FedshiftError
-from fedshift.runs.progress import Progress
 from fedshift.streams import Streams
 from refusal import refuses
 from test_federation_check import site
@@ -31,7 +25,6 @@ from pydicom.data import get_testdata_file  # noqa: E402
 from pydicom.dataset import Dataset, FileMetaDataset  # noqa: E402
 from pydicom.uid import ExplicitVRLittleEndian, MRImageStorage  # noqa: E402
 
-ROOT = Path(__file__).parents[1]
 RAMP = np.arange(16, dtype=np.uint16).reshape(4, 4)
 
 __all__ = ["site"]  # the fixture of a site's folder
@@ -112,19 +105,6 @@ def test_windows_by_hand(tmp_path: Path):
     torch.testing.assert_close(full.x[0, 0], torch.from_numpy(RAMP / 15.0).float())
     assert "Values are those of the files, after rescale slope and intercept." in load(root).notes
     assert load(one(tmp_path, np.full((4, 4), 7, np.uint16)), window="range").x.unique().numel() == 1
-
-
-@pytest.mark.parametrize("function", ["LINEAR", "LINEAR_EXACT", "SIGMOID"])
-@given(centre=st.integers(-50, 300), width=st.integers(2, 600))
-@example(centre=7, width=2)
-def test_windows_are_pydicoms(function: str, centre: int, width: int):
-    """Its own go from 0 to 255 for values of 8 bits, ours from 0 to 1."""
-    held = Dataset()
-    held.PhotometricInterpretation, held.BitsStored, held.PixelRepresentation = "MONOCHROME2", 8, 0
-    held.WindowCenter, held.WindowWidth, held.VOILUTFunction = centre, width, function
-    values = np.arange(256, dtype=np.uint8)
-    expected = pydicom.pixels.apply_windowing(values, held) / 255
-    np.testing.assert_allclose(Window(centre, width, function).shown(values.astype(float)), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("settings", [{"window": "given", "centre": 5, "width": 8}, {"window": "range"}])
@@ -312,18 +292,6 @@ def test_every_damaged_file_is_named(tmp_path: Path):
     assert "7.nii' holds NaN" in message
 
 
-@given(st.integers(0, 400), st.binary(min_size=1, max_size=6))
-def test_whatever_bytes_a_file_has_the_error_is_one_for_users(tmp_path_factory: Any, place: int, new: bytes):
-    """Or it can still be read."""
-    file = tmp_path_factory.getbasetemp() / "damaged" / "1.dcm"
-    data = dicom(file, RAMP, RescaleSlope="1", WindowCenter="5", WindowWidth="8", PatientID="P1").read_bytes()
-    file.write_bytes(data[:place] + new + data[place + len(new) :])
-    try:
-        assert read_volume(file, "axial").values.ndim == 3
-    except FedshiftError as error:
-        assert str(file) in str(error)
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -340,27 +308,3 @@ def test_settings_that_contradict_each_other(settings: dict[str, Any], words: tu
 
 
 # A run, a site, the page -------------------------------------------------------------------------
-
-
-def test_without_the_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    import sys
-
-    root = one(tmp_path)
-    nifti(root / "oslo" / "ill" / "1.nii", np.zeros((4, 4, 3), np.float32))
-    for name in ("pydicom", "nibabel"):
-        monkeypatch.setitem(sys.modules, name, None)
-    assert "pip install 'fedshift[medical]'" in refusal(root)
-
-
-def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    page = (ROOT / "docs" / "medical.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"<!-- medical -->\n```python\n(.*?)```", page, re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    original = fedshift.run
-    monkeypatch.setattr(fedshift, "run", lambda **options: original(**options, progress=Progress()))
-    names: dict[str, Any] = {}
-    with warnings.catch_warnings():
-        exec(compile(code, "medical.md", "exec"), names)  # the point of the test
-    assert names["run"].finished
-    assert set(names["run"].data_facts["domains"].values()) == {"Berlin", "Oslo"}
-    assert names["run"].model()(torch.zeros(2, 1, 16, 16)).shape == (2, 2)

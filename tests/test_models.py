@@ -39,12 +39,6 @@ def test_every_model_gives_z_and_a_distribution_of_z(name: str):
     assert built.head()(z).shape == (2, 10)
 
 
-def test_the_papers_network():
-    """Two 3x3 convolutions, 32 and 64 channels, no padding: 28 -> 26 -> 13 -> 11 -> 5, so 64 * 25 inputs to the FC."""
-    shapes = [tuple(p.shape) for p in spec(CNN()).encoder().parameters()]
-    assert shapes == [(32, 1, 3, 3), (32,), (64, 32, 3, 3), (64,), (64, 1600), (64,)]
-
-
 def test_initial_values_depend_on_the_seed_and_the_role_only():
     before = torch.get_rng_state()
     first, again, other = (spec(CNN(), seed=seed).encoder()[0].weight for seed in (0, 0, 1))
@@ -148,24 +142,6 @@ def test_cct_has_the_parameters_of_the_paper():
     assert set(encoder.state_dict()) - set(fixed.state_dict()) == {"positions"}
 
 
-SMALL_CCT = CCT7(layers=2, heads=2, width=8, dim=5)
-
-
-@pytest.mark.parametrize(
-    ("model", "shape"), [(DigitsCNN(hidden=6, dim=5), (3, 9, 8)), (SMALL_CCT, (3, 9, 8)), (SMALL_CCT, (1, 6, 6))]
-)
-def test_a_gradient_reaches_every_parameter(model: Model, shape: tuple[int, ...]):
-    built = spec(model, shape)
-    encoder, head = built.encoder(), built.head()
-    logits = head(encoder(torch.rand(6, *shape, generator=Streams(0).generator("x"))))
-    nn.functional.cross_entropy(logits, torch.arange(6)).backward()
-    for name, parameter in encoder.named_parameters():
-        # Batch norm takes a bias before it away again, so that its gradient is a rounding error, yet it is reached.
-        assert parameter.grad is not None, name
-        if not (isinstance(model, DigitsCNN) and name.endswith("bias")):
-            assert parameter.grad.abs().max() > 0, name
-
-
 def test_cct_pools_its_tokens_by_their_scores():
     """Layers that add nothing leave the normed tokens; with equal scores z is their mean."""
     encoder = spec(CCT7(layers=1, heads=2, width=4, dim=4, positions="sinusoidal"), (1, 4, 4)).encoder()
@@ -206,19 +182,3 @@ def test_sines_and_cosines_in_turn():
     """Position 1 of width 4: sin 1, cos 1, sin 0.01, cos 0.01."""
     expected = [[0, 1, 0, 1], [math.sin(1), math.cos(1), math.sin(0.01), math.cos(0.01)]]
     torch.testing.assert_close(sinusoids(2, 4), torch.tensor(expected))
-
-
-def test_cct_on_a_stack_of_clients_equals_one_after_the_other():
-    """Under vmap over stacked parameters, values and gradients are those of each client alone."""
-    encoders = [spec(SMALL_CCT, (1, 6, 6), seed).encoder() for seed in (0, 1)]
-    stacked, _ = torch.func.stack_module_state(encoders)
-    x = torch.rand(2, 3, 1, 6, 6, generator=Streams(0).generator("x"))
-
-    def loss(parameters: dict[str, torch.Tensor], inputs: torch.Tensor) -> torch.Tensor:
-        return torch.func.functional_call(encoders[0], parameters, (inputs,)).square().mean()
-
-    gradients = torch.func.vmap(torch.func.grad(loss))(stacked, x)
-    for index, encoder in enumerate(encoders):
-        encoder(x[index]).square().mean().backward()
-        for name, parameter in encoder.named_parameters():
-            torch.testing.assert_close(gradients[name][index], parameter.grad, rtol=1e-4, atol=1e-6)

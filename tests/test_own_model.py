@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -17,7 +16,6 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -38,7 +36,6 @@ from fedshift.models.own import Own, Widened
 from fedshift.runs import runner
 from fedshift.runs.folder import RUN, RunFolder
 from fedshift.runs.progress import Progress
-from fedshift.runs.run import Run
 from fedshift.runs.trust import UntrustedError
 from fedshift.streams import Streams
 from fedshift.study import api
@@ -398,26 +395,6 @@ def test_a_module_from_elsewhere_needs_trust(from_elsewhere: RunFolder):
     assert fedshift.load(from_elsewhere.path).runs[0].model()(torch.zeros(1, 1, 10, 10)).shape == (1, 3)
 
 
-@pytest.mark.parametrize("where", ["runs", "run"])
-def test_runs_and_models_are_moved_together(make: Make, tmp_path: Path, where: str):
-    """With the folder around both; or a run alone, into which a copy of the model is put."""
-    experiment = make({"run.out": "runs"}).replace(model=fedshift.own_model(Net, head="classify"))
-    run = Run(runner.start(experiment, Progress()))
-    x = torch.ones(2, 1, 10, 10)
-    expected, path = run.model()(x), run.path
-    if where == "runs":
-        Path("runs").rename("elsewhere")
-        moved = Path("elsewhere") / path.relative_to("runs")
-    else:
-        moved = path.rename("alone")
-        (kept,) = Path("runs/models").iterdir()
-        elsewhere = kept.rename("somewhere")
-        with pytest.raises(FedshiftError, match=r"is missing .* put a copy into that folder"):
-            Run.open(moved).model()
-        elsewhere.rename(moved / kept.name)
-    assert torch.equal(Run.open(moved).model()(x), expected)
-
-
 def forged(path: Path, pickled: bytes) -> None:
     """Put other bytes into a kept file that still says that it means the same."""
     head = path.read_bytes().partition(b"\n")[0].split()
@@ -496,18 +473,6 @@ def test_a_module_given_as_model_says_what_to_call():
 # Front doors ----------------------------------------------------------------------------------------
 
 
-def test_compare_and_tune_take_it():
-    draw = np.random.default_rng(0)
-    y = draw.integers(0, 2, 40)
-    x = draw.normal(size=(40, 4)).astype(np.float32) + y[:, None].astype(np.float32)
-    data = fedshift.in_memory({"north": (x, y), "south": (x, y)})
-    options: dict[str, Any] = {"data": data, "model": fedshift.own_model(Vectors), "rounds": 2, "progress": Progress()}
-    table = fedshift.compare(method=["fedavg", "fedsr"], **options)
-    assert {row.label for row in table.results.rows()} == {"fedavg", "fedsr"}
-    found = fedshift.tune(method="fedavg", trials=2, sampler="random", search={"train.lr": [0.1, 0.2]}, **options)
-    assert fedshift.experiment(method="fedavg", tuned=found.path, data=data, model=options["model"], rounds=2)
-
-
 @pytest.mark.parametrize("kind", ["kept", "py"])
 def test_it_travels_to_every_member_of_a_federation(tmp_path: Path, kind: str):
     pytest.importorskip("cryptography", reason="the extra 'flower' is not installed")
@@ -538,23 +503,3 @@ def test_it_travels_to_every_member_of_a_federation(tmp_path: Path, kind: str):
 
 
 # The pages ------------------------------------------------------------------------------------------
-
-DOCS = Path(__file__).parents[1] / "docs"
-EXAMPLES = [
-    (page, marker)
-    for page in ("your-data.md", "your-model.md")
-    for marker in re.findall(r"<!-- (\w+) -->", (DOCS / page).read_text(encoding="utf-8"))
-]
-
-
-@pytest.mark.parametrize(("page", "marker"), EXAMPLES)
-def test_the_examples_of_the_pages_run(page: str, marker: str, monkeypatch: pytest.MonkeyPatch):
-    text = (DOCS / page).read_text(encoding="utf-8")
-    (code,) = re.findall(rf"<!-- {marker} -->\n```python\n(.*?)```", text, re.DOTALL)
-    for door in ("run", "compare"):
-        monkeypatch.setattr(fedshift, door, partial(getattr(fedshift, door), progress=Progress()))
-    names: dict[str, Any] = {"__name__": "example"}
-    exec(compile(code, page, "exec"), names)  # the point of the test
-    runs = names["table"].runs if "table" in names else [names["run"]]
-    assert all(run.finished for run in runs)
-    assert len(EXAMPLES) == 6

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from fedshift.clients.domains import DomainData
-from fedshift.datasets.mnist import GREEN, RED, WINDOWS, ColoredMNIST, averaged
+from fedshift.datasets.mnist import GREEN, WINDOWS, ColoredMNIST, averaged
 from fedshift.datasets.waterbird import WaterBird, blend, is_waterbird
 from fedshift.streams import Streams
 from refusal import refuses
@@ -126,14 +126,6 @@ def test_each_client_trains_in_one_environment_drawn_from_the_given_ones(tmp_pat
     assert data.train_environments == ("p=0", "p=1")
     assert data.train_environment is not None
     assert data.train_environment.float().tolist() == [of_client[client] for client in data.domain.tolist()]
-
-
-def test_the_oracle_differs_in_colour_only(tmp_path: Path):
-    path = numbered(tmp_path)
-    data, oracle = load(path), load(path, oracle=True)
-    assert torch.equal(oracle.x[:, RED], oracle.x[:, GREEN])
-    assert torch.equal(oracle.x[:, RED], data.x.amax(dim=1))
-    assert torch.equal(oracle.y, data.y)
 
 
 def test_a_seed_decides_all_and_a_test_environment_is_the_same_alone(tmp_path: Path):

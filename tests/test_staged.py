@@ -286,16 +286,3 @@ def test_efficientnet_from_a_stage_on_is_the_frozen_features_network(make: Make)
     features = network.load().eval()((data.x / 255 - network.mean[0]) / network.std[0])
     torch.testing.assert_close(encoder.eval().stages(x), features, rtol=1e-4, atol=1e-4)
     assert {name.split(".")[1] for name in encoder.state_dict() if name.startswith("stages")} == {"stage8", "stage9"}
-
-
-def test_efficientnet_is_trained(make: Make):
-    """From stage 9 on, with its own dropout, stacked and one by one; messages carry that stage alone."""
-    model = EfficientNetLite0(freeze_until=8, dim=4)
-    experiment = experiment_of(make, model, {"train.rounds": 1, "train.precision": "float64"})
-    told: list[str] = []
-    one = simulate(experiment)
-    with engine_named("vectorised", told) as engine:
-        assert_agree(one, simulate(experiment, engine=engine), relative=1e-7)
-    assert not told
-    sent = names_sent(one, "train", "up")
-    assert {name.split(".")[2] for name in sent if ".stages." in name} == {"stage9"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 from pathlib import Path
 from typing import Any
 
@@ -104,31 +103,6 @@ def test_words_are_hashed(tmp_path: Path):
     assert not data.notes
 
 
-def test_files_as_domains_and_columns_of_other_names(tmp_path: Path):
-    (tmp_path / "sites").mkdir()
-    header = ("words", "kind")
-    written(tmp_path / "sites" / "south.csv", [("good meal", 1), ("bad meal", 0)], header)
-    written(tmp_path / "sites" / "north.csv", [("123 45", 1), ("bad film", 0)], header)
-    dataset = TextFile(path=str(tmp_path / "sites"), text="words", label="kind", width=64)
-    data = dataset.load(Streams(0))
-    assert data.domains == dataset.domain_names() == ("north", "south")
-    assert data.classes == ("0", "1")
-    assert data.y.tolist() == [1, 0, 1, 0]
-    assert data.domain.tolist() == [0, 0, 1, 1]
-    assert data.x[0].abs().count_nonzero() == 2  # "123" and "45", though pandas would read numbers
-
-
-def test_csv_and_parquet_are_equal(tmp_path: Path):
-    pandas = pytest.importorskip("pandas")
-    pytest.importorskip("pyarrow")
-    one = texts(written(tmp_path / "t.csv")).load(Streams(0))
-    pandas.DataFrame(ROWS, columns=["domain", "label", "text"]).to_parquet(tmp_path / "t.parquet")
-    other = texts(str(tmp_path / "t.parquet")).load(Streams(0))
-    assert torch.equal(one.x, other.x)
-    assert torch.equal(one.y, other.y)
-    assert (one.domains, one.classes) == (other.domains, other.classes) == (("film", "food"), ("bad", "good"))
-
-
 def test_texts_without_words_are_counted(tmp_path: Path):
     rows = [*ROWS, ("food", "bad", "?!"), ("food", "bad", "a b c")]
     data = texts(written(tmp_path / "t.csv", rows)).load(Streams(0))
@@ -207,17 +181,6 @@ def test_cells_that_are_wrong(tmp_path: Path, row: tuple[str, ...], message: tup
         texts(written(tmp_path / "t.csv", [*ROWS, row])).load(Streams(0))
 
 
-def test_columns_that_are_not_there_or_named_twice(tmp_path: Path):
-    path = written(tmp_path / "t.csv")
-    for setting in ("text", "label", "domain"):
-        with refuses(f"(data.{setting})", "t.csv'", f"--set data.{setting}=COLUMN"):
-            texts(path, **{setting: "nothing"}).load(Streams(0))
-    with refuses("data.label = ", "each column once"):
-        texts(path, text="label")
-    with refuses("none.csv'", "no row"):
-        texts(written(tmp_path / "none.csv", [])).load(Streams(0))
-
-
 # In a run -----------------------------------------------------------------------------------------
 
 
@@ -286,29 +249,3 @@ def test_an_encoder_of_another_tokenizer(make: Make, tmp_path: Path, encoder: di
 
 
 # The documentation --------------------------------------------------------------------------------
-
-
-def test_the_examples_of_the_documentation_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Each has at most ten lines beside imports, and learns or adapts what it says."""
-    pytest.importorskip("peft", reason="the extra 'adapters' is not installed")
-    import fedshift
-
-    monkeypatch.chdir(tmp_path)
-    original = fedshift.run
-
-    def short(**options: Any) -> Run:
-        settings = {**options.pop("settings"), "train.steps": 2, "run.engine": "sequential", "run.threads": 1}
-        return original(**options, settings=settings, progress=Progress())
-
-    monkeypatch.setattr(fedshift, "run", short)
-    docs = Path(__file__).parents[1] / "docs"
-    marked = r"<!-- (\w+) -->\n```python\n(.*?)```"
-    pages = (docs / "text.md").read_text(encoding="utf-8") + (docs / "pretrained.md").read_text(encoding="utf-8")
-    examples = dict(re.findall(marked, pages, re.DOTALL))
-    assert list(examples) == ["hashing", "tokens", "transformers"]
-    for name, code in examples.items():
-        names: dict[str, Any] = {}
-        exec(compile(code, name, "exec"), names)  # the point of the test
-        sent = {each for way in names["run"].messages.values() for each in way["up"]["tensors"]}
-        assert any("lora_A" in each for each in sent) == (name != "hashing")
-        assert names["run"].finished

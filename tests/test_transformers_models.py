@@ -18,7 +18,7 @@ pytest.importorskip("transformers", reason="the extra 'images' is not installed"
 
 import transformers
 
-from conftest import Make, names_sent, resident, simulate
+from conftest import Make, resident, simulate
 from federated import Local, members
 from fedshift.clients.domains import DomainData
 from fedshift.clients.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
@@ -36,7 +36,6 @@ from fedshift.runs import runner
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.streams import Streams
-from reference import SMALL as SMALL_METHODS
 from test_coordinate import alike
 from test_engines import assert_agree, engine_named
 
@@ -264,20 +263,6 @@ def test_adapters_begin_as_the_network_and_are_all_that_is_trained(folders: dict
     assert {name for name, _ in adapted.named_parameters()} == names
 
 
-def test_an_adapter_by_hand(folders: dict[str, Path]):
-    """The query is W x + b + alpha / r B A x."""
-    pytest.importorskip("peft", reason="the extra 'adapters' is not installed")
-    model = a_model(folders, "bert", adapter_rank=2, adapter_alpha=6.0, adapter_targets=("query",))
-    query = built(model, (LENGTH,)).reader.network.encoder.layer[0].attention.self.query
-    a, b = query.lora_A["default"].weight, query.lora_B["default"].weight
-    with torch.no_grad():
-        b.fill_(0.5)
-    x = torch.randn(3, 8, generator=Streams(0).generator("x"))
-    expected = x @ query.base_layer.weight.T + query.base_layer.bias + 3 * (x @ a.T @ b.T)
-    torch.testing.assert_close(query(x), expected)
-    assert (a.shape, b.shape) == ((2, 8), (8, 2))
-
-
 def test_the_network_is_held_once(folders: dict[str, Path], make: Make):
     """Both encoders of a method, the resident modules and a stack of clients read the same memory."""
     pytest.importorskip("peft", reason="the extra 'adapters' is not installed")
@@ -496,27 +481,6 @@ def test_engines_agree(folders: dict[str, Path], make: Make, name: str, settings
         stacks = kind == "workers" or name != "bert"
         assert bool(told) != stacks, told
         assert stacks or "data-dependent control flow" in told[0]
-
-
-SHORT = {"train.rounds": 1, "train.steps": 1, "train.lr": 1e-4, "train.momentum": 0.0}
-METHODS = ["fedsr", "fedbn", "scaffold", "fedpin"]
-
-
-@pytest.mark.parametrize("name", ["bert", "resnet"])
-@pytest.mark.parametrize("method", METHODS)
-def test_methods_run_on_adapters_unchanged(folders: dict[str, Path], make: Make, name: str, method: str):
-    pytest.importorskip("peft", reason="the extra 'adapters' is not installed")
-    targets = ("convolution",) if name == "resnet" else ("query", "value")
-    model = a_model(folders, name, adapter_rank=1, adapter_targets=targets)
-    settings = {f"method.{key}": value for key, value in SMALL_METHODS.get(method, {}).items()} | {
-        "method.name": method
-    }
-    simulation = simulate(of(make, name, model, {**settings, **SHORT}))
-    for exchange, directions in simulation.coordinator.ledger.declaration().items():
-        for direction in directions:
-            sent = names_sent(simulation, exchange, direction)
-            network = [each for each in sent if ".network." in each]
-            assert all(".lora_A." in each or ".lora_B." in each for each in network), sent
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ DATASETS: Catalogue[Dataset] = Catalogue(
         "cifar10": ".image_sets:CIFAR10",
         "camelyon17": ".wilds:Camelyon17",
         "iwildcam": ".wilds:IWildCam",
-        "watch": ".watch:Watch",
+        "watch": ".windows:Watch",
         "shakespeare": ".shakespeare:Shakespeare",
         "diabetes": ".sklearn_tables:Diabetes",
         "breast-cancer": ".sklearn_tables:BreastCancer",

@@ -124,11 +124,9 @@ def _check_file(file: Path, arrays: object, needed: Sequence[str]) -> None:
     for name in arrays.files:
         if name not in (*NEEDED, *OPTIONAL):
             raise UnknownNameError(f"array in '{file}'", name, (*NEEDED, *OPTIONAL))
-    lacking = [name for name in needed if name not in arrays.files]
+    lacking = ", ".join(name for name in needed if name not in arrays.files)
     if lacking:
-        raise FedshiftError(
-            f"'{file}' lacks the array {' and '.join(lacking)}; it has {', '.join(arrays.files) or 'none'}."
-        )
+        raise FedshiftError(f"'{file}' lacks the array {lacking}; it has {', '.join(arrays.files) or 'none'}.")
 
 
 def _words(file: Path, name: str) -> tuple[str, ...]:
@@ -198,14 +196,9 @@ def _of_classes(labels: Names, classes: Sequence[str], called: str) -> Names:
     Raises:
         FedshiftError: a label is no class; the message names the row.
     """
-    named = []
-    for number, value in enumerate(labels.values):
-        if isinstance(value, str) and value not in classes:
-            raise UnknownNameError(f"class in {labels.place(number, called)}", value, classes)
-        if not isinstance(value, str) and not 0 <= value < len(classes):
-            raise FedshiftError(
-                f"{called} holds {value} in row {labels.rows[number]}, but classes has {len(classes)} "
-                f"names, so it should be from 0 to {len(classes) - 1}."
-            )
-        named.append(value if isinstance(value, str) else classes[int(value)])
+    numbered = dict(enumerate(classes))
+    named = [str(numbered.get(value, value) if isinstance(value, int) else value) for value in labels.values]
+    for number, name in enumerate(named):
+        if name not in classes:
+            raise UnknownNameError(f"class in {labels.place(number, called)}", name, classes)
     return labels._replace(values=named)

@@ -70,9 +70,8 @@ def read(path: Path) -> Any:
     Raises:
         FedshiftError: it is not whole, or of another Python, or what it needs is not here.
     """
-    head, _, pickled = path.read_bytes().partition(b"\n")
-    words = head.removeprefix(KEPT).decode(errors="replace").split()
-    if not head.startswith(KEPT) or len(words) != 4 or files.digest_of(pickled) != words[1]:
+    words, pickled = _parts(path)
+    if len(words) != 4 or files.digest_of(pickled) != words[1]:
         raise FedshiftError(f"'{path}' is not what fedshift.own_model wrote. Make it again with that.")
     if words[3] != PYTHON:
         raise FedshiftError(
@@ -89,8 +88,14 @@ def _is_whole(path: Path, meaning: str) -> bool:
     """Whether a file is there, and is what this Python once wrote for that, on this machine."""
     if digest(path) != meaning or not ran_here(path):  # its first line is its own word
         return False
+    words, pickled = _parts(path)
+    return words[1:] == [files.digest_of(pickled), "python", PYTHON]
+
+
+def _parts(path: Path) -> tuple[list[str], bytes]:
+    """The words of a file's first line, and what was pickled."""
     head, _, pickled = path.read_bytes().partition(b"\n")
-    return head.split()[-3:] == [files.digest_of(pickled).encode(), b"python", PYTHON.encode()]
+    return head.removeprefix(KEPT).decode(errors="replace").split(), pickled
 
 
 # Pickled ----------------------------------------------------------------------------------------------
