@@ -8,12 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import CNN_WITH_BN, Make, at, evaluated, exchanged, go_on, models_of, scored, simulate, states
+from conftest import CNN_WITH_BN, Make, at, go_on, states
 from fedshift.core.contract import Batch, Part
 from fedshift.core.net import Net
-from fedshift.core.tensors import part_of
 from fedshift.methods.ditto import Ditto
-from fedshift.methods.fedavg import FedAvg
 from fedshift.runs.simulation import Simulation
 
 DITTO = {"method.name": "ditto"}
@@ -202,72 +200,4 @@ def test_it_is_fedavg_beside_local_training_to_the_bit(make: Make):
     )
 
 
-def test_a_strong_pull_holds_the_personal_model_nearer(make: Make):
-    """The distance to the model received falls as lam rises."""
-    distances = []
-    for lam in (0.0, 1.0, 5.0):
-        simulation = Simulation(make({**DITTO, "method.lam": lam, "train.rounds": 1, "train.steps": 10}))
-        received = simulation.coordinator.state.shared
-        go_on(simulation)
-        tensors = simulation.site.store.get(0).tensors
-        distances.append(sum((tensors[name] - t).square().sum().item() for name, t in V.named(received).items()))
-    assert distances == sorted(distances, reverse=True)
-    assert distances[-1] < 0.5 * distances[0]
-
-
-@pytest.mark.parametrize("bn", ["shared", "local"])
-def test_what_is_sent_is_the_shared_model_and_nothing_else(make: Make, bn: str):
-    """Both ways the tensors, the bytes and, in the first round, the very numbers of FedAvg."""
-    ours, plain = (
-        Simulation(make({"method.name": name, "method.bn": bn, "train.rounds": 1} | CNN_WITH_BN))
-        for name in ("ditto", "fedavg")
-    )
-    ups = []
-    for simulation in (ours, plain):
-        (when,) = simulation.coordinator.schedule
-        ups.append(exchanged(simulation, when.stage.exchanges[0], when, simulation.federated.clients))
-        go_on(simulation)
-    for client, up in ups[1].items():
-        assert {part_of(name) for name in up} == {"encoder", "head"}
-        assert ups[0][client].keys() == up.keys()
-        assert all(torch.equal(ups[0][client][name], tensor) for name, tensor in up.items())
-    (mine, theirs) = (simulation.coordinator for simulation in (ours, plain))
-    assert mine.ledger.declaration()["train"]["down"] == theirs.ledger.declaration()["train"]["down"]
-    assert (mine.bytes_down, mine.bytes_up) == (theirs.bytes_down, theirs.bytes_up)
-
-
 # Who predicts ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("bn", ["shared", "local"])
-def test_a_client_is_scored_with_its_own_model_and_an_unseen_one_with_the_global_model(make: Make, bn: str):
-    """With local batch norms the global model has the mean of the clients', which only a simulation can read."""
-    simulation = simulate(make({**DITTO, "method.bn": bn} | CNN_WITH_BN))
-    when, shared = simulation.coordinator.schedule[-1], simulation.coordinator.state.shared
-    for environment in simulation.federated.environments:
-        (model,) = models_of(simulation, environment)
-        mine, plain = (scored(simulation, model, environment, when, method) for method in (None, FedAvg()))
-        if environment.client is None:
-            assert mine == plain
-            assert all(torch.equal(model[name], tensor) for name, tensor in V.named(shared).items())
-        else:
-            assert mine != plain
-            kept = simulation.site.store.get(environment.client).tensors
-            assert all(torch.equal(model[name], kept[name]) for name in kept if name.startswith("personal_"))
-    record = evaluated(simulation, when)
-    assert [row["model"] for row in record["environments"]] == [
-        "unseen" if environment.client is None else "own" for environment in simulation.federated.environments
-    ]
-    assert ("only_in_simulation" in record) == (bn == "local")
-
-
-def test_a_client_that_has_not_trained_yet_is_scored_with_the_global_model(make: Make):
-    simulation = simulate(make({**DITTO, "train.participation": 0.5}), rounds=1)
-    ((trained, _),) = states(simulation)
-    when, shared = simulation.coordinator.schedule[0], simulation.coordinator.state.shared
-    for environment in simulation.federated.environments:
-        (model,) = models_of(simulation, environment)
-        is_global = torch.equal(model["personal_head.weight"], shared["head.weight"])
-        assert is_global == (environment.client != trained)
-        as_global = scored(simulation, model, environment, when, FedAvg())
-        assert (scored(simulation, model, environment, when) == as_global) == is_global

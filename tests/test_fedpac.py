@@ -10,10 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy.optimize import minimize
 from torch import Tensor, nn
 
-from conftest import Make, at, evaluated, models_of, names_sent, simulate, states
+from conftest import at
 from fedshift.clients.samples import Samples
 from fedshift.core.contract import Batch, LocalWork, ServerState
 from fedshift.core.messages import Down
@@ -21,7 +20,6 @@ from fedshift.core.net import Net
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.fedpac import FedPAC, combination
 from fedshift.methods.simplex import simplex_minimum
-from test_methods import small
 
 
 def head_of(*weights: float) -> nn.Linear:
@@ -46,28 +44,6 @@ def instance(seed: int, clients: int, rank: int, variances: bool) -> Tensor:
     away = generator.normal(size=(clients, rank))
     v = generator.uniform(size=clients) if variances else np.zeros(clients)
     return torch.from_numpy(np.concatenate([np.diag(np.sqrt(v)), away.T]))
-
-
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize(("rank", "variances"), [(12, True), (3, True), (3, False), (1, False)])
-def test_the_programme_against_scipy(seed: int, rank: int, variances: bool):
-    """Nine clients; with rank 3 or 1 and no variances P is singular, so minima may be many but have one value."""
-    root = instance(seed, 9, rank, variances)
-    p, a = root.T @ root, simplex_minimum(root)
-    assert a.min() >= 0
-    assert a.sum().item() == pytest.approx(1)
-    reference = minimize(
-        lambda x: x @ p.numpy() @ x,
-        np.full(9, 1 / 9),
-        jac=lambda x: 2 * p.numpy() @ x,
-        bounds=[(0, 1)] * 9,
-        constraints={"type": "eq", "fun": lambda x: x.sum() - 1, "jac": lambda x: np.ones(9)},
-        method="SLSQP",
-        options={"ftol": 1e-14, "maxiter": 500},
-    )
-    assert (a @ p @ a).item() == pytest.approx(reference.fun, abs=1e-7)
-    if variances:
-        assert a.tolist() == pytest.approx(reference.x.tolist(), abs=1e-4)
 
 
 @given(
@@ -201,44 +177,3 @@ def test_the_alignment_by_hand():
         {"cross_entropy": 0.6931472, "alignment": 1.0}
     )
     assert objective.evaluate(net, batch, at(received=received, counts=[5, 4])).keys() == {"cross_entropy"}
-
-
-def test_a_round_is_one_epoch_of_the_head_and_five_of_the_encoder(make: Make):
-    """27 samples in batches of 4 are 6 whole ones: 6 + 30 steps, in every one of which the rest stands still."""
-    simulation = simulate(make({"method.name": "fedpac", "train.rounds": 1}))
-    assert all(state.drawn["train"] == 36 for _, state in states(simulation))
-
-
-def test_what_leaves_and_what_is_kept(make: Make):
-    simulation = simulate(make(small("fedpac")))
-    model = {name for name, scope in simulation.setup.scopes.items() if scope == "shared"}
-    statistics = {"before.value", "squares", "after.value", "class_counts.value", "samples"}
-    assert names_sent(simulation, "train", "up") == model | statistics
-    categories = simulation.setup.categories(simulation.setup.stages[0].exchanges[0])
-    assert {name: categories[name] for name in statistics} == {
-        **dict.fromkeys(("before.value", "squares", "after.value"), "statistic"),
-        **dict.fromkeys(("class_counts.value", "samples"), "count"),
-    }
-    assert not any(state.tensors for _, state in states(simulation))
-
-
-def test_each_client_is_scored_with_its_own_head_and_the_unseen_with_the_mean(make: Make):
-    simulation = simulate(make(small("fedpac") | {"data.domains": 4}))
-    record = evaluated(simulation, simulation.coordinator.schedule[-1])
-    assert {row["model"] for row in record["environments"] if row["role"] == "validation"} == {"own"}
-    assert {row["model"] for row in record["environments"] if row["role"] == "test"} == {"global"}
-    heads = [models_of(simulation, each)[0]["head.weight"] for each in simulation.federated.environments]
-    server = simulation.coordinator.state
-    for environment, head in zip(simulation.federated.environments, heads, strict=True):
-        own = server.shared["head.weight"] if environment.client is None else server.server["heads.weight"]
-        assert torch.equal(head, own if environment.client is None else own[environment.client])
-
-
-def test_an_absent_client_keeps_the_head_that_it_was_given(make: Make):
-    """With half the clients a round, rows of those who were not sampled do not change."""
-    experiment = make(small("fedpac") | {"train.participation": 0.5, "train.rounds": 4})
-    before = torch.zeros(2, 3, 4)
-    for rounds in range(1, 5):
-        now = simulate(experiment, rounds).coordinator.state.server["heads.weight"]
-        assert sum(not torch.equal(one, other) for one, other in zip(now, before, strict=True)) == 1
-        before = now

@@ -6,12 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import CNN_WITH_BN, Make, evaluated, go_on, models_of, names_sent, scored, simulate, states
+from conftest import CNN_WITH_BN, Make, evaluated, names_sent, simulate, states
 from fedshift.core.contract import Part
-from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.ftfa import FTFA
 from fedshift.methods.personal import Tuned
-from fedshift.runs.simulation import Simulation
 from test_ditto import PLAIN, Point, quadratic
 
 
@@ -56,21 +54,3 @@ def test_without_steps_it_is_fedavg_to_the_bit(make: Make):
         plain.coordinator.bytes_down,
         plain.coordinator.bytes_up,
     )
-
-
-def test_who_misses_the_tuning_predicts_with_the_global_model(make: Make):
-    changes = {"method": {"name": "ftfa", "finetune_steps": 5}, "partition": {"name": "iid", "clients": 3}}
-    simulation = Simulation(make({**changes, "train.absent": 0.5}))
-    *training, last = simulation.coordinator.schedule
-    for _ in training:
-        go_on(simulation)
-    go_on(simulation)
-    coordinator = simulation.coordinator
-    gone = {entry["client"] for entry in coordinator.missing if entry["stage"] == "finetune"}
-    assert 0 < len(gone) < 6
-    for environment in simulation.federated.environments:
-        if environment.client is not None:
-            (model,) = models_of(simulation, environment)
-            as_global = scored(simulation, model, environment, last, FedAvg())
-            same = scored(simulation, model, environment, last) == as_global
-            assert same == (coordinator.names[environment.client] in gone)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import CNN_WITH_BN, Make, at, evaluated, first_messages, go_on, models_of, names_sent, simulate, states
+from conftest import CNN_WITH_BN, Make, at, evaluated, go_on, models_of, simulate, states
 from fedshift.core.contract import Batch, Part
 from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Tensors
@@ -119,35 +119,6 @@ def test_layers_can_be_named_and_a_wrong_name_is_an_error(make: Make):
     assert set(plain.site.initial) == {"last.head.weight", "last.head.bias", "last.done"}
     with refuses("method.own", "'classifier'", "bn, encoder", "encoder.1"):
         Simulation(make({**FIX, "method.own": ["classifier"]}))
-
-
-@pytest.mark.parametrize("changes", [FIX, ADAPTIVE])
-@pytest.mark.parametrize("bn", ["shared", "local"])
-def test_all_layers_are_sent_and_nothing_else(make: Make, changes: dict[str, str], bn: str):
-    changes = {**changes, "method.bn": bn, **CNN_WITH_BN}
-    ours, plain = simulate(make(changes)), simulate(make({"method.bn": bn, **CNN_WITH_BN}))
-    for direction in ("down", "up"):
-        assert names_sent(ours, "train", direction) == names_sent(plain, "train", direction)
-    assert ours.coordinator.bytes_up == plain.coordinator.bytes_up
-    up = first_messages(make(changes))["train", "up"]
-    assert not any(name.startswith(("last", "choice")) for name in up)
-
-
-@pytest.mark.parametrize("changes", [FIX, ADAPTIVE])
-def test_what_an_absent_client_keeps_stands_still(make: Make, changes: dict[str, str]):
-    simulation = Simulation(make({**changes, "train.rounds": 6, "train.absent": 0.4}))
-    coordinator, stood = simulation.coordinator, 0
-    for _ in coordinator.schedule:
-        before = {client: state.tensors for client, state in states(simulation)}
-        coordinator.missing.clear()
-        go_on(simulation)
-        gone = {about["client"] for about in coordinator.missing}
-        for client, state in states(simulation):
-            if client in before:
-                still = all(torch.equal(tensor, before[client][name]) for name, tensor in state.tensors.items())
-                assert still == (coordinator.names[client] in gone)
-                stood += still
-    assert stood
 
 
 # Adaptive -------------------------------------------------------------------------------------------

@@ -34,17 +34,6 @@ def tensors(**values: float) -> Tensors:
 # PersonalCopy ---------------------------------------------------------------------------------------
 
 
-def test_the_parts_stay_on_the_client():
-    encoder, head = nn.Linear(2, 3), nn.Linear(3, 2)
-    parts = OWN.parts(encoder, head)
-    assert OWN.names == tuple(parts) == ("own_encoder", "own_head")
-    assert [part.module for part in parts.values()] == [encoder, head]
-    assert {part.scope for part in parts.values()} == {"client"}
-    net, x = Net({name: part.module for name, part in parts.items()}), torch.randn(4, 2)
-    assert torch.equal(OWN.features(net, x), encoder(x))
-    assert torch.equal(OWN.logits(net, x), head(encoder(x)))
-
-
 def test_named_takes_encoder_and_head_and_leaves_what_only_looks_like_them():
     given = tensors(encoder__w=1, head__b=2, invariant__head__w=3, own_head__w=4, samples=5)
     named = OWN.named(given)

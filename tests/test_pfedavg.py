@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import CNN_WITH_BN, Make, evaluated, exchanged, go_on, models_of, names_sent, simulate, states
+from conftest import CNN_WITH_BN, Make, evaluated, exchanged, go_on, names_sent, simulate, states
 from fedshift.core.contract import Part
 from fedshift.core.tensors import Tensors
 from fedshift.methods.pfedavg import PFedAvg
@@ -75,32 +75,3 @@ def test_it_is_fedavg_and_one_more_local_phase_to_the_bit(make: Make, bn: str):
     assert names_sent(ours, "train", "up") == names_sent(plain, "train", "up")
     rows = evaluated(ours, last)["environments"]
     assert {row["model"] for row in rows if row["role"] == "validation"} == {"own"}
-
-
-def test_before_it_is_sampled_a_client_predicts_with_the_global_model(make: Make):
-    simulation = simulate(
-        make({**PFEDAVG, "partition": {"name": "iid", "clients": 2}, "train.participation": 0.5}), rounds=1
-    )
-    trained = [client for client, _ in states(simulation)]
-    assert len(trained) == 2
-    for environment in simulation.federated.environments:
-        (model,) = models_of(simulation, environment)
-        same = torch.equal(model["personal_head.weight"], simulation.coordinator.state.shared["head.weight"])
-        assert same == (environment.client not in trained)
-
-
-def test_who_misses_the_last_stage_keeps_the_model_of_its_last_round(make: Make):
-    changes = {**PFEDAVG, "partition": {"name": "iid", "clients": 3}, "train.absent": 0.5}
-    simulation = Simulation(make(changes))
-    *training, last = simulation.coordinator.schedule
-    for _ in training:
-        go_on(simulation)
-    before = {client: state.tensors for client, state in states(simulation)}
-    go_on(simulation)
-    coordinator = simulation.coordinator
-    gone = {entry["client"] for entry in coordinator.missing if entry["stage"] == last.stage.name}
-    assert 0 < len(gone) < 6
-    for client, state in states(simulation):
-        if client in before:
-            same = all(torch.equal(tensor, before[client][name]) for name, tensor in state.tensors.items())
-            assert same == (coordinator.names[client] in gone)

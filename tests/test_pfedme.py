@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import CNN_WITH_BN, Make, go_on, names_sent, simulate, states
+from conftest import Make, go_on, simulate, states
 from fedshift.core.contract import Part, ServerState
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.pfedme import PFedMe
@@ -107,29 +107,6 @@ def test_the_merge_by_hand():
     assert {name: tensor.item() for name, tensor in merged.shared.items()} == {"head.w": 2.0, "encoder.n": 4}
 
 
-def test_an_absent_clients_theta_stands_still_and_starts_from_the_newer_model(make: Make):
-    """In a loop of its own: theta from w_t in every round, one batch, K = 2, lam = 2, all rates 0.1."""
-    changes = {**PLAIN, "train.steps": 1, "train.rounds": 8, "train.absent": 0.4}
-    simulation = Simulation(make(changes).replace(method=Quadratic(lam=2.0, personal_steps=2)))
-    coordinator, expected, stood = simulation.coordinator, dict[int, float](), 0
-    for _ in coordinator.schedule:
-        w = global_model(simulation)
-        coordinator.missing.clear()
-        go_on(simulation)
-        gone = {about["client"] for about in coordinator.missing}
-        for k, (a, c) in enumerate(zip(CURVATURE, OPTIMUM, strict=True)):
-            if coordinator.names[k] in gone:
-                stood += k in expected
-                continue
-            theta = w
-            for _ in range(2):
-                theta -= 0.1 * (a * (theta - c) + 2 * (theta - w))
-            expected[k] = theta
-        kept = {k: state.tensors["personal_head.w"].item() for k, state in states(simulation)}
-        assert kept == pytest.approx(expected, abs=1e-6)
-    assert stood
-
-
 def test_momentum_and_weight_decay_are_thetas_alone(make: Make):
     """With lam eta = 1, w_k is theta_k after its last step, to rounding, whatever [train] says."""
     changes = {"train.rounds": 1, "train.weight_decay": 0.1, **PFEDME, "method.lam": 4.0, "method.eta": 0.25}
@@ -148,16 +125,3 @@ def test_theta_starts_as_the_model_received_with_the_clients_own_batch_norm():
     start = PFedMe(bn="local").begin(*(Tensors(each).map(torch.tensor) for each in (private, received)))
     begun = {"personal_encoder.0.weight": 1.0, "personal_encoder.1.weight": 2.0, "personal_head.weight": 3.0}
     assert {name: tensor.item() for name, tensor in start.items()} == begun
-
-
-@pytest.mark.parametrize("bn", ["shared", "local"])
-def test_what_is_sent_is_what_fedavg_sends_with_statistics_of_its_own(make: Make, bn: str):
-    changes = {"method.bn": bn, "train.rounds": 1, "train.steps": 3, **CNN_WITH_BN}
-    ours, plain = simulate(make({**changes, **PFEDME})), simulate(make(changes))
-    for direction in ("down", "up"):
-        assert names_sent(ours, "train", direction) == names_sent(plain, "train", direction)
-    assert ours.coordinator.bytes_up == plain.coordinator.bytes_up
-    count = "encoder.1.num_batches_tracked"
-    held = ours.coordinator.state.shared if bn == "shared" else ours.site.store.get(0).tensors
-    assert held[count].item() == 3
-    assert ours.site.store.get(0).tensors[f"personal_{count}"].item() == 3 * 5
