@@ -291,20 +291,6 @@ def test_local_terms_by_hand(form: Literal["mean", "sum"], orth: float):
     )
 
 
-@pytest.mark.parametrize(
-    ("settings", "weight"),
-    [
-        ({"index": {"name": "dsa-ign", "strategy": "global"}}, 5.0),
-        ({"index": {"name": "dsa-ign", "strategy": "federated"}}, 1.0),
-        ({"local_weight": "base"}, 1.0),
-        ({"local_weight": "base", "base": {"name": "fedprox", "mu": 0.3}}, 0.3),
-        ({"local_weight": 2.5}, 2.5),
-    ],
-)
-def test_the_weight_of_local_training(settings: dict, weight: float):
-    assert Client2Vec(**settings)._weight() == weight
-
-
 BASES = ["fedavg", "fedavgm", "fedprox", "feddyn", "moon", "fedlc", "fediir", "fedsr", "fedcir"]
 
 

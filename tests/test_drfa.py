@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from conftest import CNN_WITH_BN, Make, go_on, scored, simulate, states
 from fedshift.core.contract import ServerState
@@ -35,21 +34,6 @@ DRFA_ON_FOUR: dict[str, Any] = {
 }
 
 # The projection -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("point", "floor", "nearest"),
-    [
-        ([0.5, 0.8], 0.0, [0.35, 0.65]),  # 0.3 too much, 0.15 of each
-        ([1.2, 0.1, -0.3], 0.0, [1.0, 0.0, 0.0]),  # half of the 0.3 too much is more than 0.1
-        ([0.2, 0.3, 0.1], 0.0, [1 / 3, 0.3 + 0.4 / 3, 0.1 + 0.4 / 3]),  # 0.4 too little
-        ([1.2, 0.1, -0.3], 0.1, [0.8, 0.1, 0.1]),
-        ([0.9, 0.5, 0.0], 0.1, [0.65, 0.25, 0.1]),  # 0.9 for two of them, who have 1.4
-        ([1.0, 1.0, -5.0, 0.0], 0.25, [0.25, 0.25, 0.25, 0.25]),
-    ],
-)
-def test_the_projection_by_hand(point: list[float], floor: float, nearest: list[float]):
-    assert on_simplex(torch.tensor(point), floor).tolist() == pytest.approx(nearest, abs=1e-6)
 
 
 POINTS = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=12)
@@ -259,14 +243,3 @@ def test_what_it_refuses(make: Make):
         make({"method.name": "drfa", "method.weighting": "samples"}).check()
     with refuses("method.floor = 0.5", "2 clients", "below 1 / 2"):
         Simulation(make({"method.name": "drfa", "method.floor": 0.5}))
-
-
-def test_no_weight_is_below_the_floor(make: Make):
-    """Steps of size 100 send all weight to whom was scored, but for the floor."""
-
-    def weights(floor: float) -> Tensor:
-        changes = {**DRFA_ON_FOUR, "method.gamma": 100.0, "method.floor": floor}
-        return simulate(make(changes)).coordinator.state.server["mixture.weights"]
-
-    assert weights(0.0).min().item() == 0
-    assert weights(0.01).min().item() == pytest.approx(0.01)

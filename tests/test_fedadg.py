@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from conftest import Make, at, first_messages, simulate
+from conftest import Make, at, simulate
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
-from fedshift.experiments import Experiment
 from fedshift.methods.fedadg import FedADG, smoothed_cross_entropy
 from fedshift.methods.generator import Conditional
 from fedshift.runs.simulation import Simulation
@@ -129,10 +128,6 @@ def test_each_objective_moves_its_own_parts_only():
         "model": ("encoder", "head"),
         "generator": ("generator",),
     }
-
-
-def steps(experiment: Experiment) -> int:
-    return int(first_messages(experiment)["train", "telemetry"]["steps"].item())
 
 
 def test_without_adversary_and_smoothing_it_is_fedavg(make: Make):

@@ -8,11 +8,10 @@ from torch import nn
 
 from conftest import Make, at, first_messages, simulate
 from fedshift.clients.samples import Samples
-from fedshift.core.contract import Batch, LocalWork, Part, ServerState
+from fedshift.core.contract import Batch, LocalWork, ServerState
 from fedshift.core.messages import Down, Up
 from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Replies, Tensors
-from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.feddyn import FedDyn
 
 
@@ -95,26 +94,6 @@ def test_a_weighted_merge_by_hand():
     merged = FedDyn(alpha=0.1).merge(state, Replies([(0, up(0.6, samples=1)), (1, up(0.8, samples=3))]))
     assert merged.server["correction.head.w"].item() == pytest.approx(0.025)
     assert merged.shared["head.w"].item() == pytest.approx(0.5)
-
-
-class Point(nn.Module):
-    """One number w."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(()))
-
-
-class Quadratic(FedAvg):
-    """Client k has F_k(w) = a_k/2 (w - c_k)^2 with a = (1, 4) and c = (1, -1)."""
-
-    def parts(self, spec):
-        return {"encoder": Part(nn.Identity()), "head": Part(Point())}
-
-    def loss(self, net, batch, context):
-        curvature = torch.tensor([1.0, 4.0])[context.client]
-        optimum = torch.tensor([1.0, -1.0])[context.client]
-        return {"cross_entropy": curvature / 2 * (net.head.w - optimum).square()}
 
 
 def test_a_tiny_alpha_leaves_local_training_as_it_is(make: Make):

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from conftest import CNN_WITH_BN, Make, simulate
+from conftest import Make, simulate
 from fedshift.core.contract import ServerState
 from fedshift.core.method import Averaging, Method
 from fedshift.core.servers import SERVERS
@@ -155,38 +155,6 @@ def test_a_page_with_a_merge_of_its_own_takes_no_server_optimiser():
     with refuses("method.server = 'yogi'", "Halves", "merge", "'mean'"):
         Halves(server="yogi")
     Adds(server="yogi")
-
-
-def test_fedadam_on_fedsr(make: Make, monkeypatch: pytest.MonkeyPatch):
-    """Three rounds with batch norm, computed again from the replies: every trained shared parameter, and no buffer."""
-    rounds = []
-    changes = {"method": {"name": "fedsr", "server": {"name": "adam", "lr": 0.1}}, "train.precision": "float64"}
-    experiment = make({"train.rounds": 3} | CNN_WITH_BN | changes)
-    merge = Averaging.merge
-
-    def recorded(self, state, replies):
-        after = merge(self, state, replies)
-        rounds.append((state, replies.mean(), after))
-        return after
-
-    monkeypatch.setattr(Averaging, "merge", recorded)
-    simulation = simulate(experiment)
-    kept = simulation.coordinator.state.server
-    m, v = {}, {}
-    for before, mean, after in rounds:
-        for name, tensor in after.shared.items():
-            if f"first_moment.{name}" not in kept:
-                assert torch.equal(tensor, mean[name])
-                continue
-            delta = mean[name] - before.shared[name]
-            m[name] = 0.9 * m.get(name, 0.0) + 0.1 * delta
-            v[name] = 0.99 * v.get(name, float(torch.tensor(1e-6))) + 0.01 * delta**2
-            step = 0.1 * m[name] / (v[name].sqrt() + 1e-3)
-            torch.testing.assert_close(tensor, before.shared[name] + step, rtol=1e-12, atol=1e-12)
-    buffers = [name for name in rounds[0][2].shared if f"first_moment.{name}" not in kept]
-    assert buffers
-    assert all("running" in name or "num_batches" in name for name in buffers)
-    assert m.keys() == {name.removeprefix("first_moment.") for name in kept if name.startswith("first_moment.")}
 
 
 def test_a_method_of_that_name_takes_no_other_server_optimiser():

@@ -38,14 +38,6 @@ def kkt(p: Tensor, a: Tensor) -> float:
     return float((a @ slope - slope.min()).clamp(min=0))
 
 
-def instance(seed: int, clients: int, rank: int, variances: bool) -> Tensor:
-    """R of a random diag(v) + D = R'R, where D is of some rank."""
-    generator = np.random.default_rng(seed)
-    away = generator.normal(size=(clients, rank))
-    v = generator.uniform(size=clients) if variances else np.zeros(clients)
-    return torch.from_numpy(np.concatenate([np.diag(np.sqrt(v)), away.T]))
-
-
 @given(
     arrays(np.float64, (5, 3), elements=st.floats(-10, 10)),
     arrays(np.float64, 5, elements=st.floats(0, 10)),
@@ -150,15 +142,6 @@ def test_the_next_round_by_hand():
     assert merged.down["class_counts.value"].tolist() == [3, 1]
     assert method.own_head(merged, 0)["head.weight"].flatten().tolist() == pytest.approx([2, 2])
     assert method.own_head(merged, 2)["head.weight"].flatten().tolist() == pytest.approx([1, 1])
-
-
-def test_encoders_weigh_by_samples_and_class_means_by_class_counts():
-    """One sample at encoder 2, three at encoder 6: (2 + 18)/4 = 5; means of x = 1: (2 + 18)/4."""
-    method = FedPAC()
-    ups = [(0, reply(method, [1], [0], 2.0, (0, 0))), (1, reply(method, [1, 1, 1], [0, 0, 0], 6.0, (0, 0)))]
-    merged = method.merge(start(method, 2), Replies(ups))
-    assert merged.shared["encoder.weight"].item() == 5
-    assert merged.down["class_means.value"].flatten().tolist() == [5, 7]
 
 
 def test_the_alignment_by_hand():

@@ -11,14 +11,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from conftest import (
-    CNN_WITH_BN,
     Make,
     at,
-    go_on,
     models_of,
     net_of,
     resident,
-    scored,
     simulate,
     states,
 )
@@ -251,15 +248,6 @@ def test_without_its_terms_it_is_fedavg_beside_local_training(make: Make):
             torch.testing.assert_close(own, tensor, rtol=1e-4, atol=1e-6)
 
 
-def test_the_personal_model_of_one_round_is_singles_to_the_bit(make: Make):
-    weightless = {"method.alpha": 0.0, "method.lam": 0.0, "method.gamma": 0.0}
-    both = simulate(make({**PIN, **weightless}), rounds=1)
-    alone = simulate(make({"method.name": "single"}), rounds=1)
-    for client, state in states(alone):
-        mine = both.site.store.get(client).tensors
-        assert all(torch.equal(mine[f"personal_{name}"], tensor) for name, tensor in state.tensors.items())
-
-
 def test_a_clients_own_encoders_start_as_the_global_one_or_from_their_own_draws(make: Make):
     spec = Simulation(make()).setup.model
     for start, equal in (("global", True), ("own", False)):
@@ -268,21 +256,6 @@ def test_a_clients_own_encoders_start_as_the_global_one_or_from_their_own_draws(
         assert torch.equal(weights[0], weights[1]) == torch.equal(weights[1], weights[2]) == equal
         again = FedPIN(start=start).parts(spec)["shortcut_encoder"].module[1].weight
         assert torch.equal(again, weights[2])
-
-
-@pytest.mark.parametrize("bn", ["shared", "local"])
-@pytest.mark.parametrize("name", ["fedpin", "fedpin-gm-l2"])
-def test_an_unseen_client_is_predicted_for_with_the_global_model(make: Make, bn: str, name: str):
-    simulation = simulate(make({**PIN, "method.name": name, "method.bn": bn} | CNN_WITH_BN))
-    target = next(e for e in simulation.federated.environments if e.client is None)
-    (model,) = models_of(simulation, target)
-    when = simulation.coordinator.schedule[-1]
-    mine = scored(simulation, model, target, when)
-    assert scored(simulation, model, target, when, GlobalModel(alpha=1)) == mine
-    assert torch.equal(model["personal_head.weight"], simulation.coordinator.state.shared["head.weight"])
-    if bn == "local":
-        both = [state.tensors["encoder.1.weight"] for _, state in states(simulation)]
-        torch.testing.assert_close(model["personal_encoder.1.weight"], (both[0] + both[1]) / 2)
 
 
 def test_a_client_is_predicted_for_with_its_personal_model(make: Make):
@@ -339,28 +312,6 @@ def test_the_copy_is_plain_sgd_from_the_global_model(make: Make):
     kept = simulation.site.store.get(client.id).tensors
     for name, tensor in w.items():
         torch.testing.assert_close(kept[f"tuned.{name}"], tensor.detach(), rtol=1e-5, atol=1e-6)
-
-
-def test_gm_ft_predicts_with_the_global_model_until_it_is_tuned(make: Make):
-    simulation = Simulation(make(FT))
-    own = next(e for e in simulation.federated.environments if e.client == 0)
-    target = next(e for e in simulation.federated.environments if e.client is None)
-
-    def scores(environment):
-        """As GM-FT scores it, and as the global model does."""
-        (model,) = models_of(simulation, environment)
-        when = simulation.coordinator.schedule[-1]
-        found = scored(simulation, model, environment, when)
-        plain = scored(simulation, model, environment, when, GlobalModel(alpha=1))
-        return found.loss, plain.loss
-
-    *training, _tuning = simulation.coordinator.schedule
-    for _ in training:
-        go_on(simulation)
-        assert len(set(scores(own))) == 1
-    go_on(simulation)
-    assert len(set(scores(own))) == 2
-    assert len(set(scores(target))) == 1
 
 
 def test_the_named_variants_are_fedpin_with_a_weight_of_0():

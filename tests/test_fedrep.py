@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from conftest import CNN_WITH_BN, Make, evaluated, simulate, states
 from fedshift.methods.fedrep import FedRep
-from test_ditto import OPTIMUM, PLAIN
+from quadratics import PLAIN
 
 FEDREP = {"method.name": "fedrep"}
 
@@ -28,7 +28,7 @@ class Factor(nn.Module):
 
 def product(net, context):
     """1/2 (h u - c_k)^2 of the encoder's u and the head's h, with c = (3, -1)."""
-    return (net.head.w * net.encoder.w - torch.tensor(OPTIMUM)[context.client]).square() / 2
+    return (net.head.w * net.encoder.w - torch.tensor([3.0, -1.0])[context.client]).square() / 2
 
 
 class Product(FedRep):

@@ -10,11 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from conftest import CNN_WITH_BN, Make, at, go_on, net_of, simulate, states
+from conftest import CNN_WITH_BN, Make, at, go_on, simulate, states
 from fedshift.clients.samples import Samples
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
-from fedshift.methods import METHODS
 from fedshift.methods.fedbn import FedBN
 from fedshift.methods.fraug import FRAug, Prototypes, entropy, make_generator, make_rtnet
 from fedshift.methods.fraug_code import FRAugCode
@@ -280,19 +279,6 @@ def test_rtnets_batch_statistics_are_of_the_batch_and_the_classes_together():
 # In a federation ---------------------------------------------------------------------------------------
 
 
-def test_prototypes_are_the_mean_of_the_first_batch(make: Make):
-    """After one step from the initial encoder, recomputed: each class's mean over the batch in training mode."""
-    experiment = make(FRAUG | {"train.steps": 1, "train.batch": 27, "train.rounds": 1})
-    initial = Simulation(experiment)
-    samples = initial.federated.clients[0].train
-    encoder = net_of(initial).encoder.train()
-    with torch.no_grad():
-        u = encoder(initial.federated.inputs.evaluation(samples.x))
-    expected = torch.stack([u[samples.y == c].mean(dim=0) for c in range(3)])
-    trained = simulate(experiment, rounds=1).site.store.get(0)
-    torch.testing.assert_close(trained.tensors["prototypes.mean"], expected, rtol=1e-4, atol=1e-5)
-
-
 def test_without_residual_and_prototypes_it_is_fedbn_with_the_heads_loss_twice(make: Make):
     class HeadTwice(FedBN):
         """CE(h(u), y) + CE(h(sg u), y)."""
@@ -327,13 +313,6 @@ def test_settings_that_leave_nothing_synthetic_are_refused():
 def test_a_batch_of_one_is_refused(make: Make):
     with refuses("batch has 1", "train.batch", "2 or more"):
         simulate(make(FRAUG | {"train.batch": 1}))
-
-
-def test_the_public_code_weighs_by_samples_and_keeps_momentum_and_statistics():
-    """Of the public code alone: the paper's page weighs clients alike, begins optimisers afresh and keeps all of bn."""
-    paper, code = (METHODS.get(name)() for name in ("fraug", "fraug-code"))
-    assert (paper.weighting, paper.optimiser_state, paper.bn) == ("uniform", "fresh", "local")
-    assert (code.weighting, code.optimiser_state, code.bn) == ("samples", "kept", "statistics")
 
 
 # The public code ---------------------------------------------------------------------------------------

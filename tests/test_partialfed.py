@@ -14,8 +14,9 @@ from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Tensors
 from fedshift.methods.partialfed import MOST_LAYERS, PartialFed, PartialFedAdaptive
 from fedshift.runs.simulation import Simulation
+from quadratics import PLAIN
 from refusal import refuses
-from test_ditto import PLAIN, linear
+from test_ditto import linear
 from test_fedrep import Factor, product
 
 FIX, ADAPTIVE = {"method.name": "partialfed"}, {"method.name": "partialfed-adaptive"}
@@ -80,19 +81,6 @@ def test_with_batch_norm_of_its_own_it_is_fedbn_for_a_client_to_the_bit(make: Ma
     assert [row for row in rows[0] if row["model"] == "own"] == [row for row in rows[1] if row["model"] == "own"]
     for one, other in zip(*rows, strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
-
-
-def test_a_client_that_has_nothing_of_its_own_begins_with_the_average(make: Make):
-    """Where FedBN has the run's initial batch norm."""
-    changes = {**FIX, "partition": {"name": "iid", "clients": 3}, "train.participation": 0.2, **CNN_WITH_BN}
-    simulation = simulate(make(changes), rounds=1)
-    method, shared = simulation.experiment.method, simulation.coordinator.state.shared
-    ((_, state),) = states(simulation)
-    fresh = method.begun(simulation.site.initial, shared)
-    assert set(fresh) == {name.removeprefix("last.") for name in simulation.site.initial} - {"done"}
-    assert all(torch.equal(tensor, shared[name]) for name, tensor in fresh.items())
-    begun = method.begun(Tensors(state.tensors), 2 * shared)
-    assert all(torch.equal(tensor, state.tensors[f"last.{name}"]) for name, tensor in begun.items())
 
 
 @pytest.mark.parametrize(("own", "plain"), [([], "fedavg"), (["encoder", "head"], "single")])
