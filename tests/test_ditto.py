@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
-from conftest import CNN_WITH_BN, Make, at, go_on, states
+from conftest import CNN_WITH_BN, Make, at, go_on, linear, states
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
 from fedshift.methods.ditto import Ditto
@@ -22,13 +21,6 @@ V = Ditto.own
 
 
 # The objective --------------------------------------------------------------------------------------
-
-
-def linear(*rows: float) -> nn.Linear:
-    """A linear layer of one input, with these weights and no bias."""
-    layer = nn.Linear(1, len(rows), bias=False)
-    layer.weight.data = torch.tensor([[row] for row in rows])
-    return layer
 
 
 def test_the_personal_loss_and_its_gradient_by_hand():

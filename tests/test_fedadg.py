@@ -7,19 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from conftest import Make, at, simulate
+from conftest import Make, at, linear, simulate
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
 from fedshift.methods.fedadg import FedADG, smoothed_cross_entropy
 from fedshift.methods.generator import Conditional
 from fedshift.runs.simulation import Simulation
 from test_methods import small
-
-
-def linear(*rows: list[float]) -> nn.Linear:
-    layer = nn.Linear(len(rows[0]), len(rows), bias=False)
-    layer.weight.data = torch.tensor(rows)
-    return layer
 
 
 def scalar_net() -> Net:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
-from conftest import CNN_WITH_BN, Make, simulate
 from fedshift.core.contract import ServerState
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.fedavgm import FedAvgM
@@ -19,10 +16,8 @@ def state(w: float) -> ServerState:
     return ServerState(shared, server=Tensors({"velocity.encoder.w": torch.zeros(1)}), clients=2)
 
 
-def replies(*values: float, samples: tuple[int, ...] = ()) -> Replies:
+def replies(*values: float) -> Replies:
     ups = [Tensors({"encoder.w": torch.tensor([w]), "encoder.running_mean": torch.tensor([w])}) for w in values]
-    if samples:
-        ups = [up | {"samples": torch.tensor(count)} for up, count in zip(ups, samples, strict=True)]
     return Replies(enumerate(ups))
 
 
@@ -41,24 +36,3 @@ def test_two_rounds_by_hand():
     assert twice.shared["encoder.w"].item() == pytest.approx(0.04, abs=1e-6)
     assert twice.server["velocity.encoder.w"].item() == pytest.approx(0.56)
     assert twice.shared["encoder.running_mean"].item() == pytest.approx(0.4)
-
-
-def test_a_tensor_without_velocity_is_averaged():
-    """A wrapper's own part, which FedAvgM does not know."""
-    known = state(1.0)
-    before = dataclasses.replace(known, shared=known.shared | {"other.w": torch.tensor([5.0])})
-    ups = Replies((k, up | {"other.w": torch.tensor([float(k)])}) for k, up in replies(0.5, 0.7))
-    merged = FedAvgM().merge(FedAvgM().merge(before, ups), ups)
-    assert merged.shared["other.w"].item() == 0.5
-    assert set(merged.server) == {"velocity.encoder.w"}
-
-
-def test_without_momentum_it_is_fedavg(make: Make):
-    changes = {"train.rounds": 3} | CNN_WITH_BN
-    plain, ours = (
-        simulate(make(changes)),
-        simulate(make(changes | {"method": {"name": "fedavgm", "server": {"beta": 0.0}}})),
-    )
-    one, other = plain.coordinator.state.shared, ours.coordinator.state.shared
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)

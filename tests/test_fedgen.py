@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
-from conftest import Make, at, simulate
+from conftest import at, linear
 from fedshift.core.contract import Batch, ServerState
 from fedshift.core.messages import Up
 from fedshift.core.net import Net, holder
@@ -29,12 +27,6 @@ class Shifted(nn.Module):
         return noise + self.shift * (1 - 2 * y.unsqueeze(1))
 
 
-def head(*weights: float) -> nn.Linear:
-    layer = nn.Linear(1, len(weights), bias=False)
-    layer.weight.data = torch.tensor(weights).unsqueeze(1)
-    return layer
-
-
 def replies(*heads: tuple[float, float], counts: list[list[int]]) -> Replies:
     """Clients whose heads have the logits weights * z."""
     return Replies(
@@ -48,7 +40,7 @@ COUNTS = [[3, 1], [1, 0]]
 
 def server_loss(method: FedGen, came: Replies) -> tuple[dict[str, torch.Tensor], Net]:
     """G(0, y) is 1 for label 0 and -1 for label 1, each asked for once; the server's own head plays no part."""
-    net = Net({"head": head(5.0, 0.0), "generator": Shifted(1.0)})
+    net = Net({"head": linear(5.0, 0.0), "generator": Shifted(1.0)})
     noise = {"labels": torch.tensor([0.2, 0.7]), "noise": torch.zeros(2, 1)}
     return method.generator_loss(net, Batch(*torch.empty(2, 0)), at(noise=noise, replies=came)), net
 
@@ -95,7 +87,7 @@ def test_the_diversity_by_hand():
 def client_net(counts: list[int]) -> Net:
     """Z = x; logits (z, -z); G(e, y) = e +- 1."""
     held = holder({"value": torch.tensor(counts)})
-    return Net({"encoder": nn.Identity(), "head": head(1.0, -1.0), "generator": Shifted(1.0), "class_counts": held})
+    return Net({"encoder": nn.Identity(), "head": linear(1.0, -1.0), "generator": Shifted(1.0), "class_counts": held})
 
 
 BATCH = Batch(torch.tensor([[2.0]]), torch.tensor([0]))
@@ -154,10 +146,3 @@ def test_counts_are_merged_and_a_class_that_was_seen_stays_seen():
     merged = FedGen().merge(state, came)
     assert merged.down["class_counts.value"].tolist() == [4, 5, 0]
     assert merged.shared["head.weight"].flatten().tolist() == [0.0, 0.0]
-
-
-def test_without_both_terms_it_is_fedavg(make: Make):
-    changes: dict[str, Any] = {"train.rounds": 3}
-    plain = simulate(make(changes)).coordinator.state.shared
-    ours = simulate(make({**changes, "method": {"name": "fedgen", "alpha": 0, "beta": 0, "generator_steps": 2}}))
-    assert all(torch.equal(tensor, plain[name]) for name, tensor in ours.coordinator.state.shared.items())

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from conftest import CNN_WITH_BN, Make, at, net_of, simulate
+from conftest import Make, at, net_of, simulate
 from fedshift.clients.samples import Samples
 from fedshift.core.contract import Batch, LocalWork, ServerState
 from fedshift.core.messages import Down
 from fedshift.core.net import Net
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.fediir import FedIIR
-from refusal import refuses
 
 GRADIENT = 0.0359724  # of one image z = 2, y = 0, logits (z, -z): p_1 z = 2 / (1 + e^4)
 
@@ -52,12 +49,6 @@ def test_the_probe_by_hand():
     up = FedIIR().mean_gradient(work)
     assert up.keys() == {"gradient.head.weight"}
     assert up["gradient.head.weight"].flatten().tolist() == pytest.approx([-GRADIENT / 2, GRADIENT / 2], abs=1e-6)
-
-
-@pytest.mark.parametrize(("weighting", "counted"), [("uniform", False), ("samples", True)])
-def test_gradients_weigh_as_models_do(weighting: Literal["uniform", "samples"], counted: bool):
-    (stage,) = FedIIR(weighting=weighting).stages(1)
-    assert [exchange.counted for exchange in stage.exchanges] == [counted, counted]
 
 
 def gradients(*values: float, **more: list[int]) -> Replies:
@@ -118,14 +109,6 @@ def test_the_penalty_in_closed_form():
     assert penalty.item() == pytest.approx(0.7 * distance.item(), rel=1e-12)
 
 
-def test_without_its_term_it_is_fedavg(make: Make):
-    changes = {"train.rounds": 3} | CNN_WITH_BN
-    plain, ours = simulate(make(changes)), simulate(make(changes | {"method": {"name": "fediir", "lam": 0.0}}))
-    one, other = plain.coordinator.state.shared, ours.coordinator.state.shared
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
 def test_a_run_stores_the_moving_mean_and_sends_it_at_once(make: Make):
     """Three rounds with memory 0.5, the full-data gradients computed again in float64 at each round's model.
 
@@ -158,8 +141,3 @@ def test_a_run_stores_the_moving_mean_and_sends_it_at_once(make: Make):
         for name, expected in g.items():
             torch.testing.assert_close(down[f"invariant.head.{name}"].double(), expected, rtol=1e-4, atol=1e-6)
     assert torch.equal(simulation.coordinator.state.down["invariant.head.bias"], received[-1]["invariant.head.bias"])
-
-
-def test_a_memory_of_one_would_never_learn():
-    with refuses("method.ema = 1.0", "less than 1"):
-        FedIIR(ema=1.0)

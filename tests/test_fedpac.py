@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from torch import Tensor, nn
+from torch import Tensor
 
-from conftest import at
+from conftest import at, linear
 from fedshift.clients.samples import Samples
 from fedshift.core.contract import Batch, LocalWork, ServerState
 from fedshift.core.messages import Down
@@ -20,13 +20,6 @@ from fedshift.core.net import Net
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.fedpac import FedPAC, combination
 from fedshift.methods.simplex import simplex_minimum
-
-
-def head_of(*weights: float) -> nn.Linear:
-    layer = nn.Linear(1, len(weights), bias=False)
-    layer.weight.data = torch.tensor(weights).unsqueeze(1)
-    return layer
-
 
 # The programme ------------------------------------------------------------------------------------
 
@@ -93,8 +86,8 @@ def reply(method: FedPAC, x: list[float], y: list[int], encoder: float, head: tu
     """What a client sends whose features are its inputs before training, and ``encoder`` times these after it."""
     batch, context = Batch(torch.tensor(x).float().unsqueeze(1), torch.tensor(y)), at(counts=[0, 0])
     counts = torch.bincount(batch.y, minlength=2)
-    before = method.measured_before(Net({"encoder": head_of(1.0)}), batch, context)
-    after = method.measured_after(Net({"encoder": head_of(encoder)}), batch, context)
+    before = method.measured_before(Net({"encoder": linear(1.0)}), batch, context)
+    after = method.measured_after(Net({"encoder": linear(encoder)}), batch, context)
     measured, nothing = Tensors({**before, **after}), Tensors()
     work = LocalWork(nothing, nothing, Down(), measured, nothing, Samples(batch.x, batch.y), counts, steps=1, lr=0.1)
     model = {"encoder.weight": torch.tensor([[encoder]]), "head.weight": torch.tensor(head).float().unsqueeze(1)}
@@ -149,7 +142,7 @@ def test_the_alignment_by_hand():
 
     0.5 * ((1 - 3)^2 + (2 - 2)^2) / 2 = 1. In round 1 there is the cross-entropy alone. Logits are 0: log 2.
     """
-    net = Net({"encoder": head_of(1.0), "head": head_of(0.0, 0.0)})
+    net = Net({"encoder": linear(1.0), "head": linear(0.0, 0.0)})
     batch = Batch(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1]))
     received = {"class_means.value": torch.tensor([[3.0], [0.0]]), "class_counts.value": torch.tensor([9, 0])}
     context = at(round=2, rounds=2, received=received, counts=[5, 4])

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from conftest import (
     Make,
     at,
+    linear,
     models_of,
     net_of,
     resident,
@@ -33,13 +34,6 @@ PIN = {"method.name": "fedpin", "method.personal_steps": 2, **MILD}
 
 
 ONE = Batch(torch.tensor([[1.0]]), torch.tensor([0]))
-
-
-def linear(*rows: float) -> nn.Linear:
-    """A linear layer of one input, with these weights and no bias."""
-    layer = nn.Linear(1, len(rows), bias=False)
-    layer.weight.data = torch.tensor([[row] for row in rows])
-    return layer
 
 
 # The local objective --------------------------------------------------------------------------------

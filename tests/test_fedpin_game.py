@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from conftest import at
+from conftest import at, linear
 from fedshift.core.contract import Batch, ServerState
 from fedshift.core.net import Net
 from fedshift.core.plugins import module_of
@@ -17,13 +16,6 @@ from fedshift.core.tensors import Replies, Tensors, part_of
 
 PLUGIN = Path(__file__).parent.parent / "docs" / "results" / "fedpin_game.py"
 GAME: Any = module_of(PLUGIN)
-
-
-def linear(*rows: float) -> nn.Linear:
-    """A linear layer of one input, with these weights and no bias."""
-    layer = nn.Linear(1, len(rows), bias=False)
-    layer.weight.data = torch.tensor([[row] for row in rows])
-    return layer
 
 
 def game_net() -> Net:

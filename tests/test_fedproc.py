@@ -60,15 +60,6 @@ def test_the_loss_by_hand():
     )
 
 
-@pytest.mark.parametrize(("t", "a"), [(1, 0.75), (2, 0.5), (3, 0.25), (4, 0.0)])
-def test_the_weight_is_one_less_the_part_of_the_rounds_that_passed(t: int, a: float):
-    """One image (1, 0) of class 0: CE = 0.5514447, L_proto = 0.1269280."""
-    batch = Batch(torch.tensor([X]), torch.tensor([0]))
-    terms = FedProc(projection="none").objective("train").evaluate(net([3, 1, 0]), batch, at(round=t, rounds=4))
-    assert terms["cross_entropy"].item() == pytest.approx((1 - a) * 0.5514447, abs=1e-6)
-    assert terms["prototypical"].item() == pytest.approx(a * 0.1269280, abs=1e-6)
-
-
 def test_it_is_the_cross_entropy_alone_until_there_are_prototypes():
     """To the bit, gradients included, whatever the round."""
     batch = Batch(torch.randn(6, 2, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 2, 1, 0]))
@@ -135,11 +126,3 @@ def test_one_round_computed_again(make: Make, changes: dict[str, Any]):
     down = simulation.coordinator.state.down
     torch.testing.assert_close(down["prototypes.value"], total / counts.unsqueeze(1), rtol=1e-4, atol=1e-5)
     assert torch.equal(down["class_counts.value"], counts)
-
-
-def test_the_last_of_one_round_is_fedavg_with_a_projection(make: Make):
-    """T = 1 has a = 0 and no prototypes: FedAvg with unit length left out and no projection, to the bit."""
-    changes = {"train.rounds": 1, "method": {"name": "fedproc", "projection": "none", "unit_length": False}}
-    ours, plain = (simulate(make(one)).coordinator.state.shared for one in (changes, {"train.rounds": 1}))
-    assert ours.keys() == plain.keys()
-    assert all(torch.equal(tensor, plain[name]) for name, tensor in ours.items())

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
-from conftest import Make, at, simulate
+from conftest import Make, at, linear, simulate
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
 from fedshift.methods.fedrod import FedRoD, balanced
-
-
-def linear(*rows: float) -> nn.Linear:
-    """One input, a logit for each number."""
-    layer = nn.Linear(1, len(rows), bias=False)
-    layer.weight.data = torch.tensor(rows).unsqueeze(1)
-    return layer
 
 
 def test_loss_and_gradients_by_hand():
@@ -54,12 +46,6 @@ def test_absent_classes_give_neither_infinities_nor_gradients():
     assert gradient[:, [0, 2]].any()
     single = F.cross_entropy(balanced(logits, torch.tensor([0, 0, 7, 0]), 1.0), torch.full((5,), 2))
     assert single.item() == 0
-
-
-def test_equal_counts_are_the_plain_cross_entropy():
-    logits, y = torch.randn(6, 3, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 2, 0, 1, 2])
-    even = F.cross_entropy(balanced(logits, torch.tensor([9, 9, 9]), 1.0), y)
-    assert even.item() == pytest.approx(F.cross_entropy(logits, y).item(), rel=1e-6)
 
 
 def test_the_generic_model_does_not_depend_on_the_personal_head(make: Make, monkeypatch: pytest.MonkeyPatch):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import Make, at, simulate
+from conftest import at
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
 from fedshift.methods import METHODS
@@ -115,10 +115,3 @@ def test_no_samples_means_the_mean():
     net = one_dimensional_net()  # mu = 1
     probabilities = FedSR(test_samples=0).predict(net, torch.zeros(1, 1), {}).exp()
     assert probabilities[0, 0].item() == pytest.approx(1 / (1 + math.exp(-2)))
-
-
-def test_without_its_weights_fedl2r_is_fedavg(make: Make):
-    plain, variant = simulate(make()), simulate(make({"method": {"name": "fedl2r", "l2r": 0.0}}))
-    one, other = plain.coordinator.state.shared, variant.coordinator.state.shared
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)

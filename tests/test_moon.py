@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import CNN_WITH_BN, Make, at, exchanged, simulate, states
+from conftest import CNN_WITH_BN, Make, at, exchanged, linear, simulate, states
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
 from fedshift.core.tensors import Replies
@@ -34,12 +34,6 @@ def test_the_contrast_and_its_gradient_by_hand():
     assert loss.item() == pytest.approx(1.1269280, abs=1e-6)
     loss.backward()
     assert z.grad.flatten().tolist() == pytest.approx([0, 0.1192029, 0, -0.8807971], abs=1e-6)
-
-
-def linear(*rows: list[float]) -> nn.Linear:
-    layer = nn.Linear(len(rows[0]), len(rows), bias=False)
-    layer.weight.data = torch.tensor(rows)
-    return layer
 
 
 def test_the_loss_reads_the_received_and_the_previous_model():
@@ -92,15 +86,6 @@ def test_with_local_batch_norm_the_received_weights_meet_the_norms_at_work():
     terms = objective.evaluate(net, Batch(x, torch.tensor([0, 1, 0])), at(received=received))
     assert terms["contrastive"].item() == pytest.approx(contrast(z, z_global, z_previous, 0.5).item(), rel=1e-5)
     assert torch.equal(encoder[1].running_mean, once[1].running_mean)  # no frozen pass moved them again
-
-
-def test_without_its_term_and_projection_it_is_fedavg(make: Make):
-    changes = {"train.rounds": 3} | CNN_WITH_BN
-    plain = simulate(make(changes))
-    ours = simulate(make(changes | {"method": {"name": "moon", "mu": 0.0, "projection": "none"}}))
-    one, other = plain.coordinator.state.shared, ours.coordinator.state.shared
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("bn", ["shared", "local"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import CNN_WITH_BN, Make, at, evaluated, go_on, models_of, simulate, states
+from conftest import CNN_WITH_BN, Make, at, evaluated, go_on, linear, models_of, simulate, states
 from fedshift.core.contract import Batch, Part
 from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Tensors
@@ -16,7 +16,6 @@ from fedshift.methods.partialfed import MOST_LAYERS, PartialFed, PartialFedAdapt
 from fedshift.runs.simulation import Simulation
 from quadratics import PLAIN
 from refusal import refuses
-from test_ditto import linear
 from test_fedrep import Factor, product
 
 FIX, ADAPTIVE = {"method.name": "partialfed"}, {"method.name": "partialfed-adaptive"}
