@@ -16,11 +16,11 @@ import fedshift
 from conftest import TINY, Make, interrupt_after
 from fedshift import Client2Vec, Experiment, FedAvg, FedProx, FedSR
 from fedshift.cli import app as cli
-from fedshift.cli import estimates
+from fedshift.cli import before
 from fedshift.clients.partitions import IID
 from fedshift.clients.protocols import LeaveOneDomainOut
 from fedshift.core.servers import SERVERS
-from fedshift.datasets.rotated_mnist import RotatedMNIST
+from fedshift.datasets.mnist import RotatedMNIST
 from fedshift.errors import FedshiftWarning
 from fedshift.experiments import NAMED
 from fedshift.methods import METHODS
@@ -88,7 +88,7 @@ def test_every_option_has_a_field_and_a_type():
 def test_options_are_those_of_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """The same words give the same experiments, by way of the command line and from Python."""
     seen: list[list[Experiment]] = []
-    monkeypatch.setattr(estimates, "print_estimates", seen.append)
+    monkeypatch.setattr(before, "print_estimates", seen.append)
     example = str(Path(__file__).parents[1] / "examples" / "my_prox.py")
     words = (
         f"compare --method fedavg,my-prox --data rotated-mnist --model mlp --hold-out 0,75 --seed 0,1 --rounds 7 "

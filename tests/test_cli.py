@@ -206,11 +206,11 @@ def test_a_variant_is_shown_by_its_own_line_without_what_is_fixed():
 
 
 def test_names_complete_after_the_last_comma():
-    from fedshift.cli.options import _experiments, names_of
+    from fedshift.cli.options import complete, experiment_names, names_of
 
     assert names_of("METHODS")("fedavg,fedsr") == ["fedavg,fedsr"]
     assert set(names_of("METHODS")("fedavg,fed")) >= {"fedavg,fedprox", "fedavg,fedsr"}
-    assert _experiments("rot") == ["rotated-mnist", "rotated-mnist-in-domain"]
+    assert complete(experiment_names)("rot") == ["rotated-mnist", "rotated-mnist-in-domain"]
 
 
 @pytest.mark.parametrize(
@@ -237,11 +237,11 @@ def test_options_of_several_values_and_flags_may_be_given_again(experiment_file:
 
 
 def test_names_of_settings_complete():
-    from fedshift.cli.options import set_names
+    from fedshift.cli.options import complete, setting_names
 
-    assert set_names("train.step_") == ["train.step_every=", "train.step_at=", "train.step_factor="]
+    assert complete(setting_names)("train.step_") == ["train.step_every=", "train.step_at=", "train.step_factor="]
     for catalogue in (METHODS, DATASETS, MODELS, PROTOCOLS):
-        offered = {*set_names(f"{catalogue.table}.")}
+        offered = {*setting_names()}
         for name in catalogue:
             assert {f"{catalogue.table}.{setting}=" for setting in catalogue.get(name).settings()} <= offered, name
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import fedshift
 from conftest import TINY
 from fedshift.cli import app as cli
-from fedshift.cli import estimates
+from fedshift.cli import before
 from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
@@ -46,7 +46,7 @@ def held_out(*words: str) -> list[str]:
     """What the command line holds out."""
     seen: list[list[Any]] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(estimates, "print_estimates", seen.append)
+        patch.setattr(before, "print_estimates", seen.append)
         done = CliRunner().invoke(
             cli.app, ["compare", *words, "--method", "fedavg", "--dry-run"], catch_exceptions=False
         )

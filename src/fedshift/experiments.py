@@ -100,6 +100,16 @@ class Experiment(Spec):
         """The method's name in the catalogue."""
         return METHODS.name_of(self.method)
 
+    @property
+    def held_out(self) -> str | None:
+        """The domain that the protocol holds out; None where it holds out none."""
+        return getattr(self.protocol, "hold_out", None)
+
+    @property
+    def case(self) -> tuple[str, str]:
+        """The method's name and the held-out domain (empty where none is), for which settings are tuned."""
+        return self.method_name, self.held_out or ""
+
     @cached_property
     def fingerprint(self) -> str:
         """A digest of all that decides the result: not the label, nor where and how it is run.
@@ -160,8 +170,7 @@ class Experiment(Spec):
     @property
     def run_name(self) -> str:
         """The name of the run's folder."""
-        held_out = getattr(self.protocol, "hold_out", None)
-        words = [self.method_name, *([held_out] if held_out is not None else []), f"seed{self.seed}"]
+        words = [self.method_name, *([self.held_out] if self.held_out is not None else []), f"seed{self.seed}"]
         return "-".join([*map(_file_name, words), self.fingerprint[:8]])
 
 

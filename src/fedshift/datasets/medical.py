@@ -17,10 +17,10 @@ from fedshift.clients.domains import DomainData, Unlabelled
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.preparation import Column
 from fedshift.datasets.dataset import Dataset
+from fedshift.datasets.image_tables import images_in
 from fedshift.datasets.images import ImageRows
 from fedshift.datasets.labelled import Array, Labelled, Names, each_read, joined
 from fedshift.datasets.listing import is_dicom, is_nifti
-from fedshift.datasets.own_images import images_in
 from fedshift.datasets.volumes import Axis, Volume, Window, read_volume
 from fedshift.errors import FedshiftError
 from fedshift.spec import FLOAT32, Count, NonNegative, Pixels, setting
@@ -100,7 +100,7 @@ class Medical(Dataset):
     def load(self, streams: Streams) -> DomainData:
         """Read every slice; ``x`` is float32 (N, channels, size, size)."""
         images = self._found()
-        found = [(Path(where), domain, label) for where, _, domain, label in images.rows()]
+        found = list(zip((Path(where) for where, _ in images.read()), images.domains, images.labels, strict=True))
         memory.check(
             len(found) * self.channels * self.size**2 * 4,
             f"The data set, {len(found)} files or more slices of {self.size} x {self.size} pixels,",

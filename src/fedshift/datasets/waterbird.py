@@ -93,18 +93,7 @@ class WaterBird(ShortcutDataset):
         kind = torch.tensor([number for number, _ in birds])
         plan = self.plan(kind, self._windows(water), streams)
         y = water.long()[kind[plan.original]]
-        return DomainData(
-            x=self._compose([image for _, image in birds], plan, y, streams),
-            y=y,
-            domain=plan.client,
-            domains=self.domain_names(),
-            classes=CLASSES,
-            group=plan.original,
-            environment=plan.environment,
-            environments=self.environment_names(),
-            train_environment=plan.trained_with,
-            train_environments=plan.train_environments,
-        )
+        return self.made(plan, self._compose([image for _, image in birds], plan, y, streams), y, CLASSES)
 
     def _windows(self, water: Tensor) -> list[list[int]]:
         """The species that clients hold, by number; as many windows as fit."""

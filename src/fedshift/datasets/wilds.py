@@ -26,7 +26,7 @@ import torch
 
 from fedshift.clients.domains import DomainData
 from fedshift.datasets.dataset import ImageDataset
-from fedshift.datasets.images import domain_data
+from fedshift.datasets.images import ImageRows
 from fedshift.errors import FedshiftError
 from fedshift.spec import Count, Pixels, WholeNumber, setting
 from fedshift.streams import Streams
@@ -81,8 +81,13 @@ class Wilds(ImageDataset):
         """Draw images of every domain and read them."""
         contents = self.contents()
         drawn = self._drawn(contents.samples, streams)
-        rows = ((str(sample.file), sample.file, sample.domain, sample.label) for sample in drawn)
-        data = domain_data(rows, len(drawn), self.size, self.channels, contents.classes)
+        images = ImageRows(
+            [sample.domain for sample in drawn],
+            [sample.label for sample in drawn],
+            contents.classes,
+            lambda: ((str(sample.file), sample.file) for sample in drawn),
+        )
+        data = images.decoded(self.size, self.channels)
         number = {burst: index for index, burst in enumerate(dict.fromkeys(sample.burst for sample in drawn))}
         return replace(data, group=torch.tensor([number[sample.burst] for sample in drawn]))
 

@@ -26,8 +26,8 @@ from fedshift.study.study_plan import Forecast
 
 if TYPE_CHECKING:
     from fedshift.study.search import Sampler
-    from fedshift.study.search_results import Tuning
     from fedshift.study.tune import Budget
+    from fedshift.study.tuned import Tuning
 
 
 __all__ = [
@@ -218,18 +218,11 @@ def search_budget(
     from fedshift.study.space import flat_ranges
     from fedshift.study.tune import Budget
 
-    settings = settings or {}
-    if search is not None and not isinstance(search, Mapping):
-        raise FedshiftError(f'search = {search!r}: give ranges by setting, as in {{"train.lr": "0.001..0.1"}}.')
-    for key in search or {}:
-        if key in settings:
-            raise FedshiftError(f"{key} is searched and given a value; give it once.")
+    given, fixed = flat_ranges(search or {}), tuple(settings or {})
+    if both := [key for key in given if key in fixed]:
+        raise FedshiftError(f"{both[0]} is searched and given a value; give it once.")
     ranges: dict[str, Any] = {}
     for item in sources(source):
         document = item if isinstance(item, Mapping) else read(item) if isinstance(item, str) else {}
-        table = document.get(SEARCH, {})
-        if not isinstance(table, Mapping):
-            raise FedshiftError(f'search = {table!r} is a value where a table belongs; write [search] "train.lr" = ...')
-        ranges |= flat_ranges(table)
-    asked = dict(search or {})
-    return Budget(trials, sampler, parallel, ranges | asked, frozenset(settings), frozenset(asked))
+        ranges |= flat_ranges(document.get(SEARCH, {}))
+    return Budget(trials=trials, sampler=sampler, parallel=parallel, search=ranges | given, fixed=fixed)
