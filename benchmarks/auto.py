@@ -55,7 +55,7 @@ def compare(workload: str, precision: str, repeats: int, seconds: float) -> bool
         first = repeat % len(ways)
         for way in (*ways[first:], *ways[:first]):
             times[way].append(seconds_a_round(simulation, way, seconds))
-    picked = times[calibration.choice]
+    picked = times[calibration.best.choice]
     speeds = {way: median(a / b for a, b in zip(picked, taken, strict=True)) for way, taken in times.items()}
     for timing in calibration.engines:
         if not timing.note:

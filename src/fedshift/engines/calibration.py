@@ -72,11 +72,6 @@ class Calibration:
         """The fastest engine."""
         return fastest(self.engines)
 
-    @property
-    def choice(self) -> Choice:
-        """How the fastest engine runs."""
-        return self.best.choice
-
     def __str__(self) -> str:
         """One line for people."""
         best = self.best
@@ -110,7 +105,7 @@ def choose(jobs: Sequence[Job], options: RunOptions, tell: Notify) -> Choice:
     except DivergedError:
         return plain  # which will say so, where it belongs
     tell(str(calibration))
-    return calibration.choice
+    return calibration.best.choice
 
 
 def seconds_a_step(jobs: Sequence[Job], choice: Choice) -> float:

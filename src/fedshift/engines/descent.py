@@ -20,7 +20,7 @@ from fedshift.core.setup import Setup
 from fedshift.engines.banks import Bank, Given
 from fedshift.engines.engine import SERVER
 from fedshift.engines.lane import Course, Lane
-from fedshift.engines.weighing import Weighing, noting
+from fedshift.engines.weighing import Weighing
 from fedshift.errors import FedshiftError
 from fedshift.streams import Draws
 
@@ -144,8 +144,8 @@ class Descent:
         if batch.weight is None or self.names:
             terms = self.objective.evaluate(net, batch, context)
         else:  # the first step shows whether weights are read
-            with Weighing(self.setup, self.objective.name, batch.y):
-                terms = self.objective.evaluate(net, noting(batch, self.lanes[0].read), context)
+            with Weighing(self.setup, self.objective.name, batch, self.lanes[0].read):
+                terms = self.objective.evaluate(net, batch, context)
         if not (isinstance(terms, dict) and terms and self.names == list(terms)):
             self._check(terms)
         return terms
