@@ -25,7 +25,7 @@ from fedshift.errors import FedshiftWarning
 from fedshift.experiments import NAMED
 from fedshift.methods import METHODS
 from fedshift.methods.client2vec import ENCODERS, INDICES
-from fedshift.models.mlp import MLP
+from fedshift.models.small import MLP
 from fedshift.runs import runner
 from fedshift.runs.progress import Progress
 from fedshift.study import api
@@ -181,6 +181,7 @@ def test_other_data_are_another_experiment():
         ({"method": FedSR}, ["FedSR", "give the name of a method", "an instance"]),
         ({"method": []}, ["method = []", "give the name of a method"]),
         ({"method": ["fedavg", FedAvg()]}, ["same run twice"]),
+        ({"seed": [1, 1]}, ["same run twice"]),
         ({"method": {"l2r": 0.1}}, ["a table with a name"]),
         ({"model": ["mlp", "cnn"]}, ["give the name of a model"]),
         ({"rounds": "ten"}, ["train.rounds = 'ten'", "integer"]),

@@ -22,7 +22,7 @@ from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.kernels import Kernels
 from fedshift.experiments import Experiment
 from fedshift.methods.fedavg import FedAvg
-from fedshift.models.mlp import MLP
+from fedshift.models.small import MLP
 from fedshift.runs import runner
 from fedshift.runs import simulation as simulation_module
 from fedshift.runs.run import Run

@@ -18,8 +18,7 @@ from fedshift.core.model import Model, ModelBuilder
 from fedshift.engines import onednn
 from fedshift.engines.kernels import Kernels, Precision, prepare
 from fedshift.engines.onednn import OneDNNLinear, onednn_available, onednn_linear
-from fedshift.models.cnn import CNN
-from fedshift.models.mlp import MLP
+from fedshift.models.small import CNN, MLP
 from fedshift.streams import Streams
 
 ONEDNN = Kernels(linear="onednn")

@@ -17,8 +17,7 @@ from fedshift.clients.protocols import split
 from fedshift.core.model import Model, ModelBuilder
 from fedshift.core.net import batch_norm_tensors
 from fedshift.datasets.shakespeare import Shakespeare
-from fedshift.models.lstm import LSTM
-from fedshift.models.mlp import MLP
+from fedshift.models.small import LSTM, MLP
 from fedshift.streams import Streams
 from refusal import refuses
 

@@ -151,7 +151,8 @@ class Experiment(Spec):
     @property
     def code(self) -> dict[str, str]:
         """Digests of the files whose code a run carries out, by path: plugins, and those that settings name."""
-        named = (path for _, spec in self.specs() for path in spec.code_paths())
+        specs = [spec for _, spec in self.specs()]
+        named = [getattr(spec, name) for spec in specs for name, about in spec.settings().items() if about.code]
         return {path: digest(path) for path in (*self.plugins, *named)}
 
     def _decides(self) -> dict[str, Any]:
@@ -179,14 +180,6 @@ NAMED: dict[str, Catalogue[Any]] = {
 }
 DEFAULT_NAMES: dict[str, str] = {name: str(Experiment.settings()[name].default) for name in NAMED}
 PLAIN: dict[str, type[Spec]] = {name: nested.cls for name, nested in Experiment.nested().items() if name not in NAMED}
-
-
-def check_tables(table: Mapping[str, Any]) -> None:
-    """Raise an error if a resolved experiment lacks a table, or a table its name."""
-    for name in (*NAMED, *PLAIN):
-        held = table.get(name)
-        if not isinstance(held, Mapping) or (name in NAMED and "name" not in held):
-            raise FedshiftError(f"The experiment lacks the table [{name}]{' with a name' if name in NAMED else ''}.")
 
 
 def _digest(*what: Any) -> str:

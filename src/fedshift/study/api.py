@@ -18,38 +18,24 @@ from fedshift.runs import runner
 from fedshift.runs.predictions import Predictions, nobody, predictions
 from fedshift.runs.progress import Progress
 from fedshift.runs.run import Picked, Run
-from fedshift.study.asked import DEFAULT, FIELDS, Options, Source, experiment, grid, only, sources
-from fedshift.study.before import bench, estimate, index, inspect_data
-from fedshift.study.comparison import Comparison
+from fedshift.study.asked import DEFAULT, Source, sources
+from fedshift.study.asked import FIELDS as FIELDS
+from fedshift.study.asked import Options as Options
+from fedshift.study.asked import experiment as experiment
+from fedshift.study.asked import grid as grid
+from fedshift.study.asked import only as only
+from fedshift.study.before import bench as bench
+from fedshift.study.before import estimate as estimate
+from fedshift.study.before import index as index
+from fedshift.study.before import inspect_data as inspect_data
+from fedshift.study.comparison import Comparison as Comparison
 from fedshift.study.grid import SEARCH, read
-from fedshift.study.study_plan import Forecast
+from fedshift.study.study_plan import Forecast as Forecast
 
 if TYPE_CHECKING:
     from fedshift.study.search import Sampler
     from fedshift.study.tune import Budget
     from fedshift.study.tuned import Tuning
-
-
-__all__ = [
-    "FIELDS",
-    "Comparison",
-    "Forecast",
-    "Options",
-    "bench",
-    "compare",
-    "estimate",
-    "experiment",
-    "grid",
-    "index",
-    "inspect_data",
-    "load",
-    "only",
-    "predict",
-    "resume",
-    "run",
-    "search_budget",
-    "tune",
-]
 
 
 def run(source: Source = DEFAULT, *, progress: Progress | None = None, **options: Unpack[Options]) -> Run:
