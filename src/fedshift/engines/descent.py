@@ -172,11 +172,6 @@ class Descent:
                     "such as the mean over the batch."
                 )
 
-    def table(self) -> Tensor:
-        """Every term of every step so far in each lane, (steps, terms, lanes)."""
-        columns = [torch.stack(column) for column in zip(*self.history, strict=True)]
-        return torch.stack(columns, dim=1).view(len(self.history), len(columns), -1)
-
     @torch.no_grad()
     def _clip(self, largest: Tensor) -> None:
         """Scale each lane's gradient down to its largest norm."""
@@ -186,8 +181,13 @@ class Descent:
         for gradient in gradients:
             gradient.mul_(factors.view(-1, *[1] * (gradient.ndim - 1)))
 
-    def give_state(self, courses: Sequence[Course]) -> None:
-        """Hand every lane its optimiser state."""
+    def hand_over(self, courses: Sequence[Course]) -> None:
+        """Give every lane the terms of its steps, (steps, terms), and its optimiser state."""
+        table = torch.stack([torch.stack(column) for column in zip(*self.history, strict=True)], dim=1)
+        table = table.view(len(self.history), len(self.names), -1).cpu().double()
+        for place, course in enumerate(courses):
+            _, tables = course.terms.setdefault(self.objective.name, (self.names, []))
+            tables.append(table[:, :, place])
         for rows, targets, optimiser in self._shares:
             for place, course in enumerate(courses[rows]):
                 course.optimisers[self.objective.name] = {

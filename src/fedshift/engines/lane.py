@@ -183,6 +183,7 @@ class Course:
         self.steps = lane.count(phase, self.samples)
         self.batches = self._gathered(order) if order else repeat(lane.no_batch())
         self.optimisers = {o.name: lane.optimisers.get(f"{phase.name}.{o.name}", {}) for o in phase.objectives}
+        self.terms: dict[str, tuple[list[str], list[Tensor]]] = {}  # by objective: their names, and their tables
 
     def _gathered(self, order: BatchOrder) -> Iterator[Batch]:
         """The batches of the steps, several of them gathered and prepared at once unless each is augmented apart."""
