@@ -104,8 +104,8 @@ def test_the_fastest_is_chosen(make: Make, machine: Callable[..., Machine], expe
 
 
 def test_a_candidate_that_left_early_is_not_compared_with_later_turns():
-    quick = Timing(Choice("sequential", 1, 1, Kernels()), (9.0,))
-    steady = Timing(Choice("workers", 2, 1, Kernels()), (3.0, 30.0, 30.0))
+    quick = Timing(Choice("sequential", 1, 1, Kernels()), [9.0])
+    steady = Timing(Choice("workers", 2, 1, Kernels()), [3.0, 30.0, 30.0])
     assert fastest([quick, steady]) is steady
 
 
