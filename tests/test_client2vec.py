@@ -411,23 +411,6 @@ def test_an_index_separates_if_two_clients_are_not_alike():
     assert notes_on(far) == ()
 
 
-def test_the_notes_are_the_bases_and_the_indexs(make: Make):
-    """The vectors (1, 0) and (3, 0) of two clients point the same way, which is worth a note."""
-
-    class Noting(FedAvg):
-        """FedAvg that has something to say."""
-
-        def notes(self, state):
-            return ("what the base says",)
-
-    method = wrapped(make).experiment.method.replace(base=Noting())
-    assert method.notes(state_of(**THREE)) == ("what the base says",)
-    alike = {"feature": [[1.0, 0.0], [3.0, 0.0]], "label": [[1.0, 0.0]] * 2, "samples": [1.0, 1.0]}
-    first, second = method.notes(state_of(**alike))
-    assert first == "what the base says"
-    assert "does not separate the clients" in second
-
-
 def test_the_label_index_is_the_mean_of_label_embeddings(make: Make):
     simulation = wrapped(make)
     run(simulation, rounds=2)
@@ -465,7 +448,7 @@ def test_other_indices(make: Make, index: str):
 def test_a_base_without_an_encoder_or_a_name_that_is_none(make: Make):
     with refuses("method.base = 'client2vec'", "FedAvg"):
         Client2Vec(base="client2vec")
-    with refuses("method.base = 'single'", "shared", "'fedavg'"):
+    with refuses("method.base = 'single'", "share", "'fedavg'"):
         wrapped(make, base="single")
     with refuses("method.compared = 'label'", "method.compared = 'feature'"):
         Client2Vec(index="feature-average", compared="label")

@@ -16,7 +16,7 @@ import fedshift
 from conftest import Make, evaluated, go_on
 from fedshift.clients.partitions import IID
 from fedshift.clients.samples import Samples
-from fedshift.core.contract import Exchange, Measure, Part, Phase, Stage
+from fedshift.core.contract import Exchange, Measure, Part, Phase, Stage, uniform
 from fedshift.core.tensors import Tensors
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.kernels import Kernels
@@ -61,7 +61,7 @@ HOOKS = [
     "prediction_draws",
     "regroup",
     "send",
-    "start",
+    "begin",
     "upload",
     "measure",
     "samples",
@@ -104,8 +104,10 @@ def with_hooks(hook: str) -> FedAvg:
         sums = Measure("sums", then("measure", lambda net, batch, context: {"n": batch.y.sum()}))
         hooks = {
             "send": then("send", lambda state, client: {}),
-            "start": then("start", lambda private, received: {}),
+            "begin": then("begin", lambda private, received: {}),
             "upload": then("upload", lambda work: {}),
+            "keep": then("keep", lambda work: {}),
+            "select": then("select", uniform),
             "phases": (*self.phases(), sums),
         }
         return FedAvg.exchange(self, name, **hooks, **changes)
@@ -222,7 +224,7 @@ def test_a_trained_model_predicts_without_touching_a_global_generator(make: Make
 
 @pytest.mark.parametrize(
     "place",
-    [(fedshift.DATASETS.get("tiny").cls, "load"), (IID, "divide"), (MLP, "encoder")],
+    [(fedshift.DATASETS.get("tiny"), "load"), (IID, "divide"), (MLP, "encoder")],
     ids=lambda place: place[1],
 )
 def test_data_partitions_and_models_that_draw(make: Make, monkeypatch: pytest.MonkeyPatch, place: tuple[Any, str]):

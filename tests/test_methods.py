@@ -136,7 +136,7 @@ def test_a_canary_in_client_state_never_leaves(make: Make, name: str):
         kept: set[str] = set()
 
         def keep(work, exchange=exchange, kept=kept):
-            tensors = exchange.keep(work)
+            tensors = exchange.keep(work) if exchange.keep else {}
             kept.update(tensors)
             return tensors
 
@@ -196,7 +196,7 @@ def interrupted(experiment: Experiment, folder: Path) -> Simulation:
     return simulation
 
 
-@pytest.mark.parametrize("name", EVERY_METHOD)
+@pytest.mark.parametrize("name", ARCHETYPES)
 def test_the_order_of_clients_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch):
     run, in_order = reference(name), simulation_module.make_federated
 

@@ -36,6 +36,7 @@ from fedshift.core.contract import Stage as Stage
 from fedshift.core.contract import Terms as Terms
 from fedshift.core.contract import Upload as Upload
 from fedshift.core.contract import leave as leave
+from fedshift.core.contract import uniform as uniform
 from fedshift.core.messages import Down as Down
 from fedshift.core.messages import Up as Up
 from fedshift.core.method import Averaging as Averaging
@@ -65,6 +66,7 @@ from fedshift.spec import Spec as Spec
 from fedshift.spec import Steps as Steps
 from fedshift.spec import WholeNumber as WholeNumber
 from fedshift.spec import Width as Width
+from fedshift.spec import fixed as fixed
 from fedshift.spec import setting as setting
 from fedshift.streams import Draw as Draw
 from fedshift.streams import Draws as Draws

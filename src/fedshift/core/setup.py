@@ -24,7 +24,6 @@ from fedshift.core.contract import (
     ServerState,
     Stage,
     Upload,
-    send_nothing_else,
     term_names,
 )
 from fedshift.core.messages import TERM
@@ -178,7 +177,7 @@ class Setup:
     @cached_property
     def individual(self) -> bool:
         """Whether a client may be sent other tensors than the others, so that its model is its own."""
-        return any(each.send is not send_nothing_else for stage in self.stages for each in stage.exchanges)
+        return any(each.send is not None for stage in self.stages for each in stage.exchanges)
 
     # Tensors ------------------------------------------------------------------------------------
 

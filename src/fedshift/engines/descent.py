@@ -106,8 +106,9 @@ class Descent:
         """What each lane's loss may know in a step, with its noise."""
         if self._draws is None:
             drops = dropout_draws(self.bank.net.dropouts, self.objective.moves)
-            sizes = zip(self.lanes, batches, strict=True)
-            self._draws = [{**self.objective.draws(lane.setup.model, len(b.y)), **drops} for lane, b in sizes]
+            sizes = [len(batch.y) or self.phase.batch or 0 for batch in batches]
+            pairs = zip(self.lanes, sizes, strict=True)
+            self._draws = [{**self.objective.draws(lane.setup.model, size), **drops} for lane, size in pairs]
             if not any(self._draws):
                 self._quiet = [lane.context({}) for lane in self.lanes]
         if self._quiet:

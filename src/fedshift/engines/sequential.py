@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -84,10 +85,12 @@ class Sequential:
 def load(bank: Bank, number: int, job: Job) -> None:
     """Put what a client begins with into a lane of a bank."""
     private = Tensors(job.state.tensors)
-    with job.lend("start", job.exchange.start):
-        start = job.exchange.start(private, job.down)
-    for tensors in (job.down, private, start):
+    for tensors in (job.down, private):
         bank.load(number, tensors)
+    if job.exchange.begin is not None:
+        with job.lend("begin"):
+            begun = job.exchange.begin(private, job.down)
+        bank.load(number, begun)
 
 
 def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
@@ -114,9 +117,10 @@ def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
         setup.train.lr_in(job.round.number, job.round.stage.rounds),
         lane.seen,
     )
-    with job.lend("keep and upload", exchange.keep, exchange.upload):
-        kept = {full_name(name): tensor.detach().clone() for name, tensor in exchange.keep(work).items()}
-        uploaded = setup.named(exchange, exchange.upload(work))
+    with job.lend("keep and upload") if exchange.keep or exchange.upload else nullcontext():
+        given = exchange.keep(work) if exchange.keep else {}
+        kept = {full_name(name): tensor.detach().clone() for name, tensor in given.items()}
+        uploaded = setup.named(exchange, exchange.upload(work) if exchange.upload else {})
     reply = work.trained.only(setup.returned(exchange)) | uploaded
     count = {SAMPLES: torch.tensor(work.samples)} if exchange.counted else {}
     drawn = {**job.state.drawn, job.round.stage.name: lane.drawn}
@@ -146,7 +150,7 @@ def _fit(questions: Sequence[Question]) -> bool:
     if last.model is not first.model or last.setup is not first.setup:
         return False
     # Statistics that are measured again are an environment's own.
-    if any(first.setup.method.reestimates(unseen) for unseen in (True, False)):
+    if any(first.setup.method.core.reestimates(unseen) for unseen in (True, False)):
         return False
     return sum(len(question.environment.samples) for question in questions) <= first.setup.evaluate.batch
 
@@ -158,7 +162,7 @@ def _score(net: Net, questions: Sequence[Question]) -> list[Score]:
     first, environment = questions[0], questions[0].environment
     setup, client = first.setup, SERVER if environment.client is None else environment.client
     with setup.lend("prediction", *first.round.key, environment.role, environment.name, client):
-        if setup.method.reestimates(unseen=environment.client is None):
+        if setup.method.core.reestimates(unseen=environment.client is None):
             _reestimate(net, first)
         predicted = list(_predictions(net, questions))
     sizes = [len(question.environment.samples) for question in questions]
@@ -179,11 +183,11 @@ def _predictions(net: Net, questions: Sequence[Question]) -> Iterator[tuple[Tens
         asked = [_asked(question, 0, torch.arange(len(question.environment.samples))) for question in questions]
         xs, noises, ys = zip(*asked, strict=True)
         noise = {name: torch.cat([one[name] for one in noises], axis) for name, axis in _batch_axes(first).items()}
-        yield first.setup.method.predict(net, torch.cat(xs), noise), torch.cat(ys)
+        yield first.setup.method.core.predict(net, torch.cat(xs), noise), torch.cat(ys)
         return
     for number, rows in enumerate(even_chunks(len(first.environment.samples), first.setup.evaluate.batch)):
         x, noise, y = _asked(first, number, rows)
-        yield first.setup.method.predict(net, x, noise), y
+        yield first.setup.method.core.predict(net, x, noise), y
 
 
 def _sums(log_probabilities: Tensor, y: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -199,7 +203,7 @@ def _asked(question: Question, number: int, rows: Tensor) -> tuple[Tensor, dict[
     """The inputs, noise and labels of a chunk of an environment."""
     setup, environment = question.setup, question.environment
     x, y = environment.samples.batch(rows.to(setup.device))
-    draws = setup.method.prediction_draws(setup.model, len(y))
+    draws = setup.method.core.prediction_draws(setup.model, len(y))
     key = (*question.round.key, environment.name, environment.role, number)
     noise = sample_draws(draws, setup.streams.generator("prediction", *key), setup.device) if draws else {}
     x = question.inputs.evaluation(x)
@@ -225,7 +229,7 @@ def _score_of(question: Question, sums: Sequence[float], log_probabilities: Tens
 def _batch_axes(question: Question) -> dict[str, int]:
     """Along which dimension each of a prediction's draws has the batch."""
     setup = question.setup
-    one, two = (setup.method.prediction_draws(setup.model, batch) for batch in (1, 2))
+    one, two = (setup.method.core.prediction_draws(setup.model, batch) for batch in (1, 2))
     return {
         name: next(axis for axis, (a, b) in enumerate(zip(one[name].shape, two[name].shape, strict=True)) if a != b)
         for name in one

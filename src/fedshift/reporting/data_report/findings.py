@@ -24,23 +24,16 @@ NAMED = 5  # things that are named one by one
 
 REMEDIES = {
     "refused": "Mend that first.",
-    "test": "Remove duplicates, or give equal samples one group, which a split keeps whole, unless they are equal by "
-    "chance.",
-    "sites": "Sites are then not independent, and one that is held out is not unseen: keep each at one site, or give "
-    "equal samples one group.",
+    "test": "Remove duplicates, or give equal samples one group, which a split keeps whole.",
+    "sites": "Keep each at one site, or give equal samples one group: a site that is held out is else not unseen.",
     "labels": "Correct the labels, or leave such samples out; no model can be right on both.",
     "untrained": "No model can learn them: leave them out, or divide the data so that training has some.",
-    "lacking": "That is normal in a federation, but a local head forgets such classes: look at balanced accuracy "
-    "beside accuracy, and compare methods for label shift, such as fedlc.",
-    "imbalance": "Use class weights or balanced batches, and select by and report a metric that counts classes "
-    "equally, such as balanced accuracy or macro F1.",
-    "clients": "Such a client overfits, and weighs as much as any other where models are averaged uniformly: join it "
-    "with another, leave it out, or weight clients by their samples.",
-    "scored": "Give more samples, hold out a larger part (where the protocol has a setting for it), and use several "
-    "seeds.",
+    "lacking": "A local head forgets such classes: look at balanced accuracy, and compare methods such as fedlc.",
+    "imbalance": "Use class weights or balanced batches, and select by balanced accuracy or macro F1.",
+    "clients": "Such a client overfits: join it with another, leave it out, or weight clients by their samples.",
+    "scored": "Give more samples, hold out a larger part, and use several seeds.",
     "missing": "Say how they are filled in (data.statistics); where a site lacks more, that alone tells the site.",
-    "ranges": "Look for other units or encodings. If the ranges are right, standardise with each site's own "
-    "statistics.",
+    "ranges": "Look for other units or encodings, or standardise with each site's own statistics.",
     "drift": "Compare methods for feature shift (fedbn, fedsr, ...) with fedavg, and report each site for itself. At "
     "nearly 100 %, look for marks of the site itself in its samples: borders, stamps, units.",
 }
