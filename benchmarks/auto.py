@@ -49,16 +49,16 @@ def compare(workload: str, precision: str, repeats: int, seconds: float) -> bool
     calibration = calibrate(simulation.example(), asked.run)
     took = time.perf_counter() - began
     print(f"\n{WORKLOADS[workload].title}, {precision}: calibrated in {took:.1f} s\n{calibration}")
-    ways = [timing.choice for timing in calibration.engines if not timing.note]
+    ways = [timing.choice for timing in calibration.engines if not timing.notes]
     times: dict[Choice, list[float]] = {way: [] for way in ways}
     for repeat in range(repeats):
         first = repeat % len(ways)
         for way in (*ways[first:], *ways[:first]):
             times[way].append(seconds_a_round(simulation, way, seconds))
-    picked = times[calibration.choice]
+    picked = times[calibration.best.choice]
     speeds = {way: median(a / b for a, b in zip(picked, taken, strict=True)) for way, taken in times.items()}
     for timing in calibration.engines:
-        if not timing.note:
+        if not timing.notes:
             claimed = calibration.best.milliseconds / timing.milliseconds
             print(f"  {timing.choice}: {speeds[timing.choice]:.2f} times as fast as picked; calibration {claimed:.2f}")
     right = max(speeds.values()) * CLEARLY <= 1

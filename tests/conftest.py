@@ -23,7 +23,7 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"  # read when NumPy is imported; two thr
 import hypothesis
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import fresh
 from fedshift import files
@@ -125,6 +125,14 @@ def make(tiny_document: dict[str, Any]) -> Make:
         return experiment
 
     return build
+
+
+def linear(*rows: float | list[float]) -> nn.Linear:
+    """A linear layer without bias that has these weights, a row for each output."""
+    weight = torch.tensor(rows).view(len(rows), -1)
+    layer = nn.Linear(weight.shape[1], len(rows), bias=False)
+    layer.weight.data = weight
+    return layer
 
 
 def at(

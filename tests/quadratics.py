@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from conftest import Make, simulate
+from conftest import Make, simulate, states
 from fedshift.clients.domains import DomainData
 from fedshift.core.method import Method
 from fedshift.core.model import Model, ModelBuilder
@@ -101,6 +101,8 @@ def squared(x: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
 
 
 DATA = Quadratics()
+APART = Quadratics(slopes=(1.0, -2.0), labels=(3, 2))  # a = (1, 4), b = (3, -1)
+PLAIN = {"train.momentum": 0.0, "train.lr": 0.1}
 
 
 @dataclass(frozen=True)
@@ -134,3 +136,8 @@ def on_quadratics(make: Make, monkeypatch: pytest.MonkeyPatch) -> OnQuadratics:
 def at_rest(simulation: Simulation) -> float:
     """The global model's number."""
     return simulation.coordinator.state.shared[W].item()
+
+
+def own(simulation: Simulation, name: str = f"personal_{W}") -> list[float]:
+    """The clients' own numbers."""
+    return [state.tensors[name].item() for _, state in states(simulation)]

@@ -61,6 +61,21 @@ def test_every_method_goes_on_without_those_who_are_missing(make: Make, name: st
     assert all(0 <= row["accuracy"] <= 1 and row["loss"] > 0 for row in rows)
 
 
+@pytest.mark.parametrize("name", EVERY_METHOD)
+def test_what_a_client_keeps_stands_still_while_it_does_not_take_part(make: Make, name: str):
+    """Personal models, heads, variates and duals alike, to the bit; one of the two clients takes part in a round."""
+    simulation, still = Simulation(make(small(name) | {"train.participation": 0.5, "train.rounds": 4})), 0
+    for _ in simulation.coordinator.schedule:
+        before = {client: (state.drawn, state.flat()) for client, state in states(simulation)}
+        go_on(simulation)
+        for client, state in states(simulation):
+            drawn, tensors = before.get(client, ({}, {}))
+            if state.drawn == drawn:
+                still += 1
+                assert all(torch.equal(tensor, tensors[key]) for key, tensor in state.flat().items())
+    assert still or name == "centralised"  # which has one client
+
+
 def test_the_mean_is_over_those_who_answered(make: Make):
     """Round 1 of FedAvg: a late client trains and keeps its state, an absent one does not, and neither is merged."""
     simulation = Simulation(dropped(make, "fedavg"))

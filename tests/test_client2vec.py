@@ -15,18 +15,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedshift
-from conftest import CNN_WITH_BN, Make, at, attach, evaluated, go_on, names_sent, save, states
+from conftest import CNN_WITH_BN, Make, at, evaluated, go_on, states
 from fedshift.clients.domains import DomainData
 from fedshift.core.contract import Batch, ServerState
 from fedshift.core.net import Net, holder
 from fedshift.core.plugins import module_of
-from fedshift.core.tensors import Replies, Tensors, full_name
+from fedshift.core.tensors import Replies, Tensors
 from fedshift.datasets.dataset import Dataset
 from fedshift.methods.client2vec import ENCODERS
 from fedshift.methods.client2vec.client2vec import HISTORY, LAST, SINCE, Client2Vec
 from fedshift.methods.client2vec.dsa_ign import (
     DSAIGN,
-    Decomposition,
     diversity_loss,
     orthogonality_loss,
     similarity_loss,
@@ -35,7 +34,6 @@ from fedshift.methods.client2vec.encoder import pairs as encoded_pairs
 from fedshift.methods.client2vec.heat_maps import by_domain
 from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, notes_on, similarity
 from fedshift.methods.fedavg import FedAvg
-from fedshift.runs import runner
 from fedshift.runs.progress import Progress
 from fedshift.runs.simulation import Simulation
 from fedshift.streams import Streams
@@ -92,18 +90,6 @@ def test_diversity_loss_by_hand():
     (gradient,) = torch.autograd.grad(loss, u)
     assert gradient.isfinite().all()
     assert diversity_loss(u[:1]).item() == 0
-
-
-def test_the_network_splits_in_two_and_reconstructs_by_a_linear_map():
-    """With the transformer replaced by the identity and no positions, [Z, U] = [D, D]."""
-    network = Decomposition(8, width=4, layers=1, heads=2, feedforward=8, projection="linear")
-    network.transformer = nn.Identity()
-    nn.init.zeros_(network.positions)
-    data = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
-    z, u, reconstruction = network(data)
-    assert torch.equal(z, data)
-    assert torch.equal(u, data)
-    torch.testing.assert_close(reconstruction, network.projection(torch.cat([data, data], dim=1)))
 
 
 class Split(nn.Module):
@@ -182,14 +168,6 @@ def test_sampling_follows_eq_1():
         assert shares.tolist() == pytest.approx(expected, abs=0.02)  # three standard deviations are 0.017
 
 
-def test_a_large_tau_is_the_uniform_rule():
-    state = state_of(**THREE, last=[0.0, math.log(2), math.log(5)])
-    generator = torch.Generator().manual_seed(0)
-    method = Client2Vec(tau=1e9)
-    drawn = [method.select(state, [0, 1, 2], 1, generator)[0] for _ in range(8000)]
-    assert (torch.bincount(torch.tensor(drawn), minlength=3) / 8000).tolist() == pytest.approx([1 / 3] * 3, abs=0.02)
-
-
 def test_any_temperature_can_be_sampled_at():
     """At tau = 1e-6 all weights but one vanish; the most similar client rests, so the next is drawn."""
     state = state_of(**THREE, last=[1.0, 0.5, 0.1], since=[1.0, 0.0, 0.0])
@@ -230,11 +208,6 @@ def test_aggregation_follows_eq_3():
     one, other = Client2Vec(heat=2.0).weighed(state_of(**THREE), replies).weights
     assert other / one == pytest.approx(2 * math.exp(1 / 12))
     assert one + other == pytest.approx(1)
-
-
-def test_a_large_heat_is_the_sample_weighted_rule():
-    replies = Replies((client, Tensors({"w": torch.tensor(1.0)})) for client in (0, 2))
-    assert Client2Vec(heat=1e9).weighed(state_of(**THREE), replies).weights == pytest.approx([0.25, 0.75])
 
 
 def number(value: float) -> Tensor:
@@ -282,12 +255,6 @@ def test_with_a_large_heat_only_it_is_the_base_weighted_by_samples(make: Make):
         torch.testing.assert_close(mine[name], tensor, rtol=1e-6, atol=1e-7)
 
 
-def test_with_all_uses_off_it_is_the_base(make: Make):
-    ours = run(wrapped(make, sampling=False, aggregation=False, local_training=False, base="fedprox"))
-    base = run(Simulation(make({"method.name": "fedprox"})))
-    assert_same_shared(ours, base)
-
-
 # Eq. 4 ------------------------------------------------------------------------------------------
 
 
@@ -324,18 +291,6 @@ def test_local_terms_by_hand(form: Literal["mean", "sum"], orth: float):
     )
 
 
-@pytest.mark.parametrize(
-    ("settings", "weight"),
-    [
-        ({"index": {"name": "dsa-ign", "strategy": "global"}}, 5.0),
-        ({"index": {"name": "dsa-ign", "strategy": "federated"}}, 1.0),
-        ({"local_weight": 2.5}, 2.5),
-    ],
-)
-def test_the_weight_of_local_training(settings: dict, weight: float):
-    assert Client2Vec(**settings)._weight() == weight
-
-
 BASES = ["fedavg", "fedavgm", "fedprox", "feddyn", "moon", "fedlc", "fediir", "fedsr", "fedcir"]
 
 
@@ -356,6 +311,13 @@ def test_with_all_uses_off_every_base_is_itself(make: Make, base: str):
         kept = ours.site.store.get(client)
         assert kept is not None
         assert all(torch.equal(kept.tensors[name], tensor) for name, tensor in state.tensors.items())
+
+
+@pytest.mark.parametrize("base", ["fedavgm", "feddyn", "moon", "fediir", "fedlc"])
+def test_a_base_with_a_state_of_its_own_trains_under_all_three_uses(make: Make, base: str):
+    simulation = run(wrapped(make, CNN_WITH_BN, base=base))
+    terms = evaluated(simulation, simulation.coordinator.schedule[-1])["terms"]["dark"]
+    assert {"cross_entropy", "index_orth", "index_dist"} <= terms.keys()
 
 
 @pytest.mark.parametrize(("local_loss", "names"), [("orth", {"index_orth"}), ("dist", {"index_dist"})])
@@ -461,25 +423,6 @@ def test_the_label_index_is_the_mean_of_label_embeddings(make: Make):
         assert server[COUNTS][client.id] == len(client.train)
 
 
-def test_what_left_the_clients_is_declared(make: Make):
-    """The global strategy uploads embeddings of samples; the record of messages shows how many of which shape."""
-    simulation = run(wrapped(make, index={**SMALL, "upload": 20}))
-    pairs = simulation.coordinator.ledger.declaration()["pairs"]["up"]["tensors"]["pairs"]
-    assert (pairs["type"], pairs["shape"]) == ("float32", [20, 2, 64])
-    assert names_sent(simulation, "vectors", "up") == {"feature", "label", "samples"}
-    assert not any(name.startswith("index_network") for name in names_sent(simulation, "train", "down"))
-    assert LABEL not in names_sent(simulation, "train", "down")
-    federated = run(wrapped(make, index={**SMALL, "strategy": "federated", "local_epochs": 1}))
-    assert all(name.startswith("index_network.") for name in names_sent(federated, "index", "up"))
-
-
-def test_the_index_stays_on_the_server_unless_local_training_needs_it(make: Make):
-    for local, scope in ((True, "down"), (False, "server")):
-        simulation = wrapped(make, local_training=local)
-        assert simulation.setup.scopes[full_name(FEATURE)] == scope
-        assert simulation.setup.scopes[full_name(LABEL)] == "server"
-
-
 @pytest.mark.parametrize("index", ["feature-average", "class-prototypes", "model-weights"])
 def test_other_indices(make: Make, index: str):
     simulation = run(wrapped(make, index=index))
@@ -502,27 +445,10 @@ def test_other_indices(make: Make, index: str):
         assert not torch.equal(vectors[0], vectors[1])
 
 
-@pytest.mark.parametrize("strategy", ["global", "federated"])
-def test_interrupted_anywhere_equals_uninterrupted(make: Make, strategy: str, tmp_path):
-    """A checkpoint after each stage, restored into a fresh simulation, ends in the same bits."""
-    index = {**SMALL, "strategy": strategy, "local_epochs": 1}
-    whole = run(wrapped(make, index=index))
-    for stop in range(1, whole.rounds):
-        first, second = wrapped(make, index=index), wrapped(make, index=index)
-        recorder = attach(first, tmp_path / str(stop))
-        run(first, rounds=stop)
-        save(recorder)
-        attach(second, tmp_path / str(stop))
-        run(second)
-        held = second.coordinator.state.tensors
-        for name, tensor in whole.coordinator.state.tensors.items():
-            assert torch.equal(tensor, held[name]), (stop, name)
-
-
 def test_a_base_without_an_encoder_or_a_name_that_is_none(make: Make):
     with refuses("method.base = 'client2vec'", "FedAvg"):
         Client2Vec(base="client2vec")
-    with refuses("method.base = 'single'", "shared", "'fedavg'"):
+    with refuses("method.base = 'single'", "share", "'fedavg'"):
         wrapped(make, base="single")
     with refuses("method.compared = 'label'", "method.compared = 'feature'"):
         Client2Vec(index="feature-average", compared="label")
@@ -532,13 +458,6 @@ def test_a_base_without_an_encoder_or_a_name_that_is_none(make: Make):
         Client2Vec(index=3)
     with refuses("index.width = 24", "128"):
         wrapped(make, index={**SMALL, "width": 24})
-
-
-def test_a_method_with_a_base_is_read_back_from_its_table():
-    method = Client2Vec(base={"name": "fedprox", "mu": 0.4}, index={"name": "dsa-ign", "sim": False})
-    table = method.table()
-    assert table["base"]["mu"] == 0.4
-    assert Client2Vec(**table) == method
 
 
 # The offline encoder ----------------------------------------------------------------------------
@@ -581,19 +500,6 @@ def test_the_offline_encoder_reads_token_ids_as_text():
     assert torch.equal(embedded, Offline(size=64).texts(["The next character of ab a"]))
 
 
-def test_similar_images_are_closer_than_others():
-    """Two bright noise images are nearer to each other than to a dark smooth one."""
-    from fedshift.clients.inputs import Inputs
-    from fedshift.methods.client2vec.offline import Offline
-
-    generator = torch.Generator().manual_seed(0)
-    bright = torch.randint(100, 256, (2, 3, 32, 32), generator=generator, dtype=torch.uint8)
-    dark = torch.full((1, 3, 32, 32), 20, dtype=torch.uint8)
-    embedded = Offline().samples(torch.cat([bright, dark]), Inputs())
-    cosines = F.normalize(embedded, dim=1) @ F.normalize(embedded, dim=1).T
-    assert cosines[0, 1] > cosines[0, 2]
-
-
 # The index as a thing of its own ----------------------------------------------------------------
 
 
@@ -626,20 +532,6 @@ def test_the_index_command_writes_vectors_and_a_heat_map(make: Make, tmp_path, t
     again = run(wrapped(make, index=index))
     assert [stage.name for stage in again.setup.stages] == ["train"]
     assert_same_shared(run(wrapped(make)), again)
-
-
-def test_a_run_says_that_its_index_does_not_separate_clients(make: Make, tmp_path):
-    import pyarrow
-    import pyarrow.parquet
-
-    path = tmp_path / "index.parquet"
-    table = {"client": ["dark", "gray"], "samples": [27, 27], "feature": [[1.0, 0.1], [1.0, 0.0]]}
-    pyarrow.parquet.write_table(pyarrow.table(table), path)
-    done = runner.start(
-        make({"method": {"name": "client2vec", "index": {"name": "file", "path": str(path)}}}), Progress()
-    )
-    (note,) = done.summary.notes
-    assert "does not separate the clients: the least cosine between two of them is 0.995" in note
 
 
 def test_an_index_of_other_clients_is_refused(make: Make, tmp_path):

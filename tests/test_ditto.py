@@ -6,28 +6,21 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
-from conftest import CNN_WITH_BN, Make, at, evaluated, exchanged, go_on, models_of, scored, simulate, states
-from fedshift.core.contract import Batch, Part
+from conftest import CNN_WITH_BN, Make, at, go_on, linear, states
+from fedshift.core.contract import Batch
 from fedshift.core.net import Net
-from fedshift.core.tensors import part_of
 from fedshift.methods.ditto import Ditto
-from fedshift.methods.fedavg import FedAvg
 from fedshift.runs.simulation import Simulation
+from quadratics import APART, PLAIN, OnQuadratics, at_rest, on_quadratics, own
+
+__all__ = ["on_quadratics"]  # a fixture
 
 DITTO = {"method.name": "ditto"}
 V = Ditto.own
 
 
 # The objective --------------------------------------------------------------------------------------
-
-
-def linear(*rows: float) -> nn.Linear:
-    """A linear layer of one input, with these weights and no bias."""
-    layer = nn.Linear(1, len(rows), bias=False)
-    layer.weight.data = torch.tensor([[row] for row in rows])
-    return layer
 
 
 def test_the_personal_loss_and_its_gradient_by_hand():
@@ -60,48 +53,7 @@ def test_the_personal_loss_and_its_gradient_by_hand():
 # One number each ------------------------------------------------------------------------------------
 
 
-class Point(nn.Module):
-    """One number w. Its logits are equal, so that the cross-entropy is log 3 whatever w is."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(()))
-
-    def forward(self, z):
-        return self.w.expand(len(z), 3)
-
-
-CURVATURE, OPTIMUM = (1.0, 4.0), (3.0, -1.0)
-
-
-def quadratic(w, context):
-    """a_k/2 (w - c_k)^2 of the client at work."""
-    curvature, optimum = (torch.tensor(each)[context.client] for each in (CURVATURE, OPTIMUM))
-    return curvature / 2 * (w - optimum).square()
-
-
-class Quadratic(Ditto):
-    """Client k has F_k(w) = a_k/2 (w - c_k)^2 with a = (1, 4) and c = (3, -1)."""
-
-    def parts(self, spec):
-        shared = {"encoder": Part(nn.Identity()), "head": Part(Point())}
-        return {**shared, **V.parts(nn.Identity(), Point())}
-
-    def loss(self, net, batch, context):
-        return {"cross_entropy": quadratic(net.head.w, context)}
-
-    def personal_loss(self, net, batch, context):
-        return super().personal_loss(net, batch, context) | {"personal": quadratic(net.personal_head.w, context)}
-
-
-PLAIN = {"train.momentum": 0.0, "train.lr": 0.1}
-
-
-def personal(simulation: Simulation) -> list[float]:
-    return [state.tensors["personal_head.w"].item() for _, state in states(simulation)]
-
-
-def test_two_rounds_by_hand(make: Make):
+def test_two_rounds_by_hand(on_quadratics: OnQuadratics):
     """Two steps of 0.1, lam = 0.5, all from 0. F_0' = w - 3, F_1' = 4 (w + 1).
 
     Round 1, w_0 = 0: client 0 takes w from 0 to 0.3 and 0.57, client 1 to -0.4 and -0.64: w_1 = -0.035.
@@ -111,16 +63,16 @@ def test_two_rounds_by_hand(make: Make):
       v_0: 0.555 - 0.1 (-2.445 + 0.5 * 0.59) = 0.77; then 0.77 - 0.1 (-2.23 + 0.5 * 0.805) = 0.95275.
       v_1: -0.62 - 0.1 (1.52 + 0.5 * -0.585) = -0.74275; then -0.74275 - 0.1 (1.029 + 0.5 * -0.70775) = -0.8102625.
     """
-    simulation = Simulation(make(PLAIN).replace(method=Quadratic(lam=0.5)))
+    simulation = Simulation(on_quadratics.experiment(Ditto(lam=0.5), PLAIN | {"train.steps": 2}, APART))
     for w, v in ((-0.035, [0.555, -0.62]), (-0.055475, [0.95275, -0.8102625])):
         go_on(simulation)
-        assert simulation.coordinator.state.shared["head.w"].item() == pytest.approx(w, abs=1e-6)
-        assert personal(simulation) == pytest.approx(v, abs=1e-6)
+        assert at_rest(simulation) == pytest.approx(w)
+        assert own(simulation) == pytest.approx(v)
 
 
 @pytest.mark.parametrize(("lam", "optima"), [(0.0, (3.0, -1.0)), (1.0, (2.0, -0.6)), (3.0, (1.5, -1 / 7))])
 def test_the_personal_model_ends_at_its_optimum_between_its_own_and_the_global_one(
-    make: Make, lam: float, optima: tuple[float, float]
+    on_quadratics: OnQuadratics, lam: float, optima: tuple[float, float]
 ):
     """A (v - c) + lam (v - w) = 0 at v = (a c + lam w) / (a + lam).
 
@@ -128,40 +80,15 @@ def test_the_personal_model_ends_at_its_optimum_between_its_own_and_the_global_o
     lam = 1: (3 + 1) / 2 and (-4 + 1) / 5; lam = 3: (3 + 3) / 4 and (-4 + 3) / 7; lam = 0: c.
     """
     changes = PLAIN | {"train.rounds": 5, "train.steps": 30, "train.lr": 0.2}
-    simulation = Simulation(make(changes).replace(method=Quadratic(lam=lam)))
+    simulation = Simulation(on_quadratics.experiment(Ditto(lam=lam), changes, APART))
     received = float("nan")
     for _ in simulation.coordinator.schedule:
-        received = simulation.coordinator.state.shared["head.w"].item()
+        received = at_rest(simulation)
         go_on(simulation)
-    exact = [(a * c + lam * received) / (a + lam) for a, c in zip(CURVATURE, OPTIMUM, strict=True)]
-    assert personal(simulation) == pytest.approx(exact, abs=1e-5)
-    assert personal(simulation) == pytest.approx(optima, abs=2e-3)
+    exact = [(a * c + lam * received) / (a + lam) for a, c in ((1, 3), (4, -1))]
+    assert own(simulation) == pytest.approx(exact, abs=1e-5)
+    assert own(simulation) == pytest.approx(optima, abs=2e-3)
     assert received == pytest.approx(1, abs=2e-3)
-
-
-def test_an_absent_clients_model_stands_still_and_meets_the_newer_global_model_when_it_is_back(make: Make):
-    """Two steps of 0.1 a round from w_t as it is then, for those that are there, in a loop of its own."""
-    experiment = make(PLAIN | {"train.rounds": 8, "train.absent": 0.4})
-    simulation, lam, v = Simulation(experiment.replace(method=Quadratic(lam=0.5))), 0.5, [0.0, 0.0]
-    coordinator, was_there, came_back = simulation.coordinator, [True, True], 0
-    for _ in coordinator.schedule:
-        w = coordinator.state.shared["head.w"].item()
-        before = {client: state.tensors for client, state in states(simulation)}
-        coordinator.missing.clear()
-        go_on(simulation)
-        absent = {about["client"] for about in coordinator.missing}
-        is_there = [client.name not in absent for client in simulation.federated.clients]
-        for k, (a, c) in enumerate(zip(CURVATURE, OPTIMUM, strict=True)):
-            for _ in range(2 if is_there[k] else 0):
-                v[k] -= 0.1 * (a * (v[k] - c) + lam * (v[k] - w))
-        after = {client: state.tensors for client, state in states(simulation)}
-        assert all((after.get(k) is before.get(k)) != there for k, there in enumerate(is_there))
-        assert {k: tensors["personal_head.w"].item() for k, tensors in after.items()} == pytest.approx(
-            {k: v[k] for k in after}, abs=1e-6
-        )
-        came_back += sum(now and not then for now, then in zip(is_there, was_there, strict=True))
-        was_there = is_there
-    assert came_back >= 2
 
 
 # What it is beside others ---------------------------------------------------------------------------
@@ -192,82 +119,11 @@ def test_it_is_fedavg_beside_local_training_to_the_bit(make: Make):
         for ours in (free.coordinator.state.shared, pulled.coordinator.state.shared):
             assert ours.keys() == expected.keys()
             assert all(torch.equal(ours[name], tensor) for name, tensor in expected.items())
-        own = dict(states(alone))
+        local = dict(states(alone))
         for client, state in states(free):
-            assert all(torch.equal(state.tensors[f"personal_{name}"], t) for name, t in own[client].tensors.items())
+            assert all(torch.equal(state.tensors[f"personal_{name}"], t) for name, t in local[client].tensors.items())
     held = zip(states(free), states(pulled), strict=True)
     assert not any(
         torch.equal(one.tensors["personal_head.weight"], other.tensors["personal_head.weight"])
         for (_, one), (_, other) in held
     )
-
-
-def test_a_strong_pull_holds_the_personal_model_nearer(make: Make):
-    """The distance to the model received falls as lam rises."""
-    distances = []
-    for lam in (0.0, 1.0, 5.0):
-        simulation = Simulation(make({**DITTO, "method.lam": lam, "train.rounds": 1, "train.steps": 10}))
-        received = simulation.coordinator.state.shared
-        go_on(simulation)
-        tensors = simulation.site.store.get(0).tensors
-        distances.append(sum((tensors[name] - t).square().sum().item() for name, t in V.named(received).items()))
-    assert distances == sorted(distances, reverse=True)
-    assert distances[-1] < 0.5 * distances[0]
-
-
-@pytest.mark.parametrize("bn", ["shared", "local"])
-def test_what_is_sent_is_the_shared_model_and_nothing_else(make: Make, bn: str):
-    """Both ways the tensors, the bytes and, in the first round, the very numbers of FedAvg."""
-    ours, plain = (
-        Simulation(make({"method.name": name, "method.bn": bn, "train.rounds": 1} | CNN_WITH_BN))
-        for name in ("ditto", "fedavg")
-    )
-    ups = []
-    for simulation in (ours, plain):
-        (when,) = simulation.coordinator.schedule
-        ups.append(exchanged(simulation, when.stage.exchanges[0], when, simulation.federated.clients))
-        go_on(simulation)
-    for client, up in ups[1].items():
-        assert {part_of(name) for name in up} == {"encoder", "head"}
-        assert ups[0][client].keys() == up.keys()
-        assert all(torch.equal(ups[0][client][name], tensor) for name, tensor in up.items())
-    (mine, theirs) = (simulation.coordinator for simulation in (ours, plain))
-    assert mine.ledger.declaration()["train"]["down"] == theirs.ledger.declaration()["train"]["down"]
-    assert (mine.bytes_down, mine.bytes_up) == (theirs.bytes_down, theirs.bytes_up)
-
-
-# Who predicts ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("bn", ["shared", "local"])
-def test_a_client_is_scored_with_its_own_model_and_an_unseen_one_with_the_global_model(make: Make, bn: str):
-    """With local batch norms the global model has the mean of the clients', which only a simulation can read."""
-    simulation = simulate(make({**DITTO, "method.bn": bn} | CNN_WITH_BN))
-    when, shared = simulation.coordinator.schedule[-1], simulation.coordinator.state.shared
-    for environment in simulation.federated.environments:
-        (model,) = models_of(simulation, environment)
-        mine, plain = (scored(simulation, model, environment, when, method) for method in (None, FedAvg()))
-        if environment.client is None:
-            assert mine == plain
-            assert all(torch.equal(model[name], tensor) for name, tensor in V.named(shared).items())
-        else:
-            assert mine != plain
-            kept = simulation.site.store.get(environment.client).tensors
-            assert all(torch.equal(model[name], kept[name]) for name in kept if name.startswith("personal_"))
-    record = evaluated(simulation, when)
-    assert [row["model"] for row in record["environments"]] == [
-        "unseen" if environment.client is None else "own" for environment in simulation.federated.environments
-    ]
-    assert ("only_in_simulation" in record) == (bn == "local")
-
-
-def test_a_client_that_has_not_trained_yet_is_scored_with_the_global_model(make: Make):
-    simulation = simulate(make({**DITTO, "train.participation": 0.5}), rounds=1)
-    ((trained, _),) = states(simulation)
-    when, shared = simulation.coordinator.schedule[0], simulation.coordinator.state.shared
-    for environment in simulation.federated.environments:
-        (model,) = models_of(simulation, environment)
-        is_global = torch.equal(model["personal_head.weight"], shared["head.weight"])
-        assert is_global == (environment.client != trained)
-        as_global = scored(simulation, model, environment, when, FedAvg())
-        assert (scored(simulation, model, environment, when) == as_global) == is_global

@@ -26,7 +26,7 @@ from fedshift.core.net import Net
 from fedshift.engines import lane, vectorised
 from fedshift.engines.engine import Engine, Question
 from fedshift.engines.kernels import Kernels
-from fedshift.engines.merging import Varying, merged
+from fedshift.engines.merging import Varying
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers, can_fork
@@ -34,7 +34,6 @@ from fedshift.errors import DivergedError, FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
-from fedshift.methods.feddyn import FedDyn
 from fedshift.runs import runner
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.lockstep import advance
@@ -42,7 +41,6 @@ from fedshift.runs.progress import Progress
 from fedshift.runs.records import Record
 from fedshift.runs.simulation import Simulation
 from fedshift.spec import setting
-from fedshift.study.api import compare
 from fedshift.study.grid import expand, override
 from reference import ARCHETYPES, EVERY_METHOD, Heard, kept_moments, small
 from test_methods import assert_same, tensors_of
@@ -375,18 +373,6 @@ def test_batches_that_are_gathered_at_once_are_those_gathered_one_by_one(
     assert_same(together, simulate(experiment))
 
 
-def test_each_clients_gradient_is_clipped_by_its_own_norm(make: Make, stacks: list[int]):
-    clipped, free = (
-        in_float64(make, FedDyn(max_norm=norm), {**UNEQUAL, "train.participation": 1.0}) for norm in (0.3, 1e9)
-    )
-    one = simulate(clipped)
-    with engine_named("vectorised") as engine:
-        assert_agree(one, simulate(clipped, engine=engine))
-    assert max(stacks) == 4
-    mine, theirs = (run.coordinator.state.shared["head.weight"] for run in (one, simulate(free)))
-    assert far(mine, theirs, 1e-2, 0.0)
-
-
 class DivergesFor(FedAvg):
     """The loss of one client is infinite as soon as it has taken a step."""
 
@@ -486,37 +472,16 @@ def test_a_mistake_in_a_loss_is_each_clients_answer_and_says_where(make: Make, e
     assert not told
 
 
-def test_numbers_that_vary():
-    """Comparisons that agree are answered, others are refused; a value is there only while a loss runs."""
+def test_a_number_that_varies_is_compared_where_all_agree_and_read_while_a_loss_runs():
     number = Varying([1.0, 2.0])
     assert number > 0
-    assert not number <= 0.5
     assert number != 5
-    assert number
     for ask in (lambda: number > 1.5, lambda: bool(Varying([0.0, 1.0])), lambda: number * 2, lambda: math.exp(number)):
         with pytest.raises(TypeError):
             ask()
     number.now, x = torch.tensor(3.0), torch.tensor([2.0, 4.0])
-    values = [
-        (x * number, [6, 12]),
-        (number / x, [1.5, 0.75]),
-        (number - x, [1, -1]),
-        (x**number, [8, 64]),
-        (-number + x, [-1, 1]),
-        (torch.stack([number, x[0]]), [3, 2]),
-        (x.clamp(max=number), [2, 3]),
-    ]
-    for value, expected in values:
-        torch.testing.assert_close(value, torch.tensor(expected, dtype=torch.float32))
-
-
-def test_methods_are_merged_where_they_differ():
-    method, varying = merged([FedDyn(alpha=0.1, max_norm=1.0), FedDyn(alpha=0.2, max_norm=1.0)])
-    assert {name: number.values for name, number in varying.items()} == {"alpha": (0.1, 0.2)}
-    assert isinstance(method, FedDyn)
-    assert method.alpha is varying["alpha"]
-    assert method.max_norm == 1.0
-    assert merged([FedDyn(), FedDyn()]) == (FedDyn(), {})
+    for value, expected in ((number / x, [1.5, 0.75]), (-number + x, [-1.0, 1.0]), (x.clamp(max=number), [2.0, 3.0])):
+        assert value.tolist() == expected
 
 
 class Weighted(FedAvg):
@@ -633,21 +598,6 @@ def test_runs_of_a_table_advance_together(
     for folder in folders:
         assert {line["together"] for line in lines(folder, "timings.jsonl")} == {3}
         assert name in folder.times().engines[0]
-
-
-def test_compare_carries_a_table_out_together(tiny_document: dict[str, Any]):
-    """Four runs that differ in numbers: three advance together, and then the fourth; as with one after the other."""
-    numbers = {"method.name": "fedprox", "method.mu": [0.1, 1.0], "train.lr": [0.1, 0.05]}
-    changes = {**numbers, "run.engine": "vectorised", "train.precision": "float64", "train.rounds": 1}
-    found = []
-    for together in (1, 3):
-        out = Path(tiny_document["run"]["out"]) / str(together)
-        settings = {**changes, "run.together": together}
-        compared = compare(tiny_document, out=out, settings=settings, progress=Progress())
-        found.append([RunFolder.open(path) for path in sorted(compared.folders, key=lambda path: path.name)])
-    assert_same_folders(*found, exact=False)
-    timings = [line["together"] for folder in found[1] for line in lines(folder, "timings.jsonl")]
-    assert sorted(timings) == [1, 3, 3, 3]
 
 
 @pytest.mark.parametrize("name", ["sequential", "vectorised"])

@@ -7,21 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from conftest import Make, at, exchanged, first_messages, go_on, names_sent, net_of, simulate, states
+from conftest import Make, at, linear, simulate
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
-from fedshift.core.tensors import part_of
-from fedshift.experiments import Experiment
 from fedshift.methods.fedadg import FedADG, smoothed_cross_entropy
 from fedshift.methods.generator import Conditional
 from fedshift.runs.simulation import Simulation
 from test_methods import small
-
-
-def linear(*rows: list[float]) -> nn.Linear:
-    layer = nn.Linear(len(rows[0]), len(rows), bias=False)
-    layer.weight.data = torch.tensor(rows)
-    return layer
 
 
 def scalar_net() -> Net:
@@ -73,14 +65,6 @@ def test_the_loss_of_the_model_by_hand():
     assert {name: term.item() for name, term in alone.items()} == pytest.approx({"cross_entropy": 0.3269280}, abs=1e-6)
 
 
-def test_the_encoder_is_drawn_to_what_the_discriminator_takes_for_gs():
-    """At z = 1, d/dz of 0.15 (1 - sigmoid(z + 1))^2 = -0.3 * 0.1192029 * 0.1049936 = -0.0037547."""
-    net, z = scalar_net(), torch.tensor([[1.0]], requires_grad=True)
-    term = METHOD.model_loss(net, BATCH._replace(z=z), at())["encoder"]
-    term.backward()
-    assert z.grad.item() == pytest.approx(-0.0037547, abs=1e-6)
-
-
 def test_the_generator_receives_a_gradient_by_hand():
     """D(0, G) = 0.5: 0.25. With dD = 0.25, its weights get 2 * 0.5 * 0.25 * (-3, 0.5, 0) = (-0.75, 0.125, 0)."""
     terms, net = evaluated("generator")
@@ -129,42 +113,6 @@ def test_smoothing_is_that_of_torch_with_another_scale(smoothing: float):
 # In a federation ----------------------------------------------------------------------------------
 
 
-def test_the_generator_moves_is_averaged_and_the_discriminator_stays(make: Make):
-    experiment = make({**small("fedadg"), "train.rounds": 1})
-    simulation, start = simulate(experiment), Simulation(experiment)
-    initial, shared = start.coordinator.state.shared, simulation.coordinator.state.shared
-    (exchange,) = start.coordinator.schedule[0].stage.exchanges
-    ups = exchanged(start, exchange, start.coordinator.schedule[0], list(start.federated.clients))
-    for name in (name for name in shared if part_of(name) == "generator"):
-        one, other = (up[name] for up in ups.values())
-        assert not torch.equal(one, other)
-        assert not torch.equal(one, initial[name])
-        torch.testing.assert_close(shared[name], (one + other) / 2)
-    for direction in ("down", "up"):
-        sent = names_sent(simulation, "train", direction)
-        assert {part_of(name) for name in sent} == {"encoder", "head", "generator"}
-    own = [state.tensors for _, state in states(simulation)]
-    names = {name for name in own[0] if part_of(name) == "discriminator"}
-    assert len(names) == 5
-    assert start.site.initial is not None
-    for name in names:
-        assert not torch.equal(own[0][name], own[1][name])
-        assert not torch.equal(own[0][name], start.site.initial[name])
-
-
-def test_the_discriminator_of_an_absent_client_stands_still(make: Make):
-    """One of the two takes part in a round; what the other keeps is the same after it, to the bit."""
-    simulation, stood = Simulation(make({**small("fedadg"), "train.rounds": 5, "train.participation": 0.5})), 0
-    for _ in simulation.coordinator.schedule:
-        before = dict(states(simulation))
-        go_on(simulation)
-        for client, state in states(simulation):
-            if client in before and state.drawn == before[client].drawn:
-                stood += 1
-                assert all(torch.equal(state.tensors[name], old) for name, old in before[client].tensors.items())
-    assert stood
-
-
 def test_each_objective_moves_its_own_parts_only():
     """D first, then the model, then G."""
     _, adversarial = FedADG().phases()
@@ -176,26 +124,6 @@ def test_each_objective_moves_its_own_parts_only():
     }
 
 
-def test_d_and_g_have_a_learning_rate_of_their_own():
-    _, adversarial = FedADG(adversarial_lr=0.3).phases()
-    rates = {objective.name: objective.optimiser.lr for objective in adversarial.objectives}
-    assert rates == {"discriminator": 0.3, "model": None, "generator": 0.3}
-
-
-def test_epochs_are_the_methods_own(make: Make):
-    """27 samples in batches of 4 are 6 steps an epoch (the incomplete one is left out): 2 + 3 epochs are 30 steps."""
-    changes = small("fedadg") | {"method.classification_steps": 2, "method.adversarial_steps": 3}
-    assert steps(make(changes | {"method.unit": "epochs"})) == 30
-    assert steps(make(changes)) == 5
-    assert steps(make(changes | {"method.classification_steps": 0})) == 3
-    assert [phase.epochs for phase in FedADG().phases()] == [3, 7]
-    assert [phase.epochs for phase in FedADG(**FedADG.presets["vlcs"]).phases()] == [5, 10]
-
-
-def steps(experiment: Experiment) -> int:
-    return int(first_messages(experiment)["train", "telemetry"]["steps"].item())
-
-
 def test_without_adversary_and_smoothing_it_is_fedavg(make: Make):
     """Alpha = 1, s = 0, plain SGD: encoder and head take FedAvg's four steps a round."""
     plain = {"train.momentum": 0.0, "train.weight_decay": 0.0, "train.steps": 4}
@@ -204,10 +132,3 @@ def test_without_adversary_and_smoothing_it_is_fedavg(make: Make):
     ours = simulate(make({**plain, **sizes, "method.alpha": 1.0, "method.smoothing": 0.0}))
     for name, tensor in fedavg.coordinator.state.shared.items():
         torch.testing.assert_close(ours.coordinator.state.shared[name], tensor, rtol=1e-4, atol=1e-6)
-
-
-def test_prediction_reads_neither_g_nor_d(make: Make):
-    simulation = Simulation(make(small("fedadg")))
-    net, x = net_of(simulation), simulation.federated.clients[0].train.x[:3]
-    expected = net.head(net.encoder(x)).log_softmax(dim=1)
-    assert torch.equal(simulation.setup.method.predict(net, x, {}), expected)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
-from conftest import CNN_WITH_BN, Make, net_of, simulate
 from fedshift.core.contract import ServerState
-from fedshift.core.method import Averaging
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.fedavgm import FedAvgM
 
@@ -20,10 +16,8 @@ def state(w: float) -> ServerState:
     return ServerState(shared, server=Tensors({"velocity.encoder.w": torch.zeros(1)}), clients=2)
 
 
-def replies(*values: float, samples: tuple[int, ...] = ()) -> Replies:
+def replies(*values: float) -> Replies:
     ups = [Tensors({"encoder.w": torch.tensor([w]), "encoder.running_mean": torch.tensor([w])}) for w in values]
-    if samples:
-        ups = [up | {"samples": torch.tensor(count)} for up, count in zip(ups, samples, strict=True)]
     return Replies(enumerate(ups))
 
 
@@ -42,59 +36,3 @@ def test_two_rounds_by_hand():
     assert twice.shared["encoder.w"].item() == pytest.approx(0.04, abs=1e-6)
     assert twice.server["velocity.encoder.w"].item() == pytest.approx(0.56)
     assert twice.shared["encoder.running_mean"].item() == pytest.approx(0.4)
-
-
-def test_the_mean_is_weighted():
-    """(1 * 0.5 + 3 * 0.7) / 4 = 0.65, so v = 0.35 and w = 0.65."""
-    merged = FedAvgM().merge(state(1.0), replies(0.5, 0.7, samples=(1, 3)))
-    assert merged.shared["encoder.w"].item() == pytest.approx(0.65)
-    assert merged.server["velocity.encoder.w"].item() == pytest.approx(0.35)
-
-
-def test_a_tensor_without_velocity_is_averaged():
-    """A wrapper's own part, which FedAvgM does not know."""
-    known = state(1.0)
-    before = dataclasses.replace(known, shared=known.shared | {"other.w": torch.tensor([5.0])})
-    ups = Replies((k, up | {"other.w": torch.tensor([float(k)])}) for k, up in replies(0.5, 0.7))
-    merged = FedAvgM().merge(FedAvgM().merge(before, ups), ups)
-    assert merged.shared["other.w"].item() == 0.5
-    assert set(merged.server) == {"velocity.encoder.w"}
-
-
-def test_without_momentum_it_is_fedavg(make: Make):
-    changes = {"train.rounds": 3} | CNN_WITH_BN
-    plain, ours = (
-        simulate(make(changes)),
-        simulate(make(changes | {"method": {"name": "fedavgm", "server": {"beta": 0.0}}})),
-    )
-    one, other = plain.coordinator.state.shared, ours.coordinator.state.shared
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-def test_a_run_follows_the_equations(make: Make, monkeypatch: pytest.MonkeyPatch):
-    """Three rounds with batch norm, computed again in float64 from the replies, in the paper's form w - v."""
-    rounds = []
-
-    merge = Averaging.merge
-
-    def recorded(self, state, replies):
-        merged = merge(self, state, replies)
-        rounds.append((state, replies.ups, merged))
-        return merged
-
-    monkeypatch.setattr(Averaging, "merge", recorded)
-    experiment = make({"train.rounds": 3} | CNN_WITH_BN)
-    simulation = simulate(experiment.replace(method=FedAvgM(server={"beta": 0.5})))
-    state, parameters = simulation.coordinator.state, {name for name, _ in net_of(simulation).parameters()}
-    assert {f"velocity.{name}" for name in parameters} == set(state.server)
-    velocity = {name: torch.zeros_like(state.shared[name], dtype=torch.float64) for name in parameters}
-    for before, (one, other), after in rounds:
-        for name, tensor in after.shared.items():
-            mean = (one[name].double() + other[name].double()) / 2
-            if name in parameters:
-                velocity[name] = 0.5 * velocity[name] + before.shared[name].double() - mean
-                mean = before.shared[name].double() - velocity[name]
-            torch.testing.assert_close(tensor.double(), mean, rtol=1e-5, atol=1e-6)
-    for name, v in velocity.items():
-        torch.testing.assert_close(state.server[f"velocity.{name}"].double(), v, rtol=1e-4, atol=1e-6)

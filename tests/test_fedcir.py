@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
-from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 
-from conftest import CNN_WITH_BN, Make, at, attach, evaluated, exchanged, go_on, names_sent, net_of, resident, simulate
+from conftest import CNN_WITH_BN, Make, at, resident, simulate
 from fedshift.core.contract import Batch, Objective, Part, Phase, ServerState
 from fedshift.core.messages import Up
 from fedshift.core.method import Averaging
 from fedshift.core.net import Net, holder
-from fedshift.core.tensors import Replies, Tensors, part_of
+from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods import METHODS
 from fedshift.methods.fedcir import FedCiR
-from fedshift.methods.fedsr import FedSR
 from fedshift.methods.generator import log_mixture, make_generator
 from fedshift.runs.simulation import Simulation
 from fedshift.streams import Draw
@@ -98,44 +93,6 @@ def test_loss_and_gradient_by_hand():
     assert net.generator.shift.grad is None
 
 
-def test_terms_agree_with_torch_distributions_in_float64():
-    """Eq. 18 over five images, three dimensions and four classes, each term computed another way."""
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape):
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    mu, sigma, eps = normal(5, 3), normal(5, 3).exp(), normal(5, 3)
-    gaussians = holder({"mean": normal(4, 3), "sigma": normal(4, 3).exp()})
-    y, labels, noise = torch.tensor([0, 3, 1, 1, 2]), torch.tensor([3, 3, 0, 1, 2]), normal(5, 2)
-    g = make_generator(4, 2, 6, 3).double().eval()
-    head = nn.Linear(3, 4).double()
-
-    class Table(nn.Module):
-        def forward(self, x):
-            return mu, sigma
-
-    net = Net({"encoder": Table(), "head": head, "generator": g, "gaussians": gaussians})
-    draws = {"eps": eps, "labels": labels, "noise": noise}
-    objective = FedCiR(l_reg=2.0, l_align=3.0).objective("train")
-    terms = objective.evaluate(net, Batch(torch.zeros(5, 1), y), at(round=7, noise=draws))
-
-    def cross_entropy(z, classes):
-        probabilities = torch.exp(head(z)) / torch.exp(head(z)).sum(dim=1, keepdim=True)
-        return -sum(probabilities[i, c].log() for i, c in enumerate(classes)) / len(classes)
-
-    here = Normal(mu, sigma)
-    there = Normal(torch.stack([gaussians.mean[c] for c in y]), torch.stack([gaussians.sigma[c] for c in y]))
-    expected = {
-        "cross_entropy": cross_entropy(mu + sigma * eps, y),
-        "reg": 2 * cross_entropy(g(noise, labels), labels),
-        "align": 3 * kl_divergence(here, there).sum() / 5,
-    }
-    assert terms.keys() == expected.keys()
-    for name, term in terms.items():
-        torch.testing.assert_close(term, expected[name], rtol=1e-12, atol=1e-12)
-
-
 def test_a_term_without_weight_is_left_out_and_asks_for_no_noise(make: Make):
     spec = Simulation(make()).setup.model
     batch, noise = one_image()
@@ -162,12 +119,6 @@ def test_the_encoder_runs_once_a_step():
     assert len(calls) == 1
 
 
-def test_prediction_is_that_of_fedsr(make: Make):
-    net, eps = one_dimensional_net(), torch.tensor([1.0, -1.0, 3.0]).view(3, 1, 1)
-    ours, theirs = (m(test_samples=3).predict(net, torch.zeros(1, 1), {"eps": eps}) for m in (FedCiR, FedSR))
-    assert torch.equal(ours, theirs)
-
-
 # The generator ----------------------------------------------------------------------------------
 
 
@@ -179,14 +130,6 @@ def test_the_generator_reads_noise_then_the_label():
     z = g(torch.tensor([[2.0, -3.0]]), torch.tensor([1]))
     expected = torch.tensor([[2.0, 0.0, 0.0, 1.0, 0.0]]) / (1 + 1e-5) ** 0.5
     torch.testing.assert_close(z, expected)
-
-
-@pytest.mark.parametrize(("settings", "noise", "hidden"), [({}, 2, 4), ({"hidden": 7, "noise": 5}, 5, 7)])
-def test_the_sizes_of_the_generator(make: Make, settings: dict[str, int], noise: int, hidden: int):
-    """By default d/2 and d, with d = 4 here; 3 classes."""
-    method = FedCiR(**{f"generator_{name}": value for name, value in settings.items()})
-    first, _, _, last = method.parts(Simulation(make()).setup.model)["generator"].module.body
-    assert (first.in_features, first.out_features, last.out_features) == (noise + 3, hidden, 4)
 
 
 def two_heads(samples=()):
@@ -242,21 +185,6 @@ def test_clients_weigh_in_the_mixture_as_in_the_average():
     assert log_mixture(head, Replies([one, one, other]), z).exp()[0, 0].item() == pytest.approx(2.3 / 3)
 
 
-def test_the_mixture_agrees_with_a_loop_in_float64():
-    generator = torch.Generator().manual_seed(1)
-    heads = [nn.Linear(3, 4).double() for _ in range(5)]
-    for head in heads:
-        for parameter in head.parameters():
-            parameter.data.normal_(generator=generator)
-    replies = Replies((k, Tensors(head.state_dict()).under("head")) for k, head in enumerate(heads))
-    z = torch.randn(6, 3, generator=generator, dtype=torch.float64, requires_grad=True)
-    ours = log_mixture(nn.Linear(3, 4).double(), replies, z)
-    theirs = (sum(head(z).softmax(dim=1) for head in heads) / 5).log()
-    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-    (mine,), (reference,) = (torch.autograd.grad(value[:, 1].sum(), z) for value in (ours, theirs))
-    torch.testing.assert_close(mine, reference, rtol=1e-10, atol=1e-12)
-
-
 def test_the_mixture_is_finite_where_probabilities_are_not():
     """Logits (-1000, 0) in both heads: class 0 has e^-1000, which is 0 in floating point, yet its log is -1000."""
     replies = Replies((k, Up({"head.weight": torch.tensor([[-1000.0], [0.0]])})) for k in range(2))
@@ -277,15 +205,6 @@ def test_the_estimate_by_hand():
     assert measured["gaussians.mean"].tolist() == [[13.0], [-5.0]]
     assert measured["gaussians.sigma"].flatten().tolist() == pytest.approx([1.8708287, 0.01])
     assert measured["sigma_g"].item() == pytest.approx(0.9404144)
-
-
-def test_each_class_has_its_own_noise(make: Make):
-    spec = Simulation(make()).setup.model
-    assert FedCiR(mle_samples=50).estimate_draws(spec, 0) == {"noise": Draw((3, 50, 2))}
-    assert FedCiR().generated(spec, 9) == {
-        "labels": Draw((9,), "integers", 3),
-        "noise": Draw((9, 2)),
-    }
 
 
 def test_a_generator_batch_of_one_is_refused():
@@ -327,23 +246,6 @@ def first_round(experiment, **settings):
     return simulation, trained, merged["state"], merged["replies"]
 
 
-def test_the_server_moves_the_generator_and_nothing_else(make: Make):
-    experiment = make({"method.name": "fedcir"} | CNN_WITH_BN)
-    start = Simulation(experiment).coordinator.state
-    simulation, trained, state, replies = first_round(experiment, generator_steps=1)
-    assert len(replies) == len(trained) == 2
-    for client, up in replies:
-        assert up.keys() == trained[client].keys()
-        assert all(torch.equal(up[name], tensor) for name, tensor in trained[client].items())
-    assert all(torch.equal(state.shared[name], tensor) for name, tensor in start.shared.items())
-    parameters = {name for name, _ in net_of(simulation).parameters() if name.startswith("generator.")}
-    moments = state.optimisers["generator.consensus"]
-    assert moments.keys() == parameters
-    for name in parameters - {"generator.body.0.bias"}:  # batch norm takes that one away again
-        assert moments[name]["exp_avg"].abs().sum() > 0
-        assert not torch.equal(state.down[name], start.down[name])
-
-
 def test_the_generator_has_its_own_adam(make: Make):
     """Adam's first step is lr * g / (|g| + 1e-8): lr in size wherever g is not tiny, whatever [train] says.
 
@@ -373,44 +275,6 @@ def test_the_estimate_is_that_of_the_generator_as_clients_see_it(make: Make):
         mean, sigma = down["gaussians.mean"][label], down["gaussians.sigma"][label]
         assert ((mean - z.mean(dim=0)).abs() < 0.05 * sigma).all()  # five standard errors of the difference
         torch.testing.assert_close(sigma, z.std(dim=0), rtol=0.05, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("name", "down", "server"),
-    [
-        ("fedcir", {"generator", "gaussians"}, set()),
-        ("fedreg", {"generator"}, set()),
-        ("fedalign", {"gaussians"}, {"generator"}),
-    ],
-)
-def test_clients_are_sent_what_they_use_and_send_the_model_only(make: Make, name: str, down: set, server: set):
-    simulation = simulate(make({"method.name": name}))
-    state = simulation.coordinator.state
-
-    def parts(names):
-        return {part_of(name) for name in names}
-
-    assert parts(names_sent(simulation, "train", "down")) == {"encoder", "head"} | down
-    assert parts(names_sent(simulation, "train", "up")) == {"encoder", "head"}
-    assert parts(state.server) == server
-    assert parts(state.optimisers["generator.consensus"]) == {"generator"}
-    assert set(net_of(simulation).parts) == {"encoder", "head"} | down
-
-
-def test_the_generator_is_frozen_on_clients(make: Make):
-    """Not even its batch-norm statistics move, in a round where it is used: two clients, two steps each."""
-    simulation = simulate(make({"method.name": "fedcir"}), rounds=1)
-    sent = {name: tensor.clone() for name, tensor in simulation.coordinator.state.down.items()}
-    when = simulation.coordinator.schedule[1]
-    (exchange,) = when.stage.exchanges
-    calls = []
-    net_of(simulation).generator.register_forward_hook(lambda *_: calls.append(1))
-    ups = exchanged(simulation, exchange, when, simulation.federated.clients)
-    assert len(calls) == 4
-    assert {part_of(name) for name in sent} == {"generator", "gaussians"}
-    at_work = dict(resident(simulation).client.net.tensors())
-    assert all(torch.equal(at_work[name], tensor) for name, tensor in sent.items())
-    assert not any(name in up for name in sent for up in ups.values())
 
 
 class ByHand(Averaging):
@@ -452,53 +316,3 @@ def test_both_terms_begin_in_the_second_round(make: Make, weight: str):
     off = on.replace(method=ByHand())
     assert same(simulate(on, rounds=1), simulate(off, rounds=1))
     assert not same(simulate(on, rounds=2), simulate(off, rounds=2))
-
-
-def test_the_record_says_how_wide_the_gaussians_are(make: Make):
-    """Beside the generator's loss; without L_align there are none. 1 / sigma^2 is what the divergence weighs by."""
-    simulation = simulate(make({"method.name": "fedcir"}), rounds=2)
-    sigma = simulation.coordinator.state.down["gaussians.sigma"].mean().item()
-    terms = evaluated(simulation, simulation.coordinator.schedule[1])["terms"]["server"]
-    assert terms.keys() == {"consensus", "sigma_g"}
-    assert terms["sigma_g"] == pytest.approx(sigma, rel=1e-6)
-    simulation = simulate(make({"method.name": "fedreg"}), rounds=2)
-    assert evaluated(simulation, simulation.coordinator.schedule[1])["terms"]["server"].keys() == {"consensus"}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_restored_run_goes_on_as_if_never_stopped(make: Make, name: str, tmp_path: Path):
-    """Two rounds, a checkpoint on the disk, two more: the same bits as four, Adam's moments of G included."""
-    experiment = make({"method.name": name, "train.rounds": 4, "method.generator_lr": 0.05} | CNN_WITH_BN)
-    whole = simulate(experiment)
-    simulate(experiment, rounds=2, folder=tmp_path)
-    ends = []
-    for forget in (False, True):
-        resumed = Simulation(experiment)
-        attach(resumed, tmp_path)
-        moments = resumed.coordinator.state.optimisers["generator.consensus"]
-        assert all(kinds["step"].item() == 10 for kinds in moments.values())  # five a round
-        if forget:
-            resumed.coordinator.state = dataclasses.replace(resumed.coordinator.state, optimisers={})
-        for _ in resumed.coordinator.schedule[2:]:
-            go_on(resumed)
-        ends.append(resumed)
-    for scope in ("shared", "down", "server"):
-        held, expected = getattr(ends[0].coordinator.state, scope), getattr(whole.coordinator.state, scope)
-        assert held.keys() == expected.keys()
-        assert all(torch.equal(held[name], tensor) for name, tensor in expected.items())
-    assert not same(ends[1], whole)  # so the moments matter
-
-
-def test_presets_are_those_of_appendix_e():
-    assert {name: preset["l_align"] for name, preset in FedCiR.presets.items()} == {
-        "domainnet": 1e-6,
-        "iwildcam": 1e-6,
-        "pacs": 5e-7,
-        "office-caltech-10": 5e-7,
-        "camelyon17": 5e-7,
-    }
-    for variant in map(METHODS.get, ("fedcir", "fedreg", "fedalign")):
-        assert variant.presets.keys() == FedCiR.presets.keys()
-        for preset in variant.published().values():
-            assert preset.get("l_reg", 0.5) == 0.5
-            variant(**preset)

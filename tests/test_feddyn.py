@@ -6,13 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import CNN_WITH_BN, Make, at, evaluated, first_messages, simulate, states
+from conftest import Make, at, first_messages, simulate
 from fedshift.clients.samples import Samples
-from fedshift.core.contract import Batch, LocalWork, Part, ServerState
+from fedshift.core.contract import Batch, LocalWork, ServerState
 from fedshift.core.messages import Down, Up
 from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Replies, Tensors
-from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.feddyn import FedDyn
 
 
@@ -97,46 +96,6 @@ def test_a_weighted_merge_by_hand():
     assert merged.shared["head.w"].item() == pytest.approx(0.5)
 
 
-class Point(nn.Module):
-    """One number w."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(()))
-
-
-class Quadratic(FedAvg):
-    """Client k has F_k(w) = a_k/2 (w - c_k)^2 with a = (1, 4) and c = (1, -1)."""
-
-    def parts(self, spec):
-        return {"encoder": Part(nn.Identity()), "head": Part(Point())}
-
-    def loss(self, net, batch, context):
-        curvature = torch.tensor([1.0, 4.0])[context.client]
-        optimum = torch.tensor([1.0, -1.0])[context.client]
-        return {"cross_entropy": curvature / 2 * (net.head.w - optimum).square()}
-
-
-class DynamicQuadratic(FedDyn, Quadratic):
-    """FedDyn on the same objectives."""
-
-
-def test_rounds_end_at_the_federations_optimum_and_those_of_fedavg_do_not(make: Make):
-    """The mean of F_k is least where 1 (w - 1) + 4 (w + 1) = 0: w = -3/5.
-
-    Thirty steps of size 0.2 find each client's own optimum, so FedAvg gives the mean of c_k, 0. At FedDyn's
-    fixed point w_k = w, hence h = 0 and g_k = F_k'(-0.6) = (-1.6, 1.6).
-    """
-    experiment = make({"train.rounds": 40, "train.steps": 30, "train.lr": 0.2, "train.momentum": 0.0})
-    plain = simulate(experiment.replace(method=Quadratic()))
-    assert plain.coordinator.state.shared["head.w"].item() == pytest.approx(0, abs=0.01)
-    ours = simulate(experiment.replace(method=DynamicQuadratic(alpha=1.0)))
-    assert ours.coordinator.state.shared["head.w"].item() == pytest.approx(-0.6, abs=1e-4)
-    assert ours.coordinator.state.server["correction.head.w"].item() == pytest.approx(0, abs=1e-4)
-    duals = [state.tensors["dual.head.w"].item() for _, state in states(ours)]
-    assert duals == pytest.approx([-1.6, 1.6], abs=1e-4)
-
-
 def test_a_tiny_alpha_leaves_local_training_as_it_is(make: Make):
     """With alpha = 1e-30 the terms vanish beside any gradient, so clients train as FedAvg's do, to the bit.
 
@@ -150,20 +109,3 @@ def test_a_tiny_alpha_leaves_local_training_as_it_is(make: Make):
     assert all(torch.equal(one[name], other[name]) for name in one)
     for name, mean in plain.coordinator.state.shared.items():
         torch.testing.assert_close(ours.coordinator.state.shared[name], 2 * mean - first[name], rtol=1e-4, atol=1e-6)
-
-
-def test_gradients_are_clipped(make: Make):
-    """One step of plain SGD moves all weights together by lr * max_norm = 0.1 * 0.01 where the gradient is larger."""
-    changes = {"train.steps": 1, "train.momentum": 0.0, "method": {"name": "feddyn", "max_norm": 0.01}}
-    messages = first_messages(make(changes))
-    moved = torch.cat(
-        [(up - messages["train", "down"][name]).flatten() for name, up in messages["train", "up"].items()]
-    )
-    assert moved.norm().item() == pytest.approx(1e-3, rel=1e-3)
-
-
-def test_batch_norm_may_be_measured_again(make: Make):
-    """The duals mirror the batch norms' parameters but have no statistics of their own."""
-    simulation = simulate(make({"method": {"name": "feddyn", "bn": "reestimate"}} | CNN_WITH_BN), rounds=1)
-    record = evaluated(simulation, simulation.coordinator.schedule[0])
-    assert len(record["environments"]) == 3

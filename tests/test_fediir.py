@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from conftest import CNN_WITH_BN, Make, at, names_sent, net_of, simulate
+from conftest import Make, at, net_of, simulate
 from fedshift.clients.samples import Samples
 from fedshift.core.contract import Batch, LocalWork, ServerState
 from fedshift.core.messages import Down
 from fedshift.core.net import Net
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.fediir import FedIIR
-from refusal import refuses
 
 GRADIENT = 0.0359724  # of one image z = 2, y = 0, logits (z, -z): p_1 z = 2 / (1 + e^4)
 
@@ -52,12 +49,6 @@ def test_the_probe_by_hand():
     up = FedIIR().mean_gradient(work)
     assert up.keys() == {"gradient.head.weight"}
     assert up["gradient.head.weight"].flatten().tolist() == pytest.approx([-GRADIENT / 2, GRADIENT / 2], abs=1e-6)
-
-
-@pytest.mark.parametrize(("weighting", "counted"), [("uniform", False), ("samples", True)])
-def test_gradients_weigh_as_models_do(weighting: Literal["uniform", "samples"], counted: bool):
-    (stage,) = FedIIR(weighting=weighting).stages(1)
-    assert [exchange.counted for exchange in stage.exchanges] == [counted, counted]
 
 
 def gradients(*values: float, **more: list[int]) -> Replies:
@@ -107,32 +98,6 @@ def tiny_net() -> tuple[Net, Batch, dict[str, torch.Tensor]]:
     return Net({"encoder": encoder, "head": head}), batch, received
 
 
-def test_the_gradient_is_of_second_order():
-    """Central differences of the whole loss, for every parameter of encoder and head, in float64.
-
-    Without the graph through the inner gradient the penalty would move nothing.
-    """
-    net, batch, received = tiny_net()
-    objective, step = FedIIR(lam=0.7).objective("train"), 1e-6
-
-    def total() -> torch.Tensor:
-        return sum(objective.evaluate(net, batch, at(received=received)).values())
-
-    parameters = dict(net.parameters())
-    exact = torch.autograd.grad(total(), list(parameters.values()))
-    plain = torch.autograd.grad(F.cross_entropy(net.head(net.encoder(batch.x)), batch.y), list(parameters.values()))
-    for parameter, gradient, first_order in zip(parameters.values(), exact, plain, strict=True):
-        assert not torch.allclose(gradient, first_order, rtol=1e-2)
-        flat = parameter.data.view(-1)
-        for i in range(flat.numel()):
-            around = []
-            for sign in (1, -1):
-                flat[i] += sign * step
-                around.append(total().item())
-                flat[i] -= sign * step
-            assert gradient.flatten()[i].item() == pytest.approx((around[0] - around[1]) / (2 * step), abs=1e-7)
-
-
 def test_the_penalty_in_closed_form():
     """For a linear head the gradient is (p - onehot)^T z / B and its mean over the batch."""
     net, batch, received = tiny_net()
@@ -142,14 +107,6 @@ def test_the_penalty_in_closed_form():
     distance = distance + (error.sum(dim=0) - received["invariant.head.bias"]).square().sum()
     penalty = FedIIR(lam=0.7).objective("train").evaluate(net, batch, at(received=received))["invariance"]
     assert penalty.item() == pytest.approx(0.7 * distance.item(), rel=1e-12)
-
-
-def test_without_its_term_it_is_fedavg(make: Make):
-    changes = {"train.rounds": 3} | CNN_WITH_BN
-    plain, ours = simulate(make(changes)), simulate(make(changes | {"method": {"name": "fediir", "lam": 0.0}}))
-    one, other = plain.coordinator.state.shared, ours.coordinator.state.shared
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_run_stores_the_moving_mean_and_sends_it_at_once(make: Make):
@@ -184,16 +141,3 @@ def test_a_run_stores_the_moving_mean_and_sends_it_at_once(make: Make):
         for name, expected in g.items():
             torch.testing.assert_close(down[f"invariant.head.{name}"].double(), expected, rtol=1e-4, atol=1e-6)
     assert torch.equal(simulation.coordinator.state.down["invariant.head.bias"], received[-1]["invariant.head.bias"])
-
-
-def test_what_each_exchange_carries(make: Make):
-    simulation = simulate(make({"method.name": "fediir"}), rounds=1)
-    assert names_sent(simulation, "probe", "up") == {"gradient.head.weight", "gradient.head.bias"}
-    model = names_sent(simulation, "probe", "down")
-    assert names_sent(simulation, "train", "down") == model | {"invariant.head.weight", "invariant.head.bias"}
-    assert names_sent(simulation, "train", "up") == model
-
-
-def test_a_memory_of_one_would_never_learn():
-    with refuses("method.ema = 1.0", "less than 1"):
-        FedIIR(ema=1.0)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from conftest import CNN_WITH_BN, Make, at, exchanged, simulate
-from fedshift.clients.samples import Samples
+from conftest import at
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
 from fedshift.methods.fedlc import FedLC
-from fedshift.runs.simulation import Simulation
 
 
 def loss_of(logits: torch.Tensor, y: list[int], counts: list[int], **settings):
@@ -60,46 +57,3 @@ def test_a_client_of_one_class_has_nothing_to_tell_apart(denominator: str):
     loss.backward()
     assert loss.item() == 0
     assert (logits.grad == 0).all()
-
-
-@pytest.mark.parametrize("denominator", ["all", "others"])
-def test_it_agrees_with_a_loop_in_float64(denominator: str):
-    logits = torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    y, counts, tau = [0, 1, 3, 1, 0, 3], [5, 40, 0, 200], 0.7
-    total = 0.0
-    for row, true in zip(logits.tolist(), y, strict=True):
-        weight = [math.exp(row[c] - tau * n**-0.25) if n else 0.0 for c, n in enumerate(counts)]
-        below = sum(weight) - (weight[true] if denominator == "others" else 0)
-        total += math.log(below / weight[true])
-    mine = loss_of(logits, y, counts, tau=tau, denominator=denominator)
-    assert mine.item() == pytest.approx(total / len(y), rel=1e-12)
-
-
-def test_a_rare_class_has_the_wider_margin():
-    """Equal logits: the loss of class 0 with 1 and class 1 with 10^4 samples is log(1 + e^(1 - 0.1)) and with -0.9."""
-    logits = torch.zeros(1, 2)
-    assert loss_of(logits, [0], [1, 10_000]).item() == pytest.approx(math.log(1 + math.exp(0.9)), rel=1e-6)
-    assert loss_of(logits, [1], [1, 10_000]).item() == pytest.approx(math.log(1 + math.exp(-0.9)), rel=1e-6)
-
-
-def test_without_calibration_it_is_fedavg_where_every_class_is_present(make: Make):
-    changes = {"train.rounds": 3} | CNN_WITH_BN
-    plain, ours = simulate(make(changes)), simulate(make(changes | {"method": {"name": "fedlc", "tau": 0.0}}))
-    one, other = plain.coordinator.state.shared, ours.coordinator.state.shared
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-@pytest.mark.parametrize("name", ["fedlc", "fedavg"])
-def test_in_a_run_the_absent_class_keeps_its_row_of_the_head(make: Make, name: str):
-    """A client without class 2 sends row 2 of the head back as it came; plain cross-entropy pushes it down."""
-    simulation = Simulation(make({"method.name": name, "train.weight_decay": 0.0}))
-    when = simulation.coordinator.schedule[0]
-    client = simulation.federated.clients[0]
-    here = client.train.y != 2
-    client = replace(client, train=Samples(client.train.x[here], client.train.y[here]))
-    ups = exchanged(simulation, when.stage.exchanges[0], when, [client])
-    same = [
-        torch.equal(ups[0]["head.weight"][c], simulation.coordinator.state.shared["head.weight"][c]) for c in range(3)
-    ]
-    assert same == [False, False, name == "fedlc"]

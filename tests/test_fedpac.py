@@ -10,10 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy.optimize import minimize
-from torch import Tensor, nn
+from torch import Tensor
 
-from conftest import Make, at, evaluated, models_of, names_sent, simulate, states
+from conftest import at, linear
 from fedshift.clients.samples import Samples
 from fedshift.core.contract import Batch, LocalWork, ServerState
 from fedshift.core.messages import Down
@@ -21,14 +20,6 @@ from fedshift.core.net import Net
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.fedpac import FedPAC, combination
 from fedshift.methods.simplex import simplex_minimum
-from test_methods import small
-
-
-def head_of(*weights: float) -> nn.Linear:
-    layer = nn.Linear(1, len(weights), bias=False)
-    layer.weight.data = torch.tensor(weights).unsqueeze(1)
-    return layer
-
 
 # The programme ------------------------------------------------------------------------------------
 
@@ -38,36 +29,6 @@ def kkt(p: Tensor, a: Tensor) -> float:
     scale = p.diagonal().max().clamp(min=torch.finfo(p.dtype).tiny)
     slope = p @ a / scale
     return float((a @ slope - slope.min()).clamp(min=0))
-
-
-def instance(seed: int, clients: int, rank: int, variances: bool) -> Tensor:
-    """R of a random diag(v) + D = R'R, where D is of some rank."""
-    generator = np.random.default_rng(seed)
-    away = generator.normal(size=(clients, rank))
-    v = generator.uniform(size=clients) if variances else np.zeros(clients)
-    return torch.from_numpy(np.concatenate([np.diag(np.sqrt(v)), away.T]))
-
-
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize(("rank", "variances"), [(12, True), (3, True), (3, False), (1, False)])
-def test_the_programme_against_scipy(seed: int, rank: int, variances: bool):
-    """Nine clients; with rank 3 or 1 and no variances P is singular, so minima may be many but have one value."""
-    root = instance(seed, 9, rank, variances)
-    p, a = root.T @ root, simplex_minimum(root)
-    assert a.min() >= 0
-    assert a.sum().item() == pytest.approx(1)
-    reference = minimize(
-        lambda x: x @ p.numpy() @ x,
-        np.full(9, 1 / 9),
-        jac=lambda x: 2 * p.numpy() @ x,
-        bounds=[(0, 1)] * 9,
-        constraints={"type": "eq", "fun": lambda x: x.sum() - 1, "jac": lambda x: np.ones(9)},
-        method="SLSQP",
-        options={"ftol": 1e-14, "maxiter": 500},
-    )
-    assert (a @ p @ a).item() == pytest.approx(reference.fun, abs=1e-7)
-    if variances:
-        assert a.tolist() == pytest.approx(reference.x.tolist(), abs=1e-4)
 
 
 @given(
@@ -125,8 +86,8 @@ def reply(method: FedPAC, x: list[float], y: list[int], encoder: float, head: tu
     """What a client sends whose features are its inputs before training, and ``encoder`` times these after it."""
     batch, context = Batch(torch.tensor(x).float().unsqueeze(1), torch.tensor(y)), at(counts=[0, 0])
     counts = torch.bincount(batch.y, minlength=2)
-    before = method.measured_before(Net({"encoder": head_of(1.0)}), batch, context)
-    after = method.measured_after(Net({"encoder": head_of(encoder)}), batch, context)
+    before = method.measured_before(Net({"encoder": linear(1.0)}), batch, context)
+    after = method.measured_after(Net({"encoder": linear(encoder)}), batch, context)
     measured, nothing = Tensors({**before, **after}), Tensors()
     work = LocalWork(nothing, nothing, Down(), measured, nothing, Samples(batch.x, batch.y), counts, steps=1, lr=0.1)
     model = {"encoder.weight": torch.tensor([[encoder]]), "head.weight": torch.tensor(head).float().unsqueeze(1)}
@@ -176,21 +137,12 @@ def test_the_next_round_by_hand():
     assert method.send(merged, 2)["head.weight"].flatten().tolist() == pytest.approx([1, 1])
 
 
-def test_encoders_weigh_by_samples_and_class_means_by_class_counts():
-    """One sample at encoder 2, three at encoder 6: (2 + 18)/4 = 5; means of x = 1: (2 + 18)/4."""
-    method = FedPAC()
-    ups = [(0, reply(method, [1], [0], 2.0, (0, 0))), (1, reply(method, [1, 1, 1], [0, 0, 0], 6.0, (0, 0)))]
-    merged = method.merge(start(method, 2), Replies(ups))
-    assert merged.shared["encoder.weight"].item() == 5
-    assert merged.down["class_means.value"].flatten().tolist() == [5, 7]
-
-
 def test_the_alignment_by_hand():
     """Features z = (1, 2), y = (0, 1), lam = 0.5; class 0 has the global mean 3, class 1 none, but the own 8/4 = 2.
 
     0.5 * ((1 - 3)^2 + (2 - 2)^2) / 2 = 1. In round 1 there is the cross-entropy alone. Logits are 0: log 2.
     """
-    net = Net({"encoder": head_of(1.0), "head": head_of(0.0, 0.0)})
+    net = Net({"encoder": linear(1.0), "head": linear(0.0, 0.0)})
     batch = Batch(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1]))
     received = {"class_means.value": torch.tensor([[3.0], [0.0]]), "class_counts.value": torch.tensor([9, 0])}
     context = at(round=2, rounds=2, received=received, counts=[5, 4])
@@ -201,44 +153,3 @@ def test_the_alignment_by_hand():
         {"cross_entropy": 0.6931472, "alignment": 1.0}
     )
     assert objective.evaluate(net, batch, at(received=received, counts=[5, 4])).keys() == {"cross_entropy"}
-
-
-def test_a_round_is_one_epoch_of_the_head_and_five_of_the_encoder(make: Make):
-    """27 samples in batches of 4 are 6 whole ones: 6 + 30 steps, in every one of which the rest stands still."""
-    simulation = simulate(make({"method.name": "fedpac", "train.rounds": 1}))
-    assert all(state.drawn["train"] == 36 for _, state in states(simulation))
-
-
-def test_what_leaves_and_what_is_kept(make: Make):
-    simulation = simulate(make(small("fedpac")))
-    model = {name for name, scope in simulation.setup.scopes.items() if scope == "shared"}
-    statistics = {"before.value", "squares", "after.value", "class_counts.value", "samples"}
-    assert names_sent(simulation, "train", "up") == model | statistics
-    categories = simulation.setup.declaration(simulation.setup.stages[0].exchanges[0]).categories
-    assert {name: categories[name] for name in statistics} == {
-        **dict.fromkeys(("before.value", "squares", "after.value"), "statistic"),
-        **dict.fromkeys(("class_counts.value", "samples"), "count"),
-    }
-    assert not any(state.tensors for _, state in states(simulation))
-
-
-def test_each_client_is_scored_with_its_own_head_and_the_unseen_with_the_mean(make: Make):
-    simulation = simulate(make(small("fedpac") | {"data.domains": 4}))
-    record = evaluated(simulation, simulation.coordinator.schedule[-1])
-    assert {row["model"] for row in record["environments"] if row["role"] == "validation"} == {"own"}
-    assert {row["model"] for row in record["environments"] if row["role"] == "test"} == {"global"}
-    heads = [models_of(simulation, each)[0]["head.weight"] for each in simulation.federated.environments]
-    server = simulation.coordinator.state
-    for environment, head in zip(simulation.federated.environments, heads, strict=True):
-        own = server.shared["head.weight"] if environment.client is None else server.server["heads.weight"]
-        assert torch.equal(head, own if environment.client is None else own[environment.client])
-
-
-def test_an_absent_client_keeps_the_head_that_it_was_given(make: Make):
-    """With half the clients a round, rows of those who were not sampled do not change."""
-    experiment = make(small("fedpac") | {"train.participation": 0.5, "train.rounds": 4})
-    before = torch.zeros(2, 3, 4)
-    for rounds in range(1, 5):
-        now = simulate(experiment, rounds).coordinator.state.server["heads.weight"]
-        assert sum(not torch.equal(one, other) for one, other in zip(now, before, strict=True)) == 1
-        before = now

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from conftest import Make, at, names_sent, simulate, states
+from conftest import at, linear
 from fedshift.core.contract import Batch, ServerState
 from fedshift.core.net import Net
 from fedshift.core.plugins import module_of
@@ -17,13 +16,6 @@ from fedshift.core.tensors import Replies, Tensors, part_of
 
 PLUGIN = Path(__file__).parent.parent / "docs" / "results" / "fedpin_game.py"
 GAME: Any = module_of(PLUGIN)
-
-
-def linear(*rows: float) -> nn.Linear:
-    """A linear layer of one input, with these weights and no bias."""
-    layer = nn.Linear(1, len(rows), bias=False)
-    layer.weight.data = torch.tensor([[row] for row in rows])
-    return layer
 
 
 def game_net() -> Net:
@@ -69,15 +61,6 @@ def test_the_game_and_its_signs_by_hand(auxiliary: str):
         assert torch.equal(parameters["encoder.weight"].grad, before)  # stop gradient
         expected = [-0.0179862, 0.0179862]
     assert parameters["auxiliary.weight"].grad.flatten().tolist() == pytest.approx(expected, abs=1e-6)
-
-
-def test_a_clients_own_auxiliary_head_never_leaves(make: Make):
-    settings = {"method.name": "fedpin-game", "method.alpha": 0.001, "method.auxiliary_head": "per_client"}
-    simulation = simulate(make({"plugins": [str(PLUGIN)], **settings}))
-    for direction in ("down", "up"):
-        assert {part_of(name) for name in names_sent(simulation, "train", direction)} == {"encoder", "head"}
-    one, other = (state.tensors["auxiliary.weight"] for _, state in states(simulation))
-    assert not torch.equal(one, other)
 
 
 def test_the_mlps_one_hot_columns_are_merged_by_owner():

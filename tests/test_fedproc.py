@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from fedshift.core.messages import Up
 from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.fedproc import SUMS, FedProc, prototypical
-from fedshift.runs.simulation import Simulation
 
 X, Y = [1.0, 0.0], [0.0, 1.0]
 
@@ -35,27 +33,6 @@ def test_the_contrast_by_hand():
     assert prototypical(z, y, prototypes, known, 0.5, "others").tolist() == pytest.approx([-2.0, 2.0])
     ours[0].backward()
     assert z.grad[0].tolist() == pytest.approx([0, 0.0476812], abs=1e-6)
-
-
-@pytest.mark.parametrize("denominator", ["all", "others"])
-@pytest.mark.parametrize("known", [[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 0], [1, 1, 1]])
-def test_prototypes_that_are_not_there_are_in_no_sum(denominator: str, known: list[int]):
-    """Values and gradients are finite, and equal a loop over the classes that have a prototype."""
-    generator = torch.Generator().manual_seed(0)
-    z = torch.randn(3, 4, generator=generator, dtype=torch.float64, requires_grad=True)
-    prototypes = torch.randn(3, 4, generator=generator, dtype=torch.float64)
-    there = torch.tensor(known).bool()
-    prototypes = prototypes * there.unsqueeze(1)
-    ours = prototypical(z, torch.arange(3), prototypes, there, 0.3, denominator)
-    ours.sum().backward()
-    assert ours.isfinite().all() and z.grad.isfinite().all()
-    for y in range(3):
-        if not known[y]:
-            continue  # of no use: its weight is 0
-        similarity = {c: F.cosine_similarity(z[y], prototypes[c], dim=0).item() / 0.3 for c in range(3) if known[c]}
-        among = [value for c, value in similarity.items() if denominator == "all" or c != y]
-        expected = math.log(sum(map(math.exp, among))) - similarity[y] if among else 0.0
-        assert ours[y].item() == pytest.approx(expected, abs=1e-12)
 
 
 def net(counts: list[int]) -> Net:
@@ -81,15 +58,6 @@ def test_the_loss_by_hand():
     assert {name: term.item() for name, term in terms.items()} == pytest.approx(
         {"cross_entropy": 0.8446530, "prototypical": 0.0475980}, abs=1e-6
     )
-
-
-@pytest.mark.parametrize(("t", "a"), [(1, 0.75), (2, 0.5), (3, 0.25), (4, 0.0)])
-def test_the_weight_is_one_less_the_part_of_the_rounds_that_passed(t: int, a: float):
-    """One image (1, 0) of class 0: CE = 0.5514447, L_proto = 0.1269280."""
-    batch = Batch(torch.tensor([X]), torch.tensor([0]))
-    terms = FedProc(projection="none").objective("train").evaluate(net([3, 1, 0]), batch, at(round=t, rounds=4))
-    assert terms["cross_entropy"].item() == pytest.approx((1 - a) * 0.5514447, abs=1e-6)
-    assert terms["prototypical"].item() == pytest.approx(a * 0.1269280, abs=1e-6)
 
 
 def test_it_is_the_cross_entropy_alone_until_there_are_prototypes():
@@ -158,20 +126,3 @@ def test_one_round_computed_again(make: Make, changes: dict[str, Any]):
     down = simulation.coordinator.state.down
     torch.testing.assert_close(down["prototypes.value"], total / counts.unsqueeze(1), rtol=1e-4, atol=1e-5)
     assert torch.equal(down["class_counts.value"], counts)
-
-
-def test_the_last_of_one_round_is_fedavg_with_a_projection(make: Make):
-    """T = 1 has a = 0 and no prototypes: FedAvg with unit length left out and no projection, to the bit."""
-    changes = {"train.rounds": 1, "method": {"name": "fedproc", "projection": "none", "unit_length": False}}
-    ours, plain = (simulate(make(one)).coordinator.state.shared for one in (changes, {"train.rounds": 1}))
-    assert ours.keys() == plain.keys()
-    assert all(torch.equal(tensor, plain[name]) for name, tensor in ours.items())
-
-
-def test_what_is_sent_says_what_it_is(make: Make):
-    setup = Simulation(make({"method.name": "fedproc"})).setup
-    ((exchange,),) = (stage.exchanges for stage in setup.stages)
-    beside = {name: what for name, what in setup.declaration(exchange).categories.items() if what != "model update"}
-    assert beside == {"class_sums.value": "statistic", "class_counts.value": "count"}
-    assert setup.declaration(exchange).reply["class_sums.value"] == (torch.float32, (3, 256))
-    assert setup.declaration(exchange).reply["class_counts.value"] == (torch.int64, (3,))

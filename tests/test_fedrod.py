@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
-from conftest import CNN_WITH_BN, Make, at, models_of, names_sent, simulate, states
+from conftest import Make, at, linear, simulate
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
 from fedshift.methods.fedrod import FedRoD, balanced
-
-
-def linear(*rows: float) -> nn.Linear:
-    """One input, a logit for each number."""
-    layer = nn.Linear(1, len(rows), bias=False)
-    layer.weight.data = torch.tensor(rows).unsqueeze(1)
-    return layer
 
 
 def test_loss_and_gradients_by_hand():
@@ -56,22 +48,6 @@ def test_absent_classes_give_neither_infinities_nor_gradients():
     assert single.item() == 0
 
 
-def test_equal_counts_are_the_plain_cross_entropy():
-    logits, y = torch.randn(6, 3, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 2, 0, 1, 2])
-    even = F.cross_entropy(balanced(logits, torch.tensor([9, 9, 9]), 1.0), y)
-    assert even.item() == pytest.approx(F.cross_entropy(logits, y).item(), rel=1e-6)
-
-
-def test_the_personal_head_stays_and_unseen_clients_get_the_generic_one(make: Make):
-    simulation = simulate(make({"method.name": "fedrod"} | CNN_WITH_BN))
-    for direction in ("up", "down"):
-        assert not any("personal" in name for name in names_sent(simulation, "train", direction))
-    assert all(state.tensors["personal_head.weight"].abs().sum() > 0 for _, state in states(simulation))
-    for environment in simulation.federated.environments:
-        (model,) = models_of(simulation, environment)
-        assert bool(model["personal_head.weight"].any()) == (environment.client is not None)
-
-
 def test_the_generic_model_does_not_depend_on_the_personal_head(make: Make, monkeypatch: pytest.MonkeyPatch):
     """Without the personal risk the shared tensors are the same to the bit."""
     whole = simulate(make({"method.name": "fedrod"}))
@@ -87,16 +63,3 @@ def test_the_generic_model_does_not_depend_on_the_personal_head(make: Make, monk
     alone = simulate(make({"method.name": "fedrod"}))
     for name, tensor in whole.coordinator.state.shared.items():
         assert torch.equal(tensor, alone.coordinator.state.shared[name])
-
-
-def test_an_absent_clients_head_stands_still(make: Make):
-    """Of two clients one takes part in round 1; what it keeps is touched in a later round only if it is sampled."""
-    experiment = make({"method.name": "fedrod", "train.participation": 0.5, "train.rounds": 4})
-    before: dict[int, torch.Tensor] = {}
-    for rounds in range(1, 5):
-        now = {client: state.tensors["personal_head.weight"] for client, state in states(simulate(experiment, rounds))}
-        moved = [
-            client for client, head in now.items() if client not in before or not torch.equal(head, before[client])
-        ]
-        assert len(moved) == 1
-        before = now

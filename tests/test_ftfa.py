@@ -4,41 +4,25 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
-from conftest import CNN_WITH_BN, Make, evaluated, go_on, models_of, names_sent, scored, simulate, states
-from fedshift.core.contract import Part
-from fedshift.methods.fedavg import FedAvg
+from conftest import CNN_WITH_BN, Make, evaluated, names_sent, simulate
 from fedshift.methods.ftfa import FTFA
-from fedshift.methods.personal import Tuned
-from fedshift.runs.simulation import Simulation
-from test_ditto import PLAIN, Point, quadratic
+from quadratics import APART, PLAIN, OnQuadratics, W, at_rest, on_quadratics, own
+
+__all__ = ["on_quadratics"]  # a fixture
 
 
-class Quadratic(FTFA):
-    """Client k has F_k(w) = a_k/2 (w - c_k)^2 with a = (1, 4) and c = (3, -1)."""
-
-    def parts(self, model):
-        shared = {"encoder": Part(nn.Identity()), "head": Part(Point())}
-        return {**shared, "tuned": Part(Tuned(nn.Identity(), Point()), "client")}
-
-    def loss(self, net, batch, context):
-        return {"cross_entropy": quadratic(net.head.w, context)}
-
-    plain_loss = loss
-
-
-@pytest.mark.parametrize(("lr", "own"), [(None, (0.787485, -0.79156)), (0.2, (1.44608, -0.99228))])
-def test_tuning_by_hand(make: Make, lr: float | None, own: tuple[float, float]):
+@pytest.mark.parametrize(("lr", "ends"), [(None, (0.787485, -0.79156)), (0.2, (1.44608, -0.99228))])
+def test_tuning_by_hand(on_quadratics: OnQuadratics, lr: float | None, ends: tuple[float, float]):
     """One round of two steps of 0.1 ends at w = -0.035 (Ditto's test says how).
 
     Then s steps at a rate r end at c + (w - c) (1 - r a)^s. s = 3, r = 0.1: 3 - 3.035 * 0.9^3 = 0.787485 and
     -1 + 0.965 * 0.6^3 = -0.79156; r = 0.2: 3 - 3.035 * 0.8^3 = 1.44608 and -1 + 0.965 * 0.2^3 = -0.99228.
     """
-    method = Quadratic(finetune_steps=3, finetune_lr=lr)
-    simulation = simulate(make({**PLAIN, "train.rounds": 1}).replace(method=method))
-    assert simulation.coordinator.state.shared["head.w"].item() == pytest.approx(-0.035, abs=1e-6)
-    assert [state.tensors["tuned.head.w"].item() for _, state in states(simulation)] == pytest.approx(own, abs=1e-6)
+    method = FTFA(finetune_steps=3, finetune_lr=lr)
+    simulation = on_quadratics.run(method, {**PLAIN, "train.rounds": 1, "train.steps": 2}, APART)
+    assert at_rest(simulation) == pytest.approx(-0.035)
+    assert own(simulation, f"tuned.{W}") == pytest.approx(ends)
     assert not names_sent(simulation, "finetune", "up")
 
 
@@ -56,21 +40,3 @@ def test_without_steps_it_is_fedavg_to_the_bit(make: Make):
         plain.coordinator.bytes_down,
         plain.coordinator.bytes_up,
     )
-
-
-def test_who_misses_the_tuning_predicts_with_the_global_model(make: Make):
-    changes = {"method": {"name": "ftfa", "finetune_steps": 5}, "partition": {"name": "iid", "clients": 3}}
-    simulation = Simulation(make({**changes, "train.absent": 0.5}))
-    *training, last = simulation.coordinator.schedule
-    for _ in training:
-        go_on(simulation)
-    go_on(simulation)
-    coordinator = simulation.coordinator
-    gone = {entry["client"] for entry in coordinator.missing if entry["stage"] == "finetune"}
-    assert 0 < len(gone) < 6
-    for environment in simulation.federated.environments:
-        if environment.client is not None:
-            (model,) = models_of(simulation, environment)
-            as_global = scored(simulation, model, environment, last, FedAvg())
-            same = scored(simulation, model, environment, last) == as_global
-            assert same == (coordinator.names[environment.client] in gone)

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable
 from copy import copy, deepcopy
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -167,21 +167,6 @@ def trained(module: nn.Module, x: Tensor) -> list[Tensor]:
     return [z.detach(), *gradients, *(buffer.clone() for buffer in module.buffers())]
 
 
-@needs_onednn
-@pytest.mark.parametrize("model", MODELS)
-def test_kernels_change_rounding_only(every_size: None, products: list[tuple[int, ...]], model: str):
-    plain, ready = encoder(MODELS[model]), encoder(MODELS[model])
-    before = names_and_values(ready)
-    prepare(ready, ALL, "float32")
-    assert same(names_and_values(ready), before)
-    assert [name for name, _ in ready.named_modules()] == [name for name, _ in plain.named_modules()]
-    x = normal(16, 1, 12, 12)
-    for ours, theirs in zip(trained(ready, x), trained(plain, x), strict=True):
-        torch.testing.assert_close(ours, theirs, **CLOSE)
-    assert products
-    torch.testing.assert_close(ready.eval()(x), plain.eval()(x), **CLOSE)
-
-
 def test_channels_last_reaches_every_convolution():
     """Also a first one of one channel, for whose weight both layouts are contiguous; its output shows which it has."""
     module, images = encoder(CNN(channels=(4, 6))), normal(2, 1, 12, 12)
@@ -248,38 +233,6 @@ def test_in_bfloat16_all_that_leaves_is_float32(model: str):
     assert inside == [torch.bfloat16]
     assert not torch.equal(ready(x), plain(x))
     assert not torch.is_autocast_enabled("cpu")
-
-
-class Pair(NamedTuple):
-    mean: Tensor
-    others: dict[str, Any]
-
-
-class Gives(nn.Module):
-    """Puts x times a matrix of ones into a structure; takes more than one argument."""
-
-    def __init__(self, structure: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.structure = structure
-        self.ones = nn.Parameter(torch.ones(2, 2))
-
-    def forward(self, x: Tensor, *, times: int) -> Any:
-        return self.structure(times * (x @ self.ones))
-
-
-def test_bfloat16_becomes_float32_within_structures():
-    """1 * 1 + 2 * 1 = 3, times 2 gives 6."""
-    y = torch.tensor([1, 2])
-    module = Gives(lambda z: ([z, None], Pair(z, {"z": z, "y": y, "double": z.double()})))
-    prepare(module, Kernels(), "bfloat16")
-    (first, nothing), pair = module(torch.tensor([[1.0, 2.0]]), times=2)
-    assert isinstance(pair, Pair)
-    assert nothing is None
-    assert pair.others["y"] is y
-    assert pair.others["double"].dtype is torch.float64
-    for z in (first, pair.mean, pair.others["z"]):
-        assert z.dtype is torch.float32
-        assert z.tolist() == [[6, 6]]
 
 
 # Copies and transforms ----------------------------------------------------------------------------

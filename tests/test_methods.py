@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -190,6 +191,25 @@ def test_the_order_of_clients_changes_nothing(name: str, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(simulation_module, "make_federated", reversed_clients)
     assert_same(run.simulation, simulate(run.experiment))
+
+
+WITHOUT_ITS_TERMS: dict[str, dict[str, Any]] = {
+    "fedprox": {"mu": 0.0},
+    "fediir": {"lam": 0.0},
+    "moon": {"mu": 0.0, "projection": "none"},
+    "fedlc": {"tau": 0.0},  # every class is present
+    "fedl2r": {"l2r": 0.0},
+    "fedgen": {"alpha": 0, "beta": 0, "generator_steps": 2},
+    "fedavgm": {"server": {"beta": 0.0}},
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_ITS_TERMS)
+def test_without_its_terms_a_method_is_fedavg_to_the_bit(make: Make, name: str):
+    changes = {"train.rounds": 3} | CNN_WITH_BN
+    plain = simulate(make(changes)).coordinator.state.shared
+    ours = simulate(make(changes | {"method": {"name": name, **WITHOUT_ITS_TERMS[name]}})).coordinator.state.shared
+    assert all(torch.equal(tensor, ours[name]) for name, tensor in plain.items())
 
 
 def test_fedprox_pulls_towards_the_global_model(make: Make):

@@ -9,12 +9,10 @@ from copy import deepcopy
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
-from conftest import CNN_WITH_BN, Make, at, exchanged, simulate, states
+from conftest import CNN_WITH_BN, Make, at, exchanged, linear, simulate, states
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
-from fedshift.core.state import ClientState
 from fedshift.core.tensors import Replies
 from fedshift.methods.moon import MOON, contrast
 from fedshift.runs.simulation import Simulation
@@ -36,21 +34,6 @@ def test_the_contrast_and_its_gradient_by_hand():
     assert loss.item() == pytest.approx(1.1269280, abs=1e-6)
     loss.backward()
     assert z.grad.flatten().tolist() == pytest.approx([0, 0.1192029, 0, -0.8807971], abs=1e-6)
-
-
-def test_the_contrast_is_a_cross_entropy_of_two():
-    """-log softmax over (s_g, s_prev) / tau of the first, in float64."""
-    generator = torch.Generator().manual_seed(0)
-    z, positive, negative = torch.randn(3, 6, 5, generator=generator, dtype=torch.float64)
-    cosines = [(z * v).sum(dim=1) / (z.norm(dim=1) * v.norm(dim=1)) for v in (positive, negative)]
-    expected = F.cross_entropy(torch.stack(cosines, dim=1) / 0.3, torch.zeros(6, dtype=torch.int64))
-    assert contrast(z, positive, negative, 0.3).item() == pytest.approx(expected.item(), rel=1e-12)
-
-
-def linear(*rows: list[float]) -> nn.Linear:
-    layer = nn.Linear(len(rows[0]), len(rows), bias=False)
-    layer.weight.data = torch.tensor(rows)
-    return layer
 
 
 def test_the_loss_reads_the_received_and_the_previous_model():
@@ -105,15 +88,6 @@ def test_with_local_batch_norm_the_received_weights_meet_the_norms_at_work():
     assert torch.equal(encoder[1].running_mean, once[1].running_mean)  # no frozen pass moved them again
 
 
-def test_without_its_term_and_projection_it_is_fedavg(make: Make):
-    changes = {"train.rounds": 3} | CNN_WITH_BN
-    plain = simulate(make(changes))
-    ours = simulate(make(changes | {"method": {"name": "moon", "mu": 0.0, "projection": "none"}}))
-    one, other = plain.coordinator.state.shared, ours.coordinator.state.shared
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
 @pytest.mark.parametrize("bn", ["shared", "local"])
 @pytest.mark.parametrize("projection", ["mlp", "none"])
 def test_the_previous_model_is_the_clients_last_one(make: Make, bn: str, projection: str):
@@ -137,26 +111,3 @@ def test_the_previous_model_is_the_clients_last_one(make: Make, bn: str, project
             assert not torch.equal(state.tensors["previous.encoder.0.weight"], initial["encoder.0.weight"])
     one, other = (state.tensors["previous.encoder.0.weight"] for _, state in states(simulation))
     assert not torch.equal(one, other)
-
-
-def test_the_previous_model_moves_the_training_but_does_not_leave(make: Make):
-    """Another previous model gives another reply, in which neither its values nor its names are found."""
-    canary, replies = 0.7654321, []
-    for value in (None, canary):
-        simulation = Simulation(make({"method.name": "moon"}))
-        when = simulation.coordinator.schedule[0]
-        (exchange,) = when.stage.exchanges
-        if value is not None:
-            generator = torch.Generator().manual_seed(0)
-            for client in simulation.federated.clients:
-                tensors = {
-                    name: torch.where(torch.rand(t.shape, generator=generator) < 0.5, value, 0.5)
-                    for name, t in simulation.site.initial.items()
-                }
-                simulation.site.store.put(client.id, ClientState(tensors))
-        ups = exchanged(simulation, exchange, when, list(simulation.federated.clients))
-        for up in ups.values():
-            assert up.keys() == simulation.coordinator.state.shared.keys()
-            assert not any((tensor == canary).any() for tensor in up.values())
-        replies.append(ups[0])
-    assert not torch.equal(replies[0]["encoder.1.weight"], replies[1]["encoder.1.weight"])

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import CNN_WITH_BN, Make, at, evaluated, first_messages, go_on, models_of, names_sent, simulate, states
+from conftest import CNN_WITH_BN, Make, at, evaluated, go_on, linear, models_of, simulate, states
 from fedshift.core.contract import Batch, Part
 from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Tensors
 from fedshift.methods.partialfed import MOST_LAYERS, PartialFed, PartialFedAdaptive
 from fedshift.runs.simulation import Simulation
+from quadratics import PLAIN
 from refusal import refuses
-from test_ditto import PLAIN, linear
 from test_fedrep import Factor, product
 
 FIX, ADAPTIVE = {"method.name": "partialfed"}, {"method.name": "partialfed-adaptive"}
@@ -82,19 +82,6 @@ def test_with_batch_norm_of_its_own_it_is_fedbn_for_a_client_to_the_bit(make: Ma
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
 
 
-def test_a_client_that_has_nothing_of_its_own_begins_with_the_average(make: Make):
-    """Where FedBN has the run's initial batch norm."""
-    changes = {**FIX, "partition": {"name": "iid", "clients": 3}, "train.participation": 0.2, **CNN_WITH_BN}
-    simulation = simulate(make(changes), rounds=1)
-    method, shared = simulation.experiment.method, simulation.coordinator.state.shared
-    ((_, state),) = states(simulation)
-    fresh = method.begin(simulation.site.initial, shared)
-    assert set(fresh) == {name.removeprefix("last.") for name in simulation.site.initial} - {"done"}
-    assert all(torch.equal(tensor, shared[name]) for name, tensor in fresh.items())
-    begun = method.begin(Tensors(state.tensors), 2 * shared)
-    assert all(torch.equal(tensor, state.tensors[f"last.{name}"]) for name, tensor in begun.items())
-
-
 @pytest.mark.parametrize(("own", "plain"), [([], "fedavg"), (["encoder", "head"], "single")])
 def test_with_no_layer_of_its_own_it_is_fedavg_and_with_all_local_training(make: Make, own: list[str], plain: str):
     changes = {"train.rounds": 3, **CNN_WITH_BN}
@@ -119,35 +106,6 @@ def test_layers_can_be_named_and_a_wrong_name_is_an_error(make: Make):
     assert set(plain.site.initial) == {"last.head.weight", "last.head.bias", "last.done"}
     with refuses("method.own", "'classifier'", "bn, encoder", "encoder.1"):
         Simulation(make({**FIX, "method.own": ["classifier"]}))
-
-
-@pytest.mark.parametrize("changes", [FIX, ADAPTIVE])
-@pytest.mark.parametrize("bn", ["shared", "local"])
-def test_all_layers_are_sent_and_nothing_else(make: Make, changes: dict[str, str], bn: str):
-    changes = {**changes, "method.bn": bn, **CNN_WITH_BN}
-    ours, plain = simulate(make(changes)), simulate(make({"method.bn": bn, **CNN_WITH_BN}))
-    for direction in ("down", "up"):
-        assert names_sent(ours, "train", direction) == names_sent(plain, "train", direction)
-    assert ours.coordinator.bytes_up == plain.coordinator.bytes_up
-    up = first_messages(make(changes))["train", "up"]
-    assert not any(name.startswith(("last", "choice")) for name in up)
-
-
-@pytest.mark.parametrize("changes", [FIX, ADAPTIVE])
-def test_what_an_absent_client_keeps_stands_still(make: Make, changes: dict[str, str]):
-    simulation = Simulation(make({**changes, "train.rounds": 6, "train.absent": 0.4}))
-    coordinator, stood = simulation.coordinator, 0
-    for _ in coordinator.schedule:
-        before = {client: state.tensors for client, state in states(simulation)}
-        coordinator.missing.clear()
-        go_on(simulation)
-        gone = {about["client"] for about in coordinator.missing}
-        for client, state in states(simulation):
-            if client in before:
-                still = all(torch.equal(tensor, before[client][name]) for name, tensor in state.tensors.items())
-                assert still == (coordinator.names[client] in gone)
-                stood += still
-    assert stood
 
 
 # Adaptive -------------------------------------------------------------------------------------------

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import CNN_WITH_BN, Make, exchanged, go_on, models_of, scored, states
+from conftest import CNN_WITH_BN, Make, go_on, models_of, scored, states
 from fedshift.clients.samples import Samples
 from fedshift.core.contract import LocalWork
 from fedshift.core.messages import Down
 from fedshift.core.net import Net
-from fedshift.core.tensors import Tensors, part_of
+from fedshift.core.tensors import Tensors
 from fedshift.methods.ditto import Ditto
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.personal import FineTuning, PersonalCopy, Tuned
@@ -32,25 +32,6 @@ def tensors(**values: float) -> Tensors:
 
 
 # PersonalCopy ---------------------------------------------------------------------------------------
-
-
-def test_the_parts_stay_on_the_client():
-    encoder, head = nn.Linear(2, 3), nn.Linear(3, 2)
-    parts = OWN.parts(encoder, head)
-    assert OWN.names == tuple(parts) == ("own_encoder", "own_head")
-    assert [part.module for part in parts.values()] == [encoder, head]
-    assert {part.scope for part in parts.values()} == {"client"}
-    net, x = Net({name: part.module for name, part in parts.items()}), torch.randn(4, 2)
-    assert torch.equal(OWN.features(net, x), encoder(x))
-    assert torch.equal(OWN.logits(net, x), head(encoder(x)))
-
-
-def test_named_takes_encoder_and_head_and_leaves_what_only_looks_like_them():
-    given = tensors(encoder__w=1, head__b=2, invariant__head__w=3, own_head__w=4, samples=5)
-    named = OWN.named(given)
-    assert list(named) == ["own_encoder.w", "own_head.b"]
-    assert named["own_encoder.w"] is given["encoder.w"]
-    assert named["own_head.b"] is given["head.b"]
 
 
 def net_with_batch_norm() -> Net:
@@ -186,21 +167,3 @@ def test_tuning_moves_each_clients_copy_and_predicts_with_it(make: Make, bn: str
     go_on(simulation)
     assert agree() == [environment.client is None for environment in simulation.federated.environments]
     assert all(state.tensors["tuned.done"] == 1 for _, state in states(simulation))
-
-
-def test_with_local_batch_norms_the_copy_is_what_was_tuned_and_nothing_is_sent(make: Make):
-    """The copy's batch norms are those that the client keeps beside it; all else that counts has left w_t."""
-    simulation = Simulation(make(CNN_WITH_BN).replace(method=FineTuning(finetune_steps=3, bn="local")))
-    *training, tuning = simulation.coordinator.schedule
-    for _ in training:
-        go_on(simulation)
-    ups = exchanged(simulation, tuning.stage.exchanges[0], tuning, simulation.federated.clients)
-    assert all(len(up) == 0 for up in ups.values())
-    for _, state in states(simulation):
-        kept = Tensors(state.tensors)
-        copy = kept.of("tuned")
-        norms = [name for name in kept if part_of(name) == "encoder"]
-        assert norms
-        assert all(torch.equal(copy[name], kept[name]) for name in norms)
-        still = {name for name, t in simulation.coordinator.state.shared.items() if torch.equal(copy[name], t)}
-        assert still <= {"encoder.0.bias", "encoder.4.bias"}  # which the batch norm behind them takes away again

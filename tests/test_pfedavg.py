@@ -6,41 +6,30 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
-from conftest import CNN_WITH_BN, Make, evaluated, exchanged, go_on, models_of, names_sent, simulate, states
-from fedshift.core.contract import Part
+from conftest import CNN_WITH_BN, Make, evaluated, exchanged, go_on, names_sent, simulate, states
 from fedshift.core.tensors import Tensors
 from fedshift.methods.pfedavg import PFedAvg
 from fedshift.runs.simulation import Simulation
-from test_ditto import PLAIN, Point, quadratic
+from quadratics import APART, PLAIN, OnQuadratics, at_rest, on_quadratics, own
+
+__all__ = ["on_quadratics"]  # a fixture
 
 PFEDAVG = {"method.name": "pfedavg"}
 
 
-class Quadratic(PFedAvg):
-    """Client k has F_k(w) = a_k/2 (w - c_k)^2 with a = (1, 4) and c = (3, -1)."""
-
-    def parts(self, model):
-        shared = {"encoder": Part(nn.Identity()), "head": Part(Point())}
-        return {**shared, **self.own.parts(nn.Identity(), Point().requires_grad_(False))}
-
-    def loss(self, net, batch, context):
-        return {"cross_entropy": quadratic(net.head.w, context)}
-
-
-def test_a_round_and_the_phase_after_it_by_hand(make: Make):
+def test_a_round_and_the_phase_after_it_by_hand(on_quadratics: OnQuadratics):
     """Two steps of 0.1 from 0. F_0' = w - 3, F_1' = 4 (w + 1).
 
     Client 0 takes w from 0 to 0.3 and 0.57, client 1 to -0.4 and -0.64: these predict, and w_1 = -0.035. From it
     client 0 goes to 0.2685 and 0.54165, client 1 to -0.421 and -0.6526: these predict in the end, and w_1 stays.
     """
-    simulation = Simulation(make({**PLAIN, "train.rounds": 1}).replace(method=Quadratic()))
-    for own in ([0.57, -0.64], [0.54165, -0.6526]):
+    changes = {**PLAIN, "train.rounds": 1, "train.steps": 2}
+    simulation = Simulation(on_quadratics.experiment(PFedAvg(), changes, APART))
+    for expected in ([0.57, -0.64], [0.54165, -0.6526]):
         go_on(simulation)
-        assert simulation.coordinator.state.shared["head.w"].item() == pytest.approx(-0.035, abs=1e-6)
-        kept = [state.tensors["personal_head.w"].item() for _, state in states(simulation)]
-        assert kept == pytest.approx(own, abs=1e-6)
+        assert at_rest(simulation) == pytest.approx(-0.035)
+        assert own(simulation) == pytest.approx(expected)
     assert simulation.coordinator.position == simulation.rounds
 
 
@@ -75,32 +64,3 @@ def test_it_is_fedavg_and_one_more_local_phase_to_the_bit(make: Make, bn: str):
     assert names_sent(ours, "train", "up") == names_sent(plain, "train", "up")
     rows = evaluated(ours, last)["environments"]
     assert {row["model"] for row in rows if row["role"] == "validation"} == {"own"}
-
-
-def test_before_it_is_sampled_a_client_predicts_with_the_global_model(make: Make):
-    simulation = simulate(
-        make({**PFEDAVG, "partition": {"name": "iid", "clients": 2}, "train.participation": 0.5}), rounds=1
-    )
-    trained = [client for client, _ in states(simulation)]
-    assert len(trained) == 2
-    for environment in simulation.federated.environments:
-        (model,) = models_of(simulation, environment)
-        same = torch.equal(model["personal_head.weight"], simulation.coordinator.state.shared["head.weight"])
-        assert same == (environment.client not in trained)
-
-
-def test_who_misses_the_last_stage_keeps_the_model_of_its_last_round(make: Make):
-    changes = {**PFEDAVG, "partition": {"name": "iid", "clients": 3}, "train.absent": 0.5}
-    simulation = Simulation(make(changes))
-    *training, last = simulation.coordinator.schedule
-    for _ in training:
-        go_on(simulation)
-    before = {client: state.tensors for client, state in states(simulation)}
-    go_on(simulation)
-    coordinator = simulation.coordinator
-    gone = {entry["client"] for entry in coordinator.missing if entry["stage"] == last.stage.name}
-    assert 0 < len(gone) < 6
-    for client, state in states(simulation):
-        if client in before:
-            same = all(torch.equal(tensor, before[client][name]) for name, tensor in state.tensors.items())
-            assert same == (coordinator.names[client] in gone)

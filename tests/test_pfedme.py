@@ -4,39 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
-from conftest import CNN_WITH_BN, Make, go_on, names_sent, simulate, states
-from fedshift.core.contract import Part, ServerState
+from conftest import Make, go_on, simulate, states
+from fedshift.core.contract import ServerState
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.pfedme import PFedMe
 from fedshift.runs.simulation import Simulation
-from test_ditto import CURVATURE, OPTIMUM, PLAIN, Point, quadratic
+from quadratics import APART, PLAIN, OnQuadratics, at_rest, on_quadratics, own
+
+__all__ = ["on_quadratics"]  # a fixture
 
 PFEDME = {"method.name": "pfedme"}
 
 
-class Quadratic(PFedMe):
-    """Client k has f_k(theta) = a_k/2 (theta - c_k)^2 with a = (1, 4) and c = (3, -1)."""
-
-    def parts(self, model):
-        shared = {"encoder": Part(nn.Identity()), "head": Part(Point())}
-        return {**shared, **self.own.parts(nn.Identity(), Point())}
-
-    def personal_loss(self, net, batch, context):
-        return super().personal_loss(net, batch, context) | {"personal": quadratic(net.personal_head.w, context)}
-
-
-def global_model(simulation: Simulation) -> float:
-    return simulation.coordinator.state.shared["head.w"].item()
-
-
-def personal(simulation: Simulation) -> list[float]:
-    return [state.tensors["personal_head.w"].item() for _, state in states(simulation)]
-
-
 @pytest.mark.parametrize(("beta", "w"), [(1.0, 0.007362), (0.5, 0.003681), (2.0, 0.014724)])
-def test_a_round_by_hand(make: Make, beta: float, w: float):
+def test_a_round_by_hand(on_quadratics: OnQuadratics, beta: float, w: float):
     """R = 2 batches, K = 2 steps of theta on each, all rates 0.1, lam = 2, from w = theta = 0.
 
     Client 0, theta' = theta - 3 + 2 (theta - w): theta = 0.3, then 0.3 - 0.1 (-2.7 + 0.6) = 0.51;
@@ -48,13 +30,13 @@ def test_a_round_by_hand(make: Make, beta: float, w: float):
       w = -0.112 + 0.2 (-0.68096 + 0.112) = -0.225792.
     The server: mean 0.007362, of which it takes beta from 0.
     """
-    method = Quadratic(lam=2.0, personal_steps=2, beta=beta)
-    simulation = simulate(make({**PLAIN, "train.rounds": 1}).replace(method=method))
-    assert personal(simulation) == pytest.approx([0.79458, -0.68096], abs=1e-6)
-    assert global_model(simulation) == pytest.approx(w, abs=1e-6)
+    method = PFedMe(lam=2.0, personal_steps=2, beta=beta)
+    simulation = on_quadratics.run(method, {**PLAIN, "train.rounds": 1, "train.steps": 2}, APART)
+    assert own(simulation) == pytest.approx([0.79458, -0.68096], abs=1e-6)
+    assert at_rest(simulation) == pytest.approx(w, abs=1e-6)
 
 
-def test_moments_begin_anew_with_theta_in_every_round(make: Make):
+def test_moments_begin_anew_with_theta_in_every_round(on_quadratics: OnQuadratics):
     """A batch a round, K = 2, a momentum of 0.5, all rates 0.1, lam = 2, from w = theta = 0; m is what theta moves by.
 
     Client 0: m = -3, theta = 0.3; m = -1.5 + (-2.7 + 0.6) = -3.6, theta = 0.66; w = 0.132.
@@ -64,39 +46,39 @@ def test_moments_begin_anew_with_theta_in_every_round(make: Make):
     client 1: m = 3.96, theta = -0.406; m = 1.98 + (2.376 - 0.792) = 3.564, theta = -0.7624.
     """
     changes = {**PLAIN, "train.steps": 1, "train.rounds": 2, "train.momentum": 0.5}
-    simulation = Simulation(make(changes).replace(method=Quadratic(lam=2.0, personal_steps=2)))
+    simulation = Simulation(on_quadratics.experiment(PFedMe(lam=2.0, personal_steps=2), changes, APART))
     for expected in ([0.66, -0.76], [0.6522, -0.7624]):
         go_on(simulation)
-        assert personal(simulation) == pytest.approx(expected, abs=1e-6)
+        assert own(simulation) == pytest.approx(expected, abs=1e-6)
 
 
-def test_theta_ends_at_the_proximal_point(make: Make):
+def test_theta_ends_at_the_proximal_point(on_quadratics: OnQuadratics):
     """Zero is a (theta - c) + lam (theta - w) at theta = (a c + lam w) / (a + lam), for the w_t of each round.
 
     With the eta of 0.05, w then goes 0.05 * 3 of the way.
     """
     changes = {**PLAIN, "train.steps": 1, "train.rounds": 4}
-    method = Quadratic(lam=3.0, personal_steps=60, eta=0.05)
-    simulation = Simulation(make(changes).replace(method=method))
+    method = PFedMe(lam=3.0, personal_steps=60, eta=0.05)
+    simulation = Simulation(on_quadratics.experiment(method, changes, APART))
     for _ in simulation.coordinator.schedule:
-        w = global_model(simulation)
+        w = at_rest(simulation)
         go_on(simulation)
-        exact = [(a * c + 3 * w) / (a + 3) for a, c in zip(CURVATURE, OPTIMUM, strict=True)]
-        assert personal(simulation) == pytest.approx(exact, abs=1e-6)
-        assert global_model(simulation) == pytest.approx(w + 0.15 * (sum(exact) / 2 - w), abs=1e-6)
+        exact = [(a * c + 3 * w) / (a + 3) for a, c in ((1, 3), (4, -1))]
+        assert own(simulation) == pytest.approx(exact, abs=1e-6)
+        assert at_rest(simulation) == pytest.approx(w + 0.15 * (sum(exact) / 2 - w), abs=1e-6)
     assert w != 0
 
 
-def test_w_ends_at_the_optimum_of_the_envelopes(make: Make):
+def test_w_ends_at_the_optimum_of_the_envelopes(on_quadratics: OnQuadratics):
     """F_k(w) = b_k/2 (w - c_k)^2 with b = a lam / (a + lam), so for lam = 2 b = (2/3, 4/3).
 
     Their sum is least at (2/3 * 3 - 4/3) / 2 = 1/3; there theta = (3 + 2/3) / 3 = 11/9 and (-4 + 2/3) / 6 = -5/9.
     The sum of f_k itself is least at -1/5, and the mean of the clients' optima is 1.
     """
     changes = {**PLAIN, "train.steps": 1, "train.rounds": 30}
-    simulation = simulate(make(changes).replace(method=Quadratic(lam=2.0, personal_steps=60, eta=0.4)))
-    assert global_model(simulation) == pytest.approx(1 / 3, abs=1e-5)
-    assert personal(simulation) == pytest.approx([11 / 9, -5 / 9], abs=1e-5)
+    simulation = on_quadratics.run(PFedMe(lam=2.0, personal_steps=60, eta=0.4), changes, APART)
+    assert at_rest(simulation) == pytest.approx(1 / 3, abs=1e-5)
+    assert own(simulation) == pytest.approx([11 / 9, -5 / 9], abs=1e-5)
 
 
 def test_the_merge_by_hand():
@@ -105,29 +87,6 @@ def test_the_merge_by_hand():
     ups = [Tensors({"head.w": torch.tensor(w), "encoder.n": torch.tensor(n)}) for w, n in ((2.0, 3), (4.0, 5))]
     merged = PFedMe(beta=0.5).merge(state, Replies(enumerate(ups)))
     assert {name: tensor.item() for name, tensor in merged.shared.items()} == {"head.w": 2.0, "encoder.n": 4}
-
-
-def test_an_absent_clients_theta_stands_still_and_starts_from_the_newer_model(make: Make):
-    """In a loop of its own: theta from w_t in every round, one batch, K = 2, lam = 2, all rates 0.1."""
-    changes = {**PLAIN, "train.steps": 1, "train.rounds": 8, "train.absent": 0.4}
-    simulation = Simulation(make(changes).replace(method=Quadratic(lam=2.0, personal_steps=2)))
-    coordinator, expected, stood = simulation.coordinator, dict[int, float](), 0
-    for _ in coordinator.schedule:
-        w = global_model(simulation)
-        coordinator.missing.clear()
-        go_on(simulation)
-        gone = {about["client"] for about in coordinator.missing}
-        for k, (a, c) in enumerate(zip(CURVATURE, OPTIMUM, strict=True)):
-            if coordinator.names[k] in gone:
-                stood += k in expected
-                continue
-            theta = w
-            for _ in range(2):
-                theta -= 0.1 * (a * (theta - c) + 2 * (theta - w))
-            expected[k] = theta
-        kept = {k: state.tensors["personal_head.w"].item() for k, state in states(simulation)}
-        assert kept == pytest.approx(expected, abs=1e-6)
-    assert stood
 
 
 def test_momentum_and_weight_decay_are_thetas_alone(make: Make):
@@ -148,16 +107,3 @@ def test_theta_starts_as_the_model_received_with_the_clients_own_batch_norm():
     start = PFedMe(bn="local").begin(*(Tensors(each).map(torch.tensor) for each in (private, received)))
     begun = {"personal_encoder.0.weight": 1.0, "personal_encoder.1.weight": 2.0, "personal_head.weight": 3.0}
     assert {name: tensor.item() for name, tensor in start.items()} == begun
-
-
-@pytest.mark.parametrize("bn", ["shared", "local"])
-def test_what_is_sent_is_what_fedavg_sends_with_statistics_of_its_own(make: Make, bn: str):
-    changes = {"method.bn": bn, "train.rounds": 1, "train.steps": 3, **CNN_WITH_BN}
-    ours, plain = simulate(make({**changes, **PFEDME})), simulate(make(changes))
-    for direction in ("down", "up"):
-        assert names_sent(ours, "train", direction) == names_sent(plain, "train", direction)
-    assert ours.coordinator.bytes_up == plain.coordinator.bytes_up
-    count = "encoder.1.num_batches_tracked"
-    held = ours.coordinator.state.shared if bn == "shared" else ours.site.store.get(0).tensors
-    assert held[count].item() == 3
-    assert ours.site.store.get(0).tensors[f"personal_{count}"].item() == 3 * 5

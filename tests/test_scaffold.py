@@ -8,20 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import CNN_WITH_BN, Make, at, first_messages, names_sent, simulate, states
+from conftest import CNN_WITH_BN, Make, at, first_messages, simulate, states
 from fedshift.clients.samples import Samples
-from fedshift.core.contract import Batch, LocalWork, ServerState, Upload
+from fedshift.core.contract import Batch, LocalWork, ServerState
 from fedshift.core.messages import Down, Up
 from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Replies, Tensors
-from fedshift.deployment.federation_toml import FederationSettings
-from fedshift.deployment.leaving import what_leaves
-from fedshift.engines.vectorised import Vectorised
-from fedshift.errors import AuditError
 from fedshift.methods.scaffold import SCAFFOLD
-from fedshift.runs.simulation import Simulation
 from refusal import refuses
-from test_engines import assert_agree
 
 OPTIONS = {"option I": "gradient", "option II": "steps"}
 PLAIN: dict[str, Any] = {"train.momentum": 0.0, "train.lr": 0.05, "train.rounds": 3, "method.name": "scaffold"}
@@ -161,38 +155,6 @@ def test_c_is_the_mean_of_the_clients_variates(make: Make, option: str, bn: str)
         torch.testing.assert_close(came["change.head.weight"], expected)
 
 
-def test_option_one_is_the_gradient_over_all_samples(make: Make):
-    """The first change of a client is the gradient of its risk over all 27 samples at w_0."""
-    simulation = Simulation(make({**PLAIN, "method.variate": "gradient", "train.precision": "float64"}))
-    client, start = simulation.federated.clients[0], simulation.coordinator.state.shared
-    parts = {name: simulation.setup.parts[name].module.double() for name in ("encoder", "head")}
-    loss = nn.functional.cross_entropy(parts["head"](parts["encoder"](client.train.x.double())), client.train.y)
-    assert len(client.train) == 27
-    loss.backward()
-    came = first_messages(simulation.experiment)["train", "up"]
-    for name in start:
-        part, _, own = name.partition(".")
-        torch.testing.assert_close(came[f"change.{name}"], parts[part].get_parameter(own).grad)
-
-
-@pytest.mark.parametrize("option", OPTIONS)
-def test_what_it_sends_is_the_model_and_the_change(make: Make, option: str):
-    simulation = simulate(make(PLAIN | {"method.variate": OPTIONS[option]}))
-    model = set(simulation.coordinator.state.shared)
-    assert names_sent(simulation, "train", "down") == model | {f"variate.{name}" for name in model}
-    assert names_sent(simulation, "train", "up") == model | {f"change.{name}" for name in model}
-
-
-@pytest.mark.parametrize("bn", ["shared", "local"])
-def test_engines_agree_on_option_two(make: Make, bn: str):
-    """As test_engines.py has it for option I: clients of different sizes, half of them in a round."""
-    changes = {**PLAIN, **CNN_WITH_BN, "train.precision": "float64", "method.bn": bn, "train.unit": "epochs"}
-    experiment = make(
-        {**changes, "data.domains": 4, "data.per_class": 16, "data.fewer": 4, "train.participation": 0.67}
-    )
-    assert_agree(simulate(experiment), simulate(experiment, engine=Vectorised()))
-
-
 def test_an_absent_client_stands_still_and_a_late_one_does_not(make: Make):
     """The server's c is the mean of all c_k as long as nobody was late: an absent client's change is none."""
     changes = {**PLAIN, "data.domains": 4, "partition": {"name": "iid", "clients": 2}, "train.precision": "float64"}
@@ -222,33 +184,3 @@ def test_option_two_refuses_what_is_not_plain_sgd(make: Make, changes: dict[str,
 
 
 # What it reveals ----------------------------------------------------------------------------------
-
-
-class Silent(SCAFFOLD):
-    """SCAFFOLD that does not say what its upload reveals."""
-
-    def exchange(self, name, **changes):
-        return super().exchange(name, **{"uploads": (Upload.like("change", "variate"),), **changes})
-
-
-def test_the_first_change_is_the_variate_which_is_declared(make: Make):
-    """To the bit; so the audit refuses a page that does not say so, and the page for sites names it."""
-    experiment = make({**PLAIN, "train.rounds": 1, "run.audit": True, "model.dim": 12})
-    simulation = simulate(experiment)
-    came = first_messages(experiment)["train", "up"]
-    own = Tensors(simulation.site.store.get(0).tensors).of("own_variate")  # type: ignore[union-attr]
-    assert all(torch.equal(tensor, came[f"change.{name}"]) for name, tensor in own.items())
-    with refuses("private tensor", "'own_variate.", error=AuditError):
-        simulate(experiment.replace(method=Silent()))
-
-    class Mistaken(SCAFFOLD):
-        """SCAFFOLD with a slip of the pen."""
-
-        def exchange(self, name, **changes):
-            return super().exchange(name, uploads=(Upload.like("change", "variate", reveals="variate"),))
-
-    with refuses("reveals 'variate'", "own_variate"):
-        Simulation(experiment.replace(method=Mistaken()))
-    sites = FederationSettings(name="x", sites=("a", "b"), shape=(1, 10, 10), classes=("x", "y", "z"), address="h:1")
-    page = what_leaves(simulation.setup, sites)
-    assert "`own_variate`, one of these, is not sent itself, but it follows from what is: `change`." in page

@@ -107,7 +107,7 @@ def print_engines(experiments: Sequence[Experiment], dry_run: bool) -> None:
         with console.status("") as status:
             calibration = api.bench(experiment, tell=status.update)
         rows = [
-            [str(timing.choice), f"{timing.milliseconds:.2f}", str(len(timing.turns)), timing.note]
+            [str(timing.choice), f"{timing.milliseconds:.2f}", str(len(timing.turns)), "; ".join(timing.notes)]
             for timing in (*calibration.kernels, *calibration.engines)
         ]
         console.print(Table(title, ["engine", "ms a client's step", "turns", ""], rows).rich())

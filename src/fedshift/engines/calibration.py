@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count, product
 from statistics import median
 from typing import Literal
@@ -40,19 +40,19 @@ BEHIND = 1.5  # a candidate leaves when it takes so many times as long as the fa
 Notify = Callable[[str], None]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Timing:
     """What one candidate takes.
 
     Attributes:
         choice: the candidate.
         turns: milliseconds a client's step of each turn, which is a round of some of the cohort's steps.
-        note: why it is out of the question, if it is.
+        notes: why it is out of the question, if it is.
     """
 
     choice: Choice
-    turns: tuple[float, ...]
-    note: str = ""
+    turns: list[float] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def milliseconds(self) -> float:
@@ -72,22 +72,17 @@ class Calibration:
         """The fastest engine."""
         return fastest(self.engines)
 
-    @property
-    def choice(self) -> Choice:
-        """How the fastest engine runs."""
-        return self.best.choice
-
     def __str__(self) -> str:
         """One line for people."""
         best = self.best
-        others = [f"{t.choice} {t.milliseconds:.2f}" for t in self.engines if t is not best and not t.note]
+        others = [f"{t.choice} {t.milliseconds:.2f}" for t in self.engines if t is not best and not t.notes]
         beside = f"; others: {', '.join(others)}" if others else ""
         return f"Engine: {best.choice}, {best.milliseconds:.2f} ms a client's step{beside}"
 
 
 def fastest(timings: Sequence[Timing]) -> Timing:
     """The candidate whose median turn is the shortest, of those that were in the race to its end."""
-    possible = [timing for timing in timings if not timing.note]
+    possible = [timing for timing in timings if not timing.notes]
     laps = max(len(timing.turns) for timing in possible)
     return min((timing for timing in possible if len(timing.turns) == laps), key=lambda timing: timing.milliseconds)
 
@@ -110,7 +105,7 @@ def choose(jobs: Sequence[Job], options: RunOptions, tell: Notify) -> Choice:
     except DivergedError:
         return plain  # which will say so, where it belongs
     tell(str(calibration))
-    return calibration.choice
+    return calibration.best.choice
 
 
 def seconds_a_step(jobs: Sequence[Job], choice: Choice) -> float:
@@ -144,33 +139,32 @@ def calibrate(
 
 def _race(choices: Sequence[Choice], jobs: Sequence[Job], seconds: float, tell: Notify) -> tuple[Timing, ...]:
     """Let candidates take turns at the same jobs until the time is up; the first turn of each warms up."""
-    notes: list[list[str]] = [[] for _ in choices]
+    timings = tuple(map(Timing, choices))
     steps = max(1, sum(map(steps_of_job, jobs)))
-    turns: dict[int, list[float]] = {}
     with ExitStack() as stack:
-        engines = [stack.enter_context(open_engine(c, note.append)) for c, note in zip(choices, notes, strict=True)]
+        racing = [(each, stack.enter_context(open_engine(each.choice, each.notes.append))) for each in timings]
 
-        def take_turn(number: int) -> float:
-            tell(str(choices[number]))
-            torch.set_num_threads(choices[number].threads)  # opening the next engine set its own
-            return 1000 * _seconds(engines[number], jobs) / steps
+        def take_turn(timing: Timing, engine: Engine) -> None:
+            tell(str(timing.choice))
+            torch.set_num_threads(timing.choice.threads)  # opening the next engine set its own
+            timing.turns.append(1000 * _seconds(engine, jobs) / steps)
 
-        for number in range(len(choices)):
-            warm_up = take_turn(number)
-            turns[number] = [warm_up] if notes[number] else []
-        racing, end = [number for number in turns if not notes[number]], time.perf_counter() + seconds
+        for timing, engine in racing:
+            take_turn(timing, engine)
+        racing = [entrant for entrant in racing if not entrant[0].notes]
+        for timing, _ in racing:
+            timing.turns.clear()
+        end = time.perf_counter() + seconds
         for lap in count():
             if lap >= LAPS and (len(racing) == 1 or time.perf_counter() > end):
                 break
             first = lap % len(racing)
-            for number in (*racing[first:], *racing[:first]):
-                turns[number].append(take_turn(number))
+            for timing, engine in (*racing[first:], *racing[:first]):
+                take_turn(timing, engine)
             behind = BEHIND if lap + 1 >= LAPS else 2 * BEHIND
-            limit = behind * min(median(turns[number]) for number in racing)
-            racing = [number for number in racing if median(turns[number]) <= limit]
-    return tuple(
-        Timing(choice, tuple(turns[number]), next(iter(notes[number]), "")) for number, choice in enumerate(choices)
-    )
+            limit = behind * min(timing.milliseconds for timing, _ in racing)
+            racing = [entrant for entrant in racing if entrant[0].milliseconds <= limit]
+    return timings
 
 
 def _seconds(engine: Engine, jobs: Sequence[Job]) -> float:

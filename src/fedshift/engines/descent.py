@@ -20,7 +20,7 @@ from fedshift.core.setup import Setup
 from fedshift.engines.banks import Bank, Given
 from fedshift.engines.engine import SERVER
 from fedshift.engines.lane import Course, Lane
-from fedshift.engines.weighing import Weighing, noting
+from fedshift.engines.weighing import Weighing
 from fedshift.errors import FedshiftError
 from fedshift.streams import Draws
 
@@ -145,8 +145,8 @@ class Descent:
         if batch.weight is None or self.names:
             terms = self.objective.evaluate(net, batch, context)
         else:  # the first step shows whether weights are read
-            with Weighing(self.setup, self.objective.name, batch.y):
-                terms = self.objective.evaluate(net, noting(batch, self.lanes[0].read), context)
+            with Weighing(self.setup, self.objective.name, batch, self.lanes[0].read):
+                terms = self.objective.evaluate(net, batch, context)
         if not (isinstance(terms, dict) and terms and self.names == list(terms)):
             self._check(terms)
         return terms
@@ -173,11 +173,6 @@ class Descent:
                     "such as the mean over the batch."
                 )
 
-    def table(self) -> Tensor:
-        """Every term of every step so far in each lane, (steps, terms, lanes)."""
-        columns = [torch.stack(column) for column in zip(*self.history, strict=True)]
-        return torch.stack(columns, dim=1).view(len(self.history), len(columns), -1)
-
     @torch.no_grad()
     def _clip(self, largest: Tensor) -> None:
         """Scale each lane's gradient down to its largest norm."""
@@ -187,8 +182,13 @@ class Descent:
         for gradient in gradients:
             gradient.mul_(factors.view(-1, *[1] * (gradient.ndim - 1)))
 
-    def give_state(self, courses: Sequence[Course]) -> None:
-        """Hand every lane its optimiser state."""
+    def hand_over(self, courses: Sequence[Course]) -> None:
+        """Give every lane the terms of its steps, (steps, terms), and its optimiser state."""
+        table = torch.stack([torch.stack(column) for column in zip(*self.history, strict=True)], dim=1)
+        table = table.view(len(self.history), len(self.names), -1).cpu().double()
+        for place, course in enumerate(courses):
+            _, tables = course.terms.setdefault(self.objective.name, (self.names, []))
+            tables.append(table[:, :, place])
         for rows, targets, optimiser in self._shares:
             for place, course in enumerate(courses[rows]):
                 course.optimisers[self.objective.name] = {

@@ -98,13 +98,7 @@ def _empty_in_bfloat16(plain: type[nn.Module]) -> nn.Module:
 
 
 def _in_float32(value: Any) -> Any:
-    """The same with float32 for every bfloat16 tensor in it, also within tuples, lists and dicts."""
+    """The same with float32 for every bfloat16 tensor in it, also within tuples and lists."""
     if isinstance(value, Tensor):
         return value.float() if value.dtype is torch.bfloat16 else value
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(_in_float32, value))
-    if isinstance(value, tuple | list):
-        return type(value)(map(_in_float32, value))
-    if isinstance(value, dict):
-        return type(value)({key: _in_float32(item) for key, item in value.items()})
-    return value
+    return type(value)(map(_in_float32, value)) if type(value) in (tuple, list) else value

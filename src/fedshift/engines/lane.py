@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.samples import Samples
-from fedshift.core.contract import Batch, Context, Exchange, Measure, Phase
+from fedshift.core.contract import Batch, Context, Measure, Phase
 from fedshift.core.state import OptimiserState
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.core.training import Train
@@ -128,9 +128,9 @@ class Lane:
             return BalancedOrder(*drawn, samples.y.cpu())
         return BatchOrder(*drawn)
 
-    def count(self, phase: Phase, order: BatchOrder | None) -> int:
-        """How many steps a phase has."""
-        return steps_of(phase, self.setup.train, order.per_epoch if order else 1)
+    def count(self, phase: Phase, samples: Samples | None) -> int:
+        """How many steps a phase has on these samples."""
+        return steps_of(phase, self.setup.train, None if samples is None else len(samples))
 
     def shape(self) -> tuple[object, ...]:
         """What lanes that go together must have in common: the length of the batches of each phase."""
@@ -180,9 +180,10 @@ class Course:
         self.lane, self.phase = lane, phase
         self.samples = lane.drawn_from(phase)
         order = lane.order(phase, self.samples)
-        self.steps = lane.count(phase, order)
+        self.steps = lane.count(phase, self.samples)
         self.batches = self._gathered(order) if order else repeat(lane.no_batch())
         self.optimisers = {o.name: lane.optimisers.get(f"{phase.name}.{o.name}", {}) for o in phase.objectives}
+        self.terms: dict[str, tuple[list[str], list[Tensor]]] = {}  # by objective: their names, and their tables
 
     def _gathered(self, order: BatchOrder) -> Iterator[Batch]:
         """The batches of the steps, several of them gathered and prepared at once unless each is augmented apart."""
@@ -203,10 +204,11 @@ class Course:
                 number += 1
 
 
-def steps_of(phase: Phase, train: Train, per_epoch: int) -> int:
-    """How many steps a phase has, where an epoch has so many."""
+def steps_of(phase: Phase, train: Train, samples: int | None) -> int:
+    """How many steps a phase has on so many samples; None: on a server that has none."""
     if phase.steps is not None:
         return phase.steps
+    per_epoch = samples // min(phase.batch or train.batch, samples) if samples else 1
     if phase.epochs is not None:
         return phase.epochs * per_epoch
     return train.steps * (per_epoch if train.unit == "epochs" else 1)
@@ -223,25 +225,12 @@ def steps_of_job(job: Job | ServerJob) -> int:
 
 
 def shorten(jobs: Sequence[Job], steps: int) -> list[Job]:
-    """The jobs with so many steps of each phase at most; what is measured over all samples stays.
-
-    Jobs of one exchange that end with equally many steps share the shortened exchange, as they shared the whole one.
-    """
-    made: dict[tuple[int, tuple[int, ...]], Exchange] = {}
-    shortened = []
-    for job in jobs:
-        counts = _steps_by_phase(job)
-        fewer = tuple(min(steps, count) for count in counts)
-        if fewer == counts:
-            shortened.append(job)
-            continue
-        key = id(job.exchange), fewer
-        if key not in made:
-            phases = zip(job.exchange.phases, fewer, strict=True)
-            cut = (replace(p, steps=n, epochs=None) if isinstance(p, Phase) else p for p, n in phases)
-            made[key] = replace(job.exchange, phases=tuple(cut))
-        shortened.append(replace(job, exchange=made[key]))
-    return shortened
+    """The jobs of an exchange with so many steps of each phase at most; what is measured over all samples stays."""
+    most = [max(counts) for counts in zip(*map(_steps_by_phase, jobs), strict=True)]
+    phases = zip(jobs[0].exchange.phases, most, strict=True)
+    cut = [replace(p, steps=min(steps, n), epochs=None) if isinstance(p, Phase) else p for p, n in phases]
+    exchange = replace(jobs[0].exchange, phases=tuple(cut))
+    return [replace(job, exchange=exchange) for job in jobs]
 
 
 def _steps_by_phase(job: Job | ServerJob) -> tuple[int, ...]:
@@ -253,7 +242,7 @@ def _steps_by_phase(job: Job | ServerJob) -> tuple[int, ...]:
         if isinstance(phase, Phase) and phase.samples is not None:
             with job.setup.lend("counting steps", *job.round.key, job.exchange.name):
                 samples = phase.samples(lane.replies)
-        counts.append(lane.count(phase, lane.order(phase, samples)) if isinstance(phase, Phase) else 0)
+        counts.append(lane.count(phase, samples) if isinstance(phase, Phase) else 0)
     return tuple(counts)
 
 

@@ -6,10 +6,9 @@ the others, so lanes are given with the most steps first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from fedshift.core.contract import Measure, Objective, Phase, Phases, term_names
 from fedshift.core.net import Net
@@ -41,8 +40,6 @@ def work(bank: Bank, lanes: Sequence[Lane], phases: Phases | None = None) -> Non
 
 def _train(bank: Bank, phase: Phase, courses: Sequence[Course]) -> None:
     """Take every lane's steps of a phase; a lane that has taken its own leaves."""
-    histories: dict[str, list[Tensor]] = {objective.name: [] for objective in phase.objectives}
-    names: dict[str, list[str]] = {}
     start = 0
     for stop in sorted({course.steps for course in courses} - {0}):
         active = [course for course in courses if course.steps >= stop]
@@ -53,13 +50,10 @@ def _train(bank: Bank, phase: Phase, courses: Sequence[Course]) -> None:
             if phase.snapshot:
                 _take_snapshots(bank, active, step)
         for descent in descents:
-            names[descent.objective.name] = descent.names
-            if descent.history:
-                histories[descent.objective.name].append(descent.table())
-            descent.give_state(active)
+            descent.hand_over(active)
         start = stop
-    for lane_number, course in enumerate(courses):
-        _finish(phase, course, names, {name: _of_lane(tables, lane_number) for name, tables in histories.items()})
+    for course in courses:
+        _finish(phase, course)
 
 
 def _step(bank: Bank, phase: Phase, descents: Sequence[Descent], active: Sequence[Course], step: int) -> None:
@@ -91,30 +85,25 @@ def _take_snapshots(bank: Bank, active: Sequence[Course], step: int) -> None:
             lane.snapshot = bank.copy(number, shared)
 
 
-def _of_lane(tables: Sequence[Tensor], lane: int) -> Tensor:
-    """The terms (steps, terms) of one lane, from tables (steps, terms, lanes) that have fewer and fewer lanes."""
-    held = [table[:, :, lane] for table in tables if lane < table.shape[2]]
-    return torch.cat(held).cpu().double() if held else torch.zeros(0, 0)
-
-
-def _finish(phase: Phase, course: Course, names: Mapping[str, list[str]], tables: Mapping[str, Tensor]) -> None:
+def _finish(phase: Phase, course: Course) -> None:
     """Write down a lane's means, after checking that every loss was finite, and what it keeps of its optimisers."""
     lane = course.lane
     called = term_names(lane.phases)
     for objective in phase.objectives:
-        table = tables[objective.name]
-        if not len(table):
+        if objective.name not in course.terms:
             continue
+        names, tables = course.terms[objective.name]
+        table = torch.cat(tables)
         bad = (~table.isfinite()).any(dim=1).nonzero()
         if len(bad):
             first = int(bad[0])
-            values = dict(zip(names[objective.name], table[first].tolist(), strict=True))
+            values = dict(zip(names, table[first].tolist(), strict=True))
             lane.error = lane.error or DivergedError(
                 f"The loss is not finite at {lane.place}, round {lane.round.number}, phase '{phase.name}', "
                 f"step {first // objective.repeats + 1}, objective '{objective.name}': {values}.",
                 advice(lane.setup, objective),
             )
-        for name, mean in zip(names[objective.name], table.mean(dim=0).tolist(), strict=True):
+        for name, mean in zip(names, table.mean(dim=0).tolist(), strict=True):
             lane.means[called[phase.name, objective.name, name]] = mean
     if lane.key == SERVER or lane.setup.method.core.optimiser_state == "kept":
         for objective_name, of_objective in course.optimisers.items():

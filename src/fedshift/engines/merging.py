@@ -100,26 +100,15 @@ def _numbers(method: Method) -> dict[str, float]:
 
 def merged_phases(jobs: Sequence[Job]) -> tuple[Phases, dict[str, Varying]]:
     """The phases of jobs of runs of one kind, and the numbers in which their methods differ."""
-    first = jobs[0]
-    method, varying = merged([job.setup.method for job in jobs])
+    first, methods = jobs[0], [job.setup.method for job in jobs]
+    each = {name: [getattr(method, name) for method in methods] for name in _numbers(methods[0])}
+    varying = {name: Varying(values) for name, values in each.items() if len(set(values)) > 1}
     if not varying:
         return first.exchange.phases, {}
-    names = first.round.stage.name, first.exchange.name
-    stages = first.setup.plan(method)
-    (found,) = (each for stage in stages for each in stage.exchanges if (stage.name, each.name) == names)
-    return found.phases, varying
-
-
-def merged(methods: Sequence[Method]) -> tuple[Method, dict[str, Varying]]:
-    """One method for lanes whose methods are of one kind, and the numbers in which these differ."""
-    varying = {}
-    for name in _numbers(methods[0]):
-        values = [getattr(method, name) for method in methods]
-        if len(set(values)) > 1:
-            varying[name] = Varying(values)
-    if not varying:
-        return methods[0], {}
     together = copy(methods[0])
     for name, value in varying.items():
         object.__setattr__(together, name, value)
-    return together, varying
+    names = first.round.stage.name, first.exchange.name
+    stages = first.setup.plan(together)
+    (found,) = (each for stage in stages for each in stage.exchanges if (stage.name, each.name) == names)
+    return found.phases, varying

@@ -120,19 +120,13 @@ def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
     with job.lend("keep and upload") if exchange.keep or exchange.upload else nullcontext():
         given = exchange.keep(work) if exchange.keep else {}
         kept = {full_name(name): tensor.detach().clone() for name, tensor in given.items()}
-        reply = reply_of(job, work)
+        uploaded = setup.named(exchange, exchange.upload(work) if exchange.upload else {})
+    reply = work.trained.only(setup.declaration(exchange).returned) | uploaded
+    count = {SAMPLES: torch.tensor(work.samples)} if exchange.counted else {}
     drawn = {**job.state.drawn, job.round.stage.name: lane.drawn}
     trained = job.state.trained or lane.steps > 0 or bool(kept)
     state = ClientState(dict(private | kept), lane.optimisers, drawn, trained)
-    return Outcome(job.client.id, reply, state, lane.means, lane.steps)
-
-
-def reply_of(job: Job, work: LocalWork) -> Up:
-    """The parts that the exchange returns, what it uploads besides, and the number of samples where it is counted."""
-    uploaded = job.setup.named(job.exchange, job.exchange.upload(work) if job.exchange.upload else {})
-    reply = work.trained.only(job.setup.declaration(job.exchange).returned) | uploaded
-    count = {SAMPLES: torch.tensor(work.samples)} if job.exchange.counted else {}
-    return Up(reply | count)
+    return Outcome(job.client.id, Up(reply | count), state, lane.means, lane.steps)
 
 
 # Scoring ------------------------------------------------------------------------------------------
@@ -142,7 +136,7 @@ def _alike(questions: Iterable[Question]) -> Iterator[list[Question]]:
     """Questions in a row that have one model and fit into one batch."""
     together: list[Question] = []
     for question in questions:
-        if together and not (_one_model(together[0], question) and _fit([*together, question])):
+        if together and not _fit([*together, question]):
             yield together
             together = []
         together.append(question)
@@ -150,15 +144,15 @@ def _alike(questions: Iterable[Question]) -> Iterator[list[Question]]:
         yield together
 
 
-def _one_model(one: Question, other: Question) -> bool:
-    if one.model is not other.model or one.setup is not other.setup:
+def _fit(questions: Sequence[Question]) -> bool:
+    """Whether questions, of which only the last may differ, have one model and fit into one batch."""
+    first, last = questions[0], questions[-1]
+    if last.model is not first.model or last.setup is not first.setup:
         return False
     # Statistics that are measured again are an environment's own.
-    return not any(one.setup.method.core.reestimates(unseen) for unseen in (True, False))
-
-
-def _fit(questions: Sequence[Question]) -> bool:
-    return sum(len(question.environment.samples) for question in questions) <= questions[0].setup.evaluate.batch
+    if any(first.setup.method.core.reestimates(unseen) for unseen in (True, False)):
+        return False
+    return sum(len(question.environment.samples) for question in questions) <= first.setup.evaluate.batch
 
 
 @torch.no_grad()

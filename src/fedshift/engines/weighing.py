@@ -31,22 +31,33 @@ class Weighing(TorchFunctionMode):
     Args:
         setup: of the run, for the error.
         objective: the objective's name, for the error.
-        y: the labels of a batch that has weights.
+        batch: has weights.
+        read: gets "y" and "weight" when torch works with labels and weights.
     """
 
-    def __init__(self, setup: Setup, objective: str, y: Tensor) -> None:
+    def __init__(self, setup: Setup, objective: str, batch: Batch, read: set[str]) -> None:
         super().__init__()
-        self.setup, self.objective, self.labels = setup, objective, [y]
+        self.setup, self.objective, self.labels, self.weight, self.read = (
+            setup,
+            objective,
+            [batch.y],
+            batch.weight,
+            read,
+        )
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Look at one call of torch, and carry it out."""
         kwargs = kwargs or {}
+        given = list(_tensors((args, tuple(kwargs.values()))))
         if func in LOSSES:
             self._check(func, args, kwargs)
         result = func(*args, **kwargs)
-        if any(self._knows(tensor) for tensor in _tensors((args, tuple(kwargs.values())))):
+        if any(tensor is self.weight for tensor in given):
+            self.read.add("weight")
+        if any(map(self._knows, given)):
+            self.read.add("y")
             self.labels += [made for made in _tensors(result) if made.dtype in (torch.int64, torch.int32)]
         return result
 
@@ -62,23 +73,6 @@ class Weighing(TorchFunctionMode):
 
     def _knows(self, tensor: Tensor) -> bool:
         return any(tensor is label for label in self.labels)
-
-
-def noting(batch: Batch, read: set[str]) -> Batch:
-    """The same batch, and all that are made of it, with a note of whether labels ("y") and weights are read."""
-
-    class Noting(Batch):
-        @property
-        def y(self) -> Tensor:
-            read.add("y")
-            return super().y
-
-        @property
-        def weight(self) -> Tensor | None:
-            read.add("weight")
-            return super().weight
-
-    return Noting(*batch)
 
 
 def check_read(read: set[str], setup: Setup) -> None:

@@ -133,10 +133,9 @@ def _most(bound: Bound, setup: Setup, exchange: Exchange, samples: int) -> int:
     steps = drawn = 0
     for phase in exchange.phases:
         if isinstance(phase, Phase):
-            batch = max(1, min(phase.batch or setup.train.batch, samples))
-            of_phase = steps_of(phase, setup.train, max(1, samples // batch))
+            of_phase = steps_of(phase, setup.train, samples)
             steps += of_phase
-            drawn += of_phase * batch
+            drawn += of_phase * max(1, min(phase.batch or setup.train.batch, samples))
     return steps if bound == "steps" else max(samples, drawn)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fedshift.core.contract import Phase, Phases, Stage
 from fedshift.core.setup import Setup
-from fedshift.engines.lane import BatchOrder, steps_of
+from fedshift.engines.lane import steps_of
 from fedshift.runs.simulation import Simulation
 
 
@@ -47,16 +47,11 @@ def _steps_of_round(simulation: Simulation, stage: Stage, sizes: Mapping[int, in
 
 
 def _client_steps(setup: Setup, phases: Phases, size: int) -> int:
-    return sum(_steps(setup, phase, size) for phase in phases if isinstance(phase, Phase))
+    return sum(steps_of(phase, setup.train, size) for phase in phases if isinstance(phase, Phase))
 
 
 def _server_steps(setup: Setup, phases: Phases) -> int:
     known = [
         phase for phase in phases if isinstance(phase, Phase) and (phase.samples is None or phase.steps is not None)
     ]
-    return sum(steps_of(phase, setup.train, 1) for phase in known)
-
-
-def _steps(setup: Setup, phase: Phase, size: int) -> int:
-    order = BatchOrder(setup.streams, 0, size, phase.batch or setup.train.batch)
-    return steps_of(phase, setup.train, order.per_epoch)
+    return sum(steps_of(phase, setup.train, None) for phase in known)
