@@ -501,7 +501,7 @@ def test_compare_and_tune_take_it():
     data = fedshift.in_memory({"north": (x, y), "south": (x, y)})
     options: dict[str, Any] = {"data": data, "model": fedshift.own_model(Vectors), "rounds": 2, "progress": Progress()}
     table = fedshift.compare(method=["fedavg", "fedsr"], **options)
-    assert {row.label for row in table.results.rows()} == {"fedavg", "fedsr"}
+    assert {row.label for row in table.rows()} == {"fedavg", "fedsr"}
     found = fedshift.tune(method="fedavg", trials=2, sampler="random", search={"train.lr": [0.1, 0.2]}, **options)
     assert fedshift.experiment(method="fedavg", tuned=found.path, data=data, model=options["model"], rounds=2)
 

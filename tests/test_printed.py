@@ -12,14 +12,14 @@ import fedshift
 from fedshift import FedshiftError
 from fedshift.cli.app import app
 from fedshift.cli.catalogues import print_list, print_named, print_schema, shown_names
-from fedshift.cli.json_schema import CATALOGUES
+from fedshift.cli.json_schema import catalogues
 from fedshift.experiments import PLAIN
 from fedshift.study.shipped import shipped, shipped_text
 
 MARKS = re.compile(r"``|:\w+:`|:class:| at 0x|…|\*Choices|Choices\*|Choices\.\*|\bA [aeiou]|3e\+38|= None")
 
 
-ENTRIES = {**CATALOGUES, "tables": PLAIN, "experiments": shipped()}
+ENTRIES = {**catalogues(), "tables": PLAIN, "experiments": shipped()}
 
 
 def printed(*arguments: str) -> str:
@@ -47,8 +47,8 @@ def test_all_that_can_be_shown_fits_the_terminal_with_every_setting(kind: str, c
         text = capsys.readouterr().out
         assert name in text
         assert_fits(text)
-        if kind in CATALOGUES:
-            assert all(setting in text for setting in CATALOGUES[kind].get(name).settings()), name
+        if kind in catalogues():
+            assert all(setting in text for setting in catalogues()[kind].get(name).settings()), name
 
 
 @pytest.mark.usefixtures("narrow")

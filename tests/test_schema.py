@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from conftest import TINY, Make
 from fedshift.cli.app import app
-from fedshift.cli.json_schema import CATALOGUES, described, json_schema
+from fedshift.cli.json_schema import catalogues, described, json_schema
 from fedshift.experiments import Experiment
 from fedshift.spec import Spec
 from fedshift.study.shipped import shipped, shipped_text
@@ -140,7 +140,7 @@ def test_every_setting_is_described_with_its_default():
 
 def test_the_page_has_every_table_entry_and_setting():
     page = printed("schema")
-    for catalogue in CATALOGUES.values():
+    for catalogue in catalogues().values():
         for name in catalogue:
             assert name in page
             assert all(setting in page for setting in catalogue.get(name).settings())

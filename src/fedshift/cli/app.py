@@ -46,6 +46,7 @@ from fedshift.cli.options import (
 from fedshift.cli.predict import predict
 from fedshift.cli.studies import benchmark, reproduce
 from fedshift.errors import FedshiftError
+from fedshift.methods import INDEXING
 
 if TYPE_CHECKING:
     from fedshift.experiments import Experiment
@@ -301,12 +302,12 @@ def _index(asked: _CommandLine) -> None:
 
 app.command(
     "index",
-    help="Describe every client by a vector before any training (Client2Vec): Parquet and a similarity heat map.",
+    help="Describe every client by a vector before any training: Parquet and a similarity heat map.",
     epilog="Examples:\n\n"
     "  fedshift index --data folder --set data.path=photos --set partition.name=iid --set partition.clients=10\n\n"
     "  fedshift index my-experiment.toml --set method.index.strategy=federated\n\n"
     "  fedshift index --set method.index.encoder=clip",
-)(_experiment_command(_index, about="client2vec"))
+)(_experiment_command(_index, about=INDEXING))
 
 
 @app.command(

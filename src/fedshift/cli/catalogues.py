@@ -17,7 +17,7 @@ from rich.table import Table
 
 from fedshift.catalogue import Entry
 from fedshift.cli.console import open_console
-from fedshift.cli.json_schema import CATALOGUES, described, json_schema
+from fedshift.cli.json_schema import catalogues, described, json_schema
 from fedshift.core.contract import term_names
 from fedshift.core.method import Averaging, Method
 from fedshift.errors import FedshiftError, UnknownNameError
@@ -34,7 +34,7 @@ SIGNS = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "max
 
 def print_list(kind: str) -> None:
     """Print the names of one kind, or of all, each with a line about it."""
-    kinds = [*CATALOGUES, "experiments"]
+    kinds = [*catalogues(), "experiments"]
     if kind not in (*kinds, "all"):
         raise UnknownNameError("kind", kind, [*kinds, "all"])
     console = open_console()
@@ -43,7 +43,7 @@ def print_list(kind: str) -> None:
         if one == "experiments":
             lines = {name: shipped_text(name).splitlines()[0].lstrip("# ") for name in shipped()}
         else:
-            lines = {name: CATALOGUES[one].get(name).help.splitlines()[0] for name in CATALOGUES[one]}
+            lines = {name: catalogues()[one].get(name).help.splitlines()[0] for name in catalogues()[one]}
         for name, line in lines.items():
             paper = f" [dim]({METHODS.get(name).paper})[/dim]" if one == "methods" else ""
             table.add_row(f"[bold]{escape(name)}[/bold]", f"{escape(plain(line)).removesuffix('.')}{paper}.")
@@ -59,7 +59,7 @@ def print_named(name: str, changes: Mapping[str, Any]) -> None:
         FedshiftError: there are changes, and no experiment that they could change.
     """
     console = open_console()
-    entries = [(catalogue.table, catalogue.get(name)) for catalogue in CATALOGUES.values() if name in catalogue]
+    entries = [(catalogue.table, catalogue.get(name)) for catalogue in catalogues().values() if name in catalogue]
     entries += [(name, Entry(PLAIN[name]))] if name in PLAIN else []
     is_experiment = name in shipped() or Path(name).suffix == ".toml" or Path(name).is_file()
     if not entries and not is_experiment:
@@ -88,7 +88,7 @@ def print_schema(as_json: bool) -> None:
     console.print("An experiment is a TOML file; a list where one value is expected makes a run for each.")
     tables: dict[str, Entry[Any]] = {"before any table": Entry(Experiment)}
     tables |= {f"[{name}]": Entry(cls) for name, cls in PLAIN.items()}
-    for catalogue in CATALOGUES.values():
+    for catalogue in catalogues().values():
         tables |= {f"{catalogue.kind} {name}": catalogue.get(name) for name in catalogue}
     for title, entry in tables.items():
         console.print(f"\n[bold]{escape(title)}[/bold]", highlight=False)
@@ -138,7 +138,7 @@ def _print_setting(console: Console, cls: type[Spec], name: str) -> None:
 
 def shown_names() -> list[str]:
     """Every name that :func:`print_named` knows."""
-    entries = (entry for catalogue in CATALOGUES.values() for entry in catalogue)
+    entries = (entry for catalogue in catalogues().values() for entry in catalogue)
     return [*dict.fromkeys([*entries, *PLAIN, *shipped()])]
 
 

@@ -42,10 +42,9 @@ def print_searches(experiments: Sequence[Experiment], budget: Budget) -> None:
 
 def print_study(plan: StudyPlan) -> None:
     """Print what the cells of a study would cost, and why scenarios are left out."""
-    from fedshift.study.execute import forecast_cells
+    from fedshift.study.execute import forecast_study
 
-    forecasts = [each for scenario in plan.available for each in forecast_cells(plan, scenario)]
-    print_forecasts(forecasts, plan.left_out.values())
+    print_forecasts(forecast_study(plan), plan.left_out.values())
 
 
 def print_forecasts(forecasts: Sequence[Forecast], more: Iterable[str] = ()) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -40,6 +41,21 @@ from fedshift.spec import Spec, setting
 from fedshift.streams import Draws
 
 
+class Prepared(Protocol):
+    """What a method's stages before its training made, as a result of its own."""
+
+    @property
+    def summary(self) -> tuple[str, ...]:
+        """In a few lines."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of it must know."""
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write it into a folder, and return the files."""
+
+
 class Method(Spec):
     """What a run asks of a method. One that wraps another answers what it changes, and its :attr:`core` the rest.
 
@@ -63,6 +79,15 @@ class Method(Spec):
     def label(self) -> str:
         """What notes call it: a variant's name, or the class's."""
         return self.listed_as or type(self).__name__
+
+    @property
+    def prepares(self) -> Spec | None:
+        """The settings of what is made before training and is a result of its own; None if nothing is."""
+        return None
+
+    def prepared(self, federated: FederatedData, state: ServerState, messages: dict[str, Any]) -> Prepared:
+        """What the stages before training left on the server, and what crossed the wire for it."""
+        raise NotImplementedError
 
     def all_parts(self, model: ModelBuilder) -> dict[str, Part]:
         """The named parts, fresh from their initial values, with what the server's optimiser keeps."""

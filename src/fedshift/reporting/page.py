@@ -6,31 +6,30 @@ from base64 import b64encode
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jinja2
 import tomli_w
-from markupsafe import Markup
 
-from fedshift.errors import FedshiftError
-from fedshift.files import make_folder, write
-from fedshift.reporting.curves import Panel, as_svg, by_place, by_round, colours, figures
-from fedshift.reporting.facts import facts, title
-from fedshift.reporting.results import Results, Row
-from fedshift.reporting.settings import Merged, merged
-from fedshift.reporting.stages import in_words, spans, unscored_before
-from fedshift.reporting.table import Table, tables
-from fedshift.reporting.units import bytes_text, clock, printable
+from fedshift.reporting.curves import Panel, as_svg, by_place, by_round, colours, figures, unscored_before
+from fedshift.reporting.facts import Merged, facts, merged, title
+from fedshift.reporting.render import render, write_page_to
+from fedshift.reporting.results import Row
+from fedshift.reporting.table import Table
+from fedshift.reporting.units import bytes_text, clock
+from fedshift.runs.records import Record
 from fedshift.runs.run import Run
+
+if TYPE_CHECKING:
+    from fedshift.reporting.comparison import Comparison
 
 SHADED = "one standard deviation over seeds to either side, within 0 and 100 %."
 
 
-def write_report(results: Results, path: Path) -> Path:
+def write_report(comparison: Comparison, path: Path) -> Path:
     """Write the report: tables, curves, cost, what left each site, and the runs' settings.
 
     Args:
-        results: the runs.
+        comparison: the runs.
         path: the file, or a folder for a report.html; folders that are missing are made.
 
     Returns:
@@ -39,76 +38,37 @@ def write_report(results: Results, path: Path) -> Path:
     Raises:
         FedshiftError: it cannot be written.
     """
-    return write_page_to(path, "report.html", page(results, datetime.now().astimezone()))
+    return write_page_to(path, "report.html", page(comparison, datetime.now().astimezone()))
 
 
-def write_page_to(path: Path, name: str, text: str) -> Path:
-    """Write a page to a file, or to one of this name in a folder, and return its path.
-
-    Raises:
-        FedshiftError: it cannot be written.
-    """
-    try:
-        path = path / name if path.is_dir() else path
-        make_folder(path.parent)
-        write(path, text)
-    except (FedshiftError, OSError) as error:
-        cause = error if isinstance(error, OSError) else error.__cause__
-        in_a_file = isinstance(cause, FileExistsError | NotADirectoryError)
-        reason = "its folder would be a file" if in_a_file else getattr(cause, "strerror", None) or error
-        raise FedshiftError(
-            f"The report cannot be written to '{path}': {reason}. Write it elsewhere: `fedshift report RUNS --to FILE`."
-        ) from error
-    return path
-
-
-def page(results: Results, now: datetime) -> str:
+def page(comparison: Comparison, now: datetime) -> str:
     """The report as HTML."""
-    rows, place = results.rows(), by_place(results)
-    rounds = by_round(results)
+    rows, place = comparison.rows(), by_place(comparison)
+    rounds = by_round(comparison)
     settings = merged([[run.table for run in row.runs] for row in rows])
     machine = merged([[_known(run.environment) for run in row.runs] for row in rows])
     return render(
         "report.html.jinja",
-        title=title(results),
-        facts=facts(results, now),
-        tables=tables(results),
-        notes=results.notes,
+        title=title(comparison),
+        facts=facts(comparison, now),
+        tables=comparison.tables(),
+        notes=comparison.notes(),
         keys=list(zip([row.label for row in rows], colours(len(rows)), strict=True)),
-        metric=results.metric,
-        test=results.label("test"),
-        validation=results.label("validation") if results.environments("validation") else "",
-        shaded=SHADED if any(line.banded for panel in rounds for line in panel.lines) else "",
+        metric=comparison.metric,
+        test=comparison.label("test"),
+        validation=comparison.label("validation") if comparison.environments("validation") else "",
+        shaded=SHADED if any(line.edge(-1) != line.edge(1) for panel in rounds for line in panel.lines) else "",
         by_place=_drawn([place] if place else []),
         by_round=_drawn(rounds),
         stages=_on_stages(rows),
         messages=[(row.label, row.runs[0].messages) for row in rows],
-        runs=_runs(results.runs),
-        several=len(results.runs) > 1,
+        runs=_runs(comparison.runs),
+        several=len(comparison.runs) > 1,
         common=tomli_w.dumps(settings.common),
         differing=_differing("For each row of the tables above; several values are those of its runs.", rows, settings),
         machine=tomli_w.dumps(machine.common),
         machines=_differing("What differs between the rows of the tables above, or between their runs", rows, machine),
     )
-
-
-def render(template: str, **values: Any) -> str:
-    """A page of the templates here."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("fedshift", "reporting"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=_safe,
-    )
-    environment.filters["bytes"] = bytes_text
-    return environment.get_template(template).render(values)
-
-
-def _safe(value: Any) -> Any:
-    """A text without what no page may hold, such as control characters; line feeds stay."""
-    if not isinstance(value, str) or isinstance(value, Markup):
-        return value
-    return "\n".join(printable(line) for line in value.split("\n"))
 
 
 def _drawn(panels: Sequence[Panel]) -> list[tuple[Panel, str]]:
@@ -155,3 +115,24 @@ def _known(table: Any) -> Any:
     if not isinstance(table, dict):
         return table
     return {name: _known(value) for name, value in table.items() if value is not None}
+
+
+def in_words(records: Sequence[Record]) -> str:
+    """The rounds done: "8", or by stage where there are several: "2 not scored + 8 train + 1 finetune"."""
+    scored = {record["stage"]: record["round"] for record in records}
+    others = records[-1]["position"] - sum(scored.values())
+    if len(scored) == 1 and not others:
+        return str(records[-1]["position"])
+    words = [f"{others} not scored"] if others else []
+    return " + ".join(words + [f"{rounds} {stage}" for stage, rounds in scored.items()])
+
+
+def spans(records: Sequence[Record]) -> str:
+    """Which training rounds are of which stage: "1 to 8 are 'train', 9 is 'finetune'"; empty of a single stage."""
+    before = unscored_before(records)
+    ends = {record["stage"]: (record["round"], record["position"] - before) for record in records}
+    words = [
+        f"{end - rounds + 1} to {end} are '{stage}'" if rounds > 1 else f"{end} is '{stage}'"
+        for stage, (rounds, end) in ends.items()
+    ]
+    return ", ".join(words) if len(words) > 1 else ""

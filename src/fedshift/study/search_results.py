@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedshift.files import write
-from fedshift.reporting.table import Table
-from fedshift.reporting.tabled import Tabled
+from fedshift.reporting.table import Table, Tabled
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.terms import shares
 from fedshift.study.search import Study, Trial
@@ -74,7 +73,7 @@ class Tuning(Tabled):
         Raises:
             FedshiftError: a file cannot be written.
         """
-        from fedshift.reporting.page import render, write_page_to
+        from fedshift.reporting.render import render, write_page_to
         from fedshift.study.figures import draw_search
 
         sections = []

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedshift.reporting.data_report.findings import place
 from fedshift.reporting.data_report.roles import ROLES
 from fedshift.reporting.data_report.values import column_word
-from fedshift.reporting.page import render, write_page_to
+from fedshift.reporting.render import render, write_page_to
 from fedshift.reporting.table import Table, text
 from fedshift.reporting.units import bytes_text
 
