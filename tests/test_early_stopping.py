@@ -262,7 +262,7 @@ def test_a_coordinator_that_is_killed_ends_where_it_would(make: Make, tmp_path: 
 def test_trials_of_a_search_end_early_as_well(tmp_path: Path):
     """Each by its own curve; one that ended counts by its last round, as any."""
     changes = {**EARLY, "run.out": str(tmp_path), "run.engine": "vectorised"}
-    budget = Budget(3, search={"train.lr": [0.2, 0.05, 0.01]}, parallel=3)
+    budget = Budget(trials=3, search={"train.lr": [0.2, 0.05, 0.01]}, parallel=3)
     found = search_all(expand(override(TINY, changes)), budget, Progress())
     (study,) = found.studies
     assert [trial.state for trial in study.trials] == ["complete"] * 3

@@ -66,7 +66,6 @@ from refusal import refuses
         ({"data": {"name": "rotated-mnist", "angles": []}}, ["data.angles = []"]),
         ({"protocol": {}}, ["leave-one-domain-out' needs hold_out"]),
         ({"seed": []}, ["seed is an empty list"]),
-        ({"seed": [1, 1]}, ["same run twice"]),
         ({"plugins": ["none.py"]}, ["plugin", "none.py", "does not exist"]),
         ({"model.name": "cnn", "data.name": "folder"}, ["data set 'folder' needs path", "--set data.path="]),
     ],

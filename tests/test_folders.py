@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import fedshift
 from conftest import TINY, Make, a_folder, a_record, a_row, interrupt_after, resume
-from fedshift import experiment as experiment_module
+from fedshift import experiments as experiment_module
 from fedshift.cli.app import app
 from fedshift.content import code_digest, digest
 from fedshift.core import plugins

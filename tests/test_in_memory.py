@@ -321,7 +321,7 @@ def test_the_same_script_twice_is_the_same_runs(tmp_path: Path):
     runs = fedshift.load(tmp_path / "runs" / "arrays").runs
     assert [run.table["method"]["name"] for run in runs] == ["fedavg", "fedsr"]
     assert {run.table["protocol"]["name"] for run in runs} == {"in-domain"}
-    assert set(runs[0].federated["domains"].values()) == {"north", "south"}
+    assert set(runs[0].data_facts["domains"].values()) == {"north", "south"}
 
 
 def test_arrays_given_as_data_say_what_to_call():

@@ -194,7 +194,7 @@ def test_rows_of_validation_and_test_change_no_bit_of_the_weights(tmp_path: Path
     weights = [load_file(run.folder.weights_file) for run in runs]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
-    assert runs[0].federated["inputs"] == runs[1].federated["inputs"]
+    assert runs[0].data_facts["inputs"] == runs[1].data_facts["inputs"]
     assert runs[0].messages == runs[1].messages
     assert runs[0].records[-1]["environments"] != runs[1].records[-1]["environments"]
     (note,) = [note for note in runs[1].notes if "'sex'" in note and "No training row" in note]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshift.core.contract import Exchange, Round, Select, ServerState, Stage, send_nothing_else, term_names
+from fedshift.core.contract import Exchange, Round, Select, ServerState, Stage, term_names, uniform
 from fedshift.core.messages import Answer, Down, Missing, Order
 from fedshift.core.metrics import ACCURACY
 from fedshift.core.setup import Setup
@@ -136,10 +136,10 @@ class Coordinator:
         hears of the server's steps.
         """
         self.state = replace(self.state, round=round.number)
-        chosen, gone = self._select(round), set[int]()
+        gone = set[int]()
         self.terms = {}
-        for exchange in round.stage.exchanges:
-            cohort = [client for client in self._cohort_of(exchange, round, chosen) if client not in gone]
+        for exchange, chosen in self._cohorts(round):
+            cohort = [client for client in chosen if client not in gone]
             orders = self.orders(exchange, round, list(dict.fromkeys(cohort)))
             for order in orders:
                 self.ledger.add(exchange.name, "down", order.down, order.client, self.position + 1)
@@ -257,19 +257,19 @@ class Coordinator:
         self.missing.append(about | {"client": self.names[client], "why": why})
         return about
 
-    def _select(self, round: Round) -> list[int]:
-        """The ids of a round's cohort, in order."""
-        if round.stage.participation == 1:
-            return list(self.names)
-        generator = self.setup.streams.generator("selection", *round.key)
-        return self._drawn(self.setup.method.select, round, generator)
-
-    def _cohort_of(self, exchange: Exchange, round: Round, chosen: list[int]) -> list[int]:
-        """The ids that an exchange goes to: the round's, or a cohort of its own."""
-        if exchange.select is None:
-            return chosen
-        generator = self.setup.streams.generator("selection", *round.key, exchange.name)
-        return self._drawn(exchange.select, round, generator, exchange.name)
+    def _cohorts(self, round: Round) -> Iterator[tuple[Exchange, list[int]]]:
+        """Each exchange of a round with the ids that it goes to, in order: the round's, or a cohort of its own."""
+        first, *later = round.stage.exchanges
+        everyone, streams = round.stage.participation == 1, self.setup.streams
+        generator = streams.generator("selection", *round.key)
+        chosen = list(self.names) if everyone else self._drawn(first.select or uniform, round, generator)
+        yield first, chosen
+        for exchange in later:
+            if exchange.select is None:
+                yield exchange, chosen
+            else:
+                generator = streams.generator("selection", *round.key, exchange.name)
+                yield exchange, self._drawn(exchange.select, round, generator, exchange.name)
 
     def _drawn(self, select: Select, round: Round, generator: torch.Generator, *exchange: str) -> list[int]:
         with self.setup.lend("select", *round.key, *exchange):
@@ -278,7 +278,7 @@ class Coordinator:
     def down(self, exchange: Exchange, client: int) -> Down:
         """What a client receives in an exchange: the declared parts, and what is meant for this client alone."""
         everybodys = self._down_of_all(exchange)
-        if exchange.send is send_nothing_else:
+        if exchange.send is None:
             return everybodys
         down = Down(everybodys | self.own(exchange, client))
         check_scopes(self.setup, down, exchange, "send")
@@ -286,7 +286,7 @@ class Coordinator:
 
     def own(self, exchange: Exchange, client: int) -> Mapping[str, Tensor]:
         """What one client receives in an exchange in the place of what all do."""
-        if exchange.send is send_nothing_else:
+        if exchange.send is None:
             return {}
         with self.setup.lend("send", self.position, exchange.name, client):
             return exchange.send(self.state, client)
@@ -305,9 +305,7 @@ class Coordinator:
 
     def first_orders(self, round: Round) -> Iterator[tuple[Exchange, list[Order]]]:
         """What each exchange of a round would ask of clients if the run began with it; nothing is counted."""
-        chosen = self._select(round)
-        for exchange in round.stage.exchanges:
-            cohort = self._cohort_of(exchange, round, chosen)
+        for exchange, cohort in self._cohorts(round):
             yield exchange, self.orders(exchange, round, list(dict.fromkeys(cohort)))
 
     def _collect(

@@ -15,8 +15,8 @@ from fedshift.core.tensors import Replies
 from fedshift.engines.calibration import seconds_a_step
 from fedshift.engines.choice import asked_for
 from fedshift.engines.engine import Job, ServerJob
+from fedshift.engines.lane import shorten, steps_of_job
 from fedshift.engines.sequential import Sequential
-from fedshift.engines.shortened import shorten, steps_of
 from fedshift.errors import DivergedError
 from fedshift.experiments import Experiment
 from fedshift.runs.simulation import Simulation, no_steps
@@ -125,7 +125,7 @@ def _cost(simulation: Simulation, stage: Stage, step: float | None) -> StageCost
         jobs = [simulation.site.job(order) for order in orders]
         replies = _replies(simulation, exchange, jobs)
         server = ServerJob(simulation.setup, exchange, round, simulation.coordinator.state, replies, no_steps)
-        steps += sum(map(steps_of, jobs)) + steps_of(server)
+        steps += sum(map(steps_of_job, jobs)) + steps_of_job(server)
         down += sum(order.down.nbytes for order in orders)
         sizes = [Up(reply).nbytes for reply in replies.ups]
         up += sum(sizes) if sizes else len(jobs) * _declared_bytes(simulation, exchange)

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from fedshift import files
 from fedshift.content import digest
 from fedshift.errors import DamagedError, FedshiftError
-from fedshift.experiments import Experiment, check_tables
+from fedshift.experiments import Experiment
 from fedshift.manifest import (
     Manifest,
     check_file,
@@ -213,7 +213,6 @@ class RunFolder:
             raise FedshiftError(
                 f"'{self.experiment_file}' describes another experiment than the one that was begun. {fix}"
             )
-        check_tables(table)
         return table
 
     def experiment(self, trust: bool = False) -> Experiment:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedshift import files
 from fedshift.errors import DamagedError, FedshiftError
-from fedshift.experiments import Experiment, check_tables
+from fedshift.experiments import Experiment
 from fedshift.manifest import digested_json, read_json
 from fedshift.runs.schema import Grid, GridRun
 from fedshift.runs.trust import check_code, check_digests, check_plugins
@@ -68,7 +68,6 @@ def experiment_of(run: GridRun, path: Path, trust: bool) -> Experiment:
     """
     check_digests(run.experiment, run.plugins, path.parent / run.folder)
     check_plugins(run.plugins, path.parent / run.folder, trust)
-    check_tables(run.experiment)
     experiment = Experiment.from_table(run.experiment)
     check_code(experiment, run.plugins, path.parent / run.folder)
     if experiment.fingerprint != run.fingerprint:

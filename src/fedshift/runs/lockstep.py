@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedshift.engines.engine import Engine, Job, Outcome, ServerJob
-from fedshift.engines.shortened import steps_of
+from fedshift.engines.lane import steps_of_job
 from fedshift.runs.listener import Listener, Task
 from fedshift.runs.simulation import Done, Simulation, Work
 
@@ -33,7 +33,7 @@ class _Round:
         """Say that these jobs, of its request, are begun."""
         first, coordinator = jobs[0], self.simulation.coordinator
         clients = 0 if isinstance(first, ServerJob) else len(jobs)
-        steps = sum(map(steps_of, jobs))
+        steps = sum(map(steps_of_job, jobs))
         sent = coordinator.bytes_down, coordinator.bytes_up
         self.listener.begin_task(Task(first.round, first.exchange.name, clients, steps, *sent))
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from fedshift.core.contract import Phase, Phases, Stage
 from fedshift.core.setup import Setup
-from fedshift.engines.batches import BatchOrder
-from fedshift.engines.lane import steps_of
+from fedshift.engines.lane import BatchOrder, steps_of
 from fedshift.runs.simulation import Simulation
 
 

@@ -79,7 +79,7 @@ def _tuned(plan: StudyPlan, scenario: Scenario, cell: Cell, chosen: Chosen, prog
 
 def budget_of(scale: Scale, scenario: Scenario, method: str) -> Budget:
     """By what settings are chosen, the same for all rows."""
-    fixed = frozenset(scale.settings_of(method))
+    fixed = tuple(scale.settings_of(method))
     return Budget(trials=scale.trials, parallel=min(4, scale.trials), search=dict(scenario.search), fixed=fixed)
 
 
