@@ -160,7 +160,6 @@ def values(make: Make, tmp_path: Any) -> list[Any]:
             experiment,
             indexed,
             *comparison.runs,
-            comparison,
             *comparison.rows(),
             comparison.runs[0].folder,
         ),

@@ -31,9 +31,8 @@ from fedshift.methods.client2vec.heat_maps import MOST_LETTERS, drawable, heat_m
 from fedshift.methods.client2vec.vectors import Index
 from fedshift.reporting.comparison import Comparison
 from fedshift.reporting.curves import MOST_PANELS, by_round, figures
-from fedshift.reporting.facts import merged
 from fedshift.reporting.page import page
-from fedshift.reporting.results import MeanStd, flat
+from fedshift.reporting.results import MeanStd, flat, merged
 from fedshift.reporting.table import text as plain_text
 from fedshift.reporting.units import printable
 from fedshift.runs.folder import RunFolder, Times

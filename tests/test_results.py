@@ -17,9 +17,8 @@ from fedshift.reporting.results import MeanStd
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
 from fedshift.runs.schema import Timed
-from fedshift.runs.selection import by_environment, summary
+from fedshift.runs.selection import summary
 from fedshift.study.api import Comparison, compare, load
-from fedshift.study.grid import override
 from refusal import refuses
 
 
@@ -162,22 +161,6 @@ def test_a_domain_counts_once_however_many_clients_it_has(make: Make, tmp_path: 
     assert everyone.tables()[0].rows[0][:2] == ["fedavg", "70.0"]
 
 
-def test_selections_count_environments_as_the_tables_do():
-    """Validation by domain: round 1: (0.4 + 0.8) / 2 = 0.6; round 2: (0.9 + 0.5) / 2 = 0.7; over clients 0.7 > 0.6."""
-
-    def rows(a: list[float], b: list[float]) -> list[dict[str, Any]]:
-        pairs = [("a", value) for value in a] + [("b", value) for value in b]
-        return [{"environment": n, "role": role, "accuracy": v} for role in ("validation", "test") for n, v in pairs]
-
-    records = [
-        {"position": 1, "stage": "train", "environments": rows([0.4], [0.8, 0.8, 0.8])},
-        {"position": 2, "stage": "train", "environments": rows([0.9], [0.5, 0.5, 0.5])},
-    ]
-    assert by_environment(records[0], "test") == pytest.approx({"a": 0.4, "b": 0.8})
-    assert summary(records)["source_validation"]["position"] == 2
-    assert summary(records)["source_validation"]["test"] == pytest.approx(0.7)
-
-
 def test_many_environments_leave_the_headline_readable(make: Make, tmp_path: Path):
     """11 environments have a table of their own; with standard deviations two, of 6 and 5."""
     tests = {f"p={p / 10:g}": [p / 10] for p in range(11)}
@@ -279,23 +262,6 @@ def test_the_report_stands_alone_and_holds_the_tables(comparison: Comparison, tm
     assert "scored with each client&#39;s own model" in page  # single on an unseen domain
 
 
-def test_a_page_escapes_what_users_write(tiny_document: dict[str, Any], tmp_path: Path):
-    comparison = compare(override(tiny_document, {"name": "<b>bold"}), progress=Progress())
-    page = comparison.report(tmp_path / "report.html").read_text()
-    assert "<b>" not in page
-    assert "&lt;b&gt;bold" in page
-
-
-def test_the_comparison_prints_and_answers(comparison: Comparison):
-    text = str(comparison)
-    assert "fedavg" in text
-    assert "single" in text
-    assert 0 <= comparison.accuracy("fedavg") <= 1
-    with refuses("'fedsr'", "fedavg, single"):
-        comparison.accuracy("fedsr")
-    assert "<table>" in comparison._repr_html_()
-
-
 def test_a_comparison_as_markdown_has_the_cells_of_its_tables(comparison: Comparison):
     headline = comparison.tables()[0]
     lines = comparison.table().split("\n")
@@ -303,13 +269,6 @@ def test_a_comparison_as_markdown_has_the_cells_of_its_tables(comparison: Compar
     assert lines[2] == f"| {' | '.join(headline.columns)} |"
     assert [f"| {' | '.join(row)} |" for row in headline.rows] == lines[4 : 4 + len(headline.rows)]
     assert all(f"- {note}" in lines for note in comparison.notes())
-
-
-def test_an_unfinished_run_is_shown_as_such(make: Make, tmp_path: Path):
-    folder = written(tmp_path, "fedavg", 0, "dark", 0.5, make)
-    (folder.path / "manifest.json").unlink()
-    note = "is not finished: it was last scored after round 2 of its stage 'train' (train.rounds = 2)"
-    assert note in str(Comparison.read([folder]))
 
 
 def test_the_report_shows_training_and_evaluation_apart(make: Make, tmp_path: Path):

@@ -23,8 +23,7 @@ from fedshift.core.method import Averaging, Method
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import DEFAULT_NAMES, PLAIN, Experiment
 from fedshift.methods import METHODS
-from fedshift.reporting.facts import merged
-from fedshift.reporting.results import flat
+from fedshift.reporting.results import flat, merged
 from fedshift.spec import Spec
 from fedshift.study.grid import expand, override, read
 from fedshift.study.shipped import shipped, shipped_text

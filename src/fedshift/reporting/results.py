@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,3 +149,44 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in table.items():
         values |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return values
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Nested tables, merged.
+
+    Attributes:
+        common: the values that all of them have, nested as they were.
+        differing: by dotted name, the others' values in words, one text for each group.
+    """
+
+    common: dict[str, Any]
+    differing: dict[str, list[str]]
+
+
+def merged(groups: Sequence[Sequence[Mapping[str, Any]]]) -> Merged:
+    """Merge groups of nested tables; the values that a group's tables have of one name stand together."""
+    words = [
+        [{name: json.dumps(value, ensure_ascii=False) for name, value in flat(table).items()} for table in group]
+        for group in groups
+    ]
+    every = [table for group in words for table in group]
+    names = dict.fromkeys(name for table in every for name in table)
+    same = {name for name in names if len({table.get(name, "") for table in every}) == 1}
+    differing = {
+        name: [", ".join(dict.fromkeys(filter(None, (table.get(name, "") for table in group)))) for group in words]
+        for name in names
+        if name not in same
+    }
+    return Merged(_only(same, groups[0][0]), differing)
+
+
+def _only(names: set[str], table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested table with the values of these dotted names alone."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            found |= {key: inner} if (inner := _only(names, value, f"{prefix}{key}.")) else {}
+        elif f"{prefix}{key}" in names:
+            found[key] = value
+    return found

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
-from typing import TYPE_CHECKING, ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import rich.box
 import rich.table
@@ -13,8 +14,9 @@ from rich.console import Console, Group
 from rich.markup import escape
 from rich.text import Text
 
-from fedshift.errors import needs
-from fedshift.reporting.units import printable
+from fedshift.errors import FedshiftError, needs
+from fedshift.files import make_folder, write
+from fedshift.reporting.units import bytes_text, printable
 from fedshift.runs.records import Record
 
 if TYPE_CHECKING:
@@ -110,6 +112,44 @@ class Tabled:
         return str(self)
 
     def _repr_html_(self) -> str:
-        from fedshift.reporting.render import render
-
         return render("tables.html.jinja", tables=self.tables(), notes=self.notes())
+
+
+def render(template: str, **values: Any) -> str:
+    """A page of the templates here."""
+    import jinja2
+
+    def safe(value: Any) -> Any:
+        """A text without what no page may hold, such as control characters; line feeds and mark-up stay."""
+        if not isinstance(value, str) or hasattr(value, "__html__"):
+            return value
+        return "\n".join(printable(line) for line in value.split("\n"))
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("fedshift", "reporting"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=safe,
+    )
+    environment.filters["bytes"] = bytes_text
+    return environment.get_template(template).render(values)
+
+
+def write_page_to(path: Path, name: str, text: str) -> Path:
+    """Write a page to a file, or to one of this name in a folder, and return its path.
+
+    Raises:
+        FedshiftError: it cannot be written.
+    """
+    try:
+        path = path / name if path.is_dir() else path
+        make_folder(path.parent)
+        write(path, text)
+    except (FedshiftError, OSError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        in_a_file = isinstance(cause, FileExistsError | NotADirectoryError)
+        reason = "its folder would be a file" if in_a_file else getattr(cause, "strerror", None) or error
+        raise FedshiftError(
+            f"The report cannot be written to '{path}': {reason}. Write it elsewhere: `fedshift report RUNS --to FILE`."
+        ) from error
+    return path

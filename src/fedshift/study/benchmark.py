@@ -14,8 +14,7 @@ from fedshift.errors import FedshiftError
 from fedshift.experiments import load_plugins
 from fedshift.methods import METHODS
 from fedshift.reporting.live import display
-from fedshift.reporting.render import render, write_page_to
-from fedshift.reporting.table import Table
+from fedshift.reporting.table import Table, render, write_page_to
 from fedshift.runs.progress import Progress
 from fedshift.spec import shown
 from fedshift.study.execute import carry_out

@@ -328,7 +328,7 @@ class Tuning(Tabled):
         Raises:
             FedshiftError: a file cannot be written.
         """
-        from fedshift.reporting.render import render, write_page_to
+        from fedshift.reporting.table import render, write_page_to
         from fedshift.study.figures import draw_search
 
         sections = []
