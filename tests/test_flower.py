@@ -20,11 +20,10 @@ from conftest import Make
 from federated import SITES, Local, request_of, set_site
 from fedshift.deployment import shell
 from fedshift.deployment.coordinate import coordinate
+from fedshift.deployment.demo import rehearse
+from fedshift.deployment.flower import Away
 from fedshift.deployment.keys import Authority, site_pair
-from fedshift.deployment.link import Away
-from fedshift.deployment.orphan import with_parent
-from fedshift.deployment.rehearsal import rehearse
-from fedshift.deployment.supervisor import end, free_port, listens, start
+from fedshift.deployment.supervisor import end, free_port, listens, start, with_parent
 from fedshift.deployment.wire import Work
 from fedshift.experiments import Experiment
 from fedshift.runs.folder import RunFolder
@@ -88,7 +87,7 @@ def who_watches_the_run_is_killed(federation: Loopback, real: Experiments) -> No
         federation.crash("run")
         federation.begin_run()
     federation.end_run()
-    assert federation.processes.process("run").returncode == 0
+    assert federation.processes.running["run"].returncode == 0
     assert [event["done"] for event in events(run, "begin")] == [0]
     as_simulated(federation, run)
 
@@ -272,7 +271,7 @@ def test_who_is_refused(real: Experiments, tmp_path: Path):
         def log(site: str) -> Path:
             return sites / site / "flower/supernode.log"
 
-        address = processes.agreement.federation.address
+        address = processes.federation.address
         processes.start_coordinator()
         (sites / "dark/keys/site.key").write_bytes(site_pair().private)
         (sites / "gray/certificates/ca.crt").write_bytes(Authority.make("another").pair().public)

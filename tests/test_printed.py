@@ -8,13 +8,11 @@ import pytest
 from rich.cells import cell_len
 from typer.testing import CliRunner
 
-import fedshift
-from fedshift import FedshiftError
 from fedshift.cli.app import app
 from fedshift.cli.catalogues import print_list, print_named, print_schema, shown_names
 from fedshift.cli.json_schema import catalogues
 from fedshift.experiments import PLAIN
-from fedshift.study.shipped import shipped, shipped_text
+from fedshift.study.shipped import shipped
 
 MARKS = re.compile(r"``|:\w+:`|:class:| at 0x|…|\*Choices|Choices\*|Choices\.\*|\bA [aeiou]|3e\+38|= None")
 
@@ -66,21 +64,6 @@ def test_the_reference_fits_the_terminal(capsys: pytest.CaptureFixture[str]):
     assert_fits(capsys.readouterr().out)
 
 
-def test_a_file_gets_a_line_for_an_entry(monkeypatch: pytest.MonkeyPatch):
-    """So that `fedshift list | grep` finds it."""
-    monkeypatch.delenv("COLUMNS", raising=False)
-    text = CliRunner().invoke(app, ["list", "datasets"], catch_exceptions=False).stdout
-    (line,) = [line for line in text.splitlines() if line.startswith("camelyon17")]
-    assert "Bandi et al., 2019" in line
-
-
-@pytest.mark.parametrize("name", shipped())
-def test_an_experiment_begins_with_what_it_is(name: str):
-    first, *_ = shipped_text(name).splitlines()
-    assert first.startswith("# ")
-    assert first.endswith(".")
-
-
 def test_what_can_only_be_left_out_is_no_value():
     """TOML has no word for None, so none is offered."""
     for arguments in (["show", "fedpac"], ["schema"]):
@@ -88,12 +71,3 @@ def test_what_can_only_be_left_out_is_no_value():
         start = text.index("head_lr")
         assert "(not set)" in text[start : start + 40]
         assert "none" not in text[start : start + 160].lower()
-
-
-@pytest.mark.parametrize("seeds", [[0, 1], [0, 1, 2, 3], [0, 1, 2, 3, 4]])
-def test_a_list_of_runs_ends_where_it_does(seeds: list[int]):
-    with pytest.raises(FedshiftError) as caught:
-        fedshift.experiment("rotated-mnist", method="fedavg", seed=seeds)
-    names = str(caught.value).partition("(")[2].partition(")")[0].split(", ")
-    assert ("..." in names) == (len(seeds) > 4)
-    assert len(names) == min(len(seeds), 5)

@@ -376,7 +376,7 @@ def test_a_method_that_fails_is_named_and_the_others_are_tuned(
         def refuse(*given: Any) -> Any:
             raise FedshiftError("It takes no batches of 4.")
 
-        monkeypatch.setattr(fedshift.METHODS.get("fedprox").cls, "check", refuse)
+        monkeypatch.setattr(fedshift.METHODS.get("fedprox"), "check", refuse)
         words = ("fedprox", "no batches of 4")
     both = experiments(tmp_path, PROX | {"method.name": ["fedprox", "fedavg"]})
     with refuses(*words):

@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from fedshift.catalogue import Catalogue, From
+from fedshift.catalogue import Catalogue, From, built_in
 from fedshift.clients import PARTITIONS, PROTOCOLS
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.partitions import Partition
@@ -143,7 +143,7 @@ class Experiment(Spec):
             name = Path(path).name
             found[f"{name} ({list(self.plugins).index(path)})" if name in found else name] = digest(path)
         for cls in {type(spec) for _, spec in self.specs()}:
-            if cls.__module__.startswith("fedshift.") or _file_of(cls) in self.plugins:
+            if built_in(cls) or _file_of(cls) in self.plugins:
                 continue
             found[cls.__qualname__] = digest_of(_source(cls).encode())
         return {what: content for what, content in sorted(found.items()) if content}

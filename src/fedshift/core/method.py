@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 from torch import Tensor
 
-from fedshift.catalogue import From
+from fedshift.catalogue import From, built_in
 from fedshift.clients.federated import FederatedData
 from fedshift.core.contract import (
     Batch,
@@ -78,8 +78,19 @@ class Method(Spec):
 
     @property
     def label(self) -> str:
-        """What notes call it: a variant's name, or the class's."""
-        return self.listed_as or type(self).__name__
+        """What notes call it."""
+        return type(self).__name__
+
+    @classmethod
+    def published(cls) -> dict[str, dict[str, object]]:
+        """The presets, without what is fixed in this class."""
+        known = cls.settings()
+        return {data: {key: preset[key] for key in preset if key in known} for data, preset in cls.presets.items()}
+
+    @classmethod
+    def cited(cls) -> str:
+        """Where the method comes from; the paper of a class that a user's is derived from is not the user's."""
+        return cls.paper if built_in(cls) else str(vars(cls).get("paper", ""))
 
     @property
     def prepares(self) -> Spec | None:

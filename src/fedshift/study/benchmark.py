@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from fedshift.catalogue import built_in
 from fedshift.errors import FedshiftError
 from fedshift.experiments import load_plugins
 from fedshift.methods import METHODS
@@ -48,7 +49,7 @@ def rows(names: Sequence[str] | None = None) -> list[str]:
     if names is not None and not names:
         raise FedshiftError(f"No method is named: give some, such as {BASE}, or '{ALL}' for the published ones.")
     left_out = contents()["left_out"]
-    published = [name for name in METHODS if name not in left_out and METHODS.get(name).built_in]
+    published = [name for name in METHODS if name not in left_out and built_in(METHODS.get(name))]
     found = [each for name in (names or [ALL]) for each in (published if name == ALL else [name])]
     for name in found:
         METHODS.get(name)
@@ -60,7 +61,7 @@ def rows(names: Sequence[str] | None = None) -> list[str]:
 
 def exhibit_of_methods(methods: Sequence[str], plugins: Sequence[str], known: Sequence[Scenario]) -> Exhibit:
     """The benchmark's table; a user's plugins are a part of the runs of their own methods alone."""
-    its = [(name, [] if METHODS.get(name).built_in else [*plugins]) for name in methods]
+    its = [(name, [] if built_in(METHODS.get(name)) else [*plugins]) for name in methods]
     return Exhibit(
         name="benchmark",
         paper="",
@@ -226,7 +227,7 @@ class Benchmark(StudyResults):
             columns += [scenario.title, f"{scenario.title} worst"] if scenario.worst else [scenario.title]
         rows = []
         for method, rank in self.mean_ranks().items():
-            cells = [METHODS.get(method).paper]
+            cells = [METHODS.get(method).cited()]
             for scenario in self.columns:
                 found, lacking = (
                     self.mean(scenario.name, method, "accuracy"),
