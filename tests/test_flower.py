@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import Make
-from federated import SITES, Local, request_of, set_site
+from federated import SITES, Local, request_of
 from fedshift.deployment import shell
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.demo import rehearse
@@ -55,13 +55,6 @@ def real(make: Make, monkeypatch: pytest.MonkeyPatch) -> Experiments:
 
 
 # Scenarios ----------------------------------------------------------------------------------------
-
-
-def nothing_happens(federation: Loopback, real: Experiments) -> None:
-    """A method of three stages."""
-    run = federation.agree(real("client2vec"))
-    federation.run()
-    as_simulated(federation, run)
 
 
 def the_coordinators_run_is_killed(federation: Loopback, real: Experiments) -> None:
@@ -164,23 +157,10 @@ def a_site_is_killed(federation: Loopback, real: Experiments) -> None:
     as_replayed(federation, run)
 
 
-def a_refusal_ends_the_run_at_its_start(federation: Loopback, real: Experiments) -> None:
-    """And whoever typed `run` sees which site refuses which category, and of what."""
-    federation.agree(real("client2vec"))
-    set_site(federation.folder, "gray", domains=[], refuse=["embedding"])
-    said = federation.run()
-    set_site(federation.folder, "gray", domains=[])
-    assert "The site 'gray' refuses" in said
-    assert "embedding" in said
-    assert "pairs" in said
-
-
 # The federations, of which two can run at a time -----------------------------------------------------
 
 SCENARIOS = {
     "the run": (
-        a_refusal_ends_the_run_at_its_start,
-        nothing_happens,
         the_coordinators_run_is_killed,
         who_watches_the_run_is_killed,
         the_coordinator_is_killed,

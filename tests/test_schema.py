@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import pytest
 import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from conftest import TINY, Make
 from fedshift.cli.app import app
+from fedshift.cli.catalogues import print_list, print_named, print_schema, shown_names
 from fedshift.cli.json_schema import catalogues, described, json_schema
-from fedshift.experiments import Experiment
 from fedshift.spec import Spec
 from fedshift.study.shipped import shipped, shipped_text
 from refusal import refuses
@@ -26,6 +28,7 @@ from test_settings import SCALARS
 ROOT = Path(__file__).parents[1]
 SCHEMA = json_schema()
 CHECK = jsonschema.Draft202012Validator(SCHEMA)
+MARKS = re.compile(r"``|:\w+:`|:class:| at 0x|…|\*Choices|Choices\*|Choices\.\*|\bA [aeiou]|3e\+38|= None")
 
 
 def problems(document: dict[str, Any]) -> list[str]:
@@ -118,14 +121,27 @@ def test_the_schema_takes_what_the_checks_take(where: tuple[str, type[Spec], str
         assert one.is_valid(value) or one.is_valid([value]) or jsonschema.Draft202012Validator(listed).is_valid(value)
 
 
-def test_the_page_has_every_table_entry_and_setting():
-    page = printed("schema")
-    for catalogue in catalogues().values():
-        for name in catalogue:
-            assert name in page
-            assert all(setting in page for setting in catalogue.get(name).settings())
+def test_what_is_printed_fits_the_terminal_with_every_entry_and_setting(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """At 80 columns no line is longer, and nothing is cut or shown as it stands in the source."""
+    monkeypatch.setenv("COLUMNS", "80")
+    print_schema(as_json=False)
+    page = capsys.readouterr().out
+    print_list("all")
+    texts = [page, capsys.readouterr().out]
     assert "> 0, <= 1000" in page
-    assert all(name in page for name in Experiment.settings())
+    for name in shown_names():
+        print_named(name, {})
+        texts.append(capsys.readouterr().out)
+        assert name in texts[-1]
+        for catalogue in (catalogue for catalogue in catalogues().values() if name in catalogue):
+            assert name in texts[1]
+            assert all(setting in page and setting in texts[-1] for setting in catalogue.get(name).settings()), name
+    for text in texts:
+        assert [line for line in text.splitlines() if cell_len(line.rstrip()) > 80] == []
+        assert MARKS.findall(text) == []
+    assert "head_lr = (not set)" in " ".join(page.split())  # TOML has no word for None
 
 
 # What an experiment would run -------------------------------------------------------------------------

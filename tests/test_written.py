@@ -158,20 +158,6 @@ def test_any_changes_make_experiments_or_one_error(changes: dict[str, Any]):
         assert str(error)
 
 
-@given(st.dictionaries(PATHS, VALUES, max_size=3))
-def test_any_document_makes_experiments_or_one_error(entries: dict[str, Any]):
-    document: dict[str, Any] = {}
-    for path, value in entries.items():
-        table = document
-        for name in path.split(".")[:-1]:
-            table = table.setdefault(name, {}) if isinstance(table.get(name, {}), dict) else {}
-        table[path.split(".")[-1]] = value
-    try:
-        expand(document)
-    except FedshiftError as error:
-        assert str(error)
-
-
 def test_a_toml_file_that_is_too_large_is_refused_unread(tmp_path: Path):
     """Wherever one is read: an experiment, tuned settings, the experiment of a run from elsewhere."""
     file = tmp_path / "large.toml"

@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -69,15 +68,6 @@ class Experiment(Spec):
     def check(self) -> None:
         """Raise an error if the method cannot work with this training, so that the run cannot be carried out."""
         self.method.core.check(self.train)
-
-    def _repr_html_(self) -> str:
-        named = (("settings", self._plain()), *((name, getattr(self, name)) for name in self.nested()))
-        rows = "".join(f"<tr><th>{name}</th><td>{escape(str(about))}</td></tr>" for name, about in named)
-        return f"<table><caption>{escape(self.run_name)}</caption>{rows}</table>"
-
-    def _plain(self) -> str:
-        """The settings outside of tables, in words."""
-        return ", ".join(f"{name} = {getattr(self, name)!r}" for name in self.settings() if name not in self.nested())
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:

@@ -186,9 +186,7 @@ def run(folder: CoordinatorArgument = Path(), dry_run: DryRunOption = False) -> 
         raise typer.Exit(code)
 
 
-@federation.command(
-    epilog=_examples("demo", "demo --to elsewhere --method fedavg --sites 5", "demo --rounds 3 --dry-run")
-)
+@federation.command(epilog=_examples("demo", "demo --to elsewhere --method fedavg --sites 5", "demo --rounds 3"))
 def demo(
     to: Annotated[Path, typer.Option("--to", help="The folder that is made.", autocompletion=folder_names)] = Path(
         "federation-demo"
@@ -217,7 +215,7 @@ def rehearse(
     rehearse(folder)
 
 
-@federation.command(epilog=_examples("sent", "sent sites/a --full | less", "sent sites/a --json > sent.json"))
+@federation.command(epilog=_examples("sent", "sent sites/a --full | less"))
 def sent(
     folder: SiteArgument = Path(),
     full: Annotated[bool, _named("--full", "Every message, and every tensor in it.")] = False,

@@ -216,7 +216,7 @@ class Agreement:
     def blueprint(self) -> Blueprint:
         """What models are rebuilt from without data."""
         federation, sites = self.federation, tuple(self.clients.values())
-        columns = federation.names_of_columns
+        columns = tuple(name for name, *_ in federation.columns)
         return Blueprint(federation.shape, federation.classes, self.clients, self.inputs, sites, "", columns)
 
     def parts_of_model(self, setup: Setup) -> frozenset[str]:

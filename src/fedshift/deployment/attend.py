@@ -21,7 +21,7 @@ from filelock import FileLock
 from fedshift import content, files
 from fedshift.clients.federated import FederatedData
 from fedshift.core.contract import Category, Round, ServerState
-from fedshift.core.messages import Order
+from fedshift.core.messages import Order, pack
 from fedshift.core.setup import Setup
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import Tensors
@@ -29,7 +29,7 @@ from fedshift.deployment.agreement import EXPERIMENT, SITE, Agreement, SiteSetti
 from fedshift.deployment.federation_toml import FEDERATION
 from fedshift.deployment.leaving import category, models_scored, of_requests, refusal, refused, without
 from fedshift.deployment.sent import SENT, SentLog
-from fedshift.deployment.site_data import keep_model, site_data, site_federation
+from fedshift.deployment.site_data import MODEL, site_data, site_federation
 from fedshift.deployment.turns import Turn, Turns
 from fedshift.deployment.wire import (
     DECIMALS,
@@ -140,7 +140,7 @@ class Attendant:
         )
 
     def _work(self, work: Work, turns: Turns) -> Done:
-        """SiteScore a model, then carry out an order."""
+        """Score a model, then carry out an order."""
         order, model, scored = work.order, work.score, work.position - (work.order is not None)
         if work.session != turns.session:
             raise CannotError("session", f"The session {work.session} is not the newest, {turns.session}.")
@@ -189,12 +189,13 @@ class Attendant:
         return Done(self.settings.name, answer)
 
     def _scored(self, site: Site, order: Order, turns: Turns, turn: Turn) -> Done:
-        """SiteScore what an order brings on every environment whose model can be made here."""
+        """Score what an order brings on every environment whose model can be made here."""
         _check_kept(site, order, turns, turn)
         client, stage = self.agreement.client(self.settings.name), self.setup.find(order.stage, order.exchange)[0]
         if self._ends_with(order):
             kept = {} if client is None else site.state(client).tensors
-            keep_model(self.folder / STATE / self.setup.run, order.down, client, kept)
+            private = {f"client.{client}.{name}": tensor for name, tensor in kept.items()}
+            files.write(self.folder / STATE / self.setup.run / MODEL, pack({**order.down, **private}))
         whole, evaluation = site.federated, Evaluation(site)
         unscored: dict[str, Unscored] = {}
         own = []

@@ -67,11 +67,6 @@ class FederationSettings(Spec):
             )
         check_address(self.address, "address")
 
-    @property
-    def names_of_columns(self) -> tuple[str, ...]:
-        """The columns' names, where they are said."""
-        return tuple(name for name, *_ in self.columns)
-
 
 def read_federation(folder: Path, required: Sequence[str] = ()) -> FederationSettings:
     """Read a member's federation.toml; its experiment, which plugins may be part of, is not read.

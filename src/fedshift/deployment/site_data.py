@@ -10,16 +10,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
-from torch import Tensor
 
-from fedshift import files
 from fedshift.clients.checks import check_data
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.preparation import recoded
 from fedshift.core.frozen import Embedding, embedded, silent
-from fedshift.core.messages import pack
 from fedshift.deployment.agreement import Agreement, SiteSettings, read_site
 from fedshift.errors import FedshiftError, Problems, UnknownNameError
 from fedshift.experiments import Experiment
@@ -182,18 +179,6 @@ def _check_inputs(agreement: Agreement, experiment: Experiment) -> None:
 
 
 # Its model ----------------------------------------------------------------------------------------
-
-
-def keep_model(state: Path, sent: Mapping[str, Tensor], client: int | None, kept: Mapping[str, Tensor]) -> None:
-    """Write the tensors of a site's model.
-
-    Args:
-        state: the folder of what the site keeps of the run.
-        sent: what the coordinator sends of it.
-        client: the number of the site's client; None where it never trained.
-        kept: what the client keeps of it.
-    """
-    files.write(state / MODEL, pack({**sent, **{f"client.{client}.{name}": tensor for name, tensor in kept.items()}}))
 
 
 def site_model(folder: str | Path) -> Trained:
