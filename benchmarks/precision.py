@@ -15,7 +15,7 @@ from statistics import mean, stdev
 
 import fedshift
 from fedshift.errors import FedshiftError
-from fedshift.reporting.results import Run
+from fedshift.runs.run import Run
 
 PRECISIONS = ("float32", "bfloat16")
 METHODS = ("fedavg", "fedsr")
@@ -91,7 +91,7 @@ def main() -> None:
     )
     for reason in comparison.failed:
         print(f"failed: {reason}", file=sys.stderr)
-    page = as_markdown(accuracies(comparison.results.runs), f"python benchmarks/precision.py {' '.join(sys.argv[1:])}")
+    page = as_markdown(accuracies(comparison.runs), f"python benchmarks/precision.py {' '.join(sys.argv[1:])}")
     print(page)
     if options.docs:
         options.docs.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,6 @@ from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.image_sets import HubDataset, ImageFolder, ParquetFile
 from fedshift.datasets.images import decode
 from fedshift.errors import FedshiftError, Problems, UnknownNameError
-from fedshift.reporting.table import tables
 from fedshift.runs.simulation import Simulation, load_data
 from fedshift.streams import Streams
 from refusal import refuses
@@ -154,7 +153,7 @@ def test_any_legal_domain_name_survives_a_whole_run(
     assert run.table["protocol"]["hold_out"] == held_out
     assert {row["environment"] for row in comparison.measurements()} >= {name}
     console = Console(width=1000)
-    for shown in tables(comparison.results):
+    for shown in comparison.tables():
         console.print(shown.rich())
     for text in (str(comparison), capsys.readouterr().out):
         assert len(name) > 100 or held_out in text  # a long one is broken into lines

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedshift
-from conftest import TINY, Make, simulate
+from conftest import TINY, Make
 from fedshift.engines.lane import shorten, steps_of_job
 from fedshift.engines.sequential import Sequential
 from fedshift.methods import METHODS
@@ -20,13 +20,6 @@ from fedshift.runs.lockstep import advance
 from fedshift.runs.simulation import Simulation
 from fedshift.study.grid import expand, override
 from test_methods import small
-
-INDEX = {
-    "method": {
-        "name": "client2vec",
-        "index": {"name": "dsa-ign", "epochs": 6, "batch": 4, "encoder": {"name": "offline", "size": 16}},
-    }
-}
 
 
 @given(limit=st.integers(1, 30) | st.just(sys.maxsize))
@@ -39,25 +32,6 @@ def test_shortened_jobs_have_so_many_steps_at_most(limit: int):
 def example() -> list[Any]:
     (experiment,) = expand(override(TINY, {"train.unit": "epochs", "train.steps": 3}))
     return Simulation(experiment).example()
-
-
-def test_jobs_of_one_exchange_share_the_shortened_one():
-    assert len({id(job.exchange) for job in shorten(example(), 2)}) == 1
-
-
-def test_a_dry_run_counts_every_stage(make: Make):
-    """The server trains the index for epochs of pairs, whose number follows from what clients upload."""
-    experiment = make(INDEX)
-    cost = estimate(experiment)
-    whole = simulate(experiment)
-    assert [stage.name for stage in cost.stages] == [stage.name for stage in whole.setup.stages]
-    assert [stage.rounds for stage in cost.stages] == [stage.rounds for stage in whole.setup.stages]
-    index, vectors, train = cost.stages
-    assert index.steps >= 6
-    assert (vectors.steps, train.steps) == (0, 8)
-    assert cost.steps == sum(stage.steps for stage in cost.stages)
-    sent = sum(stage.rounds * (stage.bytes_down + stage.bytes_up) for stage in cost.stages)
-    assert sent == whole.coordinator.bytes_down + whole.coordinator.bytes_up
 
 
 class Steps(Listener):

@@ -128,7 +128,7 @@ def test_a_run_ends_early_and_says_where_and_why(early: RunFolder):
     assert early.summary.ended == {"train": records[-1]["ended"]}
     assert early.summary.selected["last"]["position"] == number
     assert early.damage() == ""
-    assert f"The stage 'train' ended early {records[-1]['ended']}." in load(early.path).results.notes
+    assert f"The stage 'train' ended early {records[-1]['ended']}." in load(early.path).notes()
 
 
 def test_until_there_it_is_the_run_that_it_would_be(make: Make, early: RunFolder):

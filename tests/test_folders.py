@@ -21,7 +21,7 @@ from fedshift.content import code_digest, digest
 from fedshift.core import plugins
 from fedshift.experiments import Experiment
 from fedshift.manifest import digested_json
-from fedshift.reporting.results import Results
+from fedshift.reporting.comparison import Comparison
 from fedshift.runs import folder as folder_module
 from fedshift.runs import runner
 from fedshift.runs.folder import EXPERIMENT, RECORDS, RUN, TIMINGS, RunFolder, find
@@ -129,8 +129,8 @@ def test_runs_that_differ_in_a_plugin_are_rows_of_their_own(tmp_path: Path):
     for seed, accuracy in ((0, 0.717), (1, 0.117)):
         experiment = plugged(tmp_path / "mine.py", tmp_path, version=seed, seed=seed)
         a_folder(runner.run_path(experiment), experiment, [judged("light", accuracy)])
-    rows = api.load(tmp_path).results.rows()
-    assert [row.score("test").percent() for row in rows] == ["71.7", "11.7"]
+    rows = api.load(tmp_path).rows()
+    assert [row.score("test").text(100) for row in rows] == ["71.7", "11.7"]
     labels = [row.label for row in rows]
     assert len(set(labels)) == 2
     assert all(label.startswith("mine (mine.py=") for label in labels)
@@ -144,8 +144,8 @@ def test_runs_that_differ_in_the_content_of_the_data_are_rows_of_their_own(tmp_p
         changes = {"seed": seed, "data": {"name": "folder", "path": str(data)}, "protocol.hold_out": "a"}
         (experiment,) = expand(override(TINY, changes))
         a_folder(tmp_path / experiment.run_name, experiment, [judged("a", accuracy)])
-    rows = api.load(tmp_path).results.rows()
-    assert [row.score("test").percent() for row in rows] == ["71.7", "11.7"]
+    rows = api.load(tmp_path).rows()
+    assert [row.score("test").text(100) for row in rows] == ["71.7", "11.7"]
     assert all(row.label.startswith("fedavg (path=photos ") for row in rows)
 
 
@@ -154,7 +154,7 @@ def test_the_same_content_elsewhere_is_the_same_row(tmp_path: Path):
     for seed in (0, 1):
         experiment = plugged(tmp_path / str(seed) / "mine.py", tmp_path / "runs", seed=seed)
         a_folder(runner.run_path(experiment), experiment, [judged("light", 0.5)])
-    (row,) = api.load(tmp_path / "runs").results.rows()
+    (row,) = api.load(tmp_path / "runs").rows()
     assert (row.label, len(row.runs)) == ("mine", 2)
 
 
@@ -305,7 +305,7 @@ def test_a_damaged_run_is_left_out_of_a_report_and_named(folder: RunFolder, make
     (folder.path / "records.jsonl").write_text("")
     comparison = api.load(tmp_path)
     assert comparison.folders == [other.path]
-    assert any("A run is left out" in note and "records.jsonl" in note for note in comparison.results.notes)
+    assert any("A run is left out" in note and "records.jsonl" in note for note in comparison.notes())
 
 
 def test_a_damaged_run_is_made_again_by_a_comparison_too(make: Make):
@@ -404,7 +404,7 @@ def test_a_plugin_that_changed_is_named(from_elsewhere: tuple[RunFolder, Path]):
 def test_reports_import_nothing(from_elsewhere: tuple[RunFolder, Path]):
     folder, there = from_elsewhere
     (there / "mine.py").write_text("raise SystemExit('imported')")
-    assert [row.label for row in Results.read([folder]).rows()] == ["mine"]
+    assert [row.label for row in Comparison.read([folder]).rows()] == ["mine"]
 
 
 def test_a_cache_that_cannot_be_written_remembers_no_plugin(from_elsewhere: Any, monkeypatch: pytest.MonkeyPatch):
@@ -514,10 +514,10 @@ def test_a_report_says_which_runs_of_a_comparison_have_not_begun(make: Make, tmp
     experiments = [make({"seed": seed, "run.out": str(tmp_path), "run.together": 1}) for seed in (0, 1, 2)]
     with pytest.raises(KeyboardInterrupt):
         runner.run_all(experiments, interrupt_after(2))
-    (note,) = api.load(tmp_path).results.missing
+    (note,) = api.load(tmp_path).missing
     assert note.startswith("2 of the 3 runs of a comparison have not begun (fedavg-light-seed1-")
     runner.resume(runner.below(tmp_path), Progress())
-    assert api.load(tmp_path).results.missing == ()
+    assert api.load(tmp_path).missing == ()
 
 
 @pytest.mark.parametrize("name", ["messages.json", "data.json", "environment.json"])

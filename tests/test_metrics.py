@@ -34,9 +34,8 @@ from fedshift.engines.kernels import Kernels
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers
+from fedshift.reporting.comparison import Comparison
 from fedshift.reporting.live import scores_text
-from fedshift.reporting.results import Results
-from fedshift.reporting.table import tables
 from fedshift.runs.progress import Progress
 from fedshift.runs.selection import by_environment, mean_score, summary
 from fedshift.study.tune import Budget, plan_studies
@@ -322,7 +321,7 @@ def test_means_leave_out_where_a_metric_is_undefined():
     assert scores_text(record).endswith("a test 60.0  b test –  v validation 100.0")
 
 
-def a_comparison(make: Make, tmp_path: Path) -> Results:
+def a_comparison(make: Make, tmp_path: Path) -> Comparison:
     """Two made-up runs, whose rows select by the calibration error; b has no AUROC."""
     found = []
     for method, error in (("fedavg", 0.3), ("fedprox", 0.1)):
@@ -335,12 +334,12 @@ def a_comparison(make: Make, tmp_path: Path) -> Results:
         ]
         record = a_record(1, rows, select="calibration-error-15")
         found.append(a_folder(tmp_path / method, make({"method": {"name": method}, **changes}), [record]))
-    return Results.read(found)
+    return Comparison.read(found)
 
 
 def test_tables_show_what_selects_first_and_say_what_is_left_out(make: Make, tmp_path: Path):
     results = a_comparison(make, tmp_path)
-    headline, *_, every = tables(results)
+    headline, *_, every = results.tables()
     assert headline.title.startswith("Calibration error (15 bins) in % (smaller is better), last round")
     worst, mean = (headline.columns.index(f"{results.label('test')} {which}") for which in ("worst", "mean"))
     assert [row[worst] for row in headline.rows] == ["30.0", "10.0"]
@@ -348,8 +347,8 @@ def test_tables_show_what_selects_first_and_say_what_is_left_out(make: Make, tmp
     assert every.columns == ["method", "calibration error (15 bins) (smaller is better)", "accuracy", "AUROC"]
     assert every.rows == [["fedavg", "22.5", "50.0", "90.0"], ["fedprox", "7.5", "50.0", "90.0"]]
     said = "Means leave out 1 of 2 test environments (b) where a metric is undefined: AUROC (no sample of the class"
-    assert f"{said}, or none of another)." in results.notes
-    comparison = fedshift.Comparison(results)
+    assert f"{said}, or none of another)." in results.notes()
+    comparison = results
     assert comparison.score("fedprox") == pytest.approx(0.075)
     assert comparison.score("fedprox", "auroc") == 0.9
     assert comparison.accuracy("fedprox") == 0.5

@@ -60,12 +60,6 @@ def test_a_mean_round_is_planned(make: Make, changes: dict[str, Any]):
     assert stage.steps == pytest.approx(2 * sum(epochs) * cohort / 3)
 
 
-def test_steps_are_heard_while_a_client_works(make: Make):
-    """And not only with its answer, where the client works in this process."""
-    experiment = make({"train.steps": 7})
-    assert listened(Simulation(experiment), Sequential()).calls >= 2 * 2 * 7
-
-
 class Unstackable(FedAvg):
     """FedAvg whose loss asks a question, so that clients that were begun together go on one by one."""
 
@@ -78,7 +72,3 @@ def test_work_that_is_begun_again_counts_once(make: Make):
     simulation = Simulation(make().replace(method=Unstackable()))
     heard = listened(simulation, Vectorised())
     heard.assert_as_planned()
-
-
-def test_nobody_need_listen(make: Make):
-    go_on(Simulation(make()))

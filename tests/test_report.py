@@ -29,11 +29,10 @@ from fedshift.cli.app import app
 from fedshift.errors import FedshiftError
 from fedshift.methods.client2vec.heat_maps import MOST_LETTERS, drawable, heat_maps
 from fedshift.methods.client2vec.vectors import Index
+from fedshift.reporting.comparison import Comparison
 from fedshift.reporting.curves import MOST_PANELS, by_round, figures
 from fedshift.reporting.page import page
-from fedshift.reporting.results import Results, flat
-from fedshift.reporting.settings import merged
-from fedshift.reporting.table import tables
+from fedshift.reporting.results import MeanStd, flat, merged
 from fedshift.reporting.table import text as plain_text
 from fedshift.reporting.units import printable
 from fedshift.runs.folder import RunFolder, Times
@@ -41,7 +40,7 @@ from fedshift.runs.progress import Progress
 from fedshift.runs.records import Record
 from fedshift.runs.run import Run
 from fedshift.runs.schema import Identity
-from fedshift.study.api import Comparison, compare
+from fedshift.study.api import compare
 
 NOW = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
 AWKWARD = (
@@ -145,7 +144,7 @@ def positions(method: str) -> Iterator[tuple[int, str, int]]:
                 yield position, stage, round
 
 
-def compared(environments: list[str], methods: list[str], seeds: int, in_turn: bool, number: int) -> Results:
+def compared(environments: list[str], methods: list[str], seeds: int, in_turn: bool, number: int) -> Comparison:
     """Results with made-up accuracies, 0 and 1 among them, of runs of which some are not finished.
 
     Args:
@@ -172,7 +171,7 @@ def compared(environments: list[str], methods: list[str], seeds: int, in_turn: b
                 kept = every if done else every[: chance.randint(1, len(every))]
                 records = [record(*where, accuracies(tests), accuracies(validations)) for where in kept]
                 runs.append(made(table_of(method, seed, held_out, lr=0.1 + place), records, done))
-    return Results(runs)
+    return Comparison(runs)
 
 
 # Every awkward name: those that get panels of their own, and those that are many.
@@ -223,7 +222,7 @@ def one_line(text: str) -> str:
 
 
 @pytest.mark.parametrize("results", COMPARISONS.values(), ids=COMPARISONS)
-def test_every_environment_has_its_axes_and_every_line_its_place(results: Results):
+def test_every_environment_has_its_axes_and_every_line_its_place(results: Comparison):
     environments = results.environments("test")
     panels = by_round(results)
     drawn = figures(panels)
@@ -245,7 +244,7 @@ def test_every_environment_has_its_axes_and_every_line_its_place(results: Result
 
 
 @pytest.mark.parametrize("results", COMPARISONS.values(), ids=COMPARISONS)
-def test_every_page_is_well_formed_and_shows_names_as_they_are(results: Results):
+def test_every_page_is_well_formed_and_shows_names_as_they_are(results: Comparison):
     text = page(results, NOW)
     read = Strict(text)
     assert "script" not in read.texts
@@ -262,9 +261,9 @@ def test_every_page_is_well_formed_and_shows_names_as_they_are(results: Results)
         )
     keys = [item.strip() for item in read.texts["li"]]
     assert {row.label for row in results.rows()} == set(keys)
-    Strict(Comparison(results)._repr_html_())
-    lines = plain_text(tables(results), results.notes, 10_000).split("\n")
-    shown = [column for table in tables(results) for column in table.columns]
+    Strict(results._repr_html_())
+    lines = plain_text(results.tables(), results.notes(), 10_000).split("\n")
+    shown = [column for table in results.tables() for column in table.columns]
     assert all(any(printable(column).strip() in line for line in lines) for column in shown)
 
 
@@ -289,9 +288,9 @@ def one_run(method: str, seed: int = 0, accuracy: float = 0.5) -> Run:
 
 def test_methods_are_compared_by_training_round():
     """After two rounds of an index the first accuracy is that of round 1; what comes after training follows it."""
-    results = Results([one_run(method) for method in ("fedavg", "client2vec", "fedpin-gm-ft")])
+    results = Comparison([one_run(method) for method in ("fedavg", "client2vec", "fedpin-gm-ft")])
     (panel,) = by_round(results)
-    places = {line.label: line.places for line in panel.lines if not line.dashed}
+    places = {line.label: [*line.points] for line in panel.lines if not line.dashed}
     assert places == {
         "fedavg, test": [1, 2, 3, 4],
         "client2vec, test": [1, 2, 3, 4],
@@ -304,22 +303,6 @@ def test_methods_are_compared_by_training_round():
     assert "fedavg: " not in text
 
 
-def test_an_unfinished_run_of_several_stages_is_not_beyond_its_rounds():
-    run = one_run("client2vec")
-    unfinished = made(run.table, run.records[:3], done=False)
-    (note,) = Results([unfinished]).notes
-    assert "was last scored after round 3 of its stage 'train' (train.rounds = 4)" in note
-
-
-def test_a_band_ends_at_100_percent():
-    """0.9 and 1.0: mean 95, standard deviation 7.1, so 87.9 to 102.1."""
-    (panel,) = by_round(Results([one_run("fedavg", 0, 0.9), one_run("fedavg", 1, 1.0)]))
-    line = panel.lines[0]
-    assert line.middle == pytest.approx([95] * 4)
-    assert line.low == pytest.approx([95 - 50**0.5] * 4)
-    assert line.high == [100] * 4
-
-
 def test_a_band_is_over_seeds_where_many_domains_are_held_out_in_turn():
     """Seed 0: 0 and 1 in turn, mean 0.5; seed 1: 0.5 throughout. Seeds do not differ, so there is no band."""
     domains = [f"d{number}" for number in range(MOST_PANELS + 2)]
@@ -328,9 +311,9 @@ def test_a_band_is_over_seeds_where_many_domains_are_held_out_in_turn():
         for seed in (0, 1)
         for n, domain in enumerate(domains)
     ]
-    (panel,) = by_round(Results(runs))
+    (panel,) = by_round(Comparison(runs))
     (line,) = panel.lines
-    assert (line.middle, line.banded) == ([50.0], False)
+    assert line.points == {1: MeanStd(50.0, 0.0)}
     assert panel.title == "target, mean over 14 environments"
 
 
@@ -355,7 +338,7 @@ def test_the_head_of_the_page_says_what_was_run():
         )
         for table, done in [(table_of("fedavg", 0, "c"), True), (table_of("fedsr", 3, "c"), False)]
     ]
-    read = Strict(page(Results(runs), NOW))
+    read = Strict(page(Comparison(runs), NOW))
     assert read.texts["h1"] == ["fedavg and fedsr on folder"]
     assert dict(zip(read.texts["dt"], read.texts["dd"], strict=True)) == {
         "Experiment": "made",
@@ -380,12 +363,12 @@ def test_the_head_of_the_page_says_what_was_run():
 
 def test_fourteen_runs_have_one_list_of_settings():
     runs = [made(table_of("fedavg", seed, lr=lr), one_run("fedavg").records) for lr in (0.1, 0.2) for seed in range(7)]
-    read = Strict(page(Results(runs), NOW))
+    read = Strict(page(Comparison(runs), NOW))
     (common,) = (text for text in read.texts["pre"] if "[train]" in text)
     assert "lr" not in common
     assert "seed" not in common
     assert "rounds = 4" in common
-    found = merged([[run.table for run in row.runs] for row in Results(runs).rows()])
+    found = merged([[run.table for run in row.runs] for row in Comparison(runs).rows()])
     assert found.differing == {"seed": ["0, 1, 2, 3, 4, 5, 6"] * 2, "train.lr": ["0.1", "0.2"]}
 
 
@@ -424,7 +407,7 @@ def test_a_missing_folder_is_made(runs: Path, tmp_path: Path):
     result = CliRunner().invoke(app, ["report", str(runs), "--to", str(to)])
     assert result.exit_code == 0, result.output
     Strict(to.read_text())
-    assert Comparison(Results.at(runs)).report(tmp_path / "new") == tmp_path / "new" / "report.html"
+    assert Comparison.at(runs).report(tmp_path / "new") == tmp_path / "new" / "report.html"
 
 
 def test_where_no_report_can_be_the_error_says_so_and_the_tables_are_printed(runs: Path, tmp_path: Path):
@@ -458,5 +441,5 @@ def test_a_reader_that_closes_the_pipe_ends_the_command_quietly_after_the_report
 
 
 def test_a_report_is_the_same_each_time_but_for_its_date():
-    results = Results([one_run("fedavg"), one_run("client2vec")])
+    results = Comparison([one_run("fedavg"), one_run("client2vec")])
     assert page(results, NOW) == page(results, NOW)

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from conftest import TINY, Make
 from fedshift.cli.app import app
 from fedshift.cli.catalogues import print_list, print_named, print_schema, shown_names
-from fedshift.cli.json_schema import CATALOGUES, described, json_schema
+from fedshift.cli.json_schema import catalogues, described, json_schema
 from fedshift.spec import Spec
 from fedshift.study.shipped import shipped, shipped_text
 from refusal import refuses
@@ -135,7 +135,7 @@ def test_what_is_printed_fits_the_terminal_with_every_entry_and_setting(
         print_named(name, {})
         texts.append(capsys.readouterr().out)
         assert name in texts[-1]
-        for catalogue in (catalogue for catalogue in CATALOGUES.values() if name in catalogue):
+        for catalogue in (catalogue for catalogue in catalogues().values() if name in catalogue):
             assert name in texts[1]
             assert all(setting in page and setting in texts[-1] for setting in catalogue.get(name).settings()), name
     for text in texts:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import fedshift
 from conftest import TINY, Make
-from fedshift.cli.json_schema import CATALOGUES, described
+from fedshift.cli.json_schema import catalogues, described
 from fedshift.errors import FedshiftError
 from fedshift.experiments import PLAIN, Experiment
 from fedshift.spec import Spec
@@ -22,7 +22,7 @@ from refusal import refuses
 CLASSES: dict[str, type[Spec]] = {
     "experiment": Experiment,
     **PLAIN,
-    **{f"{kind}.{name}": catalogue.get(name) for kind, catalogue in CATALOGUES.items() for name in catalogue},
+    **{f"{kind}.{name}": catalogue.get(name) for kind, catalogue in catalogues().items() for name in catalogue},
 }
 SCALARS = [(where, cls, name) for where, cls in CLASSES.items() for name in cls.settings() if name not in cls.nested()]
 

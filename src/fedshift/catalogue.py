@@ -31,7 +31,7 @@ class Catalogue(Generic[T]):
             base: the class that every entry derives from.
             entries: what the room has.
         """
-        self.kind = kind
+        self.kind, self.plural = kind, name.lower()
         self._variable = f"{room}.{name}"
         self._base = resolve_name(base, room)
         self._listed: dict[str, str | type[Spec]] = {

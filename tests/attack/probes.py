@@ -49,7 +49,7 @@ def load(path: str) -> None:
         run.path.name: {"finished": run.finished, "records": run.records, "messages": run.messages}
         for run in comparison.runs
     }
-    say(json.dumps({"runs": runs, "measurements": comparison.measurements(), "notes": comparison.results.notes}))
+    say(json.dumps({"runs": runs, "measurements": comparison.measurements(), "notes": comparison.notes()}))
 
 
 def plain(*arguments: str) -> None:

@@ -34,6 +34,7 @@ from fedshift.cli.options import (
 from fedshift.cli.predict import predict
 from fedshift.cli.studies import benchmark, reproduce
 from fedshift.errors import FedshiftError
+from fedshift.methods import INDEXING
 
 if TYPE_CHECKING:
     from fedshift.experiments import Experiment
@@ -256,10 +257,10 @@ def data(
     "index --data folder --set data.path=photos --set partition.name=iid --set partition.clients=10",
     "index my-experiment.toml --set method.index.strategy=federated",
     "index --set method.index.encoder=clip",
-    method="client2vec",
+    method=INDEXING,
 )
 def index(asked: CommandLine) -> None:
-    """Describe every client by a vector before any training (Client2Vec): Parquet and a similarity heat map."""
+    """Describe every client by a vector before any training: Parquet and a similarity heat map."""
     from fedshift.cli.before import print_indices
 
     print_indices(asked.experiments, asked.dry_run)

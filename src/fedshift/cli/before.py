@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from fedshift.cli.console import interruptible, open_console, print_tables
+from fedshift.errors import needs
 from fedshift.experiments import Experiment
 from fedshift.reporting.table import Table
 from fedshift.reporting.units import bytes_text, clock
@@ -50,10 +51,9 @@ def print_searches(experiments: Sequence[Experiment], budget: Budget) -> None:
 
 def print_study(plan: StudyPlan) -> None:
     """Print what the cells of a study would cost, and why scenarios are left out."""
-    from fedshift.study.execute import forecast_cells
+    from fedshift.study.execute import forecast_study
 
-    forecasts = [each for scenario in plan.available for each in forecast_cells(plan, scenario)]
-    print_forecasts(forecasts, plan.left_out.values())
+    print_forecasts(forecast_study(plan), plan.left_out.values())
 
 
 def print_forecasts(forecasts: Sequence[Forecast], more: Iterable[str] = ()) -> None:
@@ -121,29 +121,19 @@ def print_engines(experiments: Sequence[Experiment], dry_run: bool) -> None:
 
 def print_indices(experiments: Sequence[Experiment], dry_run: bool) -> None:
     """Make and write the index of each run; runs that differ only in how they use it share one."""
-    from fedshift.methods.client2vec.heat_maps import check_writable, cosines, write_index
-    from fedshift.methods.client2vec.vectors import check_makes_index
     from fedshift.runs.preparation import describe
 
-    different = {
-        repr((e.seed, e.data, e.partition, e.protocol, getattr(e.method, "index", None))): e for e in experiments
-    }
-    check_writable()
+    different = {repr((e.seed, e.data, e.partition, e.protocol, e.method.prepares)): e for e in experiments}
+    with needs("parquet", "Writing an index"):
+        import pyarrow.parquet  # noqa: F401  # before the work of making it
     for experiment in different.values():
         if dry_run:
-            check_makes_index(experiment.method, experiment.method_name)
             typer.echo(describe(experiment))
             continue
         with interruptible("; nothing was written."):
             index = api.index(experiment)
+        for line in (*index.summary, *(f"Note: {note}" for note in index.notes)):
+            open_console().print(line, highlight=False)
         folder = f"index-seed{experiment.seed}-{experiment.fingerprint[:8]}"
-        sent = [message["up"] for message in index.messages.values()]
-        typer.echo(
-            f"{len(index.clients)} clients of {len(set(index.domains))} domains, {index.feature.shape[1]} features; "
-            f"clients sent {sum(up['bytes'] for up in sent)} bytes in {sum(up['messages'] for up in sent)} messages."
-        )
-        open_console().print(cosines(index), highlight=False)
-        for note in index.notes:
-            typer.echo(f"Note: {note}")
-        for path in write_index(index, Path(experiment.run.out) / experiment.name / folder):
+        for path in index.write(Path(experiment.run.out) / experiment.name / folder):
             typer.echo(f"Written: {path}")

@@ -16,14 +16,13 @@ from rich.padding import Padding
 from rich.table import Table
 
 from fedshift.cli.console import open_console
-from fedshift.cli.json_schema import CATALOGUES, described, json_schema
+from fedshift.cli.json_schema import catalogues, described, json_schema
 from fedshift.core.contract import term_names
 from fedshift.core.method import Averaging, Method
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import DEFAULT_NAMES, PLAIN, Experiment
 from fedshift.methods import METHODS
-from fedshift.reporting.results import flat
-from fedshift.reporting.settings import in_words, merged
+from fedshift.reporting.results import flat, merged
 from fedshift.spec import Spec
 from fedshift.study.grid import expand, override, read
 from fedshift.study.shipped import shipped, shipped_text
@@ -36,7 +35,7 @@ SIGNS = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "max
 
 def print_list(kind: str) -> None:
     """Print the names of one kind, or of all, each with a line about it."""
-    kinds = [*CATALOGUES, "experiments"]
+    kinds = [*catalogues(), "experiments"]
     if kind not in (*kinds, "all"):
         raise UnknownNameError("kind", kind, [*kinds, "all"])
     console = open_console()
@@ -45,7 +44,7 @@ def print_list(kind: str) -> None:
         if one == "experiments":
             lines = {name: shipped_text(name).splitlines()[0].lstrip("# ") for name in shipped()}
         else:
-            lines = {name: CATALOGUES[one].get(name).help().splitlines()[0] for name in CATALOGUES[one]}
+            lines = {name: catalogues()[one].get(name).help().splitlines()[0] for name in catalogues()[one]}
         for name, line in lines.items():
             paper = f" [dim]({METHODS.get(name).cited()})[/dim]" if one == "methods" else ""
             table.add_row(f"[bold]{escape(name)}[/bold]", f"{escape(plain(line)).removesuffix('.')}{paper}.")
@@ -61,7 +60,7 @@ def print_named(name: str, changes: Mapping[str, Any]) -> None:
         FedshiftError: there are changes, and no experiment that they could change.
     """
     console = open_console()
-    entries = [(catalogue.table, catalogue.get(name)) for catalogue in CATALOGUES.values() if name in catalogue]
+    entries = [(catalogue.table, catalogue.get(name)) for catalogue in catalogues().values() if name in catalogue]
     entries += [(name, PLAIN[name])] if name in PLAIN else []
     is_experiment = name in shipped() or Path(name).suffix == ".toml" or Path(name).is_file()
     if not entries and not is_experiment:
@@ -90,8 +89,7 @@ def _print_resolved(console: Console, name: str, changes: Mapping[str, Any]) -> 
         console.print(f"As it stands it cannot run: {error}", highlight=False, markup=False)
         return
     settings = merged([*runs.values()])
-    common = flat(settings.common)
-    shared = {key: in_words(common, key) for key in common}
+    shared = {key: json.dumps(value, ensure_ascii=False) for key, value in flat(settings.common).items()}
     parts = [(f"{sum(map(len, runs.values()))} runs, all with", shared, [*runs])]
     for number, (method, its) in enumerate(runs.items()):
         own = {key: values[number] for key, values in settings.differing.items() if values[number]}
@@ -132,7 +130,7 @@ def print_schema(as_json: bool) -> None:
     console.print("An experiment is a TOML file; a list where one value is expected makes a run for each.")
     tables: dict[str, type[Spec]] = {"before any table": Experiment}
     tables |= {f"[{name}]": cls for name, cls in PLAIN.items()}
-    for catalogue in CATALOGUES.values():
+    for catalogue in catalogues().values():
         tables |= {f"{catalogue.kind} {name}": catalogue.get(name) for name in catalogue}
     for title, cls in tables.items():
         console.print(f"\n[bold]{escape(title)}[/bold]", highlight=False)
@@ -182,7 +180,7 @@ def _print_setting(console: Console, cls: type[Spec], name: str) -> None:
 
 def shown_names() -> list[str]:
     """Every name that :func:`print_named` knows."""
-    entries = (entry for catalogue in CATALOGUES.values() for entry in catalogue)
+    entries = (entry for catalogue in catalogues().values() for entry in catalogue)
     return [*dict.fromkeys([*entries, *PLAIN, *shipped()])]
 
 

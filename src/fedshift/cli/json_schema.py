@@ -6,23 +6,11 @@ from functools import cache
 from typing import Any
 
 from fedshift.catalogue import Catalogue, From
-from fedshift.core.servers import SERVERS
 from fedshift.experiments import NAMED, Experiment
 from fedshift.methods import METHODS
-from fedshift.methods.client2vec import ENCODERS, INDICES
 from fedshift.spec import Spec, is_text, setting_type
 
 Schema = dict[str, Any]
-CATALOGUES: dict[str, Catalogue[Any]] = {
-    "methods": METHODS,
-    "datasets": NAMED["data"],
-    "partitions": NAMED["partition"],
-    "models": NAMED["model"],
-    "protocols": NAMED["protocol"],
-    "indices": INDICES,
-    "encoders": ENCODERS,
-    "servers": SERVERS,
-}
 SEARCH: Schema = {
     "description": "where `fedshift tune` looks, by the dotted names of settings: choices, or an interval",
     "type": "object",
@@ -40,8 +28,22 @@ def json_schema() -> Schema:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "An experiment of fedshift",
         **table,
-        "$defs": {"method": _methods(), **{name: _choice(catalogue) for name, catalogue in CATALOGUES.items()}},
+        "$defs": {"method": _methods(), **{name: _choice(catalogue) for name, catalogue in catalogues().items()}},
     }
+
+
+@cache
+def catalogues() -> dict[str, Catalogue[Any]]:
+    """Every catalogue of which an experiment names an entry, and those of which their entries name one."""
+    found: dict[str, Catalogue[Any]] = {}
+    waiting = [METHODS, *NAMED.values()]
+    while waiting:
+        catalogue = waiting.pop(0)
+        if catalogue not in found.values():
+            found[catalogue.plural] = catalogue
+            nested = [its for name in catalogue for its in catalogue.get(name).nested().values()]
+            waiting += [its.catalogue for its in nested if isinstance(its, From)]
+    return found
 
 
 def described(cls: type[Spec], name: str) -> Schema:
@@ -49,7 +51,7 @@ def described(cls: type[Spec], name: str) -> Schema:
     nested = cls.nested().get(name)
     schema = _properties(cls)[name]
     if isinstance(nested, From):
-        key = next(key for key, catalogue in CATALOGUES.items() if catalogue is nested.catalogue)
+        key = next(key for key, catalogue in catalogues().items() if catalogue is nested.catalogue)
         return {key: schema[key] for key in ("description", "default") if key in schema} | {"$ref": f"#/$defs/{key}"}
     if nested:
         return _table(nested.cls)

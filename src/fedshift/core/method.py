@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 from torch import Tensor
 
@@ -41,6 +42,21 @@ HOOKS = ("merge", "uploads", "upload", "send", "begin", "keep", "select")
 """Fields of :class:`Exchange` that a page gives by a method, or an attribute, of the same name."""
 
 
+class Prepared(Protocol):
+    """What a method's stages before its training made, as a result of its own."""
+
+    @property
+    def summary(self) -> tuple[str, ...]:
+        """In a few lines."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of it must know."""
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write it into a folder, and return the files."""
+
+
 class Method(Spec):
     """What a run asks of a method: parts, stages and clients; all else it asks of the :attr:`core` that trains.
 
@@ -75,6 +91,15 @@ class Method(Spec):
     def cited(cls) -> str:
         """Where the method comes from; the paper of a class that a user's is derived from is not the user's."""
         return cls.paper if built_in(cls) else str(vars(cls).get("paper", ""))
+
+    @property
+    def prepares(self) -> Spec | None:
+        """The settings of what is made before training and is a result of its own; None if nothing is."""
+        return None
+
+    def prepared(self, federated: FederatedData, state: ServerState, messages: dict[str, Any]) -> Prepared:
+        """What the stages before training left on the server, and what crossed the wire for it."""
+        raise NotImplementedError
 
     def all_parts(self, model: ModelBuilder) -> dict[str, Part]:
         """The named parts, fresh from their initial values, with what the server's optimiser keeps."""

@@ -9,6 +9,7 @@ from fedshift.catalogue import Catalogue
 if TYPE_CHECKING:
     from fedshift.core.method import Method
 
+INDEXING = "client2vec"  # the method whose index `fedshift index` makes unless another is named
 METHODS: Catalogue[Method] = Catalogue(
     "METHODS",
     __name__,

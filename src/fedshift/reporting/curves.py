@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
-from statistics import mean, stdev
+from statistics import mean
 from textwrap import fill
+from typing import TYPE_CHECKING
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -20,10 +21,12 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedshift.core.metrics import Metric
-from fedshift.reporting.results import Results, Row
-from fedshift.reporting.stages import unscored_before
+from fedshift.reporting.results import MeanStd, Row
+from fedshift.runs.records import Record
 from fedshift.runs.selection import by_environment
+
+if TYPE_CHECKING:
+    from fedshift.reporting.comparison import Comparison
 
 MOST_PANELS = 12
 LEAST_HEIGHT = 10.0  # percentage points that a panel covers
@@ -36,41 +39,29 @@ BySeed = dict[float, dict[int, list[float]]]  # scores in %, by round or place a
 
 @dataclass(frozen=True)
 class Line:
-    """A curve with its band, in %.
+    """A curve with a band of one standard deviation over seeds to either side.
 
     Attributes:
         label: whose score it is, and on what.
+        points: what was measured, by round or place, ascending.
         colour: as #rrggbb.
         dashed: whether it is of validation.
-        places: rounds or places, ascending.
-        middle: means over seeds.
-        low: one standard deviation over seeds below, not under 0.
-        high: one standard deviation above, not over 100.
     """
 
     label: str
-    colour: str
-    dashed: bool
-    places: list[float]
-    middle: list[float]
-    low: list[float]
-    high: list[float]
+    points: Mapping[float, MeanStd]
+    colour: str = ""
+    dashed: bool = False
 
     @classmethod
     def of(cls, label: str, colour: str, found: BySeed, *, dashed: bool = False) -> Line:
         """The line of scores; each seed counts as the mean of its values."""
-        places = sorted(found)
-        seeds = [[mean(values) for values in found[place].values()] for place in places]
-        middle = [mean(values) for values in seeds]
-        spread = [stdev(values) if len(values) > 1 else 0.0 for values in seeds]
-        low = [max(0.0, m - s) for m, s in zip(middle, spread, strict=True)]
-        high = [min(100.0, m + s) for m, s in zip(middle, spread, strict=True)]
-        return cls(label, colour, dashed, places, middle, low, high)
+        seeds = {place: MeanStd.of([mean(values) for values in found[place].values()]) for place in sorted(found)}
+        return cls(label, {place: value for place, value in seeds.items() if value}, colour, dashed)
 
-    @property
-    def banded(self) -> bool:
-        """Whether seeds differ."""
-        return self.low != self.high
+    def edge(self, sign: int) -> list[float]:
+        """The means, less or plus one standard deviation."""
+        return [value.mean + sign * (value.std or 0.0) for value in self.points.values()]
 
 
 @dataclass(frozen=True)
@@ -80,14 +71,16 @@ class Panel:
     Attributes:
         title: of what.
         across: what its horizontal axis is.
+        up: what its vertical axis is.
         lines: its curves.
-        metric: what its vertical axis is.
+        ticks: what places are called; empty where they are numbers.
     """
 
     title: str
     across: str
-    lines: list[Line]
-    metric: Metric
+    up: str
+    lines: Sequence[Line]
+    ticks: Mapping[float, str] = field(default_factory=dict)
 
 
 def colours(count: int) -> list[str]:
@@ -98,25 +91,25 @@ def colours(count: int) -> list[str]:
     return [to_hex(shades(number)) for number in range(count)]
 
 
-def by_round(results: Results) -> list[Panel]:
+def by_round(comparison: Comparison) -> list[Panel]:
     """A panel for each test environment: the test score solid, the mean of validation dashed.
 
     Where the environments are many, a single panel shows their mean.
     """
-    names = results.environments("test")
+    names = comparison.environments("test")
     shown: list[str | None] = [*names] if len(names) <= MOST_PANELS else [None]
-    rows = results.rows()
-    test, validation = results.label("test"), results.label("validation")
+    rows, test = comparison.rows(), comparison.label("test")
     panels = []
     for environment in shown:
         lines = []
         for row, colour in zip(rows, colours(len(rows)), strict=True):
-            lines.append(Line.of(f"{row.label}, {test}", colour, _by_round(row, environment, "test")))
-            found = _by_round(row, environment, "validation")
-            lines.append(Line.of(f"{row.label}, {validation}", colour, found, dashed=True))
-        heading = results.heading("test", environment) if environment is not None else ""
+            for role in ("test", "validation"):
+                found = _by_round(row, environment, role)
+                lines.append(Line.of(f"{row.label}, {comparison.label(role)}", colour, found, dashed=role != "test"))
+        heading = comparison.heading("test", environment) if environment is not None else ""
         title = heading or f"{test}, mean over {len(names)} environments"
-        panels.append(Panel(title, "training round", [line for line in lines if line.places], results.metric))
+        its = [line for line in lines if line.points]
+        panels.append(Panel(title, "training round", upright(comparison.metric.quantity), its))
     return panels
 
 
@@ -135,49 +128,54 @@ def _by_round(row: Row, environment: str | None, role: str) -> BySeed:
     return found
 
 
-def by_place(results: Results) -> Panel | None:
+def unscored_before(records: Sequence[Record]) -> int:
+    """The rounds before the first stage that is scored, such as those in which an index of clients is made.
+
+    A method's training rounds are counted from there, so that those of several methods can be compared.
+    """
+    first: int = records[0]["position"] - records[0]["round"]
+    return first
+
+
+def by_place(comparison: Comparison) -> Panel | None:
     """The test score at the last round by test environment, a line for each row.
 
     None unless every test environment is named as a number of one quantity, such as p=0.3, and there are two of them.
     """
-    names = results.environments("test")
+    names = comparison.environments("test")
     found = [re.fullmatch(r"(\w+)=(-?\d+(?:\.\d+)?)", name) for name in names]
     places = {match[0]: float(match[2]) for match in found if match}
     quantities = {match[1] for match in found if match}
     if len(places) < max(2, len(names)) or len(quantities) > 1:
         return None
-    rows = results.rows()
-    lines = [
-        Line.of(row.label, colour, _by_place(row, places)) for row, colour in zip(rows, colours(len(rows)), strict=True)
-    ]
-    shown = [line for line in lines if line.places]
-    return Panel(f"{results.label('test')}, last round", quantities.pop(), shown, results.metric)
-
-
-def _by_place(row: Row, places: Mapping[str, float]) -> BySeed:
-    """Scores at the last round by place."""
-    found: BySeed = defaultdict(lambda: defaultdict(list))
-    for run in row.runs:
-        for name, score in by_environment(run.records[-1], "test", row.metric.name).items():
-            found[places[name]][run.table["seed"]].append(100 * score)
-    return found
+    rows = comparison.rows()
+    lines = []
+    for row, colour in zip(rows, colours(len(rows)), strict=True):
+        scores: BySeed = defaultdict(lambda: defaultdict(list))
+        for run in row.runs:
+            for name, score in by_environment(run.records[-1], "test", row.metric.name).items():
+                scores[places[name]][run.table["seed"]].append(100 * score)
+        lines.append(Line.of(row.label, colour, scores))
+    title, up = f"{comparison.label('test')}, last round", upright(comparison.metric.quantity)
+    return Panel(title, quantities.pop(), up, [line for line in lines if line.points])
 
 
 def figures(panels: Sequence[Panel]) -> list[Figure]:
-    """A figure for each panel, all to the same scale."""
+    """A figure of percentages for each panel, all to the same scale, which small changes do not fill."""
     lines = [line for panel in panels for line in panel.lines]
-    across = _with_margin([place for line in lines for place in line.places])
-    up = _with_margin(_at_least(LEAST_HEIGHT, [value for line in lines for value in (*line.low, *line.high)]))
-    few = all(len(line.places) <= MOST_MARKED for line in lines)
-    whole = all(float(place).is_integer() for line in lines for place in line.places)
+    places = [place for line in lines for place in line.points]
+    values = [min(100.0, max(0.0, value)) for line in lines for sign in (-1, 1) for value in line.edge(sign)] or [0.0]
+    middle = min(max((min(values) + max(values)) / 2, LEAST_HEIGHT / 2), 100 - LEAST_HEIGHT / 2)
+    up = _with_margin([*values, middle - LEAST_HEIGHT / 2, middle + LEAST_HEIGHT / 2])
+    few = all(len(line.points) <= MOST_MARKED for line in lines)
     drawn = []
     for panel in panels:
         figure = Figure(figsize=SIZE, layout="constrained")
         axis = figure.subplots()
         for line in panel.lines:
-            _draw(axis, line, marked=few or len(line.places) == 1)
-        axis.set(xlim=across, ylim=up, ylabel=upright(panel.metric.quantity))
-        axis.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=whole))
+            _draw(axis, line, marked=few or len(line.points) == 1)
+        axis.set(xlim=_with_margin(places), ylim=up, ylabel=panel.up)
+        axis.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=all(float(place).is_integer() for place in places)))
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
         drawn.append(figure)
@@ -196,18 +194,10 @@ def _with_margin(values: Sequence[float]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _at_least(height: float, values: Sequence[float]) -> tuple[float, float]:
-    """The least and the greatest of some percentages, so far apart at least that small changes look small."""
-    low, high = min(values, default=0.0), max(values, default=0.0)
-    low = max(0.0, low - max(0.0, height - (high - low)) / 2)
-    high = min(100.0, max(high, low + height))
-    return min(low, high - height) if high == 100.0 else low, high
-
-
 def _draw(axis: Axes, line: Line, *, marked: bool) -> None:
     axis.plot(
-        line.places,
-        line.middle,
+        [*line.points],
+        line.edge(0),
         color=line.colour,
         label=line.label,
         linestyle="--" if line.dashed else "-",
@@ -216,9 +206,10 @@ def _draw(axis: Axes, line: Line, *, marked: bool) -> None:
         markersize=4,
         markerfacecolor="white" if line.dashed else line.colour,
     )
-    if line.banded:
+    if line.edge(-1) != line.edge(1):
+        low, high = ([min(100.0, max(0.0, value)) for value in line.edge(sign)] for sign in (-1, 1))
         shade = 0.08 if line.dashed else 0.15
-        axis.fill_between(line.places, line.low, line.high, color=line.colour, alpha=shade, linewidth=0)
+        axis.fill_between([*line.points], low, high, color=line.colour, alpha=shade, linewidth=0)
 
 
 def as_svg(figure: Figure) -> bytes:

@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jinja2
 import tomli_w
-from markupsafe import Markup
 
-from fedshift.errors import FedshiftError
-from fedshift.files import make_folder, write
-from fedshift.reporting.curves import Panel, as_svg, by_place, by_round, colours, figures
-from fedshift.reporting.facts import facts, title
-from fedshift.reporting.results import Results, Row
-from fedshift.reporting.settings import Merged, merged
-from fedshift.reporting.stages import in_words, spans, unscored_before
-from fedshift.reporting.table import Table, tables
-from fedshift.reporting.units import bytes_text, clock, printable
+from fedshift.reporting.curves import Panel, as_svg, by_place, by_round, colours, figures, unscored_before
+from fedshift.reporting.results import Merged, Row, merged
+from fedshift.reporting.table import Table, render, write_page_to
+from fedshift.reporting.units import bytes_text, clock
+from fedshift.runs.records import Record
 from fedshift.runs.run import Run
 
+if TYPE_CHECKING:
+    from fedshift.reporting.comparison import Comparison
+
+MOST_NAMED = 6  # things that are listed one by one
+POOLED = {"all"}  # the domain of a client that holds everybody's data
 SHADED = "one standard deviation over seeds to either side, within 0 and 100 %."
 
 
-def write_report(results: Results, path: Path) -> Path:
+def write_report(comparison: Comparison, path: Path) -> Path:
     """Write the report: tables, curves, cost, what left each site, and the runs' settings.
 
     Args:
-        results: the runs.
+        comparison: the runs.
         path: the file, or a folder for a report.html; folders that are missing are made.
 
     Returns:
@@ -39,76 +38,37 @@ def write_report(results: Results, path: Path) -> Path:
     Raises:
         FedshiftError: it cannot be written.
     """
-    return write_page_to(path, "report.html", page(results, datetime.now().astimezone()))
+    return write_page_to(path, "report.html", page(comparison, datetime.now().astimezone()))
 
 
-def write_page_to(path: Path, name: str, text: str) -> Path:
-    """Write a page to a file, or to one of this name in a folder, and return its path.
-
-    Raises:
-        FedshiftError: it cannot be written.
-    """
-    try:
-        path = path / name if path.is_dir() else path
-        make_folder(path.parent)
-        write(path, text)
-    except (FedshiftError, OSError) as error:
-        cause = error if isinstance(error, OSError) else error.__cause__
-        in_a_file = isinstance(cause, FileExistsError | NotADirectoryError)
-        reason = "its folder would be a file" if in_a_file else getattr(cause, "strerror", None) or error
-        raise FedshiftError(
-            f"The report cannot be written to '{path}': {reason}. Write it elsewhere: `fedshift report RUNS --to FILE`."
-        ) from error
-    return path
-
-
-def page(results: Results, now: datetime) -> str:
+def page(comparison: Comparison, now: datetime) -> str:
     """The report as HTML."""
-    rows, place = results.rows(), by_place(results)
-    rounds = by_round(results)
+    rows, place = comparison.rows(), by_place(comparison)
+    rounds = by_round(comparison)
     settings = merged([[run.table for run in row.runs] for row in rows])
     machine = merged([[_known(run.environment) for run in row.runs] for row in rows])
     return render(
         "report.html.jinja",
-        title=title(results),
-        facts=facts(results, now),
-        tables=tables(results),
-        notes=results.notes,
+        title=title(comparison),
+        facts=facts(comparison, now),
+        tables=comparison.tables(),
+        notes=comparison.notes(),
         keys=list(zip([row.label for row in rows], colours(len(rows)), strict=True)),
-        metric=results.metric,
-        test=results.label("test"),
-        validation=results.label("validation") if results.environments("validation") else "",
-        shaded=SHADED if any(line.banded for panel in rounds for line in panel.lines) else "",
+        metric=comparison.metric,
+        test=comparison.label("test"),
+        validation=comparison.label("validation") if comparison.environments("validation") else "",
+        shaded=SHADED if any(line.edge(-1) != line.edge(1) for panel in rounds for line in panel.lines) else "",
         by_place=_drawn([place] if place else []),
         by_round=_drawn(rounds),
         stages=_on_stages(rows),
         messages=[(row.label, row.runs[0].messages) for row in rows],
-        runs=_runs(results.runs),
-        several=len(results.runs) > 1,
+        runs=_runs(comparison.runs),
+        several=len(comparison.runs) > 1,
         common=tomli_w.dumps(settings.common),
         differing=_differing("For each row of the tables above; several values are those of its runs.", rows, settings),
         machine=tomli_w.dumps(machine.common),
         machines=_differing("What differs between the rows of the tables above, or between their runs", rows, machine),
     )
-
-
-def render(template: str, **values: Any) -> str:
-    """A page of the templates here."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("fedshift", "reporting"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=_safe,
-    )
-    environment.filters["bytes"] = bytes_text
-    return environment.get_template(template).render(values)
-
-
-def _safe(value: Any) -> Any:
-    """A text without what no page may hold, such as control characters; line feeds stay."""
-    if not isinstance(value, str) or isinstance(value, Markup):
-        return value
-    return "\n".join(printable(line) for line in value.split("\n"))
 
 
 def _drawn(panels: Sequence[Panel]) -> list[tuple[Panel, str]]:
@@ -155,3 +115,120 @@ def _known(table: Any) -> Any:
     if not isinstance(table, dict):
         return table
     return {name: _known(value) for name, value in table.items() if value is not None}
+
+
+def in_words(records: Sequence[Record]) -> str:
+    """The rounds done: "8", or by stage where there are several: "2 not scored + 8 train + 1 finetune"."""
+    scored = {record["stage"]: record["round"] for record in records}
+    others = records[-1]["position"] - sum(scored.values())
+    if len(scored) == 1 and not others:
+        return str(records[-1]["position"])
+    words = [f"{others} not scored"] if others else []
+    return " + ".join(words + [f"{rounds} {stage}" for stage, rounds in scored.items()])
+
+
+def spans(records: Sequence[Record]) -> str:
+    """Which training rounds are of which stage: "1 to 8 are 'train', 9 is 'finetune'"; empty of a single stage."""
+    before = unscored_before(records)
+    ends = {record["stage"]: (record["round"], record["position"] - before) for record in records}
+    words = [
+        f"{end - rounds + 1} to {end} are '{stage}'" if rounds > 1 else f"{end} is '{stage}'"
+        for stage, (rounds, end) in ends.items()
+    ]
+    return ", ".join(words) if len(words) > 1 else ""
+
+
+# What is known of the runs beside any number ---------------------------------------------------------
+
+
+def title(comparison: Comparison) -> str:
+    """Which methods on which data."""
+    tables = [run.table for run in comparison.runs]
+    methods, data = ([table[kind]["name"] for table in tables] for kind in ("method", "data"))
+    return f"{_listed(methods, 'methods')} on {_listed(data, 'data sets')}"
+
+
+def facts(comparison: Comparison, now: datetime) -> dict[str, str]:
+    """What is known, by what it is; what no file of the runs says is left out."""
+    runs, tables = comparison.runs, [run.table for run in comparison.runs]
+    federations = [run.data_facts for run in runs]
+    machines = [run.environment for run in runs]
+    samples = [list(federation.get("samples", {}).values()) for federation in federations]
+    unfinished = sum(not run.finished for run in runs)
+    found = {
+        "Experiment": _listed([table["name"] for table in tables], "experiments"),
+        "Data": _listed([_data(table["data"]) for table in tables], "data sets"),
+        "Domains": _range([max(map(_domains, tables, federations))]),
+        "Held out": _listed([str(table["protocol"].get("hold_out", "")) for table in tables], "domains in turn"),
+        "Protocol": _listed([table["protocol"]["name"] for table in tables], "protocols"),
+        "Classes": _range(len(federation.get("classes", ())) for federation in federations),
+        "Clients": _range(len(federation.get("clients", ())) for federation in federations),
+        "Training samples": _range(map(sum, samples)),
+        "Samples of a client": _range(size for sizes in samples for size in sizes),
+        "Scored on": _scored(comparison),
+        "Model": _listed([table["model"]["name"] for table in tables], "models"),
+        "Rounds": _range(table["train"]["rounds"] for table in tables),
+        "Seeds": _listed([str(seed) for seed in comparison.seeds], "seeds"),
+        "Runs": f"{len(runs)}, of which {unfinished} not finished" if unfinished else str(len(runs)),
+        "Versions": _listed([_versions(machine) for machine in machines], "sets of versions"),
+        "Machine": _listed([_machine(machine) for machine in machines], "machines"),
+        "Written": now.strftime("%Y-%m-%d %H:%M %Z"),
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def _listed(words: Sequence[str], kind: str) -> str:
+    """Words that differ, in the order they come; how many they are where there are too many of them."""
+    every = list(dict.fromkeys(filter(None, words)))
+    if len(every) > MOST_NAMED:
+        return f"{len(every)} {kind} ({', '.join(every[:MOST_NAMED])}, ...)"
+    *others, last = every or [""]
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _range(numbers: Iterable[int]) -> str:
+    """Numbers as their least and greatest; 0 is one that nobody knows."""
+    known = [number for number in numbers if number]
+    if not known:
+        return ""
+    low, high = min(known), max(known)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _data(table: Mapping[str, Any]) -> str:
+    return f"{table['name']} ({table['path']})" if table.get("path") else str(table["name"])
+
+
+def _domains(table: Mapping[str, Any], federation: Mapping[str, Any]) -> int:
+    """How many domains a run has, the one that is held out included; 0 where nobody knows."""
+    training = set(federation.get("domains", {}).values()) - POOLED
+    held_out = {table["protocol"]["hold_out"]} if "hold_out" in table["protocol"] else set()
+    return len(training | held_out) if training else 0
+
+
+def _scored(comparison: Comparison) -> str:
+    """The samples and environments of each role."""
+    words = []
+    for role in ("test", "validation"):
+        sizes = [_scored_samples(run, role) for run in comparison.runs]
+        if any(sizes):
+            count = len(comparison.environments(role))
+            where = f"{count} environments" if count > 1 else "1 environment"
+            words.append(f"{comparison.label(role)}: {_range(sizes)} samples a run, {where}")
+    return "; ".join(words)
+
+
+def _scored_samples(run: Run, role: str) -> int:
+    return sum(row.get("n", 0) for row in run.records[-1]["environments"] if row["role"] == role)
+
+
+def _versions(machine: Mapping[str, Any]) -> str:
+    packages = machine.get("packages", {})
+    words = [f"{name} {packages[name]}" for name in ("fedshift", "torch") if name in packages]
+    return ", ".join([*words, f"Python {machine['python']}"] if "python" in machine else words)
+
+
+def _machine(machine: Mapping[str, Any]) -> str:
+    cores = f"{machine['cores']} cores" if machine.get("cores") else ""
+    words = (machine.get("processor"), cores, machine.get("accelerator"), machine.get("platform"))
+    return ", ".join(word for word in words if word)

@@ -6,7 +6,9 @@ from itertools import takewhile
 
 from fedshift.core.contract import Stage
 from fedshift.engines.choice import open_engine
+from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
+from fedshift.methods import INDEXING
 from fedshift.runs.lockstep import advance
 from fedshift.runs.plan import planned_stages
 from fedshift.runs.progress import Outlook, Progress
@@ -19,6 +21,7 @@ def prepare(experiment: Experiment, label: str, progress: Progress) -> Simulatio
     Raises:
         FedshiftError: the experiment cannot be run.
     """
+    _check(experiment)
     simulation = Simulation(experiment, progress.embedded)
     coordinator, stages = simulation.coordinator, planned_stages(simulation)[: len(_stages(simulation))]
     rounds = sum(stage.rounds for stage in stages)
@@ -39,6 +42,7 @@ def describe(experiment: Experiment) -> str:
     Raises:
         FedshiftError: the experiment cannot be run.
     """
+    _check(experiment)
     simulation = Simulation(experiment)
     clients = simulation.federated.clients
     lines = [
@@ -49,6 +53,13 @@ def describe(experiment: Experiment) -> str:
         rounds = "1 round" if stage.rounds == 1 else f"{stage.rounds} rounds"
         lines.append(f"  stage '{stage.name}': {rounds} with {simulation.coordinator.cohort(stage)} clients")
     return "\n".join([*lines, "Nothing was written."])
+
+
+def _check(experiment: Experiment) -> None:
+    if experiment.method.prepares is None:
+        raise FedshiftError(
+            f"The method '{experiment.method_name}' makes no index of clients: --set method.name={INDEXING}"
+        )
 
 
 def _stages(simulation: Simulation) -> list[Stage]:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fedshift.errors import FedshiftError
+from fedshift.reporting.comparison import Comparison as Comparison
 from fedshift.reporting.live import display
-from fedshift.reporting.results import Results
 from fedshift.runs import runner
 from fedshift.runs.predictions import Predictions, nobody, predictions
 from fedshift.runs.progress import Progress
@@ -28,9 +28,10 @@ from fedshift.study.before import bench as bench
 from fedshift.study.before import estimate as estimate
 from fedshift.study.before import index as index
 from fedshift.study.before import inspect_data as inspect_data
-from fedshift.study.comparison import Comparison as Comparison
+from fedshift.study.execute import carry_out_runs
 from fedshift.study.grid import SEARCH, read
 from fedshift.study.study_plan import Forecast as Forecast
+from fedshift.study.study_plan import rows_of
 
 if TYPE_CHECKING:
     from fedshift.study.search import Sampler
@@ -67,12 +68,11 @@ def compare(
     Raises:
         FedshiftError: something in the experiments is wrong, or every run failed; the message names it and the fix.
     """
-    from fedshift.study.execute import carry_out_runs
-
     experiments = grid(source, **options)
     with display(progress, len(experiments)) as shown:
         folders, failed = carry_out_runs(experiments, shown)
-    return Comparison.of(folders, failed, len(experiments), experiments)
+    rows = [(cell.label, cell.experiments) for cell in rows_of(experiments)]
+    return Comparison.of(folders, failed, len(experiments), rows)
 
 
 def resume(path: str | Path, progress: Progress | None = None, *, trust: bool = False) -> Comparison:
@@ -106,8 +106,7 @@ def load(path: str | Path, *, trust: bool = False) -> Comparison:
     Raises:
         FedshiftError: there is none, none has a record, all are damaged, or they are trials of a study.
     """
-    results = Results.at(_path(path), trust)
-    return Comparison(results, asked=len(results.runs))
+    return Comparison.at(_path(path), trust)
 
 
 def predict(

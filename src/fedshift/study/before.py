@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Unpack
 
 from fedshift.errors import FedshiftError
 from fedshift.experiments import NAMED, Experiment
+from fedshift.methods import INDEXING
 from fedshift.reporting.live import display
-from fedshift.reporting.results import described, label
-from fedshift.runs import dry_run
 from fedshift.runs.progress import Progress
-from fedshift.runs.simulation import refused_by_method
 from fedshift.study.asked import DEFAULT, Options, Source, experiment, grid
-from fedshift.study.study_plan import Forecast
+from fedshift.study.execute import forecast
+from fedshift.study.study_plan import Forecast, rows_of
 
 if TYPE_CHECKING:
+    from fedshift.core.method import Prepared
     from fedshift.engines.calibration import Calibration
-    from fedshift.methods.client2vec.vectors import Index
     from fedshift.reporting.data_report.report import DataReport
 
 
@@ -27,23 +26,7 @@ def estimate(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Opti
     Raises:
         FedshiftError: something in the experiments is wrong, or no row can run.
     """
-    groups: dict[str, list[Experiment]] = {}
-    for asked in grid(source, **options):
-        groups.setdefault(asked.series, []).append(asked)
-    flat = [described(group[0].table(), group[0].contents) for group in groups.values()]
-    forecasts, refused = [], list[FedshiftError]()
-    for group, settings in zip(groups.values(), flat, strict=True):
-        name = label(settings, flat)
-        try:
-            forecasts.append(Forecast(name, len(group), dry_run.estimate(group[0])))
-        except FedshiftError as error:
-            if not forecasts and not refused_by_method(group[0]):
-                raise
-            refused.append(error)
-            forecasts.append(Forecast(name, len(group), None, str(error)))
-    if len(refused) == len(forecasts):
-        raise refused[0]
-    return forecasts
+    return forecast(rows_of(grid(source, **options)), lambda cell: len(cell.experiments))
 
 
 def inspect_data(
@@ -121,19 +104,19 @@ def bench(
     return calibrate(Simulation(asked).example(), asked.run, tell)
 
 
-def index(source: Source = DEFAULT, *, progress: Progress | None = None, **options: Unpack[Options]) -> Index:
-    """A vector for each client of one run, before any training; of 'client2vec' unless another method is given.
+def index(source: Source = DEFAULT, *, progress: Progress | None = None, **options: Unpack[Options]) -> Prepared:
+    """What a method makes of the clients of one run before any training, such as a vector of each.
+
+    It is that of :data:`~fedshift.methods.INDEXING` unless another method is given.
 
     Raises:
         FedshiftError: it describes several runs, the method makes no index, or it cannot be carried out.
     """
-    from fedshift.methods.client2vec.vectors import Index, check_makes_index
     from fedshift.runs.preparation import prepare
 
     if not isinstance(source, Experiment) and options.get("method") is None:
-        options["method"] = "client2vec"
+        options["method"] = INDEXING
     asked = experiment(source, **options)
-    check_makes_index(asked.method, asked.method_name)
     with display(progress, 1) as shown:
         done = prepare(asked, "index", shown)
-    return Index.of(done.federated, done.coordinator.state, done.coordinator.ledger.declaration())
+    return asked.method.prepared(done.federated, done.coordinator.state, done.coordinator.ledger.declaration())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -15,22 +15,20 @@ from fedshift.errors import FedshiftError
 from fedshift.experiments import load_plugins
 from fedshift.methods import METHODS
 from fedshift.reporting.live import display
-from fedshift.reporting.results import MeanStd
-from fedshift.reporting.table import Table
+from fedshift.reporting.table import Table, render, write_page_to
 from fedshift.runs.progress import Progress
 from fedshift.spec import shown
-from fedshift.study.execute import LACKING, carry_out, read_findings
-from fedshift.study.papers import Exhibit, ExhibitRow, Printed, published
+from fedshift.study.execute import carry_out
+from fedshift.study.papers import Exhibit, ExhibitRow, published
 from fedshift.study.quantities import Interval, paired, ranks, t_quantile
 from fedshift.study.scenarios import Scenario, scale_of, scenarios, text_of
-from fedshift.study.study_plan import Lacking, StudyPlan
-from fedshift.study.study_tables import StudyResults
+from fedshift.study.study_plan import StudyPlan
+from fedshift.study.study_tables import LACKING, NONE, StudyResults
 from fedshift.written import parse_toml
 
 OUT = "runs/benchmark"
 BASE = "fedavg"  # with which rows are compared
 ALL = "all"
-NONE = "-"
 LAST = float("-inf")  # the accuracy by which what diverged is ranked
 
 
@@ -140,7 +138,7 @@ def carry_out_benchmark(plan: StudyPlan, progress: Progress | None = None) -> Be
     """Carry out a plan, and write its files."""
     each = plan.scale.trials * len(plan.scale.tuning_seeds) + len(plan.scale.seeds)
     with display(progress, each * len(plan.scenarios) * len(plan.rows)) as shown:
-        done = Benchmark(plan, read_findings(plan, *carry_out(plan, shown)))
+        done = Benchmark.read(plan, *carry_out(plan, shown))
     done.write()
     return done
 
@@ -152,7 +150,7 @@ class Benchmark(StudyResults):
     @property
     def columns(self) -> list[Scenario]:
         """The scenarios that have their data."""
-        return [each for each in self.plan.scenarios if each.name not in self.findings.left_out]
+        return [each for each in self.plan.scenarios if each.name not in self.left_out]
 
     @property
     def methods(self) -> list[str]:
@@ -162,36 +160,25 @@ class Benchmark(StudyResults):
     @property
     def failed(self) -> bool:
         """Whether a user's method failed somewhere."""
-        return any(each.kind == "failed" for each in self.findings.lacking.values())
-
-    def lacking(self, scenario: str, method: str) -> Lacking | None:
-        """Why a cell has no number."""
-        return self.findings.lacking.get((scenario, method, ""))
+        return any(each.kind == "failed" for each in self.lacking.values())
 
     def ranks(self, scenario: str) -> dict[str, float]:
         """The rank of each method by its mean accuracy, 1 for the best; what diverged is last."""
         values: dict[str, float] = {}
         for method in self.methods:
-            accuracy, lacking = self.mean(scenario, method, "accuracy"), self.lacking(scenario, method)
+            accuracy, lacking = self.mean(scenario, method, "accuracy"), self.lacking.get((scenario, method, ""))
             if accuracy is not None:
                 values[method] = accuracy.mean
             elif lacking is not None and lacking.kind == "diverged":
                 values[method] = LAST
         return ranks(values)
 
-    @cached_property
-    def _ranks(self) -> dict[str, dict[str, float]]:
-        return {scenario.name: self.ranks(scenario.name) for scenario in self.columns}
-
-    def mean_rank(self, method: str) -> float | None:
-        """The mean of a method's ranks over the scenarios on which it can run; None if there is none."""
-        found = [rank[method] for rank in self._ranks.values() if method in rank]
-        return mean(found) if found else None
-
-    def by_rank(self) -> list[str]:
-        """The methods, the lowest mean rank first, and those without any last."""
-        there = {method: self.mean_rank(method) for method in self.methods}
-        return sorted(there, key=lambda method: (there[method] is None, there[method] or 0.0))
+    def mean_ranks(self) -> dict[str, float | None]:
+        """The mean of each method's ranks over the scenarios on which it can run; the lowest first, None last."""
+        by_scenario = [self.ranks(scenario.name) for scenario in self.columns]
+        found = {method: [rank[method] for rank in by_scenario if method in rank] for method in self.methods}
+        means = {method: mean(its) if its else None for method, its in found.items()}
+        return dict(sorted(means.items(), key=lambda item: (item[1] is None, item[1] or 0.0)))
 
     def differences(self, scenario: str, method: str) -> dict[int, float]:
         """By seed, a method's accuracy less FedAvg's on the same split, in points; empty where one of them lacks it."""
@@ -211,13 +198,6 @@ class Benchmark(StudyResults):
         seeds = set.intersection(*map(set, found)) if found else set()
         return Interval.of([mean(differences[seed] for differences in found) for seed in sorted(seeds)])
 
-    def tables(self) -> list[Table]:
-        """Accuracy with ranks, differences to FedAvg, cost, and the papers' rows beside ours."""
-        found = [_accuracy(self)]
-        if BASE in self.methods and len(self.methods) > 1:
-            found.append(_differences(self))
-        return [*found, _cost(self), *_published(self)]
-
     def notes(self) -> list[str]:
         """What a reader of the tables must know."""
         scale = self.plan.scale
@@ -234,6 +214,80 @@ class Benchmark(StudyResults):
         ]
         return [*words, *self.what_is_lacking()]
 
+    def tables(self) -> list[Table]:
+        """Accuracy with ranks, differences to FedAvg, cost, and the papers' rows beside ours."""
+        found = [self._accuracy()]
+        if BASE in self.methods and len(self.methods) > 1:
+            found.append(self._differences())
+        return [*found, self._cost(), *self._published()]
+
+    def _accuracy(self) -> Table:
+        columns = ["method", "paper"]
+        for scenario in self.columns:
+            columns += [scenario.title, f"{scenario.title} worst"] if scenario.worst else [scenario.title]
+        rows = []
+        for method, rank in self.mean_ranks().items():
+            cells = [METHODS.get(method).cited()]
+            for scenario in self.columns:
+                found, lacking = (
+                    self.mean(scenario.name, method, "accuracy"),
+                    self.lacking.get((scenario.name, method, "")),
+                )
+                words = NONE if lacking is None or lacking.kind == "refused" else LACKING[lacking.kind]
+                its = self.ranks(scenario.name).get(method)
+                cells.append(f"{found.text() if found else words}{f' ({its:g})' if its else ''}")
+                cells += [self._text(scenario, method, "worst")] if scenario.worst else []
+            rows.append([method, *cells, f"{rank:.1f}" if rank is not None else NONE])
+        title = f"Accuracy in %, mean ± standard deviation over {len(self.plan.scale.seeds)} seeds (rank)"
+        return Table(title, [*columns, "mean rank"], rows)
+
+    def _text(self, scenario: Scenario, method: str, column: str) -> str:
+        found = self.mean(scenario.name, method, column)
+        return found.text() if found else NONE
+
+    def _differences(self) -> Table:
+        rows = [
+            [
+                method,
+                *(_interval(self.difference(scenario.name, method)) for scenario in self.columns),
+                _interval(self.overall(method)),
+            ]
+            for method in self.mean_ranks()
+            if method != BASE
+        ]
+        title = f"Accuracy less {BASE}'s in points, paired by seed [95 % interval]; * where 0 is outside"
+        return Table(title, ["method", *(scenario.title for scenario in self.columns), "overall"], rows)
+
+    def _cost(self) -> Table:
+        rows = []
+        for method in self.mean_ranks():
+            cells = []
+            for scenario in self.columns:
+                seconds, sent = (self.mean(scenario.name, method, name) for name in ("seconds", "megabytes"))
+                cells.append(f"{seconds.mean:.1f} s, {sent.mean:.3g} MB" if seconds and sent else NONE)
+            rows.append([method, *cells])
+        title = "Seconds of training and megabytes in both directions, of one run"
+        return Table(title, ["method", *(scenario.title for scenario in self.columns)], rows)
+
+    def _published(self) -> list[Table]:
+        """For each column that a paper has rows of, these beside ours."""
+        columns, found = {scenario.name: scenario for scenario in self.columns}, []
+        for paper in (each for each in published() if each.column in columns):
+            scenario = columns[paper.column]
+            heads, theirs = ["ours", "paper"], {"accuracy": paper.numbers(paper.mean)}
+            if paper.worst:
+                heads += ["ours, worst", "paper, worst"]
+                theirs["worst"] = paper.numbers(paper.worst)
+            rows = []
+            for method in (name for name in self.mean_ranks() if name in theirs["accuracy"]):
+                cells = []
+                for column, its in theirs.items():
+                    cells += [self._text(scenario, method, column), its[method].text if method in its else NONE]
+                rows.append([method, *cells])
+            title = f"{scenario.title} beside {paper.source}. {paper.caution(self.plan.scale.name)}"
+            found += [Table(title, ["method", *heads], rows)] if rows else []
+        return found
+
     def more_tables(self) -> list[Table]:
         """The settings of each cell, and of what search they are, which stand in the files alone."""
         rows = [
@@ -249,7 +303,7 @@ class Benchmark(StudyResults):
             ]
             for method in self.methods
             for scenario in self.columns
-            for found in self.findings.chosen.get((scenario.name, method), ())
+            for found in self.chosen.get((scenario.name, method), ())
         ]
         counts = ["trials", "pruned", "failed", "repeated"]
         heads = ["method", "federation", "held out", "settings", "validation", *counts, "seeds", "sampler"]
@@ -265,11 +319,13 @@ class Benchmark(StudyResults):
         Raises:
             FedshiftError: one cannot be written.
         """
-        from fedshift.reporting.page import render, write_page_to  # with matplotlib
-        from fedshift.study.figures import draw_ranks
+        from fedshift.study.figures import draw_ranks  # with matplotlib
 
-        ranked = ((method, self.mean_rank(method)) for method in self.by_rank())
-        its = [(name, rank, self.overall(name) if name != BASE else None) for name, rank in ranked if rank is not None]
+        its = [
+            (name, rank, self.overall(name) if name != BASE else None)
+            for name, rank in self.mean_ranks().items()
+            if rank is not None
+        ]
         png = draw_ranks(its, BASE)
         page = render(
             "benchmark.html.jinja",
@@ -282,42 +338,6 @@ class Benchmark(StudyResults):
         return [*self.write_files({"png": png}), write_page_to(self.plan.folder, "benchmark.html", page)]
 
 
-def _accuracy(done: Benchmark) -> Table:
-    columns = ["method", "paper"]
-    for scenario in done.columns:
-        columns += [scenario.title, f"{scenario.title} worst"] if scenario.worst else [scenario.title]
-    rows = []
-    for method in done.by_rank():
-        cells = [METHODS.get(method).cited()]
-        for scenario in done.columns:
-            cells.append(_ranked(done, scenario, method))
-            cells += [_text(done.mean(scenario.name, method, "worst"))] if scenario.worst else []
-        rank = done.mean_rank(method)
-        rows.append([method, *cells, f"{rank:.1f}" if rank is not None else NONE])
-    title = f"Accuracy in %, mean ± standard deviation over {len(done.plan.scale.seeds)} seeds (rank)"
-    return Table(title, [*columns, "mean rank"], rows)
-
-
-def _ranked(done: Benchmark, scenario: Scenario, method: str) -> str:
-    accuracy, lacking = done.mean(scenario.name, method, "accuracy"), done.lacking(scenario.name, method)
-    words = NONE if lacking is None or lacking.kind == "refused" else LACKING[lacking.kind]
-    rank = done.ranks(scenario.name).get(method)
-    return f"{accuracy.text() if accuracy else words}{f' ({rank:g})' if rank else ''}"
-
-
-def _text(found: MeanStd | None) -> str:
-    return found.text() if found else NONE
-
-
-def _differences(done: Benchmark) -> Table:
-    rows = []
-    for method in (name for name in done.by_rank() if name != BASE):
-        cells = [_interval(done.difference(scenario.name, method)) for scenario in done.columns]
-        rows.append([method, *cells, _interval(done.overall(method))])
-    title = f"Accuracy less {BASE}'s in points, paired by seed [95 % interval]; * where 0 is outside"
-    return Table(title, ["method", *(scenario.title for scenario in done.columns), "overall"], rows)
-
-
 def _interval(found: Interval | None) -> str:
     if found is None:
         return NONE
@@ -327,40 +347,5 @@ def _interval(found: Interval | None) -> str:
     return f"{found.mean:+.1f} [{low:+.1f}, {high:+.1f}]{'*' if found.clear else ''}"
 
 
-def _cost(done: Benchmark) -> Table:
-    rows = []
-    for method in done.by_rank():
-        cells = []
-        for scenario in done.columns:
-            seconds, sent = (done.mean(scenario.name, method, name) for name in ("seconds", "megabytes"))
-            cells.append(f"{seconds.mean:.1f} s, {sent.mean:.3g} MB" if seconds and sent else NONE)
-        rows.append([method, *cells])
-    title = "Seconds of training and megabytes in both directions, of one run"
-    return Table(title, ["method", *(scenario.title for scenario in done.columns)], rows)
-
-
 def _setting(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else shown(value)
-
-
-def _published(done: Benchmark) -> list[Table]:
-    """For each column that a paper has rows of, these beside ours."""
-    titles = {scenario.name: scenario.title for scenario in done.columns}
-    found = []
-    for paper in (each for each in published() if each.column in titles):
-        means, worsts = paper.means(), paper.worsts()
-        rows = [
-            [method, *_beside(done.mean(paper.column, method, "accuracy"), means.get(method))]
-            + (_beside(done.mean(paper.column, method, "worst"), worsts.get(method)) if worsts else [])
-            for method in done.by_rank()
-            if method in means
-        ]
-        heads = ["method", "ours", "paper", *(["ours, worst", "paper, worst"] if worsts else [])]
-        title = f"{titles[paper.column]} beside {paper.source}. {paper.caution(done.plan.scale.name)}"
-        if rows:
-            found.append(Table(title, heads, rows))
-    return found
-
-
-def _beside(ours: MeanStd | None, theirs: Printed | None) -> list[str]:
-    return [_text(ours), theirs.text if theirs else NONE]

@@ -8,118 +8,28 @@ diverge each time, and its cell's other seeds are left out.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 
 from fedshift import files
 from fedshift.catalogue import built_in
 from fedshift.errors import DamagedError, DiskError, DivergedError, FedshiftError, FedshiftWarning, LockedError
 from fedshift.experiments import Experiment
-from fedshift.reporting.results import REFUSED, Row
+from fedshift.reporting.comparison import REFUSED
 from fedshift.runs import runner
 from fedshift.runs.dry_run import estimate
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.progress import Progress
-from fedshift.runs.run import Run
-from fedshift.runs.selection import by_environment, last
 from fedshift.runs.simulation import Simulation
-from fedshift.study.papers import Exhibit, ExhibitRow
-from fedshift.study.quantities import Quantity, quantity
 from fedshift.study.scenarios import Scale, Scenario
-from fedshift.study.study_plan import Cell, Forecast, Key, Lacking, StudyPlan
+from fedshift.study.study_plan import Cell, Forecast, Key, Lacking, StudyPlan, always
 from fedshift.study.tune import Budget, search_all
 from fedshift.study.tuned import Found
 
 DIVERGED = "diverged.txt"  # in the folder of a run: why it has no end
-LACKING = {"diverged": "diverged", "refused": "cannot run", "failed": "failed"}  # the cell of a table without a number
 Chosen = dict[tuple[str, str], list[Found]]
-
-
-@dataclass(frozen=True)
-class Number:
-    """A number of one seed.
-
-    Attributes:
-        scenario: the scenario's name.
-        row: the row's.
-        column: the column's heading, or a point of a curve.
-        seed: the seed.
-        value: in the column's unit.
-        unit: that.
-    """
-
-    scenario: str
-    row: str
-    column: str
-    seed: int
-    value: float
-    unit: str
-
-
-@dataclass(frozen=True)
-class Count:
-    """How many runs there are.
-
-    Attributes:
-        runs: in all.
-        finished: carried to their end.
-        diverged: others of cells that diverged, of which the remaining seeds are left out.
-        seconds: what the finished ones took, evaluation included.
-    """
-
-    runs: int = 0
-    finished: int = 0
-    diverged: int = 0
-    seconds: float = 0.0
-
-    @classmethod
-    def of(cls, cells: Iterable[Sequence[RunFolder]]) -> Count:
-        """Of the folders of each cell.
-
-        Raises:
-            FedshiftError: one cannot be read.
-        """
-        runs = finished = diverged = 0
-        seconds = 0.0
-        for folders in cells:
-            times = [folder.times() for folder in folders if folder.finished]
-            runs += len(folders)
-            finished += len(times)
-            diverged += len(folders) - len(times) if why_diverged(folders) else 0
-            seconds += sum(each.training + each.evaluation for each in times)
-        return cls(runs, finished, diverged, seconds)
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing is left to carry out."""
-        return self.finished + self.diverged == self.runs
-
-    def __str__(self) -> str:
-        return f"{self.finished} of {self.runs} runs finished{f', {self.diverged} diverged' if self.diverged else ''}"
-
-
-@dataclass(frozen=True)
-class Findings:
-    """What a study found so far.
-
-    Attributes:
-        numbers: of every seed of which all runs are finished.
-        lacking: why cells have none.
-        left_out: why scenarios are left out, by name.
-        count: how many runs are over.
-        chosen: what was found by tuning, one for each held-out domain, by scenario and row.
-    """
-
-    numbers: Sequence[Number] = ()
-    lacking: Mapping[Key, Lacking] = field(default_factory=dict)
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    count: Count = Count()
-    chosen: Chosen = field(default_factory=dict)
-
-
-# Carrying out ----------------------------------------------------------------------------------------
 
 
 def carry_out(plan: StudyPlan, progress: Progress) -> tuple[list[Cell], dict[Key, Lacking], Chosen]:
@@ -140,60 +50,37 @@ def carry_out(plan: StudyPlan, progress: Progress) -> tuple[list[Cell], dict[Key
     cells: list[Cell] = []
     for scenario in plan.available:
         here: list[Cell] = []
-        for row, point in plan.asked(scenario):
-            with noting(lacking, (scenario.name, row.name, point), partial(_every_run, plan, scenario, row, point)):
-                experiments = plan.experiments(scenario, row, point, plan.scale.seeds)
+        for cell in plan.cells_of(scenario):
+            with noting(lacking, cell, (*plan.scale.tuning_seeds, *plan.scale.seeds)):
+                asked = cell.experiments
                 if plan.scale.trials:
-                    experiments = _tuned(plan, scenario, row, experiments, chosen, progress)
-                here.append(Cell(scenario, row.name, point, experiments))
-        _carry_out_cells(here, plan.scale.seeds, progress, lacking)
+                    asked = _tuned(plan, scenario, cell, chosen, progress)
+                here.append(replace(cell, make=always(asked)))
+        for seed in plan.scale.seeds:
+            for cell in (cell for cell in here if cell.key not in lacking):
+                asked = [each for each in cell.experiments if each.seed == seed]
+                with noting(lacking, replace(cell, make=always(asked))):
+                    _carry_out(asked, progress)
         cells += here
     return cells, lacking, chosen
 
 
-def _every_run(plan: StudyPlan, scenario: Scenario, row: ExhibitRow, point: str) -> list[Experiment]:
-    return plan.experiments(scenario, row, point, (*plan.scale.tuning_seeds, *plan.scale.seeds))
-
-
-def _tuned(
-    plan: StudyPlan,
-    scenario: Scenario,
-    row: ExhibitRow,
-    experiments: Sequence[Experiment],
-    chosen: Chosen,
-    progress: Progress,
-) -> list[Experiment]:
+def _tuned(plan: StudyPlan, scenario: Scenario, cell: Cell, chosen: Chosen, progress: Progress) -> list[Experiment]:
     """A row's runs with the settings that were chosen on validation data, which are put on record."""
-    tuned_on = plan.experiments(scenario, row, "", plan.scale.tuning_seeds)
-    tuning = search_all(tuned_on, budget_of(plan, scenario, row), progress)
-    chosen[scenario.name, row.name] = sorted(tuning.found, key=lambda found: found.case)
+    budget = budget_of(plan.scale, scenario, cell.experiments[0].method_name)
+    tuning = search_all(cell.make(plan.scale.tuning_seeds), budget, progress)
+    chosen[cell.key[:2]] = sorted(tuning.found, key=lambda found: found.case)
     if tuning.failed:  # of one held-out domain among several
         raise DivergedError(tuning.failed[0])
     with warnings.catch_warnings():  # rows are tuned one by one, so the file has some with other searched settings
         warnings.simplefilter("ignore", FedshiftWarning)
-        return tuning.tuned.apply(experiments, where=str(tuning.path))
+        return tuning.tuned.apply(cell.experiments, where=str(tuning.path))
 
 
-def budget_of(plan: StudyPlan, scenario: Scenario, row: ExhibitRow) -> Budget:
+def budget_of(scale: Scale, scenario: Scenario, method: str) -> Budget:
     """By what settings are chosen, the same for all rows."""
-    trials, fixed = plan.scale.trials, tuple(plan.scale.settings_of(row.method))
-    return Budget(trials=trials, parallel=min(4, trials), search=dict(scenario.search), fixed=fixed)
-
-
-def _carry_out_cells(
-    cells: Sequence[Cell], seeds: Sequence[int], progress: Progress, lacking: dict[Key, Lacking]
-) -> None:
-    """Carry out the cells of a scenario, but for those that lack something already; others may be added to these.
-
-    Raises:
-        FedshiftError: runs cannot be carried out for a reason that is not their method's, such as a full disk, or
-            another process that is at work on them.
-    """
-    for seed in seeds:
-        for cell in (cell for cell in cells if cell.key not in lacking):
-            asked = [each for each in cell.experiments if each.seed == seed]
-            with noting(lacking, cell.key, partial(list, asked)):
-                _carry_out(asked, progress)
+    fixed = tuple(scale.settings_of(method))
+    return Budget(trials=scale.trials, parallel=min(4, scale.trials), search=dict(scenario.search), fixed=fixed)
 
 
 def carry_out_runs(experiments: Sequence[Experiment], progress: Progress) -> tuple[list[RunFolder], runner.Failures]:
@@ -229,16 +116,16 @@ def _carry_out(experiments: Sequence[Experiment], progress: Progress) -> None:
 
 
 @contextmanager
-def noting(lacking: dict[Key, Lacking], key: Key, experiments: Callable[[], Sequence[Experiment]]) -> Iterator[None]:
+def noting(lacking: dict[Key, Lacking], cell: Cell, seeds: Sequence[int] = ()) -> Iterator[None]:
     """Note why a cell has no number, and let the others go on, unless nothing can."""
     try:
         yield
     except Exception as error:
-        why = why_lacking(error, experiments)
+        why = why_lacking(error, partial(cell.make, seeds))
         if why is not None:
-            lacking[key] = why
+            lacking[cell.key] = why
         elif isinstance(error, FedshiftError):
-            where = ", ".join(filter(None, key))
+            where = ", ".join(filter(None, cell.key))
             raise FedshiftError(f"{where}: {error} What is finished is kept. The same command carries on.") from error
         else:
             raise
@@ -268,86 +155,41 @@ def why_diverged(folders: Iterable[RunFolder]) -> str:
     return next((note.read_text(encoding="utf-8") for note in notes if note.is_file()), "")
 
 
-# Reading ---------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def naming_damage() -> Iterator[None]:
-    """Add to the error of a run that cannot be read how it is made again."""
-    try:
-        yield
-    except FedshiftError as error:
-        raise DamagedError(f"{error} Or delete the run's folder: the same command makes it again.") from error
-
-
-def read_findings(
-    plan: StudyPlan, cells: Sequence[Cell], lacking: Mapping[Key, Lacking], chosen: Chosen | None = None
-) -> Findings:
-    """What the folders of cells hold, whoever carried them out.
-
-    Raises:
-        DamagedError: a folder cannot be read; the message says how it is made again.
-    """
-    folders = {cell.key: [RunFolder(runner.run_path(each)) for each in cell.experiments] for cell in cells}
-    numbers: list[Number] = []
-    diverged: dict[Key, Lacking] = {}
-    with naming_damage():
-        for cell in cells:
-            if why := why_diverged(folders[cell.key]):
-                diverged[cell.key] = Lacking(why, "diverged")
-            elif cell.key not in lacking:
-                runs = [Run(folder) for folder in folders[cell.key] if folder.finished]
-                numbers += _numbers(plan.exhibit, cell, _whole_seeds(cell, runs))
-        count = Count.of(folders.values())
-    return Findings(numbers, {**diverged, **lacking}, plan.left_out, count, chosen or {})
-
-
-def _whole_seeds(cell: Cell, runs: Sequence[Run]) -> list[Run]:
-    """The runs of the seeds of which all are finished, so that a mean over held-out domains is one over all."""
-    seeds = [run.table["seed"] for run in runs]
-    asked = [each.seed for each in cell.experiments]
-    return [run for run, seed in zip(runs, seeds, strict=True) if seeds.count(seed) == asked.count(seed)]
-
-
-def _numbers(exhibit: Exhibit, cell: Cell, runs: Sequence[Run]) -> Iterator[Number]:
-    row = Row(cell.row, list(runs))
-    for column, its in _columns(exhibit, cell, runs).items():
-        for seed, value in sorted(row.by_seed(its.values, its.of_seed).items()):
-            yield Number(cell.scenario.name, cell.row, column, seed, value, its.unit)
-
-
-def _columns(exhibit: Exhibit, cell: Cell, runs: Sequence[Run]) -> dict[str, Quantity]:
-    """What is read off runs, by the column or the point of a curve."""
-    found = {name: quantity(text) for name, text in exhibit.quantities(cell.scenario).items()}
-    if exhibit.along == "environment":
-        names = dict.fromkeys(name for run in runs for name in by_environment(last(run.records), "test"))
-        return {name: quantity(f"on: {name}") for name in names}
-    if exhibit.along == "round":
-        (its,) = found.values()
-        positions = sorted({record["position"] for run in runs for record in run.records})
-        return {str(position): its.at(position) for position in positions}
-    return {cell.point or name: its for name, its in found.items()}
-
-
 # Forecasts -------------------------------------------------------------------------------------------
 
 
-def forecast_cells(plan: StudyPlan, scenario: Scenario) -> Iterator[Forecast]:
-    """What each cell of a scenario would cost, with the settings that it begins with, without what is finished."""
-    for row, point in plan.asked(scenario):
-        label = ", ".join(filter(None, (plan.title(scenario), row.name, point)))
-        asked = partial(plan.experiments, scenario, row, point, plan.scale.seeds)
-        found: dict[Key, Lacking] = {}
-        with noting(found, (label, "", ""), asked):
-            experiments = asked()
-            left = _count_left(plan.scale, experiments)
-            yield Forecast(label, left, estimate(experiments[0]) if left else None)
-        for why in found.values():
-            yield Forecast(label, 0, None, why.reason)
+def forecast(cells: Iterable[Cell], count: Callable[[Cell], int]) -> list[Forecast]:
+    """What cells would cost; nothing is written, and no more is trained than a few steps that are timed.
+
+    Args:
+        cells: these.
+        count: how many runs of a cell are left to be carried out.
+
+    Raises:
+        FedshiftError: none can run, or one cannot for a reason that is not its method's.
+    """
+    found, refused = [], list[FedshiftError]()
+    for cell in cells:
+        try:
+            left = count(cell)
+            found.append(Forecast(cell.label, left, estimate(cell.experiments[0]) if left else None))
+        except FedshiftError as error:
+            why = why_lacking(error, partial(cell.make, cell.seeds))
+            if why is None:
+                raise
+            refused.append(error)
+            found.append(Forecast(cell.label, 0, None, why.reason))
+    if found and len(refused) == len(found):
+        raise refused[0]
+    return found
 
 
-def _count_left(scale: Scale, experiments: Sequence[Experiment]) -> int:
-    """How many runs there are to carry out, the trials of searches included."""
-    held_out = len(experiments) // len(scale.seeds)
-    unfinished = sum(not RunFolder(runner.run_path(each)).finished for each in experiments)
-    return unfinished + held_out * scale.trials * len(scale.tuning_seeds)
+def forecast_study(plan: StudyPlan) -> list[Forecast]:
+    """What the cells of a study would cost, with the settings that they begin with, without what is finished."""
+
+    def left(cell: Cell) -> int:
+        held_out = len(cell.experiments) // len(plan.scale.seeds)
+        unfinished = sum(not RunFolder(runner.run_path(each)).finished for each in cell.experiments)
+        return unfinished + held_out * plan.scale.trials * len(plan.scale.tuning_seeds)
+
+    return forecast((cell for scenario in plan.available for cell in plan.cells_of(scenario)), left)

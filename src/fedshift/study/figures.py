@@ -14,8 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedshift.errors import needs
+from fedshift.reporting.curves import Panel
 from fedshift.reporting.units import printable
-from fedshift.study.quantities import CurvePanel, Interval
+from fedshift.study.quantities import Interval
 from fedshift.study.search import Study, quiet
 
 WIDTH, BESIDE_ROWS, OF_A_ROW = 9.6, 1.1, 0.24  # inches of the benchmark's figure
@@ -42,7 +43,7 @@ def draw_ranks(rows: Sequence[tuple[str, float, Interval | None]], base: str) ->
     return as_png(drawn)
 
 
-def draw_curve(panels: Sequence[CurvePanel]) -> bytes:
+def draw_curve(panels: Sequence[Panel]) -> bytes:
     """The panels of a curve side by side, as a PNG file."""
     drawn = Figure(figsize=(PANEL_WIDTH * len(panels), PANEL_HEIGHT), layout="constrained")
     for axis, panel in zip(drawn.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
@@ -50,9 +51,9 @@ def draw_curve(panels: Sequence[CurvePanel]) -> bytes:
     return as_png(drawn)
 
 
-def draw_panel(panel: CurvePanel, axis: Axes) -> None:
+def draw_panel(panel: Panel, axis: Axes) -> None:
     """Draw a panel's lines, each with its standard deviations where they are known."""
-    for (name, found), marker, dashes in zip(panel.lines.items(), cycle(MARKERS), cycle(DASHES), strict=False):
+    for its, marker, dashes in zip(panel.lines, cycle(MARKERS), cycle(DASHES), strict=False):
         style: dict[str, Any] = {
             "marker": marker,
             "linestyle": dashes,
@@ -60,11 +61,9 @@ def draw_panel(panel: CurvePanel, axis: Axes) -> None:
             "linewidth": 1.2,
             "markerfacecolor": "none",
         }
-        means = [each.mean for each in found.values()]
-        (line,) = axis.plot([*found], means, label=printable(name), **style)
-        if found and all(each.std is not None for each in found.values()):
-            low, high = ([each.mean + sign * (each.std or 0.0) for each in found.values()] for sign in (-1, 1))
-            axis.fill_between([*found], low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+        (line,) = axis.plot([*its.points], its.edge(0), label=printable(its.label), **style)
+        if its.points and all(each.std is not None for each in its.points.values()):
+            axis.fill_between([*its.points], its.edge(-1), its.edge(1), color=line.get_color(), alpha=0.15, linewidth=0)
     if panel.ticks:
         axis.set_xticks([*panel.ticks], [*map(printable, panel.ticks.values())])
     axis.set(title=panel.title, xlabel=panel.across, ylabel=printable(panel.up))

@@ -20,6 +20,7 @@ from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from fedshift.errors import UnknownNameError
+from fedshift.study.quantities import Quantity, quantity
 from fedshift.study.scenarios import AS_PRINTED, Scale, Scenario, files_of, scenarios, text_of
 from fedshift.written import parse_toml
 
@@ -116,7 +117,10 @@ class Exhibit:
     def of(cls, name: str, text: str) -> Exhibit:
         """The table or figure that a file describes."""
         about = parse_toml(text, f"the table '{name}'")
-        rows = tuple(_row(**row) for row in about.pop("row", ()))
+        rows = tuple(
+            ExhibitRow(published={name: printed(text) for name, text in row.pop("published", {}).items()}, **row)
+            for row in about.pop("row", ())
+        )
         its = tuple(scenarios("papers")[name] for name in about.pop("panels", ()))
         return cls(name=name, paper=PAPERS[about.pop("paper")], scenarios=its, rows=rows, **about)
 
@@ -128,6 +132,11 @@ class Exhibit:
     def quantities(self, scenario: Scenario) -> Mapping[str, str]:
         """What is read off a scenario's runs, by heading."""
         return self.columns or scenario.columns
+
+    def quantity(self, scenario: Scenario, column: str) -> Quantity:
+        """What a column of a scenario is, or a point of a curve."""
+        quantities = self.quantities(scenario)
+        return quantity(quantities.get(column) or next(iter(quantities.values())))
 
     def scenarios_at(self, scale: Scale) -> tuple[Scenario, ...]:
         """Its scenarios at a scale."""
@@ -156,10 +165,6 @@ class Exhibit:
     def own(self, scale: str) -> dict[str, Any]:
         """Its own settings at a scale."""
         return {**self.settings.get(EVERY_SCALE, {}), **self.settings.get(scale, {})}
-
-
-def _row(published: Mapping[str, str] | None = None, **rest: Any) -> ExhibitRow:
-    return ExhibitRow(published={name: printed(text) for name, text in (published or {}).items()}, **rest)
 
 
 @cache
@@ -215,16 +220,8 @@ class Published:
     @property
     def source(self) -> str:
         """The paper, its tables, and their column."""
-        exhibits = self._exhibits
+        exhibits = [exhibit_of(name) for name in self.tables]
         return f"{exhibits[0].paper}, {' and '.join(each.title for each in exhibits)}, {self.mean}"
-
-    def means(self) -> dict[str, Printed]:
-        """By method, the accuracy in %."""
-        return self._printed(self.mean)
-
-    def worsts(self) -> dict[str, Printed]:
-        """By method, the accuracy on the worst environment in %."""
-        return self._printed(self.worst) if self.worst else {}
 
     def caution(self, scale: str) -> str:
         """How these figures stand to those of a scale."""
@@ -232,13 +229,10 @@ class Published:
             return f"Set-up of the paper: {self.set_up}. Open: {self.differs}."
         return f"Not comparable in size or set-up. The paper: {self.set_up}; {self.differs}."
 
-    @property
-    def _exhibits(self) -> list[Exhibit]:
-        return [exhibit_of(name) for name in self.tables]
-
-    def _printed(self, column: str) -> dict[str, Printed]:
+    def numbers(self, column: str) -> dict[str, Printed]:
+        """By method, what is printed in a column."""
         scenario, found = scenarios("papers")[self.panel], dict[str, Printed]()
-        for exhibit in self._exhibits:
+        for exhibit in map(exhibit_of, self.tables):
             for row in exhibit.carried_out:
                 number = exhibit.number(scenario, row, column)
                 if number is not None and row.name == self.rows.get(row.method, row.name):

@@ -1,16 +1,15 @@
-"""What the columns of tables are, read off the records of runs; and ranks, intervals and curves of them."""
+"""What the columns of tables are, read off the records of runs; and ranks and intervals of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from math import sqrt
 from statistics import mean, stdev
+from typing import NamedTuple
 
 from fedshift.core.metrics import ACCURACY
 from fedshift.errors import FedshiftError, needs
-from fedshift.reporting.results import MeanStd
 from fedshift.runs.records import Record
 from fedshift.runs.run import Run
 from fedshift.runs.selection import by_environment, last, mean_score, target_best
@@ -19,42 +18,30 @@ PERCENT = 100.0
 A_MEGABYTE = 1e6
 LEVEL = 0.95  # of intervals
 Values = Callable[[Run, Sequence[Record]], Iterable[float]]
-Count = Callable[[Run, Record], float]
 
 
-@dataclass(frozen=True)
-class Quantity:
+class Quantity(NamedTuple):
     """A number for each seed of a cell.
 
     Attributes:
         unit: of it.
         read: makes values of a run and its records; of a seed all values of its runs count, one run a held-out domain.
         of_seed: makes one number of a seed's values.
-        position: the round whose record counts; None: all records of a run.
     """
 
     unit: str
     read: Values
     of_seed: Callable[[Sequence[float]], float] = mean
-    position: int | None = None
-
-    def at(self, position: int) -> Quantity:
-        """The same after a round."""
-        return replace(self, position=position)
-
-    def values(self, run: Run) -> Iterable[float]:
-        """The values of a run; none where it has no record of the round."""
-        records = [each for each in run.records if self.position in (None, each["position"])]
-        return self.read(run, records) if records else []
 
 
-def _accuracies(run: Run, records: Sequence[Record], role: str = "test") -> list[float]:
-    return [PERCENT * value for value in by_environment(last(records), role, ACCURACY).values()]
+def _accuracies(role: str, environment: str = "") -> Values:
+    """In % at the last round, on each environment of a role or on one of them."""
 
+    def read(run: Run, records: Sequence[Record]) -> list[float]:
+        found = by_environment(last(records), role, ACCURACY)
+        return [PERCENT * value for name, value in found.items() if environment in ("", name)]
 
-def _on(environment: str, run: Run, records: Sequence[Record]) -> list[float]:
-    found = by_environment(last(records), "test", ACCURACY)
-    return [PERCENT * found[environment]] if environment in found else []
+    return read
 
 
 def _mean(record: Record) -> list[float]:
@@ -63,37 +50,34 @@ def _mean(record: Record) -> list[float]:
     return [] if score is None else [PERCENT * score]
 
 
-def _reached(accuracy: float, count: Count, run: Run, records: Sequence[Record]) -> list[float]:
+def _reached(accuracy: float, count: Callable[[Run, Record], float]) -> Values:
     """What had been counted when the mean accuracy was first reached; nothing if it never was."""
-    there = (count(run, record) for record in records if max(_mean(record), default=0.0) >= accuracy)
-    return [*there][:1]
 
+    def read(run: Run, records: Sequence[Record]) -> list[float]:
+        return [count(run, record) for record in records if max(_mean(record), default=0.0) >= accuracy][:1]
 
-def _position(run: Run, record: Record) -> float:
-    return float(record["position"])
+    return read
 
 
 def _megabytes(record: Record) -> float:
     return float(record["bytes_down"] + record["bytes_up"]) / A_MEGABYTE
 
 
-def _megabytes_a_client(run: Run, record: Record) -> float:
-    return _megabytes(record) / len(run.data_facts["clients"])
-
-
 QUANTITIES: Mapping[str, Quantity] = {
-    "mean": Quantity("%", _accuracies),
-    "worst": Quantity("%", _accuracies, min),
-    "validation": Quantity("%", partial(_accuracies, role="validation")),
+    "mean": Quantity("%", _accuracies("test")),
+    "worst": Quantity("%", _accuracies("test"), min),
+    "validation": Quantity("%", _accuracies("validation")),
     "best round": Quantity("%", lambda run, records: _mean(target_best(records))),
     "risk": Quantity("nats", lambda run, records: by_environment(last(records), "test", "loss").values()),
     "seconds": Quantity("s", lambda run, records: [run.folder.times().training]),
     "megabytes": Quantity("MB", lambda run, records: [_megabytes(last(records))]),
 }
 WITH_ARGUMENT: Mapping[str, Callable[[str], Quantity]] = {
-    "on": lambda name: Quantity("%", partial(_on, name)),
-    "rounds to": lambda accuracy: Quantity("rounds", partial(_reached, float(accuracy), _position)),
-    "megabytes a client to": lambda accuracy: Quantity("MB", partial(_reached, float(accuracy), _megabytes_a_client)),
+    "on": lambda name: Quantity("%", _accuracies("test", name)),
+    "rounds to": lambda text: Quantity("rounds", _reached(float(text), lambda run, record: float(record["position"]))),
+    "megabytes a client to": lambda text: Quantity(
+        "MB", _reached(float(text), lambda run, record: _megabytes(record) / len(run.data_facts["clients"]))
+    ),
 }
 
 
@@ -119,25 +103,6 @@ def quantity(text: str) -> Quantity:
 
 
 # Over seeds ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class CurvePanel:
-    """What is drawn of a scenario.
-
-    Attributes:
-        title: above.
-        across: of the horizontal axis.
-        up: of the vertical one.
-        lines: by their names, what was measured at each place.
-        ticks: what places are called; empty where they are numbers.
-    """
-
-    title: str
-    across: str
-    up: str
-    lines: Mapping[str, Mapping[float, MeanStd]]
-    ticks: Mapping[float, str]
 
 
 def ranks(values: Mapping[str, float]) -> dict[str, float]:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedshift import files
 from fedshift.errors import FedshiftError
@@ -21,15 +21,16 @@ from fedshift.runs.lock import locked
 from fedshift.runs.progress import Progress
 from fedshift.runs.runner import run_path
 from fedshift.spec import shown
-from fedshift.study.execute import LACKING, carry_out, read_findings
-from fedshift.study.papers import ExhibitRow, Printed, exhibit_of
-from fedshift.study.quantities import CurvePanel, quantity
+from fedshift.study.execute import carry_out
+from fedshift.study.papers import ExhibitRow, exhibit_of
 from fedshift.study.scenarios import AS_PRINTED, Scenario, scale_of
-from fedshift.study.study_plan import Key, Lacking, StudyPlan
-from fedshift.study.study_tables import StudyResults
+from fedshift.study.study_plan import StudyPlan
+from fedshift.study.study_tables import LACKING, NONE, StudyResults
+
+if TYPE_CHECKING:
+    from fedshift.reporting.curves import Panel
 
 OUT = "runs/reproduce"
-NONE = "-"
 SPREADS = 2  # standard deviations beyond which a paper's number is marked
 NOT_SAID = frozenset({"name", "seed", "run", "evaluate"})  # of settings in which scales differ
 IN_THE_PAPER = "  the paper"
@@ -112,7 +113,7 @@ def reproduce(
 
 
 def reproduce_table(plan: StudyPlan, progress: Progress | None = None) -> Reproduction:
-    """Carry out a plan, and write the table of all that is there then."""
+    """Carry out a plan, and write the table of all that is there then, whoever carried it out."""
     with display(progress, sum(len(cell.experiments) for cell in plan.cells)) as callback:
         files.check_folder(plan.folder)
         if plan.available:
@@ -120,14 +121,9 @@ def reproduce_table(plan: StudyPlan, progress: Progress | None = None) -> Reprod
             files.write(plan.folder / RUNS_FILE, json.dumps(run_folders(plan), indent=1))
         _, lacking, _ = carry_out(plan, callback)
     with locked(plan.folder, WAIT):  # another process may have finished more runs since these were read
-        done = read_table(plan, lacking)
+        done = Reproduction.read(plan, plan.whole.cells, lacking)
         done.write()
     return done
-
-
-def read_table(plan: StudyPlan, lacking: Mapping[Key, Lacking]) -> Reproduction:
-    """What the folders of a whole table hold, whoever carried them out."""
-    return Reproduction(plan, read_findings(plan, plan.whole.cells, lacking))
 
 
 def run_folders(plan: StudyPlan) -> list[list[str]]:
@@ -136,62 +132,44 @@ def run_folders(plan: StudyPlan) -> list[list[str]]:
     return [[str(run_path(each).relative_to(out)) for each in cell.experiments] for cell in plan.whole.cells]
 
 
-@dataclass(frozen=True)
-class Beside:
-    """A number of ours beside the paper's, both in the column's unit.
-
-    Attributes:
-        ours: mean and standard deviation over seeds; None if there is none yet.
-        paper: the printed one; None if none is printed.
-        compared: whether they are of the same thing.
-    """
-
-    ours: MeanStd | None
-    paper: Printed | None
-    compared: bool = True
-
-    @property
-    def difference(self) -> float | None:
-        """Ours less the paper's; None where one of them is lacking, or they are not compared."""
-        if self.ours is None or self.paper is None or not self.compared:
-            return None
-        return self.ours.mean - self.paper.mean
-
-    @property
-    def outside(self) -> bool:
-        """Whether the paper's number lies outside our mean ± 2 standard deviations; not of a single seed."""
-        if self.difference is None or self.ours is None or self.ours.std is None:
-            return False
-        return abs(self.difference) > SPREADS * self.ours.std
-
-
 @dataclass(frozen=True, repr=False)
 class Reproduction(StudyResults):
     """A table or curve of a paper, as carried out here; prints as the table."""
 
     def tables(self) -> list[Table]:
         """A table for each scenario."""
-        return [_table(self, scenario) for scenario in self.plan.known]
+        return [self._table(scenario) for scenario in self.plan.known]
 
-    def notes(self) -> list[str]:
-        """What was carried out, how it differs from the paper, and what has no number."""
-        plan, findings = self.plan, self.findings
-        words = [
-            plan.exhibit.what,
-            f"Scale {plan.scale.name}: {plan.scale.about}. {_over(plan)}",
-            f"{findings.count}; they took {clock(findings.count.seconds)} on this machine.",
-            *plan.exhibit.says,
-        ]
-        if not any(row.published for row in plan.exhibit.rows):
-            words.append("The paper draws this figure and prints no numbers of it, so there is none to compare with.")
-        for scenario in plan.known:
-            if scenario.open:
-                words.append(f"{scenario.title}, open: {scenario.open}.")
-            words += _changes(plan, scenario)
-        for why in dict.fromkeys(row.why for row in plan.exhibit.rows if row.why):
-            names = ", ".join(row.name for row in plan.exhibit.rows if row.why == why)
-            words.append(f"{names}: not carried out here; {why}.")
-        return [*words, *self.what_is_lacking()]
+    def _table(self, scenario: Scenario) -> Table:
+        exhibit, rows = self.plan.exhibit, []
+        columns = self.columns(scenario)
+        if exhibit.along:  # a table has room for some points, the last among them
+            columns = columns[::-1][:: -(-len(columns) // MOST_POINTS) or 1][::-1]
+        for row in exhibit.rows:
+            paper = [exhibit.number(scenario, row, column) for column in columns]
+            name = f"{row.name}, the paper"
+            if row.method:
+                rows.append([row.name, *(self._cell(scenario, row, column) for column in columns)])
+                same = scenario.has_its_data(self.plan.scale.name)
+                name = IN_THE_PAPER if same else f"{IN_THE_PAPER}, {scenario.title}"
+            if any(paper):
+                rows.append([name, *(each.text if each else NONE for each in paper)])
+        units = dict.fromkeys(exhibit.quantity(scenario, name).unit for name in exhibit.quantities(scenario))
+        title = f"{exhibit.title} of {exhibit.paper}: {self.plan.title(scenario)}, in {' and '.join(units)}"
+        return Table(title, [exhibit.across, *columns], rows)
+
+    def _cell(self, scenario: Scenario, row: ExhibitRow, column: str) -> str:
+        """Our number, with the difference to the paper's where they are of the same thing."""
+        ours, paper = (
+            self.mean(scenario.name, row.name, column),
+            self.plan.exhibit.number(scenario, row, column),
+        )
+        if ours is None:
+            keys = ((scenario.name, row.name, point) for point in ("", column))
+            why = next((found for key in keys if (found := self.lacking.get(key))), None)
+            return LACKING[why.kind] if why else NONE
+        number = ours.text(decimals=1 if abs(ours.mean) >= 1 else 3)
+        return number if paper is None or not self.plan.compared(scenario) else f"{number} {less(ours, paper.mean)}"
 
     def columns(self, scenario: Scenario) -> list[str]:
         """The columns of a scenario: headings, or points of a curve."""
@@ -200,39 +178,55 @@ class Reproduction(StudyResults):
             return [*exhibit.quantities(scenario)]
         if not isinstance(exhibit.along, str):
             return [*exhibit.points(self.plan.scale.name)]
-        names = {each.column for each in self.findings.numbers if each.scenario == scenario.name}
-        return sorted(names, key=place)
+        return sorted({column for name, _, column in self.numbers if name == scenario.name}, key=place)
 
-    def beside(self, scenario: Scenario, row: ExhibitRow, column: str) -> Beside:
-        """A cell beside the paper's."""
-        ours = self.mean(scenario.name, row.name, column)
-        return Beside(ours, self.plan.exhibit.number(scenario, row, column), self.plan.compared(scenario))
+    def notes(self) -> list[str]:
+        """What was carried out, how it differs from the paper, and what has no number."""
+        plan = self.plan
+        seeds = ", ".join(map(str, plan.scale.seeds))
+        over = f"Mean ± standard deviation over seeds {seeds}" if len(plan.scale.seeds) > 1 else f"Seed {seeds}"
+        if plan.scale.compared:
+            over += (
+                "; in brackets the difference to the paper's number, with * where that lies outside our mean ± 2 "
+                "standard deviations"
+            )
+        words = [
+            plan.exhibit.what,
+            f"Scale {plan.scale.name}: {plan.scale.about}. {over}.",
+            f"{self.count}; they took {clock(self.count.seconds)} on this machine.",
+            *plan.exhibit.says,
+        ]
+        if not any(row.published for row in plan.exhibit.rows):
+            words.append("The paper draws this figure and prints no numbers of it, so there is none to compare with.")
+        for scenario in plan.known:
+            if scenario.open:
+                words.append(f"{scenario.title}, open: {scenario.open}.")
+            for rows, changes in differences_from_paper(plan, scenario).items():
+                title = ", ".join(filter(None, [plan.title(scenario), rows]))
+                words.append(f"{title}, other than in the paper: {', '.join(changes)}.")
+        for why in dict.fromkeys(row.why for row in plan.exhibit.rows if row.why):
+            names = ", ".join(row.name for row in plan.exhibit.rows if row.why == why)
+            words.append(f"{names}: not carried out here; {why}.")
+        return [*words, *self.what_is_lacking()]
 
-    def unit(self, scenario: Scenario, column: str) -> str:
-        """The unit of a column, or of the points of a curve."""
-        quantities = self.plan.exhibit.quantities(scenario)
-        return quantity(quantities.get(column) or next(iter(quantities.values()))).unit
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing is left to carry out."""
-        return self.findings.count.complete
-
-    def panel(self, scenario: Scenario) -> CurvePanel:
+    def panel(self, scenario: Scenario) -> Panel:
         """What is drawn of a scenario."""
+        from fedshift.reporting.curves import Line, Panel  # with matplotlib
+
         exhibit, columns = self.plan.exhibit, self.columns(scenario)
-        places = {name: float(number) for number, name in enumerate(columns)}
-        if isinstance(exhibit.along, str):
-            places = {name: place(name) for name in columns}
-        rows = [row.name for row in exhibit.carried_out]
-        ours = {row: {name: self.mean(scenario.name, row, name) for name in columns} for row in rows}
-        ((heading, _),) = exhibit.quantities(scenario).items()
-        return CurvePanel(
+        numbered = isinstance(exhibit.along, str)
+        places = {name: place(name) if numbered else float(number) for number, name in enumerate(columns)}
+        lines = []
+        for row in exhibit.carried_out:
+            ours = {places[name]: self.mean(scenario.name, row.name, name) for name in columns}
+            lines.append(Line(row.name, {where: found for where, found in ours.items() if found}))
+        (heading,) = exhibit.quantities(scenario)
+        return Panel(
             title=f"{printable(self.plan.title(scenario))}\nscale {self.plan.scale.name}",
             across=exhibit.across,
-            up=f"{heading} ({self.unit(scenario, heading)})",
-            lines={row: {places[name]: one for name, one in found.items() if one} for row, found in ours.items()},
-            ticks={} if isinstance(exhibit.along, str) else {places[name]: name for name in columns},
+            up=f"{heading} ({exhibit.quantity(scenario, heading).unit})",
+            lines=lines,
+            ticks={} if numbered else {where: name for name, where in places.items()},
         )
 
     def write(self) -> list[Path]:
@@ -244,11 +238,18 @@ class Reproduction(StudyResults):
         Raises:
             FedshiftError: one cannot be written.
         """
-        if self.plan.exhibit.kind != "curve" or not self.findings.numbers:
+        if self.plan.exhibit.kind != "curve" or not self.numbers:
             return self.write_files({})
         from fedshift.study.figures import draw_curve  # with matplotlib
 
         return self.write_files({"png": draw_curve([self.panel(scenario) for scenario in self.plan.known])})
+
+
+def less(ours: MeanStd, paper: float) -> str:
+    """Our mean less the paper's, with * where that lies outside our mean ± 2 deviations; not of a single seed."""
+    difference = ours.mean - paper
+    outside = ours.std is not None and abs(difference) > SPREADS * ours.std
+    return f"({difference:+.1f}{'*' if outside else ''})"
 
 
 def place(column: str) -> float:
@@ -260,21 +261,25 @@ def differences_from_paper(plan: StudyPlan, scenario: Scenario) -> dict[str, lis
     """The settings in which a scale differs from the paper's, such as "train.rounds 2 (600)".
 
     Returns:
-        For each of them the rows that it is of.
+        Those of all rows, by "", and those of some methods, by "rows of fraug".
     """
-    exhibit = plan.exhibit
     if plan.scale.name == AS_PRINTED or AS_PRINTED not in scenario.sizes:
         return {}
-    ours, theirs = (
-        replace(plan, scale=scale, data={}, settings={}) for scale in (plan.scale, scale_of("papers", AS_PRINTED))
-    )
+    paper = replace(plan, scale=scale_of("papers", AS_PRINTED), data={}, settings={})
+    ours = replace(plan, data={}, settings={})
+    rows = [row for row in plan.exhibit.carried_out if plan.exhibit.asks_for(scenario, row, "")]
+    methods = dict.fromkeys(row.method for row in rows)
+    changes: dict[str, dict[str, None]] = {}
+    for row in rows:
+        here, there = (_settings(each, scenario, row) for each in (ours, paper))
+        for name in sorted(here.keys() | there.keys()):
+            if here.get(name) != there.get(name):
+                words = f"{name} {here.get(name, NONE)} ({there.get(name, NONE)})"
+                changes.setdefault(words, {})[row.method] = None
     found: dict[str, list[str]] = {}
-    for row in (row for row in exhibit.carried_out if exhibit.asks_for(scenario, row, "")):
-        here, paper = (_settings(each, scenario, row) for each in (ours, theirs))
-        for name in sorted(here.keys() | paper.keys()):
-            if here.get(name) != paper.get(name):
-                words = f"{name} {here.get(name, NONE)} ({paper.get(name, NONE)})"
-                found.setdefault(words, []).append(row.name)
+    for words, its in changes.items():
+        whose = "" if len(its) == len(methods) else ", ".join(f"rows of {method}" for method in its)
+        found.setdefault(whose, []).append(words)
     return found
 
 
@@ -283,68 +288,3 @@ def _settings(plan: StudyPlan, scenario: Scenario, row: ExhibitRow) -> dict[str,
     of_points = {name for point in plan.exhibit.points(plan.scale.name).values() for name in point}
     table = flat({key: value for key, value in plan.first_of(scenario, row).table().items() if key not in NOT_SAID})
     return {name: shown(value) for name, value in table.items() if name not in of_points}
-
-
-def _table(done: Reproduction, scenario: Scenario) -> Table:
-    exhibit = done.plan.exhibit
-    columns = _few(done.columns(scenario)) if exhibit.along else done.columns(scenario)
-    rows = []
-    for row in exhibit.rows:
-        cells = {column: done.beside(scenario, row, column) for column in columns}
-        paper = [each.paper.text if each.paper else NONE for each in cells.values()]
-        name = f"{row.name}, the paper"
-        if row.method:
-            rows.append([row.name, *(_ours(done, scenario, row, column, cells[column]) for column in columns)])
-            same = scenario.has_its_data(done.plan.scale.name)
-            name = IN_THE_PAPER if same else f"{IN_THE_PAPER}, {scenario.title}"
-        if any(each.paper for each in cells.values()):
-            rows.append([name, *paper])
-    units = dict.fromkeys(quantity(text).unit for text in exhibit.quantities(scenario).values())
-    title = f"{exhibit.title} of {exhibit.paper}: {done.plan.title(scenario)}, in {' and '.join(units)}"
-    return Table(title, [exhibit.across, *columns], rows)
-
-
-def _few(points: Sequence[str]) -> list[str]:
-    """So many points that a table has room for, the last among them."""
-    apart = -(-len(points) // MOST_POINTS)
-    return [*points[::-1][::apart]][::-1] if points else []
-
-
-def _ours(done: Reproduction, scenario: Scenario, row: ExhibitRow, column: str, cell: Beside) -> str:
-    if cell.ours is None:
-        keys = ((scenario.name, row.name, point) for point in ("", column))
-        why = next((found for key in keys if (found := done.findings.lacking.get(key))), None)
-        return LACKING[why.kind] if why else NONE
-    number = cell.ours.text(decimals=1 if abs(cell.ours.mean) >= 1 else 3)
-    if cell.difference is None:
-        return number
-    return f"{number} ({cell.difference:+.1f}{'*' if cell.outside else ''})"
-
-
-def _over(plan: StudyPlan) -> str:
-    """What a cell of the tables is."""
-    seeds = ", ".join(map(str, plan.scale.seeds))
-    mean = f"Mean ± standard deviation over seeds {seeds}" if len(plan.scale.seeds) > 1 else f"Seed {seeds}"
-    if not plan.scale.compared:
-        return f"{mean}."
-    return (
-        f"{mean}; in brackets the difference to the paper's number, with * where that lies outside our mean ± 2 "
-        "standard deviations."
-    )
-
-
-def _changes(plan: StudyPlan, scenario: Scenario) -> list[str]:
-    """The settings that differ from the paper's in words, together where they are of the same rows."""
-    every = [row for row in plan.exhibit.carried_out if plan.exhibit.asks_for(scenario, row, "")]
-    by_rows: dict[tuple[str, ...], list[str]] = {}
-    for change, rows in differences_from_paper(plan, scenario).items():
-        by_rows.setdefault(tuple(rows), []).append(change)
-    found = []
-    for names, changes in by_rows.items():
-        methods = dict.fromkeys(row.method for row in every if row.name in names)
-        whole = {row.name for row in every if row.method in methods} == {*names}
-        of_methods = ", ".join(f"rows of {method}" for method in methods)
-        where = "" if len(names) == len(every) else of_methods if whole else "; ".join(names)
-        title = ", ".join(filter(None, [plan.title(scenario), where]))
-        found.append(f"{title}, other than in the paper: {', '.join(changes)}.")
-    return found

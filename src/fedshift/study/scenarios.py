@@ -105,7 +105,11 @@ class Scenario:
         tables = parse_toml(text, f"the scenario '{name}'")
         about = tables.pop("scenario")
         named = {key: about.pop(key) for key in cls.__dataclass_fields__ if key in about}
-        return cls(name, sizes={scale: _size(tables, **size) for scale, size in about.items()}, **named)
+        sizes = {
+            scale: Size(read(base) if (base := size.pop("experiment", "")) else tables, **size)
+            for scale, size in about.items()
+        }
+        return cls(name, sizes=sizes, **named)
 
     def title_at(self, scale: str) -> str:
         """The title at a scale, which names data that replace the paper's."""
@@ -117,10 +121,6 @@ class Scenario:
     def has_its_data(self, scale: str) -> bool:
         """Whether the data set of a scale is the paper's, so that numbers can be compared."""
         return AS_PRINTED not in self.sizes or self.sizes[scale].data == self.sizes[AS_PRINTED].data
-
-
-def _size(tables: Mapping[str, Any], settings: Mapping[str, Any], experiment: str = "", title: str = "") -> Size:
-    return Size(read(experiment) if experiment else tables, settings, title)
 
 
 def files_of(folder: str) -> dict[str, str]:

@@ -12,16 +12,15 @@ from typing import ClassVar
 from pydantic import TypeAdapter
 
 from fedshift import files
-from fedshift.errors import DamagedError, FedshiftError, UnknownNameError
-from fedshift.reporting.table import Table
-from fedshift.reporting.tabled import Tabled
+from fedshift.errors import DamagedError, UnknownNameError
+from fedshift.reporting.table import Table, Tabled
 from fedshift.reporting.units import clock
 from fedshift.runs.folder import RunFolder
-from fedshift.study.execute import Count, naming_damage
 from fedshift.study.papers import exhibit_of, exhibits
 from fedshift.study.reproduction import RUNS_FILE, plan_table
 from fedshift.study.scenarios import scale_of, scales, scenarios
 from fedshift.study.study_plan import Need, StudyPlan, paths_by_name
+from fedshift.study.study_tables import Count, naming_damage
 
 WORDS = 90  # columns of a table's name and of what it shows
 
@@ -51,16 +50,15 @@ class State:
     def __str__(self) -> str:
         if self.why or self.damaged or not self.scenarios:
             return "not reproduced" if self.why else "damaged" if self.damaged else "-"
-        words = str(self.count) if self.count.runs else "not run"
+        words = str(self.count) if self.count.runs else "" if self.needs else "not run"
         if self.count.runs and self.count.complete:
             diverged = f", {self.count.diverged} diverged" if self.count.diverged else ""
             words = f"done, {clock(self.count.seconds)}{diverged}"
-        if not self.needs:
-            return words
-        names = ", ".join(dict.fromkeys(need.what for need in self.needs.values()))
+        names = shorten(
+            ", ".join(dict.fromkeys(need.what for need in self.needs.values())), WORDS // 2, placeholder=" ..."
+        )
         part = "" if len(self.needs) == self.scenarios else f" for {len(self.needs)} of {self.scenarios}"
-        needs = f"needs {shorten(names, WORDS // 2, placeholder=' ...')}{part}"
-        return f"{words}; {needs}" if self.count.runs else needs
+        return "; ".join(filter(None, (words, f"needs {names}{part}" if self.needs else "")))
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,15 +71,15 @@ class States(Tabled):
 
     def tables(self) -> list[Table]:
         """One, with a line for each table of the papers and a column for each scale."""
-        by_table: dict[str, list[State]] = {}
+        by_table: dict[str, list[str]] = {}
         for each in self.states:
-            by_table.setdefault(each.table, []).append(each)
-        shown = list(dict.fromkeys(each.scale for each in self.states))
+            by_table.setdefault(each.table, []).append(str(each))
         rows = [
-            [shorten(f"{name}: {exhibit_of(name).what}", WORDS, placeholder="..."), *map(str, its)]
+            [shorten(f"{name}: {exhibit_of(name).what}", WORDS, placeholder="..."), *its]
             for name, its in by_table.items()
         ]
-        return [Table("Tables and figures of the papers", ["table", *shown], rows)]
+        scales = dict.fromkeys(each.scale for each in self.states)
+        return [Table("Tables and figures of the papers", ["table", *scales], rows)]
 
     def notes(self) -> list[str]:
         """How to get what is needed, once each; and why some are not reproduced."""
@@ -153,24 +151,15 @@ def _state(table: str, scale: str, plan: StudyPlan | None, data: Mapping[str, st
     plan = replace(plan, data={name: path for name, path in data.items() if plan.takes(name)})
     needs = {each.name: need for each in plan.scenarios if (need := plan.need(each, methods=True))}
     state = State(table, scale, scenarios=len(plan.scenarios), needs=needs)
+    file, cells = plan.folder / RUNS_FILE, []
     try:
         with naming_damage():
-            return replace(state, count=Count.of(_folders(plan)))
+            if file.exists():
+                cells = TypeAdapter(list[list[str]]).validate_json(files.read(file))
+            return replace(
+                state, count=Count.of([RunFolder(plan.folder.parent / name) for name in names] for names in cells)
+            )
+    except (OSError, ValueError):
+        return replace(state, damaged=f"'{file}' is not what was written.")
     except DamagedError as error:
         return replace(state, damaged=str(error))
-
-
-def _folders(plan: StudyPlan) -> list[list[RunFolder]]:
-    """The folders of the runs of each of a table's cells, as it last began.
-
-    Raises:
-        FedshiftError: the file with their names is damaged.
-    """
-    file = plan.folder / RUNS_FILE
-    if not file.exists():
-        return []
-    try:
-        cells = TypeAdapter(list[list[str]]).validate_json(files.read(file))
-    except (OSError, ValueError) as error:
-        raise FedshiftError(f"'{file}' is not what was written.") from error
-    return [[RunFolder(plan.folder.parent / name) for name in names] for names in cells]

@@ -1,18 +1,20 @@
-"""A study that is asked for: its cells, each with the runs of a row on a scenario, and what of them this machine lacks.
+"""What is asked for: cells of runs, each a row on a federation, and what of them this machine lacks.
 
-A table of a paper is one, and the benchmark is one whose rows are tuned, as its scale has trials.
+A comparison's cells are its rows. A table of a paper is a :class:`StudyPlan`, and so is the benchmark, whose rows are
+tuned, as its scale has trials.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import Experiment
+from fedshift.reporting.results import described, labels
 from fedshift.reporting.units import clock
 from fedshift.runs.dry_run import Estimate
 from fedshift.spec import Spec, shown
@@ -25,24 +27,38 @@ Key = tuple[str, str, str]  # a scenario's name, a row's, and a point of a curve
 
 @dataclass(frozen=True)
 class Cell:
-    """The runs of a row on a scenario: one for each seed and held-out domain.
+    """The runs of a row: one for each seed and held-out domain.
 
     Attributes:
-        scenario: the scenario.
-        row: the row's name.
-        point: of a curve along settings; otherwise "".
-        experiments: the runs.
+        key: the scenario's name, the row's and, of a curve along settings, the point.
+        label: what it is called.
+        make: gives the runs with some seeds, or says why there are none.
+        seeds: those of its runs.
     """
 
-    scenario: Scenario
-    row: str
-    point: str
-    experiments: Sequence[Experiment]
+    key: Key
+    label: str
+    make: Callable[[Sequence[int]], list[Experiment]]
+    seeds: Sequence[int] = ()
 
-    @property
-    def key(self) -> Key:
-        """The scenario's name, the row's and the point."""
-        return self.scenario.name, self.row, self.point
+    @cached_property
+    def experiments(self) -> list[Experiment]:
+        """The runs."""
+        return self.make(self.seeds)
+
+
+def always(experiments: list[Experiment]) -> Callable[[Sequence[int]], list[Experiment]]:
+    """How a cell makes its runs that are there already."""
+    return lambda seeds: experiments
+
+
+def rows_of(experiments: Sequence[Experiment]) -> list[Cell]:
+    """The cells of a comparison: runs that differ only in seed and held-out domain, named by what else differs."""
+    groups: dict[str, list[Experiment]] = {}
+    for each in experiments:
+        groups.setdefault(each.series, []).append(each)
+    called = labels({series: described(its[0].table(), its[0].contents) for series, its in groups.items()})
+    return [Cell(("", called[series], ""), called[series], always(its)) for series, its in groups.items()]
 
 
 class Need(NamedTuple):
@@ -178,12 +194,14 @@ class StudyPlan:
 
     # Experiments -------------------------------------------------------------------------------------
 
-    def asked(self, scenario: Scenario) -> Iterator[tuple[ExhibitRow, str]]:
-        """The row and the point of each cell of a scenario, row by row."""
+    def cells_of(self, scenario: Scenario) -> Iterator[Cell]:
+        """The cells of a scenario, row by row, with the settings that they begin with."""
         for row in self.rows:
             for point in self.exhibit.points(self.scale.name):
                 if self.exhibit.asks_for(scenario, row, point):
-                    yield row, point
+                    label = ", ".join(filter(None, (self.title(scenario), row.name, point)))
+                    make = partial(self.experiments, scenario, row, point)
+                    yield Cell((scenario.name, row.name, point), label, make, self.scale.seeds)
 
     def experiments(self, scenario: Scenario, row: ExhibitRow, point: str, seeds: Sequence[int]) -> list[Experiment]:
         """The runs of a cell: for each domain that is held out, if any is, one for each seed.
@@ -206,18 +224,10 @@ class StudyPlan:
         fixed = {"name": scenario.name, "seed": list(seeds), "run.out": str(self.runs)}
         return expand(override(size.experiment, {**its, **self._given(scenario), **fixed}))
 
-    @cached_property
+    @property
     def cells(self) -> list[Cell]:
-        """Every cell, scenario by scenario, with the settings that it begins with.
-
-        Raises:
-            FedshiftError: the settings of one are wrong.
-        """
-        return [
-            Cell(scenario, row.name, point, self.experiments(scenario, row, point, self.scale.seeds))
-            for scenario in self.scenarios
-            for row, point in self.asked(scenario)
-        ]
+        """Every cell, scenario by scenario."""
+        return [cell for scenario in self.scenarios for cell in self.cells_of(scenario)]
 
     def first_of(self, scenario: Scenario, row: ExhibitRow) -> Experiment:
         """The first run of a row."""

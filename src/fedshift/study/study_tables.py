@@ -4,51 +4,133 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from io import StringIO
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from fedshift import files
-from fedshift.reporting.results import MeanStd
-from fedshift.reporting.table import Table, markdown
-from fedshift.reporting.tabled import Measurements
-from fedshift.study.execute import LACKING, Findings
-from fedshift.study.study_plan import StudyPlan
+from fedshift.errors import DamagedError, FedshiftError
+from fedshift.reporting.results import MeanStd, Row
+from fedshift.reporting.table import Tabled
+from fedshift.runs.folder import RunFolder
+from fedshift.runs.run import Run
+from fedshift.runs.runner import run_path
+from fedshift.runs.selection import by_environment, last
+from fedshift.study.execute import Chosen, why_diverged
+from fedshift.study.quantities import Quantity, quantity
+from fedshift.study.study_plan import Cell, Key, Lacking, StudyPlan
+
+LACKING = {"diverged": "diverged", "refused": "cannot run", "failed": "failed"}  # the cell of a table without a number
+NONE = "-"
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many runs there are.
+
+    Attributes:
+        runs: in all.
+        finished: carried to their end.
+        diverged: others of cells that diverged, of which the remaining seeds are left out.
+        seconds: what the finished ones took, evaluation included.
+    """
+
+    runs: int = 0
+    finished: int = 0
+    diverged: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, cells: Iterable[Sequence[RunFolder]]) -> Count:
+        """Of the folders of each cell.
+
+        Raises:
+            FedshiftError: one cannot be read.
+        """
+        runs = finished = diverged = 0
+        seconds = 0.0
+        for folders in cells:
+            times = [folder.times() for folder in folders if folder.finished]
+            runs += len(folders)
+            finished += len(times)
+            diverged += len(folders) - len(times) if why_diverged(folders) else 0
+            seconds += sum(each.training + each.evaluation for each in times)
+        return cls(runs, finished, diverged, seconds)
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left to carry out."""
+        return self.finished + self.diverged == self.runs
+
+    def __str__(self) -> str:
+        return f"{self.finished} of {self.runs} runs finished{f', {self.diverged} diverged' if self.diverged else ''}"
 
 
 @dataclass(frozen=True, repr=False)
-class StudyResults(Measurements):
+class StudyResults(Tabled):
     """A study, as carried out; prints as its tables.
 
     Attributes:
         plan: what was asked for.
-        findings: what came of it.
+        numbers: of every seed of which all runs are finished, by scenario, row, and column or point of a curve.
+        lacking: why cells have none.
+        count: how many runs are over.
+        chosen: what was found by tuning, one for each held-out domain, by scenario and row.
+        left_out: why scenarios are left out, by name.
     """
 
     WIDTH: ClassVar[int] = 200
 
     plan: StudyPlan
-    findings: Findings
+    numbers: Mapping[Key, Mapping[int, float]] = field(default_factory=dict)
+    lacking: Mapping[Key, Lacking] = field(default_factory=dict)
+    count: Count = Count()
+    chosen: Chosen = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
-    def by_seed(self, scenario: str, row: str, column: str) -> dict[int, float]:
+    @classmethod
+    def read(
+        cls, plan: StudyPlan, cells: Sequence[Cell], lacking: Mapping[Key, Lacking], chosen: Chosen | None = None
+    ) -> Self:
+        """What the folders of cells hold, whoever carried them out.
+
+        Raises:
+            DamagedError: a folder cannot be read; the message says how it is made again.
+        """
+        folders = {cell.key: [RunFolder(run_path(each)) for each in cell.experiments] for cell in cells}
+        numbers: dict[Key, dict[int, float]] = {}
+        diverged: dict[Key, Lacking] = {}
+        with naming_damage():
+            for cell in cells:
+                if why := why_diverged(folders[cell.key]):
+                    diverged[cell.key] = Lacking(why, "diverged")
+                elif cell.key not in lacking:
+                    runs = [Run(folder) for folder in folders[cell.key] if folder.finished]
+                    numbers |= _numbers(plan, cell, _whole_seeds(cell, runs))
+            count = Count.of(folders.values())
+        return cls(plan, numbers, {**diverged, **lacking}, count, chosen or {}, plan.left_out)
+
+    def by_seed(self, scenario: str, row: str, column: str) -> Mapping[int, float]:
         """The numbers of a cell; empty where it has none."""
-        return self._by_cell.get((scenario, row, column), {})
+        return self.numbers.get((scenario, row, column), {})
 
     def mean(self, scenario: str, row: str, column: str) -> MeanStd | None:
         """Mean and standard deviation of a cell over seeds."""
         return MeanStd.of([*self.by_seed(scenario, row, column).values()])
 
     def measurements(self) -> list[dict[str, Any]]:
-        """Every number, as :class:`~fedshift.study.execute.Number` has it, with the scale and the paper's."""
-        known = {scenario.name: scenario for scenario in self.plan.known}
-        rows = {row.name: row for row in self.plan.exhibit.rows}
-        found = []
-        for each in self.findings.numbers:
-            theirs = self.plan.exhibit.number(known[each.scenario], rows[each.row], each.column)
-            found.append({**asdict(each), "paper": theirs and theirs.mean, "scale": self.plan.scale.name})
+        """Every number, with its scenario, row, column, seed and unit, the paper's number, and the scale."""
+        exhibit, known = self.plan.exhibit, {scenario.name: scenario for scenario in self.plan.known}
+        rows, found = {row.name: row for row in exhibit.rows}, []
+        for (name, row, column), by_seed in self.numbers.items():
+            theirs, unit = exhibit.number(known[name], rows[row], column), exhibit.quantity(known[name], column).unit
+            about = {"paper": theirs and theirs.mean, "scale": self.plan.scale.name}
+            for seed, value in by_seed.items():
+                of = {"scenario": name, "row": row, "column": column, "seed": seed}
+                found.append({**of, "value": value, "unit": unit, **about})
         return found
 
     def what_is_lacking(self) -> list[str]:
@@ -56,25 +138,17 @@ class StudyResults(Measurements):
         titles = {scenario.name: self.plan.title(scenario) for scenario in self.plan.known}
         words = [
             f"{', '.join(filter(None, (titles[scenario], row, point)))}: {LACKING[why.kind]}. {why.reason}"
-            for (scenario, row, point), why in self.findings.lacking.items()
+            for (scenario, row, point), why in self.lacking.items()
         ]
-        return [*words, *self.findings.left_out.values()]
-
-    def more_tables(self) -> list[Table]:
-        """Tables that stand in the files alone."""
-        return []
-
-    def table(self) -> str:
-        """The tables and notes as Markdown."""
-        return markdown([*self.tables(), *self.more_tables()], self.notes())
+        return [*words, *self.left_out.values()]
 
     def json(self) -> str:
         """Everything that the tables say, and every number."""
         whole = {
             "scale": self.plan.scale.name,
-            **asdict(self.findings.count),
+            **asdict(self.count),
             "measurements": self.measurements(),
-            "lacking": [{"cell": key, **asdict(why)} for key, why in self.findings.lacking.items()],
+            "lacking": [{"cell": key, **asdict(why)} for key, why in self.lacking.items()],
             "tables": [asdict(table) for table in (*self.tables(), *self.more_tables())],
             "notes": self.notes(),
         }
@@ -93,9 +167,42 @@ class StudyResults(Measurements):
             files.write(self.plan.folder / f"{self.plan.exhibit.name}.{suffix}", content)
         return [self.plan.folder / f"{self.plan.exhibit.name}.{suffix}" for suffix in contents]
 
-    @cached_property
-    def _by_cell(self) -> dict[tuple[str, str, str], dict[int, float]]:
-        found: dict[tuple[str, str, str], dict[int, float]] = {}
-        for each in self.findings.numbers:
-            found.setdefault((each.scenario, each.row, each.column), {})[each.seed] = each.value
-        return found
+
+@contextmanager
+def naming_damage() -> Iterator[None]:
+    """Add to the error of a run that cannot be read how it is made again."""
+    try:
+        yield
+    except FedshiftError as error:
+        raise DamagedError(f"{error} Or delete the run's folder: the same command makes it again.") from error
+
+
+def _whole_seeds(cell: Cell, runs: Sequence[Run]) -> list[Run]:
+    """The runs of the seeds of which all are finished, so that a mean over held-out domains is one over all."""
+    seeds = [run.table["seed"] for run in runs]
+    asked = [each.seed for each in cell.experiments]
+    return [run for run, seed in zip(runs, seeds, strict=True) if seeds.count(seed) == asked.count(seed)]
+
+
+def _numbers(plan: StudyPlan, cell: Cell, runs: list[Run]) -> dict[Key, dict[int, float]]:
+    """What is read off runs, by the column or the point of a curve, and by seed."""
+    scenario, row, point = cell.key
+    columns = plan.exhibit.quantities(next(each for each in plan.known if each.name == scenario))
+    read: dict[str, tuple[Quantity, int | None]] = {
+        point or name: (quantity(text), None) for name, text in columns.items()
+    }
+    if plan.exhibit.along == "environment":
+        names = dict.fromkeys(name for run in runs for name in by_environment(last(run.records), "test"))
+        read = {name: (quantity(f"on: {name}"), None) for name in names}
+    if plan.exhibit.along == "round":
+        ((its, _),) = read.values()
+        read = {str(at): (its, at) for at in sorted({record["position"] for run in runs for record in run.records})}
+    found = {}
+    for column, (its, at) in read.items():
+
+        def values(run: Run, its: Quantity = its, at: int | None = at) -> Iterable[float]:
+            records = [each for each in run.records if at in (None, each["position"])]
+            return its.read(run, records) if records else []
+
+        found[scenario, row, column] = dict(sorted(Row(row, runs).by_seed(values, its.of_seed).items()))
+    return {key: by_seed for key, by_seed in found.items() if by_seed}

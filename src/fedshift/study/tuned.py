@@ -20,8 +20,7 @@ from fedshift.errors import FedshiftError, FedshiftWarning
 from fedshift.experiments import Experiment
 from fedshift.manifest import checked
 from fedshift.reporting.results import flat
-from fedshift.reporting.table import Table
-from fedshift.reporting.tabled import Tabled
+from fedshift.reporting.table import Table, Tabled
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.schema import File
 from fedshift.runs.terms import shares
@@ -329,7 +328,7 @@ class Tuning(Tabled):
         Raises:
             FedshiftError: a file cannot be written.
         """
-        from fedshift.reporting.page import render, write_page_to
+        from fedshift.reporting.table import render, write_page_to
         from fedshift.study.figures import draw_search
 
         sections = []

@@ -30,11 +30,12 @@ Choices, where the paper leaves something open:
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fedshift.methods import METHODS
 from fedshift.methods.client2vec import INDICES
 from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, ClientIndex, notes_on, similarity
+from fedshift.methods.client2vec.vectors import Index
 from fedshift.methods.fedavg import FedAvg
 from fedshift.page import *
 
@@ -92,6 +93,15 @@ class Client2Vec(Method):
     def core(self) -> FedAvg:
         """The base."""
         return self.base
+
+    @property
+    def prepares(self) -> ClientIndex:
+        """The index."""
+        return self.index
+
+    def prepared(self, federated: FederatedData, state: ServerState, messages: dict[str, Any]) -> Index:
+        """The clients' vectors."""
+        return Index.of(federated, state, messages)
 
     def all_parts(self, model: ModelBuilder) -> dict[str, Part]:
         """The base's parts, the index, the memory of past cohorts, and P with its head."""

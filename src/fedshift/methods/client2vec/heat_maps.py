@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,26 +16,18 @@ from torch import Tensor
 from fedshift.errors import needs
 from fedshift.files import make_folder, write
 from fedshift.methods.client2vec.index import least_cosine, similarity
-from fedshift.methods.client2vec.vectors import Index
+
+if TYPE_CHECKING:
+    from fedshift.methods.client2vec.vectors import Index
 
 MOST_LETTERS = 24  # of a name beside a heat map
 
 
-def check_writable() -> None:
-    """Raise an error if an index could not be written, before the work of making it."""
-    with needs("parquet", "Writing an index"):
-        import pyarrow.parquet  # noqa: F401  # only whether it is there
-
-
 def write_index(index: Index, folder: Path) -> list[Path]:
-    """Write ``index.parquet``, ``similarity.png`` and ``messages.json`` into a folder; returns their paths.
-
-    Raises:
-        FedshiftError: a file cannot be written, or pyarrow is not installed.
-    """
-    check_writable()
-    import pyarrow
-    import pyarrow.parquet
+    """Write ``index.parquet``, ``similarity.png`` and ``messages.json`` into a folder; returns their paths."""
+    with needs("parquet", "Writing an index"):
+        import pyarrow
+        import pyarrow.parquet
 
     columns = {"client": index.clients, "domain": index.domains, "samples": index.samples}
     vectors = {"feature": index.feature.tolist()} | ({} if index.label is None else {"label": index.label.tolist()})

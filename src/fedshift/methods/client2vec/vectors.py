@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from fedshift.methods.client2vec.client2vec import Client2Vec
 from fedshift.methods.client2vec.index import FEATURE, LABEL, notes_on
 from fedshift.page import *
 
@@ -38,6 +38,28 @@ class Index:
         label = "" if self.label is None else f", label {tuple(self.label.shape)}"
         return f"Index(clients: {len(self.clients)}, feature {tuple(self.feature.shape)}{label})"
 
+    @property
+    def summary(self) -> tuple[str, ...]:
+        """What was made, what clients sent for it, and how alike they are."""
+        from fedshift.methods.client2vec.heat_maps import cosines  # with matplotlib
+
+        sent = [message["up"] for message in self.messages.values()]
+        return (
+            f"{len(self.clients)} clients of {len(set(self.domains))} domains, {self.feature.shape[1]} features; "
+            f"clients sent {sum(up['bytes'] for up in sent)} bytes in {sum(up['messages'] for up in sent)} messages.",
+            cosines(self),
+        )
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write ``index.parquet``, ``similarity.png`` and ``messages.json`` into a folder, and return their paths.
+
+        Raises:
+            FedshiftError: a file cannot be written, or pyarrow is not installed.
+        """
+        from fedshift.methods.client2vec.heat_maps import write_index
+
+        return write_index(self, folder)
+
     @classmethod
     def of(cls, federated: FederatedData, state: ServerState, messages: dict[str, Any]) -> Index:
         """What the stages before training left on the server."""
@@ -50,9 +72,3 @@ class Index:
             state.tensors[LABEL].cpu() if LABEL in state.tensors else None,
             messages,
         )
-
-
-def check_makes_index(method: Method, name: str) -> None:
-    """Raise an error if a method, of that name, makes no index of clients."""
-    if not isinstance(method, Client2Vec):
-        raise FedshiftError(f"The method '{name}' makes no index of clients: --set method.name=client2vec")

@@ -22,7 +22,7 @@ from fedshift.reporting.data_report.drift import Difference, feature_drift
 from fedshift.reporting.data_report.duplicates import Duplicates, Roles, Tell, by_class, find_duplicates, silent
 from fedshift.reporting.data_report.findings import Finding, find
 from fedshift.reporting.data_report.values import ColumnValues, Kind, kind_of, measure
-from fedshift.reporting.page import render, write_page_to
+from fedshift.reporting.table import render, write_page_to
 from fedshift.reporting.units import printable
 from fedshift.streams import Streams
 

@@ -1,0 +1,293 @@
+"""What came of runs: their rows, tables, scores and report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from fedshift.clients import PROTOCOLS
+from fedshift.core.metrics import ACCURACY, Metric
+from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.experiments import Experiment
+from fedshift.reporting.comparison_tables import notes, tables
+from fedshift.reporting.results import MeanStd, Row, described, flattened, labels
+from fedshift.reporting.table import Table, Tabled
+from fedshift.runs.folder import RunFolder, find
+from fedshift.runs.grid_file import grid_files, read_grid
+from fedshift.runs.records import Record
+from fedshift.runs.run import Run
+from fedshift.runs.runner import Failures, run_path
+from fedshift.runs.selection import ORACLES, RULES, selects
+from fedshift.runs.trials import check_no_study
+
+REFUSED = "refused.txt"  # in the folder of a run that could not begin: why
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(Tabled):
+    """Runs and what was measured; prints as its tables.
+
+    Attributes:
+        runs: those that can be read and have records.
+        missing: which runs are not among them, and why, a note each.
+        lacking: why rows that were asked for have no run, by their labels.
+        failed: a message for each run that blew up or could not be carried out.
+        asked: how many runs were asked for.
+        labels: what rows are called, by the series of their runs, where more were asked for than there are.
+    """
+
+    runs: list[Run]
+    missing: tuple[str, ...] = ()
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    failed: tuple[str, ...] = ()
+    asked: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        folders: Sequence[RunFolder],
+        failed: Failures,
+        asked: int,
+        rows: Sequence[tuple[str, Sequence[Experiment]]] = (),
+    ) -> Comparison:
+        """What is in the folders of runs, of which some failed.
+
+        Args:
+            folders: those of the others.
+            failed: what went wrong.
+            asked: how many runs were asked for.
+            rows: what these were, by label, so that a row of which none has a record is shown with the reason.
+
+        Raises:
+            FedshiftError: all failed.
+        """
+        problems = tuple(map(str, failed.values()))
+        if len(failed) == asked:
+            raise type(next(iter(failed.values())))(_failure(problems, asked))
+        read = cls.read(folders)
+        there, lacking = {run.folder.identity.series for run in read.runs}, dict[str, str]()
+        for label, its in rows:
+            reasons = [
+                str(failed[path]).removeprefix(f"{path.name}: ") for each in its if (path := run_path(each)) in failed
+            ]
+            if reasons and its[0].series not in there:
+                lacking[label] = reasons[0]
+        called = {its[0].series: label for label, its in rows}
+        return replace(read, lacking=lacking, failed=problems, asked=asked, labels=called)
+
+    @classmethod
+    def read(cls, folders: Sequence[RunFolder], trust: bool = False) -> Comparison:
+        """Read the runs that have records; those without any are left out, and those that are damaged are named.
+
+        Raises:
+            FedshiftError: none has a record.
+        """
+        runs, damaged = [], []
+        for run in (Run(folder, trust) for folder in folders):
+            try:
+                run.check()
+                if run.records:
+                    runs.append(run)
+            except FedshiftError as error:
+                damaged.append(str(error))
+        if not runs and damaged:
+            raise FedshiftError(damaged[0])
+        if not runs:
+            raise FedshiftError("None of these runs has a record yet; `fedshift resume` carries them on.")
+        return cls(runs, tuple(f"A run is left out: {problem}" for problem in damaged), asked=len(runs))
+
+    @classmethod
+    def at(cls, path: Path, trust: bool = False) -> Comparison:
+        """Every run at or below a path, sorted by method and then by settings.
+
+        Raises:
+            FedshiftError: there is none with a record, or the path is a study's or a trial's.
+        """
+        check_no_study(path)
+        read = cls.read(find(path), trust)
+        return replace(read, runs=sorted(read.runs, key=_order), missing=(*read.missing, *_not_begun(path)))
+
+    # Rows and columns --------------------------------------------------------------------------------
+
+    def rows(self) -> list[Row]:
+        """Runs grouped by all that decides their results but seed and held-out domain, in the order they come."""
+        groups: dict[str, list[Run]] = {}
+        for run in self.runs:
+            groups.setdefault(run.folder.identity.series, []).append(run)
+        called = self.labels or labels(
+            {series: described(runs[0].table, runs[0].folder.identity.contents) for series, runs in groups.items()}
+        )
+        return [Row(called[series], runs, self.metric) for series, runs in groups.items()]
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds that were run."""
+        return sorted({run.table["seed"] for run in self.runs})
+
+    @cached_property
+    def metric(self) -> Metric:
+        """What is shown first: the metric by which the runs select, or accuracy where they select by several."""
+        selecting = dict.fromkeys(selects(run.records[-1]) for run in self.runs)
+        return next(iter(selecting)) if len(selecting) == 1 else Metric(ACCURACY)
+
+    @cached_property
+    def metrics(self) -> list[Metric]:
+        """Every metric that all runs have, the one that is shown first before the others."""
+        every = [run.records[-1]["environments"][0].get("metrics", {}) for run in self.runs]
+        common = [ACCURACY, *(name for name in every[0] if all(name in names for names in every))]
+        return [self.metric, *(Metric(name) for name in common if name != self.metric.name)]
+
+    def environments(self, role: str) -> list[str]:
+        """Names of the environments of one role, in the order they come."""
+        rows = (row for run in self.runs for row in run.records[-1]["environments"] if row["role"] == role)
+        return list(dict.fromkeys(row["environment"] for row in rows))
+
+    def heading(self, role: str, environment: str) -> str:
+        """What a column or panel is called: the role, and the environment where its name says more."""
+        label = self.label(role)
+        return label if environment == label else f"{label} {environment}"
+
+    def label(self, role: str) -> str:
+        """What the protocol calls the score on environments of one role."""
+        name = self.runs[0].table["protocol"]["name"]
+        if name not in PROTOCOLS:  # a plugin's, which is not imported for a report
+            return role
+        protocol = PROTOCOLS.get(name)
+        return protocol.test_label if role == "test" else protocol.validation_label
+
+    # What a user asks for ----------------------------------------------------------------------------
+
+    @property
+    def folders(self) -> list[Path]:
+        """The folders of the runs that have records."""
+        return [run.path for run in self.runs]
+
+    @property
+    def failure(self) -> str:
+        """One message about all that failed; empty if nothing did."""
+        return _failure(self.failed, self.asked) if self.failed else ""
+
+    def report(self, path: str | Path) -> Path:
+        """Write the self-contained HTML report, into a folder that is made if need be, and return its path.
+
+        Raises:
+            FedshiftError: it cannot be written.
+        """
+        from fedshift.reporting.page import write_report
+
+        return write_report(self, Path(path))
+
+    def accuracy(self, method: str) -> float:
+        """A row's headline: test accuracy at the last round, mean over environments and seeds, in 0..1.
+
+        Raises:
+            FedshiftError: no row has that label.
+        """
+        return self.score(method, ACCURACY)
+
+    def score(self, method: str, metric: str | None = None) -> float:
+        """A row's test score at the last round, mean over environments and seeds, in 0..1.
+
+        Args:
+            method: the row's label.
+            metric: such as "auroc" or "auroc of cat", of those in ``evaluate.metrics``; None: the one that selects.
+
+        Raises:
+            FedshiftError: no row has that label, or its runs no such metric.
+        """
+        row, known = self._row(method), [one.name for one in self.metrics]
+        if metric is not None and metric not in known:
+            raise UnknownNameError("metric", metric, known)
+        return _mean(row.score("test", metric=metric))
+
+    def worst(self, method: str) -> float:
+        """A row's test score, by the metric that selects, at the last round on each seed's worst environment.
+
+        It is the mean over seeds, in 0..1.
+
+        Raises:
+            FedshiftError: no row has that label.
+        """
+        return _mean(self._row(method).worst("test"))
+
+    def _row(self, label: str) -> Row:
+        rows = {row.label: row for row in self.rows()}
+        if label not in rows:
+            raise FedshiftError(f"No row is called '{label}'; rows: {', '.join(rows)}.")
+        return rows[label]
+
+    def measurements(self) -> list[Record]:
+        """Every model's score on every environment, at the round that each selection rule picks.
+
+        Each has the ``run`` (its folder's name), the row's label as ``method``, ``seed``, ``hold_out`` (or None); the
+        ``rule``, whether it is an ``oracle`` that looks at test data, and the ``position`` (rounds done), ``stage`` and
+        ``round`` it picks; the ``environment`` and its ``role`` (test or validation), whose ``model`` is scored on it
+        (global, own, unseen), the mean over how many ``models``, the ``accuracy`` in 0..1, the ``loss`` in nats,
+        over how many samples ``n``, and each metric by its name (None where it is undefined). An environment of several
+        clients comes once for each.
+        """
+        return [
+            {
+                "run": run.path.name,
+                "method": row.label,
+                "seed": run.table["seed"],
+                "hold_out": run.table["protocol"].get("hold_out"),
+                "rule": name,
+                "oracle": name in ORACLES,
+                **{key: record[key] for key in ("position", "stage", "round")},
+                **{name: value for name, value in scored.items() if name not in ("metrics", "undefined")},
+                **scored.get("metrics", {}),
+            }
+            for row in self.rows()
+            for run in row.runs
+            for name, rule in RULES.items()
+            for record in [rule(run.records)]
+            for scored in record["environments"]
+        ]
+
+    def tables(self) -> list[Table]:
+        """The headline table, then by environment, metrics, and what part of the loss each term makes up."""
+        return tables(self)
+
+    def notes(self) -> list[str]:
+        """What a reader of the tables must know, once each; unfinished runs among it."""
+        return notes(self)
+
+
+def _failure(failed: Sequence[str], asked: int) -> str:
+    return f"{len(failed)} of {asked} runs failed. {failed[0]}"
+
+
+def _mean(measured: MeanStd | None) -> float:
+    if measured is None:
+        raise FedshiftError("The row has no test environment on which the metric is defined.")
+    return measured.mean
+
+
+def _not_begun(path: Path) -> Iterator[str]:
+    """The runs of comparisons at or below a path that have no folder yet."""
+    for file in grid_files(path):
+        try:
+            runs = read_grid(file).runs
+        except FedshiftError as error:
+            yield str(error)
+            continue
+        waiting = [file.parent / run.folder for run in runs if not RunFolder(file.parent / run.folder).begun]
+        refused = [folder for folder in waiting if (folder / REFUSED).is_file()]
+        for folder in refused:
+            reason = (folder / REFUSED).read_text(encoding="utf-8")
+            yield f"{folder.name} could not run: {reason} `fedshift resume {path}` tries again."
+        if names := [folder.name for folder in waiting if folder not in refused]:
+            yield (
+                f"{len(names)} of the {len(runs)} runs of a comparison have not begun ({', '.join(names[:4])}"
+                f"{', ...' if len(names) > 4 else ''}); `fedshift resume {path}` begins them."
+            )
+
+
+def _order(run: Run) -> list[tuple[int, float, str]]:
+    """Sorts methods by name, and numbers by size."""
+    values = [run.table["method"]["name"], *flattened(run.table).values()]
+    return [(0, value, "") if isinstance(value, int | float) else (1, 0, str(value)) for value in values]
