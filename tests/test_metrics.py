@@ -39,8 +39,8 @@ from fedshift.engines.workers import Workers
 from fedshift.reporting.live import scores_text
 from fedshift.reporting.results import Results
 from fedshift.reporting.table import tables
+from fedshift.runs.events import Progress
 from fedshift.runs.folder import RunFolder
-from fedshift.runs.progress import Progress
 from fedshift.runs.selection import by_environment, mean_score, summary
 from fedshift.study.tune import Budget, plan_studies
 from refusal import refuses

@@ -20,7 +20,7 @@ from fedshift import page
 from fedshift.errors import DivergedError, FedshiftError, Problems, UnknownNameError
 from fedshift.reporting.live import LiveProgress
 from fedshift.reporting.notebook import in_notebook
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.runs.simulation import make_federated
 from fedshift.spec import Spec
 

@@ -29,7 +29,7 @@ from fedshift.models.cnn import CNN, DigitsCNN
 from fedshift.models.cnn1d import CNN1d
 from fedshift.models.lstm import LSTM
 from fedshift.models.resnet import ResNet10
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.streams import Streams
 from refusal import refuses
 from test_federation_check import site

@@ -29,7 +29,7 @@ from fedshift.models.backbones import MobileNetV2, ResNet18
 from fedshift.models.efficientnet import EfficientNetLite0
 from fedshift.models.staged import Staged
 from fedshift.runs import runner
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.simulation import load_data
 from fedshift.spec import setting

@@ -17,7 +17,7 @@ def print_indices(experiments: Sequence[Experiment], dry_run: bool) -> None:
     from fedshift.cli.console import open_console
     from fedshift.methods.client2vec.heat_maps import check_writable, cosines, write_index
     from fedshift.methods.client2vec.vectors import check_makes_index
-    from fedshift.runs.preparation import describe
+    from fedshift.runs.lockstep import describe
     from fedshift.study import api
 
     console = open_console()

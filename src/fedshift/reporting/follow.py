@@ -15,10 +15,9 @@ from fedshift import files
 from fedshift.errors import FedshiftError
 from fedshift.reporting.live import LiveProgress, scores_text
 from fedshift.reporting.units import printable
-from fedshift.runs.events import read_event
+from fedshift.runs.events import AnyEvent, BeginEvent, EndEvent, EvaluatedEvent, FailedEvent, moment, read_event
 from fedshift.runs.folder import EVENTS, RunFolder, find
 from fedshift.runs.grid_file import grid_files, read_grid
-from fedshift.runs.schema import AnyEvent, BeginEvent, EndEvent, EvaluatedEvent, FailedEvent, moment
 from fedshift.runs.trials import STUDY, carried_on_by, study_of
 
 SECONDS_BETWEEN_LOOKS = 0.2  # at files that are known

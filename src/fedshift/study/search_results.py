@@ -10,7 +10,7 @@ from fedshift.files import write
 from fedshift.reporting.table import Table
 from fedshift.reporting.tabled import Tabled
 from fedshift.runs.folder import RunFolder
-from fedshift.runs.terms import shares
+from fedshift.runs.selection import shares
 from fedshift.study.search import Study, Trial
 from fedshift.study.space import in_words
 from fedshift.study.tuned import Found, TunedSettings
