@@ -31,7 +31,7 @@ from fedshift.deployment.supervisor import free_port
 from fedshift.errors import FedshiftError
 from fedshift.reporting.units import bytes_text
 from fedshift.runs.events import Progress, seconds_of
-from fedshift.runs.folder import RunFolder
+from fedshift.runs.run import Run
 
 SITES = ("0", "15", "30")
 MODELS: Mapping[str, Sequence[str]] = {
@@ -71,13 +71,13 @@ def on_flower(folder: Path) -> tuple[Rows, dict[str, float]]:
         for site in started.agreement.federation.sites:
             started.start_site(site)
         code = started.start_run().wait()
-        run = RunFolder(started.coordinator / "runs" / started.agreement.run)
+        run = Run(started.coordinator / "runs" / started.agreement.run)
         if code or not run.finished:
             raise FedshiftError(f"The run on Flower has failed: see '{started.log('run')}'.")
         return measured(started, run)
 
 
-def measured(started: Processes, run: RunFolder) -> tuple[Rows, dict[str, float]]:
+def measured(started: Processes, run: Run) -> tuple[Rows, dict[str, float]]:
     """What log files say of a run on Flower; the first round, which scores nothing, is left out."""
     events = [line for line in lines(run.path / "events.jsonl") if line.get("what") == "answered"]
     logs = {site: lines(started.folder / "sites" / site / "log.jsonl") for site in SITES}

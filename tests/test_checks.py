@@ -229,7 +229,7 @@ def test_a_client_whose_training_fails_is_missing_too(make: Make):
     (missing,) = evaluated(simulation, simulation.coordinator.schedule[0])["missing"]
     assert missing["client"] == "gray"
     assert "client 'gray', round 1, phase 'train', step 1" in missing["why"]
-    assert 1 not in simulation.site.store, "a client that failed keeps what it had"
+    assert 1 not in simulation.site.store.ids(), "a client that failed keeps what it had"
 
 
 # Too few answers ----------------------------------------------------------------------------------

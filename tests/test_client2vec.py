@@ -657,7 +657,7 @@ def test_a_run_says_that_its_index_does_not_separate_clients(make: Make, tmp_pat
     done = runner.start(
         make({"method": {"name": "client2vec", "index": {"name": "file", "path": str(path)}}}), Progress()
     )
-    (note,) = done.summary.notes
+    (note,) = done.final.notes
     assert "does not separate the clients: the least cosine between two of them is 0.995" in note
 
 

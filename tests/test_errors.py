@@ -27,7 +27,7 @@ from fedshift.clients.samples import Samples
 from fedshift.errors import DivergedError
 from fedshift.runs import runner
 from fedshift.runs.events import Progress
-from fedshift.runs.folder import RunFolder
+from fedshift.runs.run import Run
 from fedshift.runs.simulation import Simulation
 from fedshift.study.api import load
 from fedshift.study.grid import expand, override, read
@@ -136,7 +136,7 @@ def test_a_loss_that_is_not_finite_names_its_place_and_keeps_the_checkpoint(make
 
     experiment = make({"train.rounds": 6, "run.checkpoint_every": 3})
     simulation = Simulation(experiment)
-    folder = RunFolder.create(experiment, runner.run_path(experiment))
+    folder = Run.create(experiment, runner.run_path(experiment))
     (error,) = runner.carry_out(
         [(simulation, folder)], simulation.choice(lambda text: None), AfterRound(poison)
     ).values()
@@ -195,10 +195,10 @@ def with_inputs(federation: FederatedData, client: int, change: Callable[[Tensor
     return replace(federation, clients=tuple(clients))
 
 
-def unfinished(experiment) -> RunFolder:
+def unfinished(experiment) -> Run:
     folder = runner.start(experiment, Progress())
-    (folder.path / "manifest.json").unlink()
-    return folder
+    (folder.path / "summary.json").unlink()
+    return Run(folder.path)
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(make: Make, monkeypatch: pytest.MonkeyPatch):
@@ -219,10 +219,10 @@ def test_a_full_disk_keeps_the_last_checkpoint(make: Make, monkeypatch: pytest.M
     with refuses("cannot be written", "No space left", "fedshift resume"):
         runner.start(experiment, AfterRound(fill))
     state["full"] = False
-    folder = RunFolder.open(runner.run_path(experiment))
+    folder = Run.open(runner.run_path(experiment))
     assert not list(folder.path.glob(".*.new"))
     resume(folder)
-    assert [record["position"] for record in folder.records()] == [1, 2, 3, 4, 5, 6]
+    assert [record["position"] for record in folder.records] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
@@ -351,9 +351,9 @@ def test_records_that_are_not_those_that_were_made(make: Make, cut: str, finishe
     folder = runner.start(make({"train.rounds": 4}), Progress())
     before, file = results(folder), folder.path / "records.jsonl"
     if not finished:
-        (folder.path / "manifest.json").unlink()
+        (folder.path / "summary.json").unlink()
     file.write_text("".join(CUTS[cut](file.read_text().splitlines(keepends=True))))
-    folder = RunFolder.open(folder.path)
+    folder = Run.open(folder.path)
     with refuses("records.jsonl", "`fedshift resume"):
         load(folder.path)
     noted = Noted()
@@ -365,7 +365,7 @@ def test_records_that_are_not_those_that_were_made(make: Make, cut: str, finishe
 
 def test_records_of_another_run_are_not_taken(make: Make):
     folder, other = (runner.start(make({"seed": seed}), Progress()) for seed in (0, 1))
-    for name in ("records.jsonl", "manifest.json"):
+    for name in ("records.jsonl", "summary.json"):
         (folder.path / name).write_bytes((other.path / name).read_bytes())
     with refuses("another run", "fedshift resume"):
         load(folder.path)
@@ -377,16 +377,16 @@ def test_an_experiment_that_was_changed_after_its_run_began(make: Make, finished
     folder = runner.start(make(), Progress()) if finished else unfinished(make())
     text = folder.experiment_file.read_text()
     folder.experiment_file.write_text(text.replace("checkpoint_every = 10", "checkpoint_every = 7"))
-    assert folder.table()["run"]["checkpoint_every"] == 7
+    assert Run(folder.path).table["run"]["checkpoint_every"] == 7
     folder.experiment_file.write_text(text.replace("lr = 0.1", "lr = 0.2"))
-    for ask in (folder.table, lambda: load(folder.path), folder.experiment):
+    for ask in (lambda: load(folder.path), Run(folder.path).experiment_to_go_on):
         with refuses("experiment.toml", "another experiment", "Undo"):
             ask()
 
 
 def test_an_experiment_that_was_changed_before_its_first_round(make: Make):
     experiment = make()
-    folder = RunFolder.create(experiment, runner.run_path(experiment))
+    folder = Run.create(experiment, runner.run_path(experiment))
     text = folder.experiment_file.read_text()
     folder.experiment_file.write_text(text.replace("lr = 0.1", "lr = 0.2"))
     with refuses("experiment.toml", "another experiment", "Undo"):
@@ -398,7 +398,7 @@ def test_what_a_kill_before_the_beginning_leaves_is_no_obstacle(make: Make):
     experiment = make()
     path = runner.run_path(experiment)
     path.mkdir(parents=True)
-    (path / "environment.json").write_text("{}")
+    (path / "run.json").write_text("{}")
     (path / ".experiment.toml.999.new").write_text("name")
     assert runner.start(experiment, Progress()).finished
 

@@ -38,7 +38,7 @@ from fedshift.deployment.wire import Failed, Join, Joined, Session
 from fedshift.errors import FedshiftError
 from fedshift.files import write
 from fedshift.runs.events import Progress
-from fedshift.runs.folder import RunFolder
+from fedshift.runs.run import Run
 from flower_grid import BUNDLE, MemoryGrid, bundle, client, registered
 from reference import ARCHETYPES, small
 from refusal import refuses
@@ -47,11 +47,11 @@ from test_coordinate import IN_DOMAIN, alike
 SECRET = "patient 4711"
 
 
-def run(folder: Path, grid: MemoryGrid) -> RunFolder:
+def run(folder: Path, grid: MemoryGrid) -> Run:
     """What the coordinator's executor does with its folder."""
     carry_out(folder / "coordinator", grid, BUNDLE)
     (only,) = (folder / "coordinator" / "runs").iterdir()
-    return RunFolder(only)
+    return Run(only)
 
 
 @pytest.mark.parametrize("name", ARCHETYPES)
@@ -253,7 +253,7 @@ def test_a_site_that_fails_in_a_round_is_on_record_and_the_run_goes_on(make: Mak
     node.app = app
     done = run(folder, grid)
     assert done.finished
-    missing = [each for record in done.records() for each in record.get("missing", [])]
+    missing = [each for record in done.records for each in record.get("missing", [])]
     why = {
         "offline": "offline: node unavailable",
         "late": "late: no answer within 600 seconds",

@@ -19,7 +19,7 @@ from fedshift.core.messages import Up
 from fedshift.methods.fedavg import FedAvg
 from fedshift.rounds.ledger import DIRECTIONS, Ledger, from_ranges, in_ranges
 from fedshift.runs import runner
-from fedshift.runs.folder import RunFolder
+from fedshift.runs.run import Run
 from fedshift.runs.simulation import Simulation
 from test_methods import small
 
@@ -155,7 +155,7 @@ def test_a_resumed_run_lists_what_an_uninterrupted_one_does(make: Make):
         experiment = make({"train.rounds": 4, "run.checkpoint_every": 2, "name": f"cut {last}"})
         with pytest.raises(KeyboardInterrupt):
             runner.start(experiment, interrupt_after(last))
-        folder = RunFolder.open(runner.run_path(experiment))
+        folder = Run.open(runner.run_path(experiment))
         if last > 2:  # there is a checkpoint
             assert folder.messages["train"]["up"]["tensors"]
         Path(folder.path / "messages.json").unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from rich.console import Console
 from fedshift.core.contract import Round, Stage
 from fedshift.reporting.live import LOADING, LiveProgress, scores_text
 from fedshift.runs.events import PlannedStage, RunEvents
-from fedshift.runs.folder import RunFolder, Times
+from fedshift.runs.run import Run, Times
 from fedshift.runs.schema import Timed
 from fedshift.study.api import compare
 
@@ -247,6 +247,6 @@ def test_shared_time_is_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         {"seconds": 2.0, "evaluation": 0.0, "together": 2},
     ]
     lines = "\n".join(STEPPED.model_copy(update=change).model_dump_json() for change in changes)
-    monkeypatch.setattr(RunFolder, "_manifest", lambda _: SimpleNamespace(files={}))
-    monkeypatch.setattr("fedshift.runs.folder.read_file", lambda *_, **__: lines.encode())
-    assert RunFolder(tmp_path).times() == Times(7, 2, ("vectorised", "sequential"))
+    monkeypatch.setattr(Run, "_manifest", property(lambda _: SimpleNamespace(files={})))
+    monkeypatch.setattr("fedshift.runs.run.read_file", lambda *_, **__: lines.encode())
+    assert Run(tmp_path).times == Times(7, 2, ("vectorised", "sequential"))

@@ -40,7 +40,7 @@ from fedshift.reporting.live import scores_text
 from fedshift.reporting.results import Results
 from fedshift.reporting.table import tables
 from fedshift.runs.events import Progress
-from fedshift.runs.folder import RunFolder
+from fedshift.runs.run import Run
 from fedshift.runs.selection import by_environment, mean_score, summary
 from fedshift.study.tune import Budget, plan_studies
 from refusal import refuses
@@ -385,10 +385,10 @@ def test_tables_show_what_selects_first_and_say_what_is_left_out(make: Make, tmp
 def test_a_record_whose_rows_lack_what_selects_is_left_out(make: Make, tmp_path: Path):
     """Where no checkpoint vouches for it."""
     rows = [a_row("a", "test", 0.5), a_row("v", "validation", 0.5)]
-    folder = RunFolder.create(make({}), tmp_path / "run")
+    folder = Run.create(make({}), tmp_path / "run")
     add_record(folder, a_record(1, rows))
     add_record(folder, a_record(2, rows, select="auroc"))
-    assert [record["position"] for record in folder.records()] == [1]
+    assert [record["position"] for record in folder.records] == [1]
 
 
 def test_a_whole_run_selects_shows_and_is_watched(make: Make, tmp_path: Path):
@@ -397,12 +397,12 @@ def test_a_whole_run_selects_shows_and_is_watched(make: Make, tmp_path: Path):
     comparison = fedshift.compare(make(changes).table(), out=tmp_path / "runs")
     (run,) = comparison.runs
     values = [mean_score(record, "validation") for record in run.records]
-    picked = run.folder.summary.selected["source_validation"]
+    picked = run.summary["source_validation"]
     assert picked["validation"] == max(value for value in values if value is not None)
     assert "AUROC of class 1 in %" in str(comparison)
     events = (run.path / "events.jsonl").read_text(encoding="utf-8")
-    assert '"select": "auroc of class 1"' in events
-    assert run.folder.damage() == ""
+    assert '"select":"auroc of class 1"' in events
+    assert run.damage() == ""
 
 
 @pytest.mark.parametrize(("name", "best"), [("auroc", 1), ("calibration-error-15", 0)])
@@ -426,8 +426,8 @@ def test_sites_send_metrics_and_the_records_are_a_simulations(make: Make, tmp_pa
     changes = {**ACROSS, "evaluate.metrics": list(EVERY), "evaluate.select": "auroc of class 1", "data.per_class": 3}
     folder = members(tmp_path / "trial", make(changes))
     run = coordinate(folder / "coordinator", Local(folder), Progress())
-    assert as_sent(run.records()) == as_sent(rehearse(folder, Progress()).records())
-    rows = [row for record in run.records() for row in record["environments"]]
+    assert as_sent(run.records) == as_sent(rehearse(folder, Progress()).records)
+    rows = [row for record in run.records for row in record["environments"]]
     assert all(tuple(row["metrics"]) == names(EVERY, [f"class {c}" for c in range(3)]) for row in rows)
     assert any("undefined" in row for row in rows)
     agreement = Agreement.read(folder / "coordinator")
@@ -441,8 +441,8 @@ def test_a_site_that_refuses_statistics_sends_no_metrics(make: Make, tmp_path: P
     set_site(folder, "gray", refuse=["statistic"])
     link = Local(folder)
     run = coordinate(folder / "coordinator", link, Progress())
-    assert all(row["environment"] != "gray" for record in run.records() for row in record["environments"])
-    assert {each["why"] for each in run.records()[-1]["unscored"]} == {"its policy withholds scores"}
+    assert all(row["environment"] != "gray" for record in run.records for row in record["environments"])
+    assert {each["why"] for each in run.records[-1]["unscored"]} == {"its policy withholds scores"}
     replies = [reply_of(reply) for site, _, reply in link.messages if site == "gray"]
     told = [score for reply in replies if isinstance(reply, Done) for score in reply.scores]
     assert told

@@ -162,7 +162,7 @@ def values(make: Make, tmp_path: Any) -> list[Any]:
             *comparison.runs,
             comparison.results,
             *comparison.results.rows(),
-            comparison.runs[0].folder,
+            comparison.runs[0],
         ),
         *fedshift.estimate(make()),
         *(stages, *stages, *exchanges, *phases, *objectives, *simulation.coordinator.schedule),

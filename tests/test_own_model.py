@@ -37,9 +37,8 @@ from fedshift.models.kept import Meaning, read
 from fedshift.models.own import Own, Widened
 from fedshift.runs import runner
 from fedshift.runs.events import Progress
-from fedshift.runs.folder import RUN, RunFolder
+from fedshift.runs.origin import RUN, UntrustedError
 from fedshift.runs.run import Run
-from fedshift.runs.trust import UntrustedError
 from fedshift.streams import Streams
 from fedshift.study import api
 from test_engines import engine_named
@@ -316,7 +315,7 @@ def test_a_run_that_was_killed_goes_on_where_its_class_is_not_known(tmp_path: Pa
     (tmp_path / "project").rename(tmp_path / "gone")
     resumed = fresh.command("resume", "killed")
     assert resumed.returncode == 0, resumed.stderr + resumed.stdout
-    one, other = (RunFolder(next((tmp_path / out / "arrays").iterdir())) for out in ("killed", "whole"))
+    one, other = (Run(next((tmp_path / out / "arrays").iterdir())) for out in ("killed", "whole"))
     assert one.path.name == other.path.name
     assert results(one) == results(other)
     (run,) = fedshift.load("whole").runs
@@ -348,7 +347,7 @@ def test_from_a_python_file_by_the_command_line(tmp_path: Path, monkeypatch: pyt
         "dim": 0,
     }
     assert run.model()(torch.zeros(2, 1, 10, 10)).shape == (2, 3)
-    assert set(run.folder.identity.plugins) == {tiny, str(tmp_path / "net.py")}
+    assert set(run.identity.plugins) == {tiny, str(tmp_path / "net.py")}
     before = run.experiment.fingerprint
     (tmp_path / "bending.py").write_text("SLOPE = 0.25\n")
     with pytest.raises(FedshiftError, match=r"net\.py' of the run .* is not what it was"):
@@ -375,17 +374,17 @@ def test_what_of_a_python_file_is_no_module(tmp_path: Path):
 
 
 @pytest.fixture
-def from_elsewhere(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+def from_elsewhere(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """An interrupted run whose module this machine never ran."""
     experiment = make({"train.rounds": 3, "run.checkpoint_every": 1})
     experiment = experiment.replace(model=fedshift.own_model(Net, head="classify"))
     with pytest.raises(KeyboardInterrupt):
         runner.start(experiment, interrupt_after(2))
     monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "another cache"))
-    return RunFolder(runner.run_path(experiment))
+    return Run(runner.run_path(experiment))
 
 
-def test_a_module_from_elsewhere_needs_trust(from_elsewhere: RunFolder):
+def test_a_module_from_elsewhere_needs_trust(from_elsewhere: Run):
     with pytest.raises(UntrustedError, match=r"Net-\w+\.kept' .* never ran on this machine"):
         api.resume(from_elsewhere.path, Progress())
     with pytest.raises(UntrustedError):
@@ -398,7 +397,7 @@ def test_a_module_from_elsewhere_needs_trust(from_elsewhere: RunFolder):
 def test_runs_and_models_are_moved_together(make: Make, tmp_path: Path, where: str):
     """With the folder around both; or a run alone, into which a copy of the model is put."""
     experiment = make({"run.out": "runs"}).replace(model=fedshift.own_model(Net, head="classify"))
-    run = Run(runner.start(experiment, Progress()))
+    run = runner.start(experiment, Progress())
     x = torch.ones(2, 1, 10, 10)
     expected, path = run.model()(x), run.path
     if where == "runs":
@@ -421,7 +420,7 @@ def forged(path: Path, pickled: bytes) -> None:
     path.write_bytes(b" ".join(head) + b"\n" + pickled)
 
 
-def test_who_says_that_a_file_means_what_is_known_is_not_believed(from_elsewhere: RunFolder):
+def test_who_says_that_a_file_means_what_is_known_is_not_believed(from_elsewhere: Run):
     """Its first line is its own word; what is trusted are its bytes."""
     path = next(path for path in from_elsewhere.identity.plugins if path.endswith(".kept"))
     mine = fedshift.own_model(Net, head="classify", folder="mine")
@@ -433,7 +432,7 @@ def test_who_says_that_a_file_means_what_is_known_is_not_believed(from_elsewhere
     assert not api.resume(from_elsewhere.path, Progress()).failed
 
 
-def test_code_that_is_hidden_from_the_question_is_not_opened(from_elsewhere: RunFolder, tmp_path: Path):
+def test_code_that_is_hidden_from_the_question_is_not_opened(from_elsewhere: Run, tmp_path: Path):
     """Digests are no signatures: whoever made the files can leave the module out of what is asked about."""
     file = from_elsewhere.path / RUN
     table = json.loads(file.read_bytes())
@@ -448,7 +447,7 @@ def test_code_that_is_hidden_from_the_question_is_not_opened(from_elsewhere: Run
 
     forged(Path(kept), pickle.dumps(Touch()))
     with pytest.raises(FedshiftError, match=r"names the code .* but not its digest"):
-        api.resume(RunFolder(from_elsewhere.path).path, Progress(), trust=True)
+        api.resume(Run(from_elsewhere.path).path, Progress(), trust=True)
     assert not (tmp_path / "opened").exists()
     read(Path(kept))
     assert (tmp_path / "opened").exists()  # so it is a file that would have been run

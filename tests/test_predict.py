@@ -38,7 +38,7 @@ def image(path: Path, label: int) -> None:
 def carried_out(tmp_path: Path, data: dict[str, Any], **changes: Any) -> Run:
     document = override({**TINY, "data": data}, {**SHORT, "run.out": str(tmp_path / "runs"), **changes})
     (experiment,) = expand(document)
-    return Run(runner.start(experiment, Progress()))
+    return runner.start(experiment, Progress())
 
 
 def frame(rows: int) -> pd.DataFrame:
@@ -256,7 +256,7 @@ def test_a_table_s_run_predicts_without_its_data(table: Run, tmp_path: Path, sai
     moved = table.path.rename(tmp_path / "moved")
     assert torch.equal(fedshift.predict(moved, [new]).probabilities, before.probabilities)
     with refuses("data.path", said, "Restore"):
-        Run.open(moved).folder.experiment()
+        Run.open(moved).experiment_to_go_on()
 
 
 def test_what_a_model_does_not_know_of_a_row_is_said(tmp_path: Path):

@@ -79,7 +79,7 @@ def experiment(folder: Path, frame: pd.DataFrame, data: Mapping[str, Any] | None
 
 
 def carried_out(asked: Experiment) -> fedshift.Run:
-    return fedshift.Run(runner.start(asked, Progress()))
+    return runner.start(asked, Progress())
 
 
 def rows_of(samples: Sequence[Any]) -> Tensor:
@@ -191,10 +191,10 @@ def test_rows_of_validation_and_test_change_no_bit_of_the_weights(tmp_path: Path
     poisoned.loc[others, "sex"] = "aaa"  # before the others in order
     poisoned.loc[others, "region"] = [f"place {number % 9}" for number in range(len(others))]
     runs = [carried_out(clean), carried_out(experiment(tmp_path / "poisoned", poisoned, data))]
-    weights = [load_file(run.folder.weights_file) for run in runs]
+    weights = [load_file(run.weights_file) for run in runs]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
-    assert runs[0].federated["inputs"] == runs[1].federated["inputs"]
+    assert runs[0].data_facts["inputs"] == runs[1].data_facts["inputs"]
     assert runs[0].messages == runs[1].messages
     assert runs[0].records[-1]["environments"] != runs[1].records[-1]["environments"]
     (note,) = [note for note in runs[1].notes if "'sex'" in note and "No training row" in note]

@@ -20,8 +20,8 @@ from fedshift.experiments import Experiment
 from fedshift.reporting.results import MeanStd
 from fedshift.runs import runner
 from fedshift.runs.events import Progress
-from fedshift.runs.folder import RunFolder, find
-from fedshift.runs.lock import LOCK
+from fedshift.runs.find import find
+from fedshift.runs.run import LOCK, Run
 from fedshift.study import study_plan as planning
 from fedshift.study.execute import DIVERGED, Count, Findings, Number
 from fedshift.study.figures import draw_panel
@@ -230,8 +230,8 @@ def test_other_data_are_named_and_not_compared(tmp_path: Path):
     done = Reproduction(plan, Findings(measured))
     beside = done.beside(panel, plan.rows[1], "Index and training")
     assert (beside.difference, beside.outside) == (None, False)
-    assert "| 30000.0 ± 0.0 |" in done.table()
-    assert "the paper, DomainNet, MobileNetV2 | 26224 |" in done.table()
+    assert "| 30000.0 ± 0.0 |" in done.table
+    assert "the paper, DomainNet, MobileNetV2 | 26224 |" in done.table
     smoke = plan_table("client2vec-table3", "smoke", out=tmp_path)
     assert smoke.title(panel) == "rotated-mnist in the place of DomainNet, MobileNetV2"
 
@@ -262,11 +262,11 @@ def test_a_table_is_carried_out_once_and_stands_beside_the_papers(tmp_path: Path
     names = {path.name for path in folder.iterdir()}
     assert names == {LOCK, RUNS_FILE, *(f"fedpin-table2.{kind}" for kind in ("md", "csv", "json"))}
     text = (folder / "fedpin-table2.md").read_text()
-    assert text == done.table()
+    assert text == done.table
     assert "|   the paper | 53.6 | 55.4 |" in text
     assert "7 of 7 runs finished; they took" in text
     of_pm = [each for each in find(tmp_path) if each.path.name.startswith("fedpin-seed")]
-    told = [terms for each in of_pm for terms in each.records()[-1]["terms"].values()]
+    told = [terms for each in of_pm for terms in each.records[-1]["terms"].values()]
     assert all([*terms][:4] == ["shortcut", "personal", "contrast", "variance"] for terms in told)  # as declared
     lines = [*csv.DictReader((folder / "fedpin-table2.csv").read_text().splitlines())]
     assert len(lines) == 7 * 2
@@ -289,7 +289,7 @@ def test_a_command_that_is_killed_goes_on_and_repeats_nothing(tmp_path: Path):
     child = fresh.start(fresh.fedshift, *words)
     fresh.until(lambda: sum(folder.finished for folder in find(tmp_path, least=0)) >= 2, child)
     child.kill()
-    written = [folder.path / "manifest.json" for folder in find(tmp_path) if folder.finished]
+    written = [folder.path / "summary.json" for folder in find(tmp_path) if folder.finished]
     before = {path: path.stat().st_mtime_ns for path in written}
     listed = CliRunner().invoke(app, ["reproduce", "fedpin-table2", "--list", "--out", str(tmp_path)])
     assert f"{len(before)} of 7 runs" in listed.output
@@ -321,9 +321,9 @@ def test_a_table_whose_runs_are_damaged_is_told_apart(tmp_path: Path):
 def test_a_cell_that_diverged_is_counted_alike_everywhere(tmp_path: Path):
     """Seed 0 of FedAvg diverged: its three seeds are over, whether they ran or not. No advice that is refused here."""
     plan = plan_table("fedsr-table1", "short", rows="FedAVG", out=tmp_path)
-    folders = [[RunFolder(tmp_path / name) for name in names] for names in run_folders(plan)]
+    folders = [[Run(tmp_path / name) for name in names] for names in run_folders(plan)]
     first = plan.cells[0].experiments[0]
-    folder = RunFolder.create(first, runner.run_path(first))
+    folder = Run.create(first, runner.run_path(first))
     (folder.path / DIVERGED).write_text("The loss is not finite.")
     assert (
         str(Count.of(folders))
@@ -331,8 +331,8 @@ def test_a_cell_that_diverged_is_counted_alike_everywhere(tmp_path: Path):
     )
     done = read_table(plan, {})
     assert str(done.findings.count) == str(Count.of(folders))
-    assert f"{done.findings.count}; they took" in done.table()
-    assert "RotatedMNIST, FedAVG: diverged. The loss is not finite." in done.table()
+    assert f"{done.findings.count}; they took" in done.table
+    assert "RotatedMNIST, FedAVG: diverged. The loss is not finite." in done.table
     plan.folder.mkdir()
     (plan.folder / RUNS_FILE).write_text(json.dumps(run_folders(plan)))
     (state,) = fedshift.reproductions(["fedsr-table1"], "short", out=tmp_path).states

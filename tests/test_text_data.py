@@ -255,7 +255,7 @@ def test_methods_run_on_texts_unchanged(make: Make, tmp_path: Path, kind: str, m
 def test_a_model_of_texts_is_put_together_again(make: Make, tmp_path: Path):
     """From ids, as the data set stores them; data.json says that they are ids."""
     given = changes(tmp_path, "tokens", "fedavg")
-    run = Run(runner.start(make(given), Progress()))
+    run = runner.start(make(given), Progress())
     x = texts(given["data"]["path"], tokens=given["data"]["tokens"], length=6).load(Streams(0)).x
     probabilities = run.model()(x).exp()
     torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(len(x)))

@@ -24,8 +24,8 @@ from fedshift.methods.fedavg import FedAvg
 from fedshift.runs import runner
 from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
+from fedshift.runs.schema import Blueprint
 from fedshift.runs.simulation import Simulation
-from fedshift.runs.trained import Blueprint
 from refusal import refuses
 
 FEDPIN = {"method.name": "fedpin", "method.alpha": 0.001, "method.lam": 0.1, "method.gamma": 0.0, "train.lr": 0.01}
@@ -33,7 +33,7 @@ OFFLINE = {"name": "client2vec", "index": {"name": "dsa-ign", "epochs": 1, "enco
 
 
 def carried_out(make: Make, changes: dict[str, Any]) -> Run:
-    return Run(runner.start(make(changes), Progress()))
+    return runner.start(make(changes), Progress())
 
 
 @pytest.fixture
@@ -176,9 +176,9 @@ def test_a_damaged_folder_says_so(make: Make):
     (run.path / "data.json").unlink()
     with refuses("data.json' is missing", "fedshift resume"):
         run.model()
-    run.folder.weights_file.write_bytes(b"short")
+    run.weights_file.write_bytes(b"short")
     with refuses("weights.safetensors", "fedshift resume"):
-        _ = Run(run.folder).weights
+        _ = Run(run.path).weights
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -221,8 +221,10 @@ def test_down_tensors_that_prediction_reads_are_among_the_weights(make: Make):
 
 def test_clients_are_found_by_name_or_id():
     clients = {4: "a", 7: "b", 9: "b", **dict.fromkeys(range(10, 40), "c")}
-    blueprint = Blueprint((1, 2, 2), ("x", "y"), clients, Inputs(normalise=True, vocabulary=("p", "q")))
-    assert Blueprint.from_table(json.loads(json.dumps(blueprint.table()))) == blueprint
+    blueprint = Blueprint(
+        shape=(1, 2, 2), classes=("x", "y"), clients=clients, inputs=Inputs(normalise=True, vocabulary=("p", "q"))
+    )
+    assert Blueprint.model_validate(json.loads(blueprint.model_dump_json())) == blueprint
     assert (blueprint.client("a"), blueprint.client(7)) == (4, 7)
     with refuses("2 clients", "'b'", "7, 9"):
         blueprint.client("b")

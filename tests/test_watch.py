@@ -28,8 +28,8 @@ from fedshift.reporting.follow import EventFile, RunWatch, follow
 from fedshift.reporting.live import LiveProgress, site_line
 from fedshift.runs import runner
 from fedshift.runs.events import PlannedStage, Progress, RunEvents, SiteEvent, moment, read_event
-from fedshift.runs.folder import EVENTS, RunFolder
-from fedshift.runs.grid_file import write_grid
+from fedshift.runs.find import write_grid
+from fedshift.runs.run import EVENTS, Run, locked
 from fedshift.study.grid import override
 from refusal import refuses
 
@@ -170,7 +170,7 @@ def test_a_run_that_goes_on_adds_to_its_file_and_a_damaged_one_harms_nothing(mak
     experiment = make({"train.rounds": 4, "run.checkpoint_every": 1})
     with pytest.raises(KeyboardInterrupt):
         runner.start(experiment, interrupt_after(2))
-    folder = RunFolder.open(runner.run_path(experiment))
+    folder = Run.open(runner.run_path(experiment))
     with (folder.path / EVENTS).open("ab") as file:
         file.write(b'\xff\n[1]\n{"kind": "end"}\n{"when": "202')
     runner.resume(runner.below(folder.path), Progress())
@@ -232,7 +232,7 @@ def test_a_run_that_nobody_carries_out_is_noticed_and_may_go_on(tmp_path: Path):
     one_round(log, clock, 1)
     watch, shown = watching(folder, clock)
     clock.now += 3.5
-    with RunFolder(folder).locked():
+    with locked(folder):
         watch.look()
         assert printed(shown) == []
     watch.look()
@@ -254,7 +254,7 @@ def test_a_finished_run_whose_end_could_not_be_written_is_over(tmp_path: Path):
     log = begun(folder / EVENTS, clock, 10, 6.0)
     log.evaluated(RECORD)
     watch, shown = watching(folder, clock)
-    (folder / "manifest.json").write_text("{}")
+    (folder / "summary.json").write_text("{}")
     clock.now += 60
     watch.look()
     assert watch.over

@@ -19,7 +19,7 @@ from fedshift.cli import estimates
 from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
-from fedshift.runs.folder import RunFolder
+from fedshift.runs.run import Run
 from fedshift.spec import setting
 from fedshift.study.grid import expand, override, read
 from fedshift.study.tuned import TunedSettings
@@ -208,7 +208,7 @@ def test_a_toml_file_that_is_too_large_is_refused_unread(tmp_path: Path):
     with refuses("the text", f"{LARGEST_TOML:,}"):
         parse_toml(file.read_text(), "the text")
     (experiment,) = expand(override(TINY, {"run.out": str(tmp_path)}))
-    folder = RunFolder.create(experiment, tmp_path / "run")
+    folder = Run.create(experiment, tmp_path / "run")
     file.replace(folder.experiment_file)
     with refuses("experiment.toml", f"{LARGEST_TOML:,}"):
-        folder.table()
+        _ = folder.table

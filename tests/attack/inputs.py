@@ -500,7 +500,7 @@ PLACES = [
     ),
     Row(
         "a client that there is none of",
-        script('from fedshift.runs.run import Run\nRun(fedshift.load("runs").runs[0].folder).model("nobody")'),
+        script('from fedshift.runs.run import Run\nRun(fedshift.load("runs").runs[0].path).model("nobody")'),
         finished,
         words=["nobody"],
         probe="python",

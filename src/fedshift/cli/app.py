@@ -319,7 +319,7 @@ def resume(
     ] = False,
 ) -> None:
     """Carry interrupted runs on, from their last checkpoints to the same bits; begin those that have not begun."""
-    from fedshift.runs.trust import UntrustedError
+    from fedshift.runs.origin import UntrustedError
     from fedshift.study import api
 
     with interruptible(_going_on(path)):

@@ -21,7 +21,7 @@ from fedshift.experiments import Experiment
 from fedshift.reporting.live import LiveProgress
 from fedshift.reporting.table import Table
 from fedshift.reporting.units import bytes_text, clock
-from fedshift.runs.folder import RunFolder
+from fedshift.runs.run import Run
 from fedshift.study import api
 
 
@@ -85,7 +85,7 @@ def rehearse(folder: Path) -> None:
     say(compared(run, carried_out(folder)))
 
 
-def compared(run: RunFolder, theirs: RunFolder) -> str:
+def compared(run: Run, theirs: Run) -> str:
     """How the weights compare with those of the federation's run."""
     if not theirs.finished:
         return f"The federation's own run, '{theirs.path}', is not finished: there are no weights to compare yet."

@@ -58,7 +58,7 @@ from fedshift.rounds.evaluation import Evaluation
 from fedshift.rounds.site import Site
 from fedshift.rounds.versions import Versions
 from fedshift.runs.events import moment
-from fedshift.runs.machine import environment
+from fedshift.runs.origin import environment
 from fedshift.runs.simulation import choose_device
 
 STATE, LOG = "state", "log.jsonl"
@@ -136,7 +136,7 @@ class Attendant:
         """Take part in a run, whose coordinator has been started."""
         self._check_policy()
         federation, turns = self._loaded(), self.turns()
-        packages = environment()["packages"]
+        packages = environment().packages
         samples = sum(len(client.train) for client in federation.clients)
         return Joined(
             self.settings.name,
@@ -376,7 +376,7 @@ def _nothing(name: str) -> Category:
 
 def _check_kept(site: Site, order: Order, turns: Turns, turn: Turn) -> None:
     """Raise an error where a client has worked before a turn, and its state of then was removed since."""
-    if order.client not in site.store and any(each < turn for each in turns.answered("order")):
+    if order.client not in site.store.ids() and any(each < turn for each in turns.answered("order")):
         raise CannotError("state", f"What the client kept before round {order.round} is no longer here.")
 
 

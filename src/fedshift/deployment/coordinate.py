@@ -24,7 +24,7 @@ from fedshift.deployment.leaving import CATEGORIES, refusal, refused
 from fedshift.deployment.link import Away, Link
 from fedshift.deployment.members import ROSTER, Came, Members, Roster, refuses
 from fedshift.deployment.scoring import Scoring
-from fedshift.deployment.site_model import parts_of_model
+from fedshift.deployment.site_model import blueprint_of, parts_of_model
 from fedshift.deployment.wire import Done, Failed, Joined, Work
 from fedshift.engines.choice import asked_for, open_engine
 from fedshift.engines.engine import Engine, ServerJob
@@ -33,31 +33,30 @@ from fedshift.rounds.coordinator import Coordinator, Received, Request, Suspect
 from fedshift.rounds.outliers import Limits
 from fedshift.runs.checkpoint import Execution
 from fedshift.runs.events import PlannedStage, Progress, RunEvents
-from fedshift.runs.folder import EVENTS, RunFolder
 from fedshift.runs.recorder import Recorder
+from fedshift.runs.run import EVENTS, Run, locked
 from fedshift.runs.simulation import choose_device
-from fedshift.runs.trained import Blueprint
 from fedshift.runs.weights import Weights, read_weights
 
 RUNS = "runs"
 
 
-def coordinate(folder: Path, link: Link, progress: Progress) -> RunFolder:
+def coordinate(folder: Path, link: Link, progress: Progress) -> Run:
     """Carry out the run of a coordinator's folder, or carry it on from its last checkpoint.
 
     Raises:
         FedshiftError: a site refuses, too few are connected, or the run cannot go on; the message names who and why.
     """
     agreement = Agreement.read(folder)
-    run = RunFolder(folder / RUNS / agreement.run)
+    run = Run(folder / RUNS / agreement.run)
     if run.finished:
         progress.reused(run.path.name)
         return run
-    with run.locked():
+    with locked(run.path):
         if run.finished:  # by another process meanwhile
             return run
         if not run.begun:
-            RunFolder.create(agreement.experiment, run.path, host="federation")
+            Run.create(agreement.experiment, run.path, host="federation")
         run.check_is(agreement.experiment.fingerprint)
         setup = agreement.setup(choose_device(agreement.experiment.run.device))
         choice = asked_for(setup, agreement.experiment.run.replace(engine="sequential"))
@@ -79,7 +78,7 @@ class _Run:
         self,
         agreement: Agreement,
         setup: Setup,
-        folder: RunFolder,
+        folder: Run,
         link: Link,
         engine: Engine,
         progress: Progress,
@@ -305,7 +304,7 @@ class _Run:
         host = checkpoint.host if checkpoint else {}
         self.doubts = Doubts.model_validate(host.get("doubts", {}))
         self._saved = self.doubts.sound
-        self.recorder.begin(self._federation(), keep=[self.doubts.sound])
+        self.recorder.begin(blueprint_of(self.agreement), keep=[self.doubts.sound])
         self.coordinator.suspects = self.doubts.suspects
         if suspect := self.doubts.left_out:
             why = "with its answer, the largest of its cohort, most sites could not work with the model"
@@ -316,14 +315,6 @@ class _Run:
         self.scored = read_weights(self.coordinator, self.read) if self.position else None
         if checkpoint is None:
             self._save()
-
-    def _federation(self) -> dict[str, Any]:
-        federation = self.agreement.federation
-        inputs, clients = self.agreement.inputs, self.agreement.clients
-        environments, columns = tuple(clients.values()), federation.names_of_columns
-        blueprint = Blueprint(federation.shape, federation.classes, clients, inputs, environments, "", columns)
-        sizes = {"domains": clients, "samples": {}}  # how many is the sites' to know
-        return blueprint.table() | sizes | {"norm_factor": federation.norm_factor}
 
     def _host(self) -> dict[str, Any]:
         """What a checkpoint has beside the coordinator's own state."""
@@ -353,7 +344,7 @@ class _Run:
             notes.append(f"{', '.join(kept)} of each model stayed at its site; the weights here are what sites share.")
         if factor := self.agreement.federation.norm_factor:
             notes.append(f"An answer of more than {factor:g} times the norm that is usual in its cohort is not merged.")
-        records = self.folder.records()
+        records = self.recorder.records
         if not records:
             notes.append("No site has scored both validation and test environments, so there is no record.")
         elif lacking := records[-1].get("unscored"):

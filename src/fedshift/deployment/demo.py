@@ -22,7 +22,7 @@ from fedshift.deployment.supervisor import free_port
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.reporting.follow import follow
-from fedshift.runs.folder import RunFolder
+from fedshift.runs.run import Run
 from fedshift.streams import Streams
 
 CITIES = ("berlin", "oslo", "rome", "lisbon", "vienna", "athens")
@@ -99,7 +99,7 @@ def _written(x: Tensor, y: Tensor, classes: Sequence[str]) -> bytes:
     return file.getvalue()
 
 
-def carry_out(folder: Path, say: Callable[[str], None], console: Console) -> RunFolder:
+def carry_out(folder: Path, say: Callable[[str], None], console: Console) -> Run:
     """Start the processes of a federation whose members all lie in one folder, carry out its run, and end them.
 
     Args:
@@ -122,9 +122,9 @@ def carry_out(folder: Path, say: Callable[[str], None], console: Console) -> Run
         return _follow(started, console)
 
 
-def _follow(started: Processes, console: Console) -> RunFolder:
+def _follow(started: Processes, console: Console) -> Run:
     """Show the run until it is over."""
-    run, process = RunFolder(started.coordinator / "runs" / started.agreement.run), started.process("run")
+    run, process = Run(started.coordinator / "runs" / started.agreement.run), started.process("run")
     logs = f"'{started.log('run')}' and '{started.log('coordinator')}'"
     ended = FedshiftError(f"The run has ended before its last round: see {logs}.")
 

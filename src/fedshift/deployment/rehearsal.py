@@ -18,13 +18,12 @@ from fedshift.deployment.site_data import site_data, site_federation
 from fedshift.engines.choice import asked_for
 from fedshift.errors import FedshiftError
 from fedshift.runs.events import Progress
-from fedshift.runs.folder import RunFolder
 from fedshift.runs.run import Run
 from fedshift.runs.simulation import Simulation
 from fedshift.runs.together import carry_out
 
 
-def rehearse(folder: Path, progress: Progress) -> RunFolder:
+def rehearse(folder: Path, progress: Progress) -> Run:
     """Carry out the run of a federation's folder with the sequential engine, in its folder ``rehearsal``.
 
     Args:
@@ -36,7 +35,7 @@ def rehearse(folder: Path, progress: Progress) -> RunFolder:
     """
     agreement = _agreement(folder)
     simulation = simulated(agreement, [folder / SITES / site for site in agreement.federation.sites], progress)
-    run = RunFolder(folder / "rehearsal" / agreement.run)
+    run = Run(folder / "rehearsal" / agreement.run)
     if run.finished:
         progress.reused(run.path.name)
         return run
@@ -46,13 +45,13 @@ def rehearse(folder: Path, progress: Progress) -> RunFolder:
     return run
 
 
-def carried_out(folder: Path) -> RunFolder:
+def carried_out(folder: Path) -> Run:
     """The folder of the run that a federation's coordinator carries out, which may not have begun.
 
     Raises:
         FedshiftError: it is no federation's folder.
     """
-    return RunFolder(folder / COORDINATOR / "runs" / _agreement(folder).run)
+    return Run(folder / COORDINATOR / "runs" / _agreement(folder).run)
 
 
 def _agreement(folder: Path) -> Agreement:
@@ -91,13 +90,13 @@ def together(sites: Sequence[FederatedData]) -> FederatedData:
     )
 
 
-def difference(one: RunFolder, other: RunFolder) -> float:
+def difference(one: Run, other: Run) -> float:
     """How far numbers of the final tensors that two finished runs both have are apart at most; 0.0: they are equal.
 
     Raises:
         FedshiftError: a run is not finished, or its weights are damaged.
     """
-    ours, theirs = Run(one).weights, Run(other).weights
+    ours, theirs = one.weights, other.weights
     return max(_apart(ours[name], theirs[name]) for name in ours.keys() & theirs.keys())
 
 

@@ -226,11 +226,11 @@ def run(folder: Path) -> int:
         )
     from fedshift.deployment.agreement import Agreement
     from fedshift.deployment.coordinate import RUNS
-    from fedshift.runs.folder import RunFolder
+    from fedshift.runs.run import Run, is_locked
 
-    of_run = RunFolder(member.folder / RUNS / Agreement.read(member.folder).run)
+    of_run = Run(member.folder / RUNS / Agreement.read(member.folder).run)
     command = shell.start_run(str(APP), member.federation)
-    if of_run.held:
+    if is_locked(of_run.path):
         with control(port, member.folder / AUTHORITY) as client:
             from flwr.proto.control_pb2 import ListRunsRequest
 

@@ -16,7 +16,8 @@ from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import Agreement, read_site
 from fedshift.errors import FedshiftError
 from fedshift.rounds.evaluation import parts_predicted
-from fedshift.runs.trained import Blueprint, Trained, rebuilt
+from fedshift.runs.schema import Blueprint
+from fedshift.runs.trained import Trained, rebuilt
 
 FILE = "model.safetensors"
 
@@ -39,6 +40,21 @@ def parts_of_model(agreement: Agreement, setup: Setup) -> frozenset[str]:
             f"protocol.name = 'in-domain', or {shared}."
         )
     return read
+
+
+def blueprint_of(agreement: Agreement) -> Blueprint:
+    """What modules are rebuilt from; how many samples clients have is the sites' to know."""
+    federation = agreement.federation
+    return Blueprint(
+        shape=federation.shape,
+        classes=federation.classes,
+        clients=agreement.clients,
+        inputs=agreement.inputs,
+        environments=tuple(agreement.clients.values()),
+        columns=federation.names_of_columns,
+        domains=agreement.clients,
+        norm_factor=federation.norm_factor,
+    )
 
 
 def keep_model(state: Path, sent: Mapping[str, Tensor], client: int | None, kept: Mapping[str, Tensor]) -> None:
@@ -72,7 +88,4 @@ def site_model(folder: str | Path) -> Trained:
         raise FedshiftError(f"'{path}' does not exist: a site has its model when the run has ended.") from error
     except (OSError, SafetensorError) as error:
         raise FedshiftError(f"'{path}' is damaged ({error}).") from error
-    federation, clients = agreement.federation, agreement.clients
-    environments, columns = tuple(clients.values()), federation.names_of_columns
-    blueprint = Blueprint(federation.shape, federation.classes, clients, agreement.inputs, environments, "", columns)
-    return rebuilt(agreement.experiment, blueprint, weights, agreement.client(settings.name))
+    return rebuilt(agreement.experiment, blueprint_of(agreement), weights, agreement.client(settings.name))

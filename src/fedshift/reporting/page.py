@@ -139,10 +139,10 @@ def _runs(runs: Sequence[Run]) -> Table:
 
 
 def _run(run: Run) -> list[str]:
-    last, times = run.records[-1], run.folder.times()
+    last, times = run.records[-1], run.times
     spent = [clock(times.training), clock(times.evaluation)] if times.engines else ["", ""]
     sent = [bytes_text(last["bytes_down"]), bytes_text(last["bytes_up"])]
-    return [run.folder.path.name, in_words(run.records), *sent, *spent, ", then ".join(times.engines)]
+    return [run.path.name, in_words(run.records), *sent, *spent, ", then ".join(times.engines)]
 
 
 def _differing(about: str, rows: Sequence[Row], found: Merged) -> Table:

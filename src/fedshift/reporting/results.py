@@ -13,11 +13,10 @@ from fedshift.clients import PROTOCOLS
 from fedshift.core.metrics import ACCURACY, Metric
 from fedshift.errors import FedshiftError
 from fedshift.experiments import NAMED, OF_ONE_RUN, PLAIN
-from fedshift.runs.folder import RunFolder, find
-from fedshift.runs.grid_file import grid_files, read_grid
+from fedshift.runs.find import find, grid_files, read_grid
+from fedshift.runs.origin import check_no_study
 from fedshift.runs.run import Run
 from fedshift.runs.selection import RULES, by_environment, endings, mean_score, selects, value_of
-from fedshift.runs.trials import check_no_study
 
 NOT_A_ROW = frozenset({"name", "plugins", *(".".join(names) for names in OF_ONE_RUN)})
 REFUSED = "refused.txt"  # in the folder of a run that could not begin: why
@@ -140,14 +139,14 @@ class Results:
         return f"Results(runs: {len(self.runs)}, rows: {rows}, seeds: {', '.join(map(str, self.seeds))})"
 
     @classmethod
-    def read(cls, folders: Sequence[RunFolder], trust: bool = False) -> Results:
+    def read(cls, folders: Sequence[Run]) -> Results:
         """Read the runs that have records; those without any are left out, and those that are damaged are named.
 
         Raises:
             FedshiftError: none has a record.
         """
         runs, damaged = [], []
-        for run in (Run(folder, trust) for folder in folders):
+        for run in folders:
             try:
                 run.check()
                 if run.records:
@@ -168,7 +167,7 @@ class Results:
             FedshiftError: there is none with a record, or the path is a study's or a trial's.
         """
         check_no_study(path)
-        results = cls.read(find(path), trust)
+        results = cls.read(find(path, trust=trust))
         return cls(sorted(results.runs, key=_order), (*results.missing, *_not_begun(path)))
 
     @property
@@ -182,10 +181,10 @@ class Results:
         notes = dict.fromkeys([*(f"{name}: {reason}" for name, reason in self.lacking.items()), *self.missing])
         notes |= dict.fromkeys(note for run in self.runs for note in run.notes)
         for run in self.runs:
-            if not run.folder.finished:
+            if not run.finished:
                 last, rounds = run.records[-1], run.table["train"]["rounds"]
                 notes[
-                    f"{run.folder.path.name} is not finished: it was last scored after round {last['round']} of its "
+                    f"{run.path.name} is not finished: it was last scored after round {last['round']} of its "
                     f"stage '{last['stage']}' (train.rounds = {rounds})."
                 ] = None
         for row in self.rows():
@@ -260,8 +259,8 @@ class Results:
         """Runs grouped by all that decides their results but seed and held-out domain, in the order they come."""
         groups: dict[str, list[Run]] = {}
         for run in self.runs:
-            groups.setdefault(run.folder.identity.series, []).append(run)
-        flat = [described(runs[0].table, runs[0].folder.identity.contents) for runs in groups.values()]
+            groups.setdefault(run.identity.series, []).append(run)
+        flat = [described(runs[0].table, runs[0].identity.contents) for runs in groups.values()]
         others, metric = [*flat, *(each.settings for each in self.refused)], self.metric
         return [Row(label(entry, others), runs, metric) for entry, runs in zip(flat, groups.values(), strict=True)]
 
@@ -270,7 +269,7 @@ class Results:
         """Why rows that were asked for have no run, by their labels."""
         if not self.refused:
             return {}
-        others = [described(run.table, run.folder.identity.contents) for run in self.runs]
+        others = [described(run.table, run.identity.contents) for run in self.runs]
         others += [each.settings for each in self.refused]
         return {label(each.settings, others): each.reason for each in self.refused}
 
@@ -323,7 +322,7 @@ def _not_begun(path: Path) -> Iterator[str]:
         except FedshiftError as error:
             yield str(error)
             continue
-        waiting = [file.parent / run.folder for run in runs if not RunFolder(file.parent / run.folder).begun]
+        waiting = [file.parent / run.folder for run in runs if not Run(file.parent / run.folder).begun]
         refused = [folder for folder in waiting if (folder / REFUSED).is_file()]
         for folder in refused:
             reason = (folder / REFUSED).read_text(encoding="utf-8")

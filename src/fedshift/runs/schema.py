@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -10,21 +11,25 @@ from annotated_types import Ge, Le
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     NonNegativeInt,
     PositiveInt,
     RootModel,
-    StringConstraints,
     field_validator,
     model_validator,
 )
 
+from fedshift.clients.federated import FederatedData
+from fedshift.clients.inputs import Inputs
 from fedshift.core.metrics import ACCURACY
+from fedshift.errors import FedshiftError
 from fedshift.manifest import checked, parsed, read_lines
 from fedshift.spec import RunName
 
+MOST_NAMED = 20  # clients that an error lists
+
 Record = dict[str, Any]  # a line of records.jsonl
 Share = Annotated[float, Ge(0), Le(1)]
-Id = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]  # a client's, as JSON has it
 Size = Annotated[int, Ge(0), Le(2**63 - 1)]
 Few = Annotated[int, Ge(0), Le(10**6)]  # what a display counts one by one
 
@@ -33,6 +38,18 @@ class File(BaseModel):
     """A JSON file, or a line of one; what else stands there does no harm."""
 
     model_config = ConfigDict(frozen=True, strict=True)
+
+
+class Machine(File):
+    """The versions and the machine that a run was made with."""
+
+    python: str
+    platform: str
+    processor: str
+    accelerator: str | None
+    cores: PositiveInt | None
+    threads: PositiveInt
+    packages: dict[str, str]
 
 
 class Identity(File):
@@ -46,15 +63,17 @@ class Identity(File):
         contents: digests of what decides the result and is no setting; see :attr:`Experiment.contents`.
         plugins: digests of the plugins, by path.
         host: what carries it out, which alone can go on with it.
+        environment: the versions and the machine that it was begun with.
     """
 
-    format: Literal[3] = 3  # raised whenever a file changes its meaning
+    format: Literal[4] = 4  # raised whenever a file changes its meaning
     fingerprint: str
     series: str
     table: str
     contents: dict[str, str]
     plugins: dict[str, str]
     host: Literal["simulation", "federation"] = "simulation"
+    environment: Machine
 
 
 class Scored(File):
@@ -111,30 +130,72 @@ class Recorded(File):
         return self
 
 
-class Machine(File):
-    """environment.json: the versions and the machine that a run was made with."""
+class Blueprint(BaseModel):
+    """data.json: what modules are rebuilt from besides the experiment, and how many samples clients have.
 
-    python: str
-    platform: str
-    processor: str
-    accelerator: str | None
-    cores: PositiveInt | None
-    threads: PositiveInt
-    packages: dict[str, str]
+    Attributes:
+        shape: the shape of a sample as the data set stores it.
+        classes: the classes' names.
+        clients: the clients' names, by id.
+        inputs: how samples become inputs of a network.
+        environments: the names of the environments that clients trained in.
+        type: the type of a sample as the data set stores it, such as "uint8"; empty where only sites know it.
+        columns: of rows of a table, the columns' names; none where only sites know them.
+        domains: each client's domain, by id.
+        samples: each client's number of training samples, by id; none where only sites know them.
+        norm_factor: in a federation, how much larger than usual an answer may be.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    shape: tuple[Size, ...]
+    classes: tuple[str, ...]
+    clients: dict[int, str]
+    inputs: Inputs
+    environments: tuple[str, ...] = ()
+    type: str = ""
+    columns: tuple[str, ...] = ()
+    domains: dict[int, str] = Field(default_factory=dict)
+    samples: dict[int, Size] = Field(default_factory=dict)
+    norm_factor: float | None = None
+
+    @classmethod
+    def of(cls, federated: FederatedData) -> Self:
+        """That of a federation."""
+        return cls(
+            shape=federated.shape,
+            classes=federated.classes,
+            clients={client.id: client.name for client in federated.clients},
+            inputs=federated.inputs,
+            environments=federated.train_environments,
+            type=federated.type,
+            columns=federated.columns,
+            domains={client.id: client.domain for client in federated.clients},
+            samples={client.id: len(client.train) for client in federated.clients},
+        )
+
+    def client(self, asked: int | str) -> int:
+        """The id of a client of that name or id.
+
+        Raises:
+            FedshiftError: there is none, or several have that name.
+        """
+        found = [id for id, name in self.clients.items() if asked == (name if isinstance(asked, str) else id)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise FedshiftError(f"{len(found)} clients are called '{asked}'; give an id: {_listed(map(str, found))}.")
+        raise FedshiftError(f"There is no client {asked!r}; clients by id: {self.named(self.clients)}.")
+
+    def named(self, ids: Iterable[int]) -> str:
+        """Clients for a message: id and name of each."""
+        return _listed(f"{id} ('{self.clients[id]}')" for id in ids)
 
 
-class DataFacts(File):
-    """data.json: what modules are made from, and each client's domain and number of training samples, by id."""
-
-    shape: list[Size]
-    classes: list[str]
-    clients: dict[Id, str]
-    inputs: dict[str, Any]
-    environments: list[str]
-    type: str
-    columns: list[str]
-    domains: dict[Id, str]
-    samples: dict[Id, Size]
+def _listed(words: Iterable[str]) -> str:
+    every = list(words)
+    more = f", ... ({len(every)} in all)" if len(every) > MOST_NAMED else ""
+    return ", ".join(every[:MOST_NAMED]) + more
 
 
 class MessageCount(File):
@@ -185,20 +246,6 @@ class Timed(File):
     together: PositiveInt
     engine: str
     notes: list[str] = []
-
-
-class Summary(File):
-    """summary.json, for readers: what each selection rule picks, and notes.
-
-    Attributes:
-        selected: by rule: the round, its means over test and validation, and whether it looks at the test data.
-        notes: what a reader of the results must know.
-        ended: where stages ended early and why, by the stage's name.
-    """
-
-    selected: dict[str, dict[str, Any]]
-    notes: list[str]
-    ended: dict[str, str] = {}
 
 
 class GridRun(File):

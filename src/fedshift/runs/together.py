@@ -18,17 +18,17 @@ from fedshift.errors import DiskError, FedshiftError, LockedError, StoppedError
 from fedshift.runs.checkpoint import Execution, common_position
 from fedshift.runs.dry_run import planned_stages
 from fedshift.runs.events import Progress, RunEvents
-from fedshift.runs.folder import EVENTS, RunFolder
 from fedshift.runs.lockstep import advance
 from fedshift.runs.recorder import Recorder
+from fedshift.runs.run import EVENTS, Run, locked
+from fedshift.runs.schema import Blueprint
 from fedshift.runs.simulation import Simulation
-from fedshift.runs.trained import Blueprint
 
 Failed = dict[Simulation, Exception]
-Judge = Callable[[RunFolder], str]  # why a run is to be given up, by what it has recorded; empty: it goes on
+Judge = Callable[[Run], str]  # why a run is to be given up, by what it has recorded; empty: it goes on
 
 
-def to_the_end(folder: RunFolder) -> str:
+def to_the_end(folder: Run) -> str:
     """Gives no run up."""
     return ""
 
@@ -71,16 +71,12 @@ class _Run:
             recorder.record(record)
             self.events.evaluated(record)
             recorder.write_times(self.engine, time.perf_counter() - started)
-            if self.open and (reason := self.judge(recorder.folder)):
+            if self.open and (reason := self.judge(Run(recorder.folder.path))):
                 raise StoppedError(reason)
 
     def save(self, execution: Execution) -> None:
         """Write a checkpoint."""
         self.recorder.save(execution)
-
-    def commit(self) -> None:
-        """Remove the one before."""
-        self.recorder.keep_only(self.recorder.position)
 
     def finish(self) -> None:
         """Write what a finished run has."""
@@ -91,7 +87,7 @@ class _Run:
 
 
 def carry_out(
-    runs: Sequence[tuple[Simulation, RunFolder]], choice: Choice, progress: Progress, judge: Judge = to_the_end
+    runs: Sequence[tuple[Simulation, Run]], choice: Choice, progress: Progress, judge: Judge = to_the_end
 ) -> Failed:
     """Carry runs to their ends together, from the newest position that all of them have a checkpoint of.
 
@@ -116,9 +112,9 @@ def carry_out(
         engine = stack.enter_context(open_engine(choice, note))
         try:
             for simulation, folder in runs:
-                stack.enter_context(folder.locked())
+                stack.enter_context(locked(folder.path))
                 if not folder.begun:
-                    RunFolder.create(simulation.experiment, folder.path)
+                    Run.create(simulation.experiment, folder.path)
                 folder.check_is(simulation.experiment.fingerprint)
             position = common_position([folder.path for _, folder in runs])
         except (DiskError, LockedError) as error:  # all or none, so that two processes do not share a group
@@ -132,12 +128,10 @@ def carry_out(
     return failed
 
 
-def _begin(
-    simulation: Simulation, folder: RunFolder, position: int, engine: str, progress: Progress, judge: Judge
-) -> _Run:
+def _begin(simulation: Simulation, folder: Run, position: int, engine: str, progress: Progress, judge: Judge) -> _Run:
     """Go back to a checkpoint of a run and begin to show it."""
     recorder = Recorder(folder, simulation.coordinator, simulation.evaluation.read, simulation.site)
-    recorder.begin(Blueprint.of(simulation.federated).table() | simulation.federated.sizes(), position)
+    recorder.begin(Blueprint.of(simulation.federated), position)
     events = RunEvents(folder.path.name, progress, folder.path / EVENTS, position)
     events.begin(planned_stages(simulation))
     return _Run(simulation, recorder, events, engine, judge)
@@ -163,10 +157,10 @@ def _go_on(group: Sequence[_Run], engine: Engine, choice: Choice, failed: Failed
                     raise error
                 run.after_round(seconds, len(going), engine)
         if any(run.due for run in going):
-            execution = Execution(choice.table(), tuple(run.recorder.folder.path.name for run in going))
-            _each(going, failed, partial(_Run.save, execution=execution))
+            together = tuple(run.recorder.folder.path.name for run in going)
+            _each(going, failed, partial(_Run.save, execution=Execution(choice.table(), together)))
             if failed.keys().isdisjoint(run.simulation for run in going):  # or no position would be common to all
-                _each(going, failed, _Run.commit)
+                _each(going, failed, lambda run: run.recorder.keep_only(run.recorder.position))
 
 
 def _each(runs: Sequence[_Run], failed: Failed, act: Callable[[_Run], None]) -> None:

@@ -65,7 +65,7 @@ def run(source: Source = DEFAULT, *, progress: Progress | None = None, **options
     """
     asked = experiment(source, **options)
     with display(progress, 1) as shown:
-        return Run(runner.start(asked, shown))
+        return runner.start(asked, shown)
 
 
 def compare(

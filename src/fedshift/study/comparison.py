@@ -12,7 +12,6 @@ from fedshift.experiments import Experiment
 from fedshift.reporting.results import MeanStd, Refused, Results, Row, described
 from fedshift.reporting.table import Table, tables
 from fedshift.reporting.tabled import Measurements
-from fedshift.runs.folder import RunFolder
 from fedshift.runs.run import Run
 from fedshift.runs.runner import Failures, run_path
 from fedshift.runs.schema import Record
@@ -35,7 +34,7 @@ class Comparison(Measurements):
 
     @classmethod
     def of(
-        cls, folders: Sequence[RunFolder], failed: Failures, asked: int, experiments: Sequence[Experiment] = ()
+        cls, folders: Sequence[Run], failed: Failures, asked: int, experiments: Sequence[Experiment] = ()
     ) -> Comparison:
         """What is in the folders of runs, of which some failed.
 
@@ -52,7 +51,7 @@ class Comparison(Measurements):
         if len(failed) == asked:
             raise type(next(iter(failed.values())))(_failure(problems, asked))
         results = Results.read(folders)
-        there = {run.folder.identity.series for run in results.runs}
+        there = {run.identity.series for run in results.runs}
         lacking: dict[str, Refused] = {}
         for each in experiments:
             error = failed.get(path := run_path(each))

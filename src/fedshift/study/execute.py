@@ -21,7 +21,6 @@ from fedshift.reporting.results import REFUSED, Row
 from fedshift.runs import runner
 from fedshift.runs.dry_run import estimate
 from fedshift.runs.events import Progress
-from fedshift.runs.folder import RunFolder
 from fedshift.runs.run import Run
 from fedshift.runs.selection import by_environment, last
 from fedshift.runs.simulation import Simulation
@@ -75,7 +74,7 @@ class Count:
     seconds: float = 0.0
 
     @classmethod
-    def of(cls, cells: Iterable[Sequence[RunFolder]]) -> Count:
+    def of(cls, cells: Iterable[Sequence[Run]]) -> Count:
         """Of the folders of each cell.
 
         Raises:
@@ -84,7 +83,7 @@ class Count:
         runs = finished = diverged = 0
         seconds = 0.0
         for folders in cells:
-            times = [folder.times() for folder in folders if folder.finished]
+            times = [folder.times for folder in folders if folder.finished]
             runs += len(folders)
             finished += len(times)
             diverged += len(folders) - len(times) if why_diverged(folders) else 0
@@ -196,7 +195,7 @@ def _carry_out_cells(
                 _carry_out(asked, progress)
 
 
-def carry_out_runs(experiments: Sequence[Experiment], progress: Progress) -> tuple[list[RunFolder], runner.Failures]:
+def carry_out_runs(experiments: Sequence[Experiment], progress: Progress) -> tuple[list[Run], runner.Failures]:
     """Carry out runs; why one could not begin is written into its folder.
 
     Returns:
@@ -207,7 +206,7 @@ def carry_out_runs(experiments: Sequence[Experiment], progress: Progress) -> tup
     """
     folders, failed = runner.run_all(experiments, progress)
     for path, error in failed.items():
-        if not (RunFolder(path).begun or isinstance(error, DiskError | LockedError)):
+        if not (Run(path).begun or isinstance(error, DiskError | LockedError)):
             files.make_folder(path)
             files.write(path / REFUSED, str(error).removeprefix(f"{path.name}: "))
     return folders, failed
@@ -215,7 +214,7 @@ def carry_out_runs(experiments: Sequence[Experiment], progress: Progress) -> tup
 
 def _carry_out(experiments: Sequence[Experiment], progress: Progress) -> None:
     """Carry out the runs of a cell that have a seed."""
-    there = [RunFolder(runner.run_path(each)) for each in experiments]
+    there = [Run(runner.run_path(each)) for each in experiments]
     if before := why_diverged(there):
         raise DivergedError(before)
     _, failed = carry_out_runs(experiments, progress)
@@ -262,7 +261,7 @@ def why_lacking(error: Exception, experiments: Callable[[], Sequence[Experiment]
     return Lacking(f"{name}{error}", "failed")
 
 
-def why_diverged(folders: Iterable[RunFolder]) -> str:
+def why_diverged(folders: Iterable[Run]) -> str:
     """Why the first of some runs diverged that did; empty if none did."""
     notes = (folder.path / DIVERGED for folder in folders if not folder.finished)
     return next((note.read_text(encoding="utf-8") for note in notes if note.is_file()), "")
@@ -288,7 +287,7 @@ def read_findings(
     Raises:
         DamagedError: a folder cannot be read; the message says how it is made again.
     """
-    folders = {cell.key: [RunFolder(runner.run_path(each)) for each in cell.experiments] for cell in cells}
+    folders = {cell.key: [Run(runner.run_path(each)) for each in cell.experiments] for cell in cells}
     numbers: list[Number] = []
     diverged: dict[Key, Lacking] = {}
     with naming_damage():
@@ -296,7 +295,7 @@ def read_findings(
             if why := why_diverged(folders[cell.key]):
                 diverged[cell.key] = Lacking(why, "diverged")
             elif cell.key not in lacking:
-                runs = [Run(folder) for folder in folders[cell.key] if folder.finished]
+                runs = [run for run in folders[cell.key] if run.finished]
                 numbers += _numbers(plan.exhibit, cell, _whole_seeds(cell, runs))
         count = Count.of(folders.values())
     return Findings(numbers, {**diverged, **lacking}, plan.left_out, count, chosen or {})
@@ -349,5 +348,5 @@ def forecast_cells(plan: StudyPlan, scenario: Scenario) -> Iterator[Forecast]:
 def _count_left(scale: Scale, experiments: Sequence[Experiment]) -> int:
     """How many runs there are to carry out, the trials of searches included."""
     held_out = len(experiments) // len(scale.seeds)
-    unfinished = sum(not RunFolder(runner.run_path(each)).finished for each in experiments)
+    unfinished = sum(not Run(runner.run_path(each)).finished for each in experiments)
     return unfinished + held_out * scale.trials * len(scale.tuning_seeds)

@@ -87,7 +87,7 @@ QUANTITIES: Mapping[str, Quantity] = {
     "validation": Quantity("%", partial(_accuracies, role="validation")),
     "best round": Quantity("%", lambda run, records: _mean(target_best(records))),
     "risk": Quantity("nats", lambda run, records: by_environment(last(records), "test", "loss").values()),
-    "seconds": Quantity("s", lambda run, records: [run.folder.times().training]),
+    "seconds": Quantity("s", lambda run, records: [run.times.training]),
     "megabytes": Quantity("MB", lambda run, records: [_megabytes(last(records))]),
 }
 WITH_ARGUMENT: Mapping[str, Callable[[str], Quantity]] = {

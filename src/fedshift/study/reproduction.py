@@ -18,7 +18,7 @@ from fedshift.reporting.results import MeanStd, flat
 from fedshift.reporting.table import Table
 from fedshift.reporting.units import clock, printable
 from fedshift.runs.events import Progress
-from fedshift.runs.lock import locked
+from fedshift.runs.run import locked
 from fedshift.runs.runner import run_path
 from fedshift.spec import shown
 from fedshift.study.execute import LACKING, carry_out, read_findings

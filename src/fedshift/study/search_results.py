@@ -9,7 +9,7 @@ from pathlib import Path
 from fedshift.files import write
 from fedshift.reporting.table import Table
 from fedshift.reporting.tabled import Tabled
-from fedshift.runs.folder import RunFolder
+from fedshift.runs.run import Run
 from fedshift.runs.selection import shares
 from fedshift.study.search import Study, Trial
 from fedshift.study.space import in_words
@@ -125,5 +125,5 @@ def _all_trials(study: Study, trials: int) -> Table:
 
 
 def _shares(study: Study, trial: Trial) -> str:
-    records = RunFolder(study.path / trial.runs[0]).records() if trial.curve else []
+    records = Run(study.path / trial.runs[0]).records if trial.curve else []
     return ", ".join(f"{name} {100 * share:.3g}" for name, share in shares(records[-1]).items()) if records else ""

@@ -16,7 +16,7 @@ from fedshift.errors import DamagedError, FedshiftError, UnknownNameError
 from fedshift.reporting.table import Table
 from fedshift.reporting.tabled import Tabled
 from fedshift.reporting.units import clock
-from fedshift.runs.folder import RunFolder
+from fedshift.runs.run import Run
 from fedshift.study.execute import Count, naming_damage
 from fedshift.study.papers import exhibit_of, exhibits
 from fedshift.study.reproduction import RUNS_FILE, plan_table
@@ -160,7 +160,7 @@ def _state(table: str, scale: str, plan: StudyPlan | None, data: Mapping[str, st
         return replace(state, damaged=str(error))
 
 
-def _folders(plan: StudyPlan) -> list[list[RunFolder]]:
+def _folders(plan: StudyPlan) -> list[list[Run]]:
     """The folders of the runs of each of a table's cells, as it last began.
 
     Raises:
@@ -173,4 +173,4 @@ def _folders(plan: StudyPlan) -> list[list[RunFolder]]:
         cells = TypeAdapter(list[list[str]]).validate_json(files.read(file))
     except (OSError, ValueError) as error:
         raise FedshiftError(f"'{file}' is not what was written.") from error
-    return [[RunFolder(plan.folder.parent / name) for name in names] for names in cells]
+    return [[Run(plan.folder.parent / name) for name in names] for names in cells]

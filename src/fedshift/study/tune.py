@@ -22,8 +22,7 @@ from fedshift.errors import (
 )
 from fedshift.experiments import Experiment
 from fedshift.runs.events import AnyEvent, EvaluatedEvent, Progress
-from fedshift.runs.folder import RunFolder
-from fedshift.runs.lock import locked
+from fedshift.runs.run import Run, locked
 from fedshift.runs.runner import Asked, attempt, run_path
 from fedshift.runs.selection import last, mean_score
 from fedshift.runs.together import Judge, to_the_end
@@ -243,7 +242,7 @@ class _Batch:
                 self._end(number, state="pruned", curve=[scored for scored in curve if scored[0] <= end])
         self._carry_out([run for runs in self._runs.values() for run in runs[1:]], to_the_end)
         for number, runs in list(self._runs.items()):
-            values = [mean_score(last(self._folder(run).records()), ROLE) for run in runs]
+            values = [mean_score(last(self._folder(run).records), ROLE) for run in runs]
             there = [value for value in values if value is not None]
             if len(there) < len(values):
                 metric = self._study.metric
@@ -281,7 +280,7 @@ class _Batch:
             if errors:
                 self._end(number, state="failed", reason=str(errors[0]))
 
-    def _why_pruned(self, folder: RunFolder) -> str:
+    def _why_pruned(self, folder: Run) -> str:
         """Why a run is given up; empty if it goes on."""
         try:
             curve = _curve(folder) if folder.begun else []
@@ -290,8 +289,8 @@ class _Batch:
         end = self._pruned_at(curve, self._rounds[folder.path.name])
         return "" if end is None else f"pruned, as after round {end} it is worse than the median of earlier trials"
 
-    def _folder(self, run: Experiment) -> RunFolder:
-        return RunFolder(self._study.path / run.run_name)
+    def _folder(self, run: Experiment) -> Run:
+        return Run(self._study.path / run.run_name)
 
     def _end(self, number: int, **outcome: Any) -> None:
         """Note the outcome of a trial, which has no more to do."""
@@ -299,9 +298,9 @@ class _Batch:
         self._outcomes[number] = replace(self._study.trials[number], runs=runs, **outcome)
 
 
-def _curve(folder: RunFolder) -> Curve:
+def _curve(folder: Run) -> Curve:
     """A run's validation scores so far, by rounds done; none of rounds where the metric is undefined."""
-    scores = ((record["position"], mean_score(record, ROLE)) for record in folder.records())
+    scores = ((record["position"], mean_score(record, ROLE)) for record in folder.records)
     return [(position, score) for position, score in scores if score is not None]
 
 
