@@ -71,7 +71,7 @@ class Many(Dataset):
     """One domain of small images, enough for many clients: class patterns under noise."""
 
     clients: Count = fedshift.setting(help="how many clients the samples are for")
-    samples: Count = fedshift.setting(20, help="training samples of each")
+    trained: Count = fedshift.setting(20, help="training samples of each")
     scored: Count = fedshift.setting(2, help="samples of each that are scored")
 
     def domain_names(self) -> tuple[str, ...]:
@@ -80,7 +80,7 @@ class Many(Dataset):
 
     def load(self, streams: Streams) -> DomainData:
         """uint8 images (1, 14, 14) of ten classes, mapped from a file that nobody else sees."""
-        each = self.samples + self.scored
+        each = self.trained + self.scored
         total = self.clients * each
         generator = streams.generator("benchmark")
         y = torch.arange(total) % 10
@@ -98,7 +98,7 @@ class Many(Dataset):
             domains=self.domain_names(),
             classes=tuple(str(label) for label in range(10)),
             group=torch.arange(total),
-            environment=(torch.arange(total) >= self.clients * self.samples).long(),
+            environment=(torch.arange(total) >= self.clients * self.trained).long(),
             environments=("trained", "scored"),
         )
 

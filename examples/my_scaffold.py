@@ -3,8 +3,6 @@
 An absent client's c_k stands still. That of a client whose answer came too late has moved, although c has not.
 """
 
-from typing import Any
-
 import fedshift
 from fedshift import FedAvg
 from fedshift.page import *
@@ -15,6 +13,7 @@ class MyScaffold(FedAvg):
     """FedAvg whose local steps are corrected by control variates."""
 
     terms = (*FedAvg.terms, "correction")
+    uploads = (Upload.like("change", "c", reveals="c_k"),)
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         parts = super().parts(model)
@@ -32,21 +31,12 @@ class MyScaffold(FedAvg):
     def keep(self, work: LocalWork) -> Tensors:
         return self.new_c_k(work).under("c_k")
 
-    def change(self, work: LocalWork) -> Tensors:
+    def upload(self, work: LocalWork) -> Tensors:
         return (self.new_c_k(work) - work.private.of("c_k")).under("change")
 
-    def exchange(self, name: str, **changes: Any) -> Exchange:
-        change = Upload.like("change", "c", reveals="c_k")
-        return super().exchange(name, **{"uploads": (change,), "upload": self.change, **changes})
-
-    def merge(self, state: ServerState, replies: Replies) -> ServerState:
-        change = replies.mean().of("change")
-        c = state.down.of("c") + len(replies) / state.clients * change
-        return super().merge(state, replies).updated(c.under("c"))
+    def after_mean(self, state: ServerState, replies: Replies) -> Tensors:
+        c = state.down.of("c") + len(replies) / state.clients * replies.mean().of("change")
+        return c.under("c")
 
     def check(self, train: Train) -> None:
-        if train.optimiser != "sgd" or train.momentum:
-            raise FedshiftError(
-                f"my-scaffold needs SGD without momentum, not train.optimiser = '{train.optimiser}' with "
-                f"train.momentum = {train.momentum:g}: --set train.optimiser=sgd --set train.momentum=0"
-            )
+        train.check_plain("my-scaffold takes (x - y) / (K lr) for the mean gradient of K steps")

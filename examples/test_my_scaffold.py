@@ -19,7 +19,7 @@ def test_the_hooks_by_hand() -> None:
     received, trained, private = Down(one(head__w=1.0, c__head__w=0.2)), one(head__w=0.4), one(c_k__head__w=0.5)
     work = LocalWork(trained, private, received, nothing, nothing, samples, torch.tensor([8]), steps=3, lr=0.1)
     assert MyScaffold().keep(work)["c_k.head.w"].item() == pytest.approx(2.3)
-    assert MyScaffold().change(work)["change.head.w"].item() == pytest.approx(1.8)
+    assert MyScaffold().upload(work)["change.head.w"].item() == pytest.approx(1.8)
 
     state = ServerState(shared=one(head__w=1.0), down=one(c__head__w=0.2), clients=4)
     answers = [(0, Up(one(head__w=0.4, change__head__w=1.8))), (3, Up(one(head__w=0.8, change__head__w=0.2)))]

@@ -275,7 +275,7 @@ def _prepare() -> None:
         "fedshift.engines.workers",
         "fedshift.engines.vectorised",
         "fedshift.methods.client2vec.client2vec",
-        "fedshift.datasets.own_images",
+        "fedshift.datasets.image_sets",
         "fedshift.runs.trained",
     ):
         import_module(module)

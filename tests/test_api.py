@@ -16,16 +16,16 @@ import fedshift
 from conftest import TINY, Make, interrupt_after
 from fedshift import Client2Vec, Experiment, FedAvg, FedProx, FedSR
 from fedshift.cli import app as cli
-from fedshift.cli import estimates
+from fedshift.cli import before
 from fedshift.clients.partitions import IID
 from fedshift.clients.protocols import LeaveOneDomainOut
 from fedshift.core.servers import SERVERS
-from fedshift.datasets.rotated_mnist import RotatedMNIST
+from fedshift.datasets.mnist import RotatedMNIST
 from fedshift.errors import FedshiftWarning
 from fedshift.experiments import NAMED
 from fedshift.methods import METHODS
 from fedshift.methods.client2vec import ENCODERS, INDICES
-from fedshift.models.mlp import MLP
+from fedshift.models.small import MLP
 from fedshift.runs import runner
 from fedshift.runs.events import Progress
 from fedshift.study import api
@@ -88,7 +88,7 @@ def test_every_option_has_a_field_and_a_type():
 def test_options_are_those_of_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """The same words give the same experiments, by way of the command line and from Python."""
     seen: list[list[Experiment]] = []
-    monkeypatch.setattr(estimates, "print_estimates", seen.append)
+    monkeypatch.setattr(before, "print_estimates", seen.append)
     example = str(Path(__file__).parents[1] / "examples" / "my_prox.py")
     words = (
         f"compare --method fedavg,my-prox --data rotated-mnist --model mlp --hold-out 0,75 --seed 0,1 --rounds 7 "
@@ -181,6 +181,7 @@ def test_other_data_are_another_experiment():
         ({"method": FedSR}, ["FedSR", "give the name of a method", "an instance"]),
         ({"method": []}, ["method = []", "give the name of a method"]),
         ({"method": ["fedavg", FedAvg()]}, ["same run twice"]),
+        ({"seed": [1, 1]}, ["same run twice"]),
         ({"method": {"l2r": 0.1}}, ["a table with a name"]),
         ({"model": ["mlp", "cnn"]}, ["give the name of a model"]),
         ({"rounds": "ten"}, ["train.rounds = 'ten'", "integer"]),

@@ -18,7 +18,7 @@ from fedshift.clients.domains import DomainData
 from fedshift.clients.protocols import split
 from fedshift.datasets.arrays import Arrays
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.own_images import ImageFolder
+from fedshift.datasets.image_sets import ImageFolder
 from fedshift.errors import FedshiftError
 from fedshift.runs.events import Progress
 from fedshift.streams import Streams

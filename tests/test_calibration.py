@@ -20,7 +20,7 @@ from conftest import CNN_WITH_BN, Make, go_on, simulate
 from fedshift.core.contract import Batch, Context, Terms
 from fedshift.core.net import Net
 from fedshift.core.training import RunOptions
-from fedshift.engines import calibration, workers
+from fedshift.engines import calibration
 from fedshift.engines import choice as choices
 from fedshift.engines.calibration import Timing, calibrate, choose, fastest
 from fedshift.engines.choice import LIMITS, Choice, asked_for, cores, open_engine
@@ -241,7 +241,7 @@ def test_workers_that_cannot_be_had(make: Make, monkeypatch: pytest.MonkeyPatch)
     if can_fork():
         with refuses("run.engine = 'workers'", "'meta'", "--set run.device=cpu"):
             asked_for(replace(setup, device=torch.device("meta")), options)
-    monkeypatch.setattr(workers, "can_fork", lambda: False)
+    monkeypatch.setattr(choices, "can_fork", lambda: False)
     with refuses("run.engine = 'workers'", "auto"):
         asked_for(setup, options)
 

@@ -23,10 +23,9 @@ from fedshift.core.contract import Batch, Context, Terms
 from fedshift.core.net import Net
 from fedshift.core.tensors import Tensors
 from fedshift.core.training import Train
-from fedshift.engines.batches import BalancedOrder
 from fedshift.engines.engine import Engine
 from fedshift.engines.kernels import Kernels
-from fedshift.engines.lane import Lane
+from fedshift.engines.lane import BalancedOrder, Lane
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers

@@ -87,7 +87,7 @@ def test_absent_classes_leave_everything_finite(
 
         return replace(federation, clients=[kept(client) for client in federation.clients])
 
-    monkeypatch.setattr(simulation_module, "make_federation", without)
+    monkeypatch.setattr(simulation_module, "make_federated", without)
     run = {"train.rounds": 5, "train.lr": 0.02, "train.participation": 0.5, "run.audit": False}
     simulation = simulate(make({**small(name), **run, **changes}), engine=engine())
     assert all(tensor.isfinite().all() for tensor in simulation.coordinator.state.tensors.values())

@@ -451,23 +451,6 @@ def test_an_index_separates_if_two_clients_are_not_alike():
     assert notes_on(far) == ()
 
 
-def test_the_notes_are_the_bases_and_the_indexs(make: Make):
-    """The vectors (1, 0) and (3, 0) of two clients point the same way, which is worth a note."""
-
-    class Noting(FedAvg):
-        """FedAvg that has something to say."""
-
-        def notes(self, state):
-            return ("what the base says",)
-
-    method = wrapped(make).experiment.method.replace(base=Noting())
-    assert method.notes(state_of(**THREE)) == ("what the base says",)
-    alike = {"feature": [[1.0, 0.0], [3.0, 0.0]], "label": [[1.0, 0.0]] * 2, "samples": [1.0, 1.0]}
-    first, second = method.notes(state_of(**alike))
-    assert first == "what the base says"
-    assert "does not separate the clients" in second
-
-
 def test_the_label_index_is_the_mean_of_label_embeddings(make: Make):
     simulation = wrapped(make)
     run(simulation, rounds=2)

@@ -11,7 +11,18 @@ import torch
 
 import fedshift
 from conftest import Make, attach, evaluated, first_messages, go_on, names_sent, net_of, simulate, states
-from fedshift.core.contract import Exchange, LocalWork, Measure, Optimiser, Part, Phase, ServerState, Stage, Upload
+from fedshift.core.contract import (
+    Exchange,
+    LocalWork,
+    Measure,
+    Optimiser,
+    Part,
+    Phase,
+    ServerState,
+    Stage,
+    Upload,
+    uniform,
+)
 from fedshift.core.model import ModelBuilder
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.engines.vectorised import Vectorised
@@ -232,7 +243,7 @@ class AsksTheRound(FedAvg):
 
     def select(self, state, clients, count, generator):
         HEARD.append(("select", state.round))
-        return super().select(state, clients, count, generator)
+        return uniform(state, clients, count, generator)
 
     def noted_send(self, state, client):
         HEARD.append(("send", state.round))
@@ -317,9 +328,6 @@ class KeptHead(FedAvg):
     def parts(self, model):
         parts = super().parts(model)
         return {**parts, "last": Part(model.head("last head"), "client")}
-
-    def exchange(self, name):
-        return super().exchange(name, start=self.begin)
 
     def begin(self, private, received):
         return private.of("last").under("head")

@@ -23,10 +23,10 @@ from fedshift.clients.domains import DomainData
 from fedshift.clients.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
 from fedshift.clients.partitions import Domains
 from fedshift.clients.protocols import InDomain, LeaveOneDomainOut, split
-from fedshift.datasets import image_tables
+from fedshift.datasets import image_sets
+from fedshift.datasets.image_sets import HubDataset, ImageFolder, ParquetFile
 from fedshift.datasets.images import decode
-from fedshift.datasets.own_images import HubDataset, ImageFolder, ParquetFile
-from fedshift.datasets.rotated_mnist import RotatedMNIST
+from fedshift.datasets.mnist import RotatedMNIST
 from fedshift.runs.simulation import make_federated
 from fedshift.streams import Streams
 from refusal import refuses
@@ -204,7 +204,7 @@ def test_parquet(tmp_path: Path, form: str, labels: str):
 
 def test_parquet_that_is_missing_wrong_or_broken(tmp_path: Path):
     path = tmp_path / "images.parquet"
-    with refuses("images.parquet'", "does not exist", "Parquet file"):
+    with refuses("images.parquet'", "folder/domain/class/file", "Parquet file"):
         ParquetFile(path=str(path)).load(Streams(0))
     path.write_bytes(b"no parquet")
     with refuses("images.parquet", "cannot be read", "download it again"):
@@ -309,9 +309,9 @@ def test_a_hub_that_cannot_be_reached_is_asked_for_its_copy_before_a_run(monkeyp
         raise ConnectionError("no route")
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
-    monkeypatch.setattr(image_tables, "answers", lambda: True)
+    monkeypatch.setattr(image_sets, "answers", lambda: True)
     HubDataset(path="flwrlabs/pacs").check_here()
-    monkeypatch.setattr(image_tables, "answers", lambda: False)
+    monkeypatch.setattr(image_sets, "answers", lambda: False)
     with refuses("data.path = 'flwrlabs/pacs'", "no route"):
         HubDataset(path="flwrlabs/pacs").check_here()
 

@@ -33,8 +33,8 @@ from fedshift.clients.names import check_names
 from fedshift.content import digest
 from fedshift.core.frozen import FrozenNetwork, embed, frozen_network
 from fedshift.datasets.dataset import Dataset
+from fedshift.datasets.image_sets import HubDataset, ImageFolder, ParquetFile
 from fedshift.datasets.images import decode
-from fedshift.datasets.own_images import HubDataset, ImageFolder, ParquetFile
 from fedshift.errors import FedshiftError, Problems, UnknownNameError
 from fedshift.reporting.table import tables
 from fedshift.runs.simulation import Simulation, load_data

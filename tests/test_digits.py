@@ -170,7 +170,7 @@ def test_what_cannot_be_had_is_named_with_the_fix(tmp_path: Path, monkeypatch: p
         Digits(domains=("usps",)).load(Streams(0))
     with refuses("data.mnist = 'hub'", "no route", "--set data.mnist=shipped"):
         Digits(domains=("mnist",), mnist="hub").load(Streams(0))
-    with refuses("data.svhn = ''", "'hub'"):
+    with refuses("data.svhn = ''", "folder/class/file", "Parquet"):
         Digits(domains=("svhn",), svhn="").load(Streams(0))
     made = {"domains": ("mnist-m",), "mnist": mnist(tmp_path)}
     with refuses("data.photographs = ''", "leave it out", "--set data.domains="):

@@ -108,7 +108,7 @@ def test_the_cohort_that_is_scored_is_uniform_whatever_the_weights():
     (_, rounds) = DRFA().stages(1)
     train, score = rounds.exchanges
     state, generator = server([1.0, 0.0, 0.0, 0.0]), torch.Generator().manual_seed(0)
-    assert train.select is None  # the round's, drawn by weight
+    assert train.select == DRFA().select
     assert score.select is not None
     cohorts = [score.select(state, [0, 1, 2, 3], 2, generator) for _ in range(3000)]
     assert all(len(set(cohort)) == 2 for cohort in cohorts)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import fedshift
 from conftest import TINY, Make, simulate
+from fedshift.engines.lane import shorten, steps_of_job
 from fedshift.engines.sequential import Sequential
-from fedshift.engines.shortened import shorten, steps_of
 from fedshift.methods import METHODS
 from fedshift.runs.dry_run import estimate
 from fedshift.runs.events import RunEvents
@@ -33,8 +33,8 @@ INDEX = {
 def test_shortened_jobs_have_so_many_steps_at_most(limit: int):
     (job, *_) = example()
     (cut,) = shorten([job], limit)
-    assert steps_of(cut) == min(limit, steps_of(job))
-    assert (cut is job) == (limit >= steps_of(job))
+    assert steps_of_job(cut) == min(limit, steps_of_job(job))
+    assert (cut is job) == (limit >= steps_of_job(job))
 
 
 def example() -> list[Any]:

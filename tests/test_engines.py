@@ -563,7 +563,7 @@ def test_runs_that_cannot_be_merged_are_stacked_apart(make: Make, stacks: list[i
         assert not told
     else:
         (text,) = told
-        assert "Runs of Weighted with the model MLP cannot share a stack in the exchange 'train'" in text
+        assert "The runs of Weighted with the model MLP cannot be stacked in the exchange 'train'" in text
     assert stacks == sizes + ([4] if sizes == [4] else [2, 2])
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from fedshift.clients.inputs import IMAGENET_MEAN, IMAGENET_STD
 from fedshift.core.frozen import FrozenNetwork, embed, frozen_network
-from fedshift.datasets.own_images import ImageFolder
+from fedshift.datasets.image_sets import ImageFolder
 from fedshift.files import cache_folder
 from fedshift.streams import Streams
 from refusal import refuses

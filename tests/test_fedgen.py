@@ -13,9 +13,8 @@ from fedshift.core.contract import Batch, ServerState
 from fedshift.core.messages import Up
 from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Replies, Tensors, part_of
-from fedshift.methods.fedcir import log_mixture
 from fedshift.methods.fedgen import FedGen, likeness, taught
-from fedshift.methods.generator import logits_of_each
+from fedshift.methods.generator import log_mixture, logits_of_each
 from fedshift.runs.simulation import Simulation
 
 LOG9 = torch.log(torch.tensor(9.0)).item()

@@ -130,7 +130,7 @@ def reply(method: FedPAC, x: list[float], y: list[int], encoder: float, head: tu
     measured, nothing = Tensors({**before, **after}), Tensors()
     work = LocalWork(nothing, nothing, Down(), measured, nothing, Samples(batch.x, batch.y), counts, steps=1, lr=0.1)
     model = {"encoder.weight": torch.tensor([[encoder]]), "head.weight": torch.tensor(head).float().unsqueeze(1)}
-    return Tensors(model) | method.statistics(work) | {"samples": torch.tensor(len(y))}
+    return Tensors(model) | method.upload(work) | {"samples": torch.tensor(len(y))}
 
 
 def start(method: FedPAC, clients: int) -> ServerState:
@@ -156,7 +156,7 @@ def test_a_round_by_hand():
     assert merged.shared["encoder.weight"].item() == pytest.approx(3)
     assert merged.down["class_means.value"].flatten().tolist() == pytest.approx([10 / 3, 6])
     assert merged.down["class_counts.value"].tolist() == [3, 1]
-    sent = [(merged.shared | method.own_head(merged, client))["head.weight"].flatten() for client in range(3)]
+    sent = [(merged.shared | method.send(merged, client))["head.weight"].flatten() for client in range(3)]
     assert [head.tolist() for head in sent] == [pytest.approx(head) for head in ([2, 2], [1.5, 3], [0, 6])]
 
 
@@ -172,8 +172,8 @@ def test_the_next_round_by_hand():
     assert merged.shared["encoder.weight"].item() == 5
     assert merged.down["class_means.value"].flatten().tolist() == pytest.approx([5, 6])
     assert merged.down["class_counts.value"].tolist() == [3, 1]
-    assert method.own_head(merged, 0)["head.weight"].flatten().tolist() == pytest.approx([2, 2])
-    assert method.own_head(merged, 2)["head.weight"].flatten().tolist() == pytest.approx([1, 1])
+    assert method.send(merged, 0)["head.weight"].flatten().tolist() == pytest.approx([2, 2])
+    assert method.send(merged, 2)["head.weight"].flatten().tolist() == pytest.approx([1, 1])
 
 
 def test_encoders_weigh_by_samples_and_class_means_by_class_counts():

@@ -28,7 +28,7 @@ from conftest import (
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
 from fedshift.core.tensors import Tensors, part_of
-from fedshift.engines.batches import BatchOrder
+from fedshift.engines.lane import BatchOrder
 from fedshift.methods import METHODS
 from fedshift.methods.fedpin import Anchored, FedPIN, contrast, total_variance
 from fedshift.methods.fedpin_global import FineTuned, GlobalModel

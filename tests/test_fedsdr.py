@@ -244,7 +244,7 @@ def test_a_client_may_have_several_environments(make: Make, monkeypatch: pytest.
     monkeypatch.setattr(FedSDR, "environment_loss", watched)
     experiment = make({"method.name": "fedsdr", "protocol": {"name": "in-domain"}, "train.batch": 16})
     made = simulation_module.make_federated
-    monkeypatch.setattr(simulation_module, "make_federation", lambda *given: across_domains(made(*given)))
+    monkeypatch.setattr(simulation_module, "make_federated", lambda *given: across_domains(made(*given)))
     simulation = Simulation(experiment)
     ups: dict[int, Tensor] = {}
     keep = simulation.site.keep

@@ -14,7 +14,7 @@ from conftest import Make
 from fedshift import memory
 from fedshift.core.model import COPIES, Model, ModelBuilder, Shape
 from fedshift.models import MODELS
-from fedshift.models.mlp import MLP
+from fedshift.models.small import MLP
 from fedshift.runs.simulation import Simulation
 from fedshift.streams import Streams
 from refusal import refuses

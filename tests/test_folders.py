@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 import fedshift
 from conftest import TINY, Make, a_folder, a_record, a_row, interrupt_after, resume
 from fedshift.cli.app import app
-from fedshift.content import code_digest, digest
 from fedshift.core import plugins
 from fedshift.experiments import Experiment, load_plugins
 from fedshift.manifest import digested_json
@@ -113,16 +112,6 @@ def test_a_plugin_that_is_imported_again_sees_what_its_folder_now_holds(
     assert fedshift.SEEN == (1, 22)  # type: ignore[attr-defined]  # made by the plugin
 
 
-def test_a_plugin_alone_counts_as_its_file(tmp_path: Path):
-    plugin = tmp_path / "alone.py"
-    plugin.write_text("import json\nfrom os import path\nfrom . import nothing\n")
-    assert code_digest(plugin) == digest(plugin) != ""
-    plugin.write_text("no Python (")
-    assert code_digest(plugin) == digest(plugin)
-    assert code_digest(tmp_path / "missing.py") == ""
-    assert code_digest(tmp_path) == digest(tmp_path)
-
-
 def test_runs_that_differ_in_a_plugin_are_rows_of_their_own(tmp_path: Path):
     """The same settings, seed 0 with one text of the plugin and seed 1 with another: 71.7 and 11.7, not 41.7 ± 42.4."""
     for seed, accuracy in ((0, 0.717), (1, 0.117)):
@@ -148,15 +137,6 @@ def test_runs_that_differ_in_the_content_of_the_data_are_rows_of_their_own(tmp_p
     assert all(row.label.startswith("fedavg (path=photos ") for row in rows)
 
 
-def test_the_same_content_elsewhere_is_the_same_row(tmp_path: Path):
-    """A plugin under another path, with the same text: two seeds of one row."""
-    for seed in (0, 1):
-        experiment = plugged(tmp_path / str(seed) / "mine.py", tmp_path / "runs", seed=seed)
-        a_folder(runner.run_path(experiment), experiment, [judged("light", 0.5)])
-    (row,) = api.load(tmp_path / "runs").results.rows()
-    assert (row.label, len(row.runs)) == ("mine", 2)
-
-
 CHANGES: dict[str, list[Any]] = {
     "seed": [0, 1, 2],
     "protocol.hold_out": ["dark", "light"],
@@ -179,15 +159,6 @@ def test_rows_tell_apart_what_fingerprints_do_but_for_seed_and_held_out_domain(c
     assert (one.fingerprint == two.fingerprint) == same
     rows = {"seed", "protocol.hold_out"} | free
     assert (one.series == two.series) == all(chosen[name] == other[name] for name in CHANGES if name not in rows)
-
-
-def test_a_dry_run_tells_them_apart_as_well(tmp_path: Path):
-    one = plugged(tmp_path / "mine.py", tmp_path, version=1)
-    one.series  # noqa: B018  # is worked out before the file changes
-    one.contents  # noqa: B018
-    two = plugged(tmp_path / "mine.py", tmp_path, version=2, seed=1)
-    assert one.series != two.series
-    assert len(api.estimate([one, two])) == 2
 
 
 # What is noticed ----------------------------------------------------------------------------------
@@ -307,16 +278,6 @@ def test_a_damaged_run_is_left_out_of_a_report_and_named(folder: Run, make: Make
     assert any("A run is left out" in note and "records.jsonl" in note for note in comparison.results.notes)
 
 
-def test_a_damaged_run_is_made_again_by_a_comparison_too(make: Make):
-    experiment = make()
-    folder = runner.start(experiment, Progress())
-    before = (folder.path / "records.jsonl").read_bytes()
-    (folder.path / "records.jsonl").write_bytes(before[:-40])
-    runner.run_all([experiment], Progress())
-    assert (folder.path / "records.jsonl").read_bytes() == before
-    assert (folder.path / "damaged-1" / "records.jsonl").read_bytes() == before[:-40]
-
-
 # Who may run --------------------------------------------------------------------------------------
 
 
@@ -404,13 +365,6 @@ def test_reports_import_nothing(from_elsewhere: tuple[Run, Path]):
     folder, there = from_elsewhere
     (there / "mine.py").write_text("raise SystemExit('imported')")
     assert [row.label for row in Results.read([folder]).rows()] == ["mine"]
-
-
-def test_a_cache_that_cannot_be_written_remembers_no_plugin(from_elsewhere: Any, monkeypatch: pytest.MonkeyPatch):
-    folder, there = from_elsewhere
-    (there / "a file").write_text("")
-    monkeypatch.setenv("FEDSHIFT_CACHE", str(there / "a file"))
-    assert not api.resume(folder.path, Progress(), trust=True).failed
 
 
 @pytest.mark.parametrize("begun", [True, False])
@@ -517,10 +471,3 @@ def test_a_report_says_which_runs_of_a_comparison_have_not_begun(make: Make, tmp
     assert note.startswith("2 of the 3 runs of a comparison have not begun (fedavg-light-seed1-")
     runner.resume(runner.below(tmp_path), Progress())
     assert api.load(tmp_path).results.missing == ()
-
-
-@pytest.mark.parametrize("name", ["messages.json", "data.json"])
-def test_a_run_whose_facts_are_damaged_is_left_out_before_anything_is_shown(folder: Run, name: str):
-    (folder.path / name).write_text("{}")
-    with refuses(name):
-        api.load(folder.path)

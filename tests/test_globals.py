@@ -16,13 +16,13 @@ import fedshift
 from conftest import Make, evaluated, go_on
 from fedshift.clients.partitions import IID
 from fedshift.clients.samples import Samples
-from fedshift.core.contract import Exchange, Measure, Part, Phase, Stage
+from fedshift.core.contract import Exchange, Measure, Part, Phase, Stage, uniform
 from fedshift.core.tensors import Tensors
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.kernels import Kernels
 from fedshift.experiments import Experiment
 from fedshift.methods.fedavg import FedAvg
-from fedshift.models.mlp import MLP
+from fedshift.models.small import MLP
 from fedshift.runs import runner
 from fedshift.runs import simulation as simulation_module
 from fedshift.runs.run import Run
@@ -61,7 +61,7 @@ HOOKS = [
     "prediction_draws",
     "regroup",
     "send",
-    "start",
+    "begin",
     "upload",
     "measure",
     "samples",
@@ -104,8 +104,10 @@ def with_hooks(hook: str) -> FedAvg:
         sums = Measure("sums", then("measure", lambda net, batch, context: {"n": batch.y.sum()}))
         hooks = {
             "send": then("send", lambda state, client: {}),
-            "start": then("start", lambda private, received: {}),
+            "begin": then("begin", lambda private, received: {}),
             "upload": then("upload", lambda work: {}),
+            "keep": then("keep", lambda work: {}),
+            "select": then("select", uniform),
             "phases": (*self.phases(), sums),
         }
         return FedAvg.exchange(self, name, **hooks, **changes)

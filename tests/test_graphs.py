@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from conftest import CNN_WITH_BN, Make, at, simulate
+from fedshift.core.contract import Batch
 from fedshift.engines import graphs
 from fedshift.engines.banks import SideBySide, Stacked
 from fedshift.engines.kernels import Kernels
@@ -34,7 +35,7 @@ class Again(graphs.CudaRecording):
 
 
 def given(x: Tensor, received: Tensor) -> SideBySide:
-    return SideBySide(Mock(), at(), {"x": x, "y": x, "noise.z": x + 1, "received.w": received}, {})
+    return SideBySide(Mock(received=received), at(), Batch(x, x), {"z": x + 1})
 
 
 def test_the_second_call_is_recorded_and_later_ones_read_what_they_are_given():
@@ -42,8 +43,8 @@ def test_the_second_call_is_recorded_and_later_ones_read_what_they_are_given():
     calls: list[Tensor] = []
 
     def step(now: SideBySide) -> list[Tensor]:
-        calls.append(now.tensors["x"])
-        return [now.tensors["x"] + now.tensors["noise.z"] + now.tensors["received.w"]]
+        calls.append(now.batch.x)
+        return [now.batch.x + now.noise["z"] + now.bank.received]
 
     w = torch.tensor([10.0])
     run = graphs.replayed(step, Again)

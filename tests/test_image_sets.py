@@ -272,11 +272,11 @@ def test_camelyon17_that_is_missing_or_wrong(tmp_path: Path):
     with refuses("patch_patient_002_node_3_x_30_y_7.png", "cannot be read"):
         Camelyon17(path=str(root)).load(Streams(0))
     header = "patient,node,x_coord,y_coord,tumor,center"
-    write_csv(root / "metadata.csv", header.replace(",tumor", ""), [])
-    with refuses("metadata.csv", "no column tumor"):
+    write_csv(root / "metadata.csv", header.replace(",tumor", ""), [("000", 1, 0, 7, 0)])
+    with refuses("metadata.csv", "no tumor", "line 2"):
         Camelyon17(path=str(root)).load(Streams(0))
     write_csv(root / "metadata.csv", header, [("000", 1, 0, 7, 0, 0), ("000", 1)])
-    with refuses("metadata.csv", "no x_coord", "line 3"):
+    with refuses("metadata.csv", "x_coord", "line 3"):
         Camelyon17(path=str(root)).load(Streams(0))
 
 

@@ -69,8 +69,8 @@ def test_every_member_reads_the_same(trial: Path):
     first = agreements[0]
     assert [first.differences(other.agreed) for other in agreements] == [[]] * 4
     assert first.federation.sites == SITES
-    assert first.federated.shape == (1, 28, 28)
-    assert first.federated.classes == tuple("0123456789")
+    assert first.federation.shape == (1, 28, 28)
+    assert first.federation.classes == tuple("0123456789")
     assert (first.target, first.clients) == ("c", {0: "a", 1: "b"})
     asked = api.experiment("rotated-mnist", method="fedsr", hold_out="c", settings={"train.min_answers": 0.5})
     assert first.experiment == asked
@@ -405,9 +405,9 @@ def test_the_default_experiment_takes_its_first_method_and_all_sites_train(tmp_p
 def test_the_name_may_be_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     init("out/deep/lungs", *FEDSR)
-    assert Agreement.read(tmp_path / "out/deep/lungs/sites/a").federated.name == "lungs"
+    assert Agreement.read(tmp_path / "out/deep/lungs/sites/a").federation.name == "lungs"
     init(str(tmp_path / "other"), *FEDSR)
-    assert Agreement.read(tmp_path / "other/coordinator").federated.name == "other"
+    assert Agreement.read(tmp_path / "other/coordinator").federation.name == "other"
 
 
 def test_a_path_in_a_file_is_of_the_files_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 import fedshift
 from conftest import Make, simulate
 from fedshift.clients.domains import DomainData
-from fedshift.datasets.medical import Medical
-from fedshift.datasets.volumes import Window, read_volume
+from fedshift.datasets.medical import Medical, Window, read_volume
 from fedshift.errors import FedshiftError
 from fedshift.runs.events import Progress
 from fedshift.streams import Streams

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedshift
-from conftest import CNN_WITH_BN, Make, a_folder, a_record, a_row, add_record, models_of, scored, simulate
+from conftest import CNN_WITH_BN, Make, a_folder, a_record, a_row, models_of, scored, simulate
 from federated import Local, as_sent, members, reply_of, set_site
 from fedshift.core.messages import Down, Order
 from fedshift.core.metrics import Metric, mean_of, measured, names
@@ -40,7 +39,6 @@ from fedshift.reporting.live import scores_text
 from fedshift.reporting.results import Results
 from fedshift.reporting.table import tables
 from fedshift.runs.events import Progress
-from fedshift.runs.run import Run
 from fedshift.runs.selection import by_environment, mean_score, summary
 from fedshift.study.tune import Budget, plan_studies
 from refusal import refuses
@@ -231,13 +229,6 @@ def test_the_class_that_selects_must_be_there(make: Make):
     simulate(make(changes | {"evaluate.select": "auroc of class 2"}), 0)
 
 
-def test_without_scikit_learn_a_run_with_metrics_does_not_begin(make: Make, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    with refuses("evaluate.metrics", "fedshift[sklearn]"):
-        simulate(make({"evaluate.metrics": ["auroc"]}), 0)
-    simulate(make({}), 0)
-
-
 # Of every environment, the same however models are scored -----------------------------------------
 
 MEASURED = {"evaluate.metrics": list(EVERY), "train.precision": "float64"}
@@ -255,9 +246,8 @@ def record_of(changes: dict[str, Any], make: Make, engine: Any = None) -> dict[s
     return simulation.record(simulation.coordinator.schedule[-1], engine or Sequential(Kernels()))
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedsr"])
-def test_a_record_gains_metrics_and_nothing_else_changes(make: Make, method: str):
-    plain = {**CNN_WITH_BN, "method": {"name": method}, "train.precision": "float64"}
+def test_a_record_gains_metrics_and_nothing_else_changes(make: Make):
+    plain = {**CNN_WITH_BN, "method": {"name": "fedsr"}, "train.precision": "float64"}
     before, after = record_of(plain, make), record_of(plain | MEASURED, make)
     assert without_metrics(after) == before
     classes = [f"class {c}" for c in range(3)]
@@ -267,11 +257,10 @@ def test_a_record_gains_metrics_and_nothing_else_changes(make: Make, method: str
 
 
 @pytest.mark.parametrize("engine", [Vectorised, Workers])
-@pytest.mark.parametrize("method", ["fedavg", "fedsr"])
-def test_engines_measure_alike(make: Make, engine: Callable[..., Any], method: str):
+def test_engines_measure_alike(make: Make, engine: Callable[..., Any]):
     """Personal models of clients of several sizes, whose scores the vectorised engine stacks."""
     own = {"data.per_class": 12, "data.fewer": 3, "protocol": {"name": "in-domain", "test": 0.3}}
-    changes = MEASURED | own | CNN_WITH_BN | {"method": {"name": method, "bn": "local"}}
+    changes = MEASURED | own | CNN_WITH_BN | {"method": {"name": "fedsr", "bn": "local"}}
     made = engine(Kernels(), 2) if engine is Workers else engine(Kernels())
     try:
         one, other = record_of(changes, make), record_of(changes, make, made)
@@ -380,15 +369,6 @@ def test_tables_show_what_selects_first_and_say_what_is_left_out(make: Make, tmp
         comparison.score("fedprox", "aurok")
     last = [each for each in comparison.measurements() if each["rule"] == "last" and each["method"] == "fedprox"]
     assert [(each["environment"], each["auroc"]) for each in last] == [("a", 0.9), ("b", None), ("v", 0.8)]
-
-
-def test_a_record_whose_rows_lack_what_selects_is_left_out(make: Make, tmp_path: Path):
-    """Where no checkpoint vouches for it."""
-    rows = [a_row("a", "test", 0.5), a_row("v", "validation", 0.5)]
-    folder = Run.create(make({}), tmp_path / "run")
-    add_record(folder, a_record(1, rows))
-    add_record(folder, a_record(2, rows, select="auroc"))
-    assert [record["position"] for record in folder.records] == [1]
 
 
 def test_a_whole_run_selects_shows_and_is_watched(make: Make, tmp_path: Path):

@@ -15,9 +15,7 @@ from fedshift.core.net import batch_norm_tensors
 from fedshift.models import MODELS
 from fedshift.models.backbones import ResNet18
 from fedshift.models.cct import CCT7, Attention, Layer, sinusoids
-from fedshift.models.cnn import CNN, DigitsCNN
-from fedshift.models.mlp import MLP
-from fedshift.models.resnet import Block, ResNet10
+from fedshift.models.small import CNN, MLP, Block, DigitsCNN, ResNet10
 from fedshift.streams import Streams
 from refusal import refuses
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedshift.engines.optimisers import SGD, Adam
+from fedshift.engines.descent import SGD, Adam
 
 TRAINS = """
 import sys

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import re
 import shutil
 import signal
@@ -13,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -33,7 +33,7 @@ from fedshift.content import digest
 from fedshift.core.model import ModelBuilder
 from fedshift.errors import FedshiftError
 from fedshift.manifest import digested_json
-from fedshift.models.kept import Meaning, read
+from fedshift.models.kept import meaning_of, read
 from fedshift.models.own import Own, Widened
 from fedshift.runs import runner
 from fedshift.runs.events import Progress
@@ -191,9 +191,9 @@ class Net(nn.Module):
 
 
 def test_a_digest_follows_what_decides_and_nothing_else():
-    one = Meaning.of(variant(TYPED))
-    assert Meaning.of(variant(TYPED)) == one
-    assert Meaning.of(variant("# a comment\n\nUNUSED = 1\n" + TYPED)) == one
+    one = meaning_of(variant(TYPED))
+    assert meaning_of(variant(TYPED)) == one
+    assert meaning_of(variant("# a comment\n\nUNUSED = 1\n" + TYPED)) == one
     for before, after in {
         "SCALE, OTHER = 2.0": "SCALE, OTHER = 2.5",  # a number that a function reads, which a method calls
         "SCALE * x": "SCALE + x",
@@ -203,13 +203,13 @@ def test_a_digest_follows_what_decides_and_nothing_else():
         "self.fc(x))": "self.fc(x) + 0)",
     }.items():
         assert before in TYPED
-        assert Meaning.of(variant(TYPED.replace(before, after))) != one, after
-    assert Meaning.of(variant(TYPED.replace("OTHER = 2.0, 3.0", "OTHER = 2.0, 4.0"))) == one
+        assert meaning_of(variant(TYPED.replace(before, after))) != one, after
+    assert meaning_of(variant(TYPED.replace("OTHER = 2.0, 3.0", "OTHER = 2.0, 4.0"))) == one
 
 
 def test_the_digest_of_a_module_covers_weights_attributes_and_ties():
-    one = Meaning.of(seeded())
-    assert Meaning.of(seeded()) == one
+    one = meaning_of(seeded())
+    assert meaning_of(seeded()) == one
     others = [seeded(1), seeded(drop=0.3), seeded().requires_grad_(False), seeded().double()]
     marked, tied, untied = seeded(), nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))
     marked.temperature = 0.5  # type: ignore[assignment]  # as users do
@@ -217,22 +217,22 @@ def test_the_digest_of_a_module_covers_weights_attributes_and_ties():
     tied.append(tied[0])
     untied.append(nn.Linear(2, 2))
     untied.load_state_dict(tied.state_dict())
-    digests = [one, *map(Meaning.of, others), Meaning.of(tied)]
+    digests = [one, *map(meaning_of, others), meaning_of(tied)]
     assert len(set(digests)) == len(digests)
     both = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     both.load_state_dict(tied.state_dict())
-    assert Meaning.of(both) != Meaning.of(tied)
+    assert meaning_of(both) != meaning_of(tied)
 
 
 def test_functions_count_with_what_they_close_over():
     def maker(width: int, options: Mapping[str, Any]) -> Callable[[], nn.Module]:
         return lambda: nn.Sequential(nn.Flatten(), nn.Linear(100, width, **options))
 
-    one = Meaning.of(maker(3, {"bias": True}))
-    assert one == Meaning.of(maker(3, {"bias": True}))
-    assert one not in (Meaning.of(maker(4, {"bias": True})), Meaning.of(maker(3, {"bias": False})))
-    assert Meaning.of({"b", "a", "c"}) == Meaning.of({"c", "b", "a"})
-    assert Meaning.of(bent) != Meaning.of(FunctionType(bent.__code__, {**bent.__globals__, "SLOPE": 0.2}, "bent"))
+    one = meaning_of(maker(3, {"bias": True}))
+    assert one == meaning_of(maker(3, {"bias": True}))
+    assert one not in (meaning_of(maker(4, {"bias": True})), meaning_of(maker(3, {"bias": False})))
+    assert meaning_of({"b", "a", "c"}) == meaning_of({"c", "b", "a"})
+    assert meaning_of(bent) != meaning_of(FunctionType(bent.__code__, {**bent.__globals__, "SLOPE": 0.2}, "bent"))
 
 
 def test_one_file_by_content_that_is_written_once():
@@ -445,7 +445,9 @@ def test_code_that_is_hidden_from_the_question_is_not_opened(from_elsewhere: Run
         def __reduce__(self) -> tuple[Any, ...]:
             return Path.touch, (tmp_path / "opened",)
 
-    forged(Path(kept), pickle.dumps(Touch()))
+    buffer = BytesIO()
+    torch.save(Touch(), buffer)
+    forged(Path(kept), buffer.getvalue())
     with pytest.raises(FedshiftError, match=r"names the code .* but not its digest"):
         api.resume(Run(from_elsewhere.path).path, Progress(), trust=True)
     assert not (tmp_path / "opened").exists()

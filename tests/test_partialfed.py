@@ -54,7 +54,7 @@ def test_two_rounds_by_hand(make: Make):
     method = simulation.experiment.method
     for environment in simulation.federated.environments:
         (model,) = models_of(simulation, environment)
-        begun = model | method.begun(model, model)
+        begun = model | method.begin(model, model)
         h = 1.0 if environment.client is None else [1.38, 0.62][environment.client]
         assert begun["head.w"].item() == pytest.approx(h, abs=1e-6)
 
@@ -88,10 +88,10 @@ def test_a_client_that_has_nothing_of_its_own_begins_with_the_average(make: Make
     simulation = simulate(make(changes), rounds=1)
     method, shared = simulation.experiment.method, simulation.coordinator.state.shared
     ((_, state),) = states(simulation)
-    fresh = method.begun(simulation.site.initial, shared)
+    fresh = method.begin(simulation.site.initial, shared)
     assert set(fresh) == {name.removeprefix("last.") for name in simulation.site.initial} - {"done"}
     assert all(torch.equal(tensor, shared[name]) for name, tensor in fresh.items())
-    begun = method.begun(Tensors(state.tensors), 2 * shared)
+    begun = method.begin(Tensors(state.tensors), 2 * shared)
     assert all(torch.equal(tensor, state.tensors[f"last.{name}"]) for name, tensor in begun.items())
 
 
@@ -105,7 +105,7 @@ def test_with_no_layer_of_its_own_it_is_fedavg_and_with_all_local_training(make:
     for environment in ours.federated.environments:
         if environment.client is not None:
             (mine,), (theirs,) = models_of(ours, environment), models_of(other, environment)
-            model = mine | ours.experiment.method.begun(mine, mine)
+            model = mine | ours.experiment.method.begin(mine, mine)
             assert theirs
             assert all(torch.equal(model[name], tensor) for name, tensor in theirs.items())
 
@@ -194,13 +194,13 @@ def test_layers_with_a_positive_logit_are_the_clients_own(make: Make):
     private = private | {"last.done": torch.tensor(1.0), "choice.logit": torch.tensor([0.1, 0.0])}
     shared = Tensors({name.removeprefix("last."): torch.tensor([9.0]) for name in values})
     method = PartialFedAdaptive()
-    begun = method.begun(private, shared)
+    begun = method.begin(private, shared)
     assert {name: tensor.item() for name, tensor in begun.items()} == {
         "encoder.weight": 1.0,
         "head.weight": 9.0,
         "head.bias": 9.0,
     }
-    fresh = method.begun(private | {"last.done": torch.tensor(0.0)}, shared)
+    fresh = method.begin(private | {"last.done": torch.tensor(0.0)}, shared)
     assert all(tensor.item() == 9 for tensor in fresh.values())
 
 
@@ -225,6 +225,6 @@ def test_a_client_chooses_for_itself_and_begins_with_what_it_chose(make: Make):
         still.site.store.put(client, replace(each, optimisers={}, drawn={}))
     go_on(still)
     for client, each in states(still):
-        begun = simulation.experiment.method.begun(kept[client], state.shared)
+        begun = simulation.experiment.method.begin(kept[client], state.shared)
         weights = [name for name in begun if name.endswith(("weight", "bias"))]
         assert all(torch.equal(each.tensors[f"last.{name}"], begun[name]) for name in weights)

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from conftest import CNN_WITH_BN, TINY, AfterRound, Make, interrupt_after, results, resume, simulate
+from conftest import CNN_WITH_BN, TINY, AfterRound, Make, interrupt_after, results, resume
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.runs import runner
 from fedshift.runs.events import Progress
 from fedshift.runs.find import write_grid
 from fedshift.runs.recorder import Recorder
-from fedshift.runs.run import Run, locked
+from fedshift.runs.run import Run
 from fedshift.study.grid import expand, override
 
 # Every kind of state: shared, client (batch norm, r(z|y)), moments of both, batches drawn, a sampled cohort.
@@ -78,32 +78,6 @@ def test_kept_moments_go_on_whatever_their_layout(document: dict[str, Any], tmp_
     folder = Run.open(runner.run_path(cut))
     resume(folder)
     assert results(folder) == results(reference)
-
-
-def test_a_finished_run_is_left_alone(uninterrupted: Run):
-    before = {path: path.stat().st_mtime_ns for path in uninterrupted.path.iterdir()}
-    resume(uninterrupted)
-    assert {path: path.stat().st_mtime_ns for path in uninterrupted.path.iterdir()} == before
-
-
-def test_two_processes_do_not_run_one_run(uninterrupted: Run):
-    with (
-        locked(uninterrupted.path),
-        pytest.raises(FedshiftError, match="Another process is running"),
-        locked(uninterrupted.path),
-    ):
-        pass
-
-
-def test_equal_runs_have_equal_records(document: dict[str, Any], uninterrupted: Run, tmp_path: Path):
-    (experiment,) = expand(override(document, {"run.out": str(tmp_path), "name": "again"}))
-    assert results(runner.start(experiment, Progress())) == results(uninterrupted)
-
-
-def test_a_seed_changes_the_result(document: dict[str, Any]):
-    one, other = (simulate(expand(override(document, {"seed": seed}))[0], rounds=1) for seed in (0, 1))
-    shared = other.coordinator.state.shared
-    assert any(not tensor.equal(shared[name]) for name, tensor in one.coordinator.state.shared.items())
 
 
 def test_what_left_before_an_interruption_stays_declared(document: dict[str, Any], tmp_path: Path):

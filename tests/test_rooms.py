@@ -168,11 +168,11 @@ if TYPE_CHECKING:
     from fedshift.runs.run import Run
 def later():
     import fedshift.study.api as api
-entries = {"a": ".methods.moon:MOON", "b": "fedshift.models.cnn", "c": "a.b", "d": "field: value", "e": ".new"}
+entries = {"a": ".methods.moon:MOON", "b": "fedshift.models.small", "c": "a.b", "d": "field: value", "e": ".new"}
 """
     seen = {known(name) for node in ast.walk(ast.parse(text)) for name in targets("errors", node)} - {""}
     expected = {"files", "errors", "core.net", "engines.local", "runs.run", "study.api", "methods.moon"}
-    expected.add("models.cnn")
+    expected.add("models.small")
     assert seen == expected
 
 

@@ -93,7 +93,7 @@ def test_both_variates_by_hand():
     by_steps, by_gradient = SCAFFOLD(), SCAFFOLD(variate="gradient")
     measured = work(head__w=8.0, norm__w=9.0, projector__w=9.0)
     for method, own, c_k in ((by_steps, work(), 1.7), (by_gradient, measured, 1.6)):
-        kept, sent = method.keep(own), method.change(own)
+        kept, sent = method.keep(own), method.upload(own)
         assert {name: value.item() for name, value in kept.items()} == pytest.approx(
             {"own_variate.head.w": c_k, "own_variate.norm.w": 0.0}
         )

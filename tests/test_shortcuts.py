@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from fedshift.clients.domains import DomainData
-from fedshift.datasets.colored_mnist import GREEN, RED, WINDOWS, ColoredMNIST, averaged
+from fedshift.datasets.mnist import GREEN, RED, WINDOWS, ColoredMNIST, averaged
 from fedshift.datasets.waterbird import WaterBird, blend, is_waterbird
 from fedshift.streams import Streams
 from refusal import refuses

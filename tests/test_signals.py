@@ -25,10 +25,7 @@ from fedshift.datasets.windows import standardised
 from fedshift.errors import FedshiftError
 from fedshift.models import MODELS
 from fedshift.models.cct import CCT7
-from fedshift.models.cnn import CNN, DigitsCNN
-from fedshift.models.cnn1d import CNN1d
-from fedshift.models.lstm import LSTM
-from fedshift.models.resnet import ResNet10
+from fedshift.models.small import CNN, LSTM, CNN1d, DigitsCNN, ResNet10
 from fedshift.runs.events import Progress
 from fedshift.streams import Streams
 from refusal import refuses

@@ -281,7 +281,7 @@ def test_data_that_bring_environments_are_scored_on_those_that_were_agreed_on(tm
     folder = tmp_path / "shift"
     result = CliRunner().invoke(app, ["federation", "init", str(folder), *SHIFTED], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    assert Agreement.read(folder / "coordinator").federated.environments == ("p=0.1", "p=0.9")
+    assert Agreement.read(folder / "coordinator").federation.environments == ("p=0.1", "p=0.9")
     run = coordinate(folder / "coordinator", Local(folder), Progress())
     assert {row["environment"] for row in run.records[-1]["environments"]} == {"p=0.1", "p=0.9"}
     for member in ("coordinator", "sites/a", "sites/b"):

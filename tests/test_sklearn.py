@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +134,6 @@ TABLE = pd.DataFrame({"a": [0.0, 1.0], "b": [1.0, 0.0]})
         ),
         ({"north": (np.zeros((2, 2)), [1, 1])}, "All 2 samples are of 1 class"),
         ({"north": (TABLE, [0, 1]), "south": (TABLE[["b", "a"]], [0, 1])}, r"'south' .*\['b', 'a'\]"),
-        ({"north": (TABLE, [0, 1]), "south": (TABLE[:0], [])}, "'south': Found array with 0 sample"),
     ],
 )
 def test_what_is_wrong_with_a_site_is_said(given: Any, message: str):
@@ -150,7 +147,6 @@ def test_what_is_wrong_with_a_site_is_said(given: Any, message: str):
     ("sites", "message"),
     [
         (["north", None] * 60, r"Sample 1 has no site \(None\)"),
-        (["north", " "] * 60, r"Sample 1 has no site \(' '\)"),
         ([["north", "east"]] * 120, r"sites has the shape \(120, 2\)"),
     ],
 )
@@ -176,7 +172,6 @@ def test_tables_of_sites_keep_the_names_of_their_columns():
     ("wrong", "message"),
     [
         ({"rounds": "x"}, r"'rounds' parameter of FederatedClassifier must be an int in the range \[1, inf\). Got 'x'"),
-        ({"validation_fraction": 1.0}, r"'validation_fraction' parameter .* in the range \[0.0, 1.0\). Got 1.0"),
         ({"round": "best"}, "'round' parameter .* among .*'last'.* Got 'best'"),
     ],
     ids=str,
@@ -217,18 +212,11 @@ def test_it_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [path.name for path in tmp_path.iterdir()] == ["temporary"]
 
 
-def test_without_scikit_learn_the_extra_is_named():
-    code = "import sys; sys.modules['sklearn'] = None\nimport fedshift\nfedshift.FederatedClassifier"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "pip install 'fedshift[sklearn]'" in done.stderr.splitlines()[-1]
-
-
-@pytest.mark.parametrize("method", ["fedavg", "fedbn"])
-def test_a_row_is_predicted_alike_in_any_batch(method: str):
+def test_a_row_is_predicted_alike_in_any_batch():
     """The mean of n products in float64 is off by n eps at most: some 1e-14 here, where float32 would have 1e-6."""
     x, y, sites = blobs()
     x = np.concatenate([x, 100 * x])  # scores far from zero, whose last digits weigh more
-    fitted = classifier(method, settings={"model.batch_norm": True}).fit(x[:120], y, sites=sites)
+    fitted = classifier("fedbn", settings={"model.batch_norm": True}).fit(x[:120], y, sites=sites)
     where = np.resize(sites, len(x))
     together = fitted.predict_proba(x, where)
     alone = np.concatenate([fitted.predict_proba(x[[row]], where[[row]]) for row in range(0, len(x), 7)])

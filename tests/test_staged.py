@@ -25,8 +25,7 @@ from fedshift.deployment.site_model import site_model
 from fedshift.experiments import Experiment
 from fedshift.files import cache_folder
 from fedshift.models import MODELS
-from fedshift.models.backbones import MobileNetV2, ResNet18
-from fedshift.models.efficientnet import EfficientNetLite0
+from fedshift.models.backbones import EfficientNetLite0, MobileNetV2, ResNet18
 from fedshift.models.staged import Staged
 from fedshift.runs import runner
 from fedshift.runs.events import Progress

@@ -1,8 +1,7 @@
-"""Text: Shakespeare's roles cut into windows by hand, LEAF's files, the LSTM that reads them; the MLP's settings."""
+"""Text: Shakespeare's roles cut into windows by hand, the LSTM that reads them; the MLP's settings."""
 
 from __future__ import annotations
 
-import json
 from itertools import product
 from pathlib import Path
 
@@ -17,8 +16,7 @@ from fedshift.clients.protocols import split
 from fedshift.core.model import Model, ModelBuilder
 from fedshift.core.net import batch_norm_tensors
 from fedshift.datasets.shakespeare import Shakespeare
-from fedshift.models.lstm import LSTM
-from fedshift.models.mlp import MLP
+from fedshift.models.small import LSTM, MLP
 from fedshift.streams import Streams
 from refusal import refuses
 
@@ -176,7 +174,7 @@ def test_a_block_must_hold_a_window(play: str):
 
 
 def test_what_is_no_play(tmp_path: Path):
-    with refuses("data.path", "nothing'", "LEAF"):
+    with refuses("data.path", "nothing'"):
         small(str(tmp_path / "nothing")).load(Streams(0))
     (tmp_path / "prose.txt").write_text("Once upon a time:\nthere\n".replace(":", "."))
     with refuses("prose.txt'", "no speaker"):
@@ -192,74 +190,6 @@ def test_a_changed_file_is_read_again(tmp_path: Path):
     assert small(str(path)).inputs().vocabulary == tuple("abcdef")
     path.write_text("ANNA:\nabcdefgh\n")
     assert small(str(path)).inputs().vocabulary == tuple("abcdefgh")
-
-
-# LEAF's files -----------------------------------------------------------------------------------
-
-
-def leaf(path: Path, users: dict[str, tuple[list[str], list[str]]]) -> str:
-    table = {
-        "users": list(users),
-        "num_samples": [len(y) for _, y in users.values()],
-        "user_data": {user: {"x": x, "y": y} for user, (x, y) in users.items()},
-    }
-    path.write_text(json.dumps(table))
-    return str(path)
-
-
-def lines(*texts: str, length: int = 3) -> tuple[list[str], list[str]]:
-    """Windows of every line after that many blanks, as LEAF makes them."""
-    padded = [" " * length + text for text in texts]
-    starts = [(text, at) for text in padded for at in range(len(text) - length)]
-    return [text[at : at + length] for text, at in starts], [text[at + length] for text, at in starts]
-
-
-def test_leafs_windows_come_back(tmp_path: Path):
-    """A line's windows are put together and cut again: with blocks that are long enough, the same windows come out.
-
-    Each line is a text of its own, so a group of its own, although "abc" stands in both.
-    """
-    x, y = lines("abcd", "abc")
-    dataset = small(leaf(tmp_path / "all_data.json", {"ANNA": (x, y), "BEN": lines("zz")}), block=50)
-    data = dataset.load(Streams(0))
-    groups = [0, 0, 0, 0, 1, 1, 1]
-    assert windows(data, dataset, "ANNA") == list(zip(x, y, groups, strict=True))
-    assert [label for _, label, _ in windows(data, dataset, "BEN")] == ["z", "z"]
-    assert data.classes == (" ", "a", "b", "c", "d", "z")
-
-
-def test_a_folder_of_leafs_files(tmp_path: Path):
-    """Users of several files; what one user has in two files belongs together."""
-    leaf(tmp_path / "0.json", {"ANNA": lines("abcd")})
-    leaf(tmp_path / "1.json", {"ANNA": lines("ef"), "BEN": lines("zz")})
-    dataset = small(str(tmp_path))
-    data = dataset.load(Streams(0))
-    assert "".join(label for _, label, _ in windows(data, dataset, "ANNA")) == "abcef"  # d is across a border
-    assert data.domains == ("ANNA", "BEN")
-
-
-def test_windows_drawn_at_random_are_refused(tmp_path: Path):
-    """Their overlaps could not be told, so a test sample might nearly be a training sample."""
-    x, y = lines("abcdefgh")
-    kept = [0, 1, 2, 5, 6]
-    path = leaf(tmp_path / "sampled.json", {"ANNA": ([x[i] for i in kept], [y[i] for i in kept])})
-    with refuses("Sample 3", "'ANNA'", "all_data"):
-        small(path).load(Streams(0))
-
-
-def test_leafs_files_that_do_not_fit(tmp_path: Path):
-    path = leaf(tmp_path / "a.json", {"ANNA": lines("abcd")})
-    with refuses("'ANNA'", "3 characters", "data.length = 4"):
-        small(path, length=4).load(Streams(0))
-    (tmp_path / "b.json").write_text('{"users": ["ANNA"]}')
-    with refuses("b.json'", "LEAF", "'users'"):
-        small(str(tmp_path / "b.json")).load(Streams(0))
-    (tmp_path / "c.json").write_text("{")
-    with refuses("c.json'", "UTF-8", "JSON"):
-        small(str(tmp_path / "c.json")).load(Streams(0))
-    uneven = leaf(tmp_path / "d.json", {"ANNA": (["abc", "bcd"], ["d"])})
-    with refuses("'ANNA'", "2 windows", "1 labels"):
-        small(uneven).load(Streams(0))
 
 
 # Inputs -----------------------------------------------------------------------------------------

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import json
-import pickle
-from collections.abc import Mapping
-from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-import fedshift
-from conftest import CNN_WITH_BN, Make, interrupt_after
+from conftest import CNN_WITH_BN, Make
 from fedshift.clients.inputs import Inputs
-from fedshift.core.contract import Part, ServerState
-from fedshift.core.model import ModelBuilder
-from fedshift.core.net import Net
-from fedshift.core.tensors import Replies
 from fedshift.datasets.dataset import Dataset
-from fedshift.methods.fedavg import FedAvg
 from fedshift.runs import runner
 from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
@@ -159,18 +150,6 @@ def test_a_client_that_never_trained_has_no_model(make: Make, changes: dict[str,
         run.model(client=other)
 
 
-def test_an_unfinished_run_has_no_weights_yet(make: Make):
-    experiment = make()
-    with pytest.raises(KeyboardInterrupt):
-        runner.start(experiment, interrupt_after(1))
-    run = Run.open(runner.run_path(experiment))
-    assert not run.finished
-    assert run.notes == []
-    for ask in (run.model, lambda: run.weights, lambda: run.summary):
-        with refuses("not finished", "fedshift resume"):
-            ask()
-
-
 def test_a_damaged_folder_says_so(make: Make):
     run = carried_out(make, {})
     (run.path / "data.json").unlink()
@@ -179,37 +158,6 @@ def test_a_damaged_folder_says_so(make: Make):
     run.weights_file.write_bytes(b"short")
     with refuses("weights.safetensors", "fedshift resume"):
         _ = Run(run.path).weights
-
-
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_it_can_be_copied_and_pickled(make: Make, precision: str):
-    model, x = carried_out(make, {"train.precision": precision}).model(), torch.ones(2, 1, 10, 10)
-    for again in (deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(again(x), model(x))
-
-
-def test_gradients_flow(make: Make):
-    model = carried_out(make, {}).model()
-    x: Tensor = torch.ones(2, 1, 10, 10, requires_grad=True)
-    model(x).sum().backward()
-    assert x.grad is not None
-    assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-@fedshift.METHODS.register("with-offset")
-class WithOffset(FedAvg):
-    """FedAvg whose prediction reads what only the server changes, and another such part that it does not read."""
-
-    def parts(self, model: ModelBuilder) -> dict[str, Part]:
-        offset, unread = (nn.Linear(model.classes, model.classes) for _ in range(2))
-        nn.init.constant_(offset.bias, 3.0)
-        return {**super().parts(model), "offset": Part(offset, "down"), "unread": Part(unread, "down")}
-
-    def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
-        return net.offset(super().predict(net, x, noise)).log_softmax(dim=1)
-
-    def merge(self, state: ServerState, replies: Replies) -> ServerState:
-        return super().merge(state, replies).updated(state.down + 1)
 
 
 def test_down_tensors_that_prediction_reads_are_among_the_weights(make: Make):

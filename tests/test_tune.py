@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,10 @@ from fedshift.study import tune as tuning
 from fedshift.study.api import search_budget
 from fedshift.study.figures import draw_search
 from fedshift.study.grid import expand, override
-from fedshift.study.search import Study, quiet
-from fedshift.study.search_results import Tuning
+from fedshift.study.search import Study
 from fedshift.study.space import Space, settings_of, with_settings
 from fedshift.study.tune import Budget, plan_studies, search_all
-from fedshift.study.tuned import Found, TunedSettings
+from fedshift.study.tuned import Found, TunedSettings, Tuning
 from refusal import refuses
 
 PLUGIN = str(Path(__file__).parent / "tiny.py")
@@ -73,73 +73,61 @@ def test_it_looks_where_the_page_and_train_say():
         **LR,
     }
     assert {**space_of({"method.name": "fedavg"}).searched} == LR
+    assert "method.l_align" not in space_of({"method.name": "fedreg"}).searched  # a variant fixes it
 
 
-def test_what_a_variant_fixes_is_not_searched():
-    assert "method.l_align" not in space_of({"method.name": "fedreg"}).searched
-    assert {"method.l_align", "method.l_reg"} & {*space_of({"method.name": "fedcir"}).searched}
-
-
-@pytest.mark.parametrize(
-    ("given", "found"),
-    [
+def test_ranges_are_given_in_several_ways():
+    for given, found in (
         ("0.001..0.1", Range(0.001, 0.1, log=True)),
         ("1e-2..0.02", Range(0.01, 0.02, log=True)),  # as the page says of it
         ({"low": 0.1, "high": 0.2, "log": False}, Range(0.1, 0.2)),
         (Range(0.1, 0.2), Range(0.1, 0.2)),
         ([0.1, 0.2], (0.1, 0.2)),
-    ],
-)
-def test_ranges_are_given_in_several_ways(given: object, found: object):
-    assert space_of({}, {"train.lr": given}).searched["train.lr"] == found
+    ):
+        assert space_of({}, {"train.lr": given}).searched["train.lr"] == found
 
 
 def test_whole_numbers_texts_lists_and_booleans_are_searched():
     method = {"method.name": "fedpac"}
     ranges = {"method.head_steps": "1..4", "model.batch_norm": [True, False], "model.hidden": [[8], [4, 4]]}
     space = space_of(method, ranges, fixed=["method.lam"])
-    parameters = {"train.lr": 0.01, "method.head_steps": 3, "model.batch_norm": False, "model.hidden": "[4, 4]"}
+    parameters = {"train.lr": 0.0123456, "method.head_steps": 3, "model.batch_norm": False, "model.hidden": "[4, 4]"}
     settings = space.settings(parameters)
-    assert settings == {"train.lr": 0.01, "method.head_steps": 3, "model.batch_norm": False, "model.hidden": [4, 4]}
-    assert space.parameters(settings) == parameters
+    others = {"method.head_steps": 3, "model.batch_norm": False, "model.hidden": [4, 4]}
+    assert settings == {"train.lr": 0.01235, **others}
     (experiment,) = expand(override(TINY, method))
     changed = with_settings(experiment, settings)
     assert (changed.method.table()["head_steps"], changed.model.table()["hidden"]) == (3, [4, 4])
-    assert changed.fingerprint != experiment.fingerprint
 
 
 @pytest.mark.parametrize(
     ("ranges", "words"),
     [
-        ({"train.lr": [0.1]}, ["train.lr", "different choices", "--set train.lr=A"]),
-        ({"train.lr": "0.1..0.01"}, ["from 0.1 to 0.01", "the lower first"]),
+        ({"train.lr": [0.1]}, ["train.lr", "--set train.lr=A"]),
+        ({"train.lr": "0.1..0.01"}, ["0.1 to 0.01", "lower first"]),
         ({"train.lr": "-1..0.01"}, ["train.lr", "greater than 0"]),
-        ({"train.weight_decay": {"low": 0, "high": 1, "log": True}}, ["logarithm"]),
-        ({"train.lr": {"low": 1}}, ["needs low and high"]),
-        ({"train.rounds": "1..5"}, ["which is its budget; it is the same for all", "--set train.rounds"]),
-        ({"train.absent": "0.1..0.5"}, ["judged on; it is the same for all", "--set train.absent"]),
-        ({"protocol.validation": "0.1..0.5"}, ["the same for all"]),
-        ({"train.ler": "0.1..0.2"}, ["Did you mean 'train.lr'"]),
-        ({"method.nothing": [1, 2]}, ["Unknown setting to search 'method.nothing'"]),
-        ({"train.optimiser": "0.1..0.2"}, ["train.optimiser", "'sgd' or 'adam'"]),
+        ({"train.weight_decay": {"low": 0, "high": 1, "log": True}}, ["train.weight_decay", "log = false"]),
+        ({"train.lr": {"low": 1}}, ["train.lr", "low and high"]),
+        ({"train.rounds": "1..5"}, ["train.rounds", "--set train.rounds"]),
+        ({"protocol.validation": "0.1..0.5"}, ["protocol.validation", "--set"]),
+        ({"train.ler": "0.1..0.2"}, ["'train.ler'", "'train.lr'"]),
     ],
 )
 def test_a_wrong_range_is_an_error_with_its_fix(tmp_path: Path, ranges: dict[str, Any], words: list[str]):
-    with pytest.raises(FedshiftError) as error:
+    with refuses(*words):
         planned(experiments(tmp_path), Budget(search=ranges))
-    assert all(word in str(error.value) for word in words), error.value
 
 
-def test_a_range_that_is_asked_for_in_vain_is_said(tmp_path: Path):
-    """Of a file's [search] it is not, as that may be for other methods as well."""
-    document = override(TINY, {"run.out": str(tmp_path / "runs"), "plugins": [PLUGIN]})
-    file = tmp_path / "tiny.toml"
-    file.write_text(tomli_w.dumps(document | {"search": {"method.mu": [0.1, 0.2]}}))
-    plan = search_budget(str(file), 2, "tpe", 4, {"method.fedsr.l2r": "0.1..0.2"})
-    with pytest.warns(FedshiftWarning) as warned:
+def test_a_budget_is_checked_and_a_range_of_another_method_is_said(tmp_path: Path):
+    with refuses("trials = 0", "1"):
+        search_budget(TINY, 0, "tpe", 4)
+    with refuses("sampler = 'tpee'", "'tpe'"):
+        search_budget(TINY, 1, "tpee", 4)  # type: ignore[arg-type]  # that is the point
+    with refuses("train.lr", "once"):
+        search_budget(TINY, 1, "tpe", 4, {"train.lr": "0.1..0.2"}, {"train.lr": 0.1})
+    plan = search_budget(TINY | {"search": {"method.mu": [0.1, 0.2]}}, 2, "tpe", 4)
+    with pytest.warns(FedshiftWarning, match=r"method\.mu .*not searched"):
         planned(experiments(tmp_path), plan)
-    (said,) = (str(each.message) for each in warned)
-    assert said.startswith("method.fedsr.l2r is a setting of no method that is tuned")
 
 
 # Studies ------------------------------------------------------------------------------------------
@@ -148,7 +136,7 @@ def test_a_range_that_is_asked_for_in_vain_is_said(tmp_path: Path):
 def test_a_study_is_of_a_method_and_a_held_out_domain_over_all_seeds(tmp_path: Path):
     changes = {"method.name": ["fedavg", "fedprox"], "seed": [0, 1], "protocol.hold_out": ["light", "dark"]}
     found = planned(experiments(tmp_path, changes), Budget())
-    assert [(study.method, study.hold_out, len(study.experiments)) for study in found] == [
+    assert [(*study.case, len(study.experiments)) for study in found] == [
         (method, domain, 2) for method in ("fedavg", "fedprox") for domain in ("light", "dark")
     ]
     assert len({study.path for study in found}) == 4
@@ -171,19 +159,12 @@ def test_whatever_decides_a_study_gives_it_another_folder(tmp_path: Path):
 
 
 def test_validation_that_is_a_test_is_refused():
-    of = expand(override({"data": {"name": "colored-mnist"}}, {"protocol.name": "personal-under-shift"}))
-    with pytest.raises(FedshiftError, match=r"--set protocol\.validation=held-out"):
-        planned(of, Budget())
-    (study,) = planned(
-        expand(
-            override(
-                {"data": {"name": "colored-mnist"}},
-                {"protocol.name": "personal-under-shift", "protocol.validation": "held-out"},
-            )
-        ),
-        Budget(),
-    )
-    assert study.hold_out == ""
+    changes = {"protocol.name": "personal-under-shift"}
+    with refuses("--set protocol.validation=held-out"):
+        planned(expand(override({"data": {"name": "colored-mnist"}}, changes)), Budget())
+    changes["protocol.validation"] = "held-out"
+    (study,) = planned(expand(override({"data": {"name": "colored-mnist"}}, changes)), Budget())
+    assert study.label == "fedavg"
 
 
 # What is tried ------------------------------------------------------------------------------------
@@ -219,7 +200,7 @@ def test_the_first_trial_is_the_experiment_as_it_stands(tmp_path: Path):
     study = a_study(tmp_path, Budget(search={"train.momentum": [0.1, 0.5]}), {"train.lr": 0.5})
     told(study, 24, near)  # neither is in the range, and the sampler does without
     assert study.trials[0].settings == {"train.lr": 0.5, "train.momentum": 0.9}
-    assert all(study.space.holds(trial.settings) for trial in study.trials[1:])
+    assert all(trial.settings["train.lr"] <= 0.3 for trial in study.trials[1:])
     assert {*draw_search(study, 24)} == {"history.png", "slices.png", "importance.png"}
 
 
@@ -244,28 +225,6 @@ def test_a_study_that_is_opened_again_goes_on_to_the_same_trials(tmp_path: Path,
     told(study, 24, near)
     assert study.trials == whole.trials
     assert len({trial.settings["train.lr"] for trial in study.trials}) > 20
-
-
-@pytest.mark.parametrize("trials", [4, 16])
-def test_a_kill_between_the_parameters_of_a_trial_changes_none(tmp_path: Path, trials: int):
-    """At random, and where the sampler has learnt something."""
-    budget = Budget(search={"train.momentum": [0.1, 0.5]})
-    studies = [a_study(tmp_path / name, budget) for name in ("whole", "killed", "again")]
-    for study in studies:
-        study.digest = "same"
-    whole, killed, again = studies
-    told(whole, trials + 4, near)
-    told(killed, trials, near)
-    with quiet():
-        killed.optuna_study.sampler = killed._sampler(trials)
-        killed.optuna_study.ask()
-        trial = killed._trial(trials)
-        killed.optuna_study.sampler = killed._sampler(trials, "train.lr")
-        trial.suggest_float("train.lr", 0.001, 0.3, log=True)
-    again.path = killed.path
-    again.read()
-    told(again, trials + 4, near)
-    assert again.trials == whole.trials
 
 
 def test_a_failed_trial_is_the_worst(tmp_path: Path):
@@ -315,12 +274,12 @@ def test_the_median_of_earlier_trials_prunes(tmp_path: Path, curve: list[float],
         scored = list(enumerate(values, start=1))
         study.tell(number, replace(study.trials[number], state="complete", value=values[-1], curve=scored))
     scored = list(enumerate(curve, start=1))
-    assert study.pruner(5)(scored, 8) == end
+    assert study.pruned_at(5, scored, 8) == end
     if end is not None:  # whatever follows
-        assert study.pruner(7)(scored[:end], 8) == end
-    assert study.pruner(4)(scored, 8) is None  # beside trials that are not over
+        assert study.pruned_at(7, scored[:end], 8) == end
+    assert study.pruned_at(4, scored, 8) is None  # beside trials that are not over
     study.trials = study.trials[:4]
-    assert study.pruner(5)(scored, 8) is None  # before five are complete
+    assert study.pruned_at(5, scored, 8) is None  # before five are complete
 
 
 # A search over known curves -----------------------------------------------------------------------
@@ -372,13 +331,13 @@ def mu(experiment: Experiment) -> float:
 
 PROX = {"method.name": "fedprox", "train.rounds": 4, "evaluate.every": 1}
 MU = {"method.mu": [0.1, 0.2, 0.3, 0.4, 0.5]}
-FIXED = frozenset({"train.lr"})
+FIXED = ("train.lr",)
 
 
 @pytest.mark.usefixtures("readable")
 def test_choices_that_repeat_cost_nothing_and_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     known = Known(monkeypatch, lambda experiment: [mu(experiment)] * 4)
-    found = search_all(experiments(tmp_path, PROX), Budget(20, search=MU, fixed=FIXED), Progress())
+    found = search_all(experiments(tmp_path, PROX), Budget(trials=20, search=MU, fixed=FIXED), Progress())
     trials = found.studies[0].trials
     different = {trial.settings["method.mu"] for trial in trials}
     assert len(known.carried_out) == len(different)
@@ -393,44 +352,40 @@ def test_more_trials_go_on_from_those_there_are(tmp_path: Path, monkeypatch: pyt
     """8 trials and then 24 are, trial by trial, 24 at once; a smaller number reads the first of them."""
     known = Known(monkeypatch, lambda experiment: [near({"train.lr": experiment.train.lr})] * 4)
     changes = {"train.rounds": 4}
-    eight = search_all(experiments(tmp_path, changes), Budget(8), Progress())
+    eight = search_all(experiments(tmp_path, changes), Budget(trials=8), Progress())
     first = len(known.carried_out)
-    more = search_all(experiments(tmp_path, changes), Budget(24), Progress())
+    more = search_all(experiments(tmp_path, changes), Budget(trials=24), Progress())
     assert len(known.carried_out) - first == sum(trial.repeats is None for trial in more.studies[0].trials[8:])
     assert more.studies[0].trials[:8] == eight.studies[0].trials
     count = len(known.carried_out)
     with pytest.warns(FedshiftWarning, match="there were 24 trials"):
-        again = search_all(experiments(tmp_path, changes), Budget(8), Progress())
+        again = search_all(experiments(tmp_path, changes), Budget(trials=8), Progress())
     assert (again.tuned, len(known.carried_out)) == (eight.tuned, count)
 
 
+@pytest.mark.parametrize("refused", [False, True])
 @pytest.mark.usefixtures("readable")
-def test_all_failed_is_an_error_and_others_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    Known(monkeypatch, lambda experiment: [math.nan] if experiment.method_name == "fedprox" else [0.5] * 4)
-    with pytest.raises(FedshiftError, match=r"No trial of fedprox \(light held out\).*not finite"):
-        search_all(experiments(tmp_path, PROX), Budget(4), Progress())
-    found = search_all(experiments(tmp_path, PROX | {"method.name": ["fedavg", "fedprox"]}), Budget(4), Progress())
-    assert [entry.method for entry in found.tuned.tuned] == ["fedavg"]
-    assert len(found.failed) == 1
-
-
-@pytest.mark.parametrize("at", ["check", "stages"])
-def test_a_method_that_refuses_its_settings_is_named_and_the_others_are_tuned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+def test_a_method_that_fails_is_named_and_the_others_are_tuned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
 ):
-    def refuse(*given: Any) -> Any:
-        raise FedshiftError("It takes no batches of 4.")
+    """Whether none of its trials comes to an end, or it takes no such settings."""
+    Known(monkeypatch, lambda experiment: [math.nan] if experiment.method_name == "fedprox" else [0.5] * 4)
+    words = ("fedprox", "not finite")
+    if refused:
 
-    monkeypatch.setattr(fedshift.METHODS.get("fedprox").cls, at, refuse)
-    both = experiments(tmp_path, {"method.name": ["fedprox", "fedavg"], "train.rounds": 1})
-    found = search_all(both, Budget(2), Progress())
+        def refuse(*given: Any) -> Any:
+            raise FedshiftError("It takes no batches of 4.")
+
+        monkeypatch.setattr(fedshift.METHODS.get("fedprox").cls, "check", refuse)
+        words = ("fedprox", "no batches of 4")
+    both = experiments(tmp_path, PROX | {"method.name": ["fedprox", "fedavg"]})
+    with refuses(*words):
+        search_all(both[:1], Budget(trials=4), Progress())
+    found = search_all(both, Budget(trials=4), Progress())
     assert [entry.method for entry in found.tuned.tuned] == ["fedavg"]
     (message,) = found.failed
-    assert "fedprox" in message
-    assert "no batches of 4" in message
+    assert all(word in message for word in words)
     assert message in str(found)
-    with refuses("no batches of 4"):
-        search_all(both[:1], Budget(2), Progress())
 
 
 @pytest.mark.usefixtures("readable")
@@ -445,11 +400,11 @@ def test_what_is_not_the_trials_fault_ends_the_search(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(tuning, "attempt", attempt)
     with pytest.raises(DiskError):
-        search_all(experiments(tmp_path, PROX), Budget(12), Progress())
+        search_all(experiments(tmp_path, PROX), Budget(trials=12), Progress())
     study = a_study(tmp_path, changes=PROX)
     assert [trial.state == "asked" for trial in study.trials] == [False] * 8 + [True] * 4
     full["at"] = 100
-    (study,) = search_all(experiments(tmp_path, PROX), Budget(12), Progress()).studies
+    (study,) = search_all(experiments(tmp_path, PROX), Budget(trials=12), Progress()).studies
     assert "asked" not in {trial.state for trial in study.trials}
 
 
@@ -458,7 +413,7 @@ def test_the_first_seed_decides_what_is_pruned(tmp_path: Path, monkeypatch: pyte
     """A trial's value is the mean over seeds; of a pruned one only the first seed was begun."""
     known = Known(monkeypatch, lambda e: [e.train.lr * (1 + e.seed)] * 8)
     changes = {"train.rounds": 8, "seed": [0, 1]}
-    (study,) = search_all(experiments(tmp_path, changes), Budget(12), Progress()).studies
+    (study,) = search_all(experiments(tmp_path, changes), Budget(trials=12), Progress()).studies
     states = {trial.state for trial in study.trials}
     assert states == {"complete", "pruned"}
     for trial in study.trials:
@@ -475,7 +430,7 @@ def test_the_first_seed_decides_what_is_pruned(tmp_path: Path, monkeypatch: pyte
 
 REAL: dict[str, Any] = {"train.rounds": 6, "evaluate.every": 1, "run.checkpoint_every": 2, "train.lr": 0.01}
 REAL["plugins"] = [PLUGIN]  # which a command needs, to know the tiny data
-REAL_BUDGET = Budget(16, "random")
+REAL_BUDGET = Budget(trials=16, sampler="random")
 
 
 def outcome(found: Tuning) -> tuple[Any, ...]:
@@ -496,11 +451,8 @@ def test_test_scores_of_trials_are_not_to_be_seen(whole: Tuning):
     run = next(each.path for each in find(study.path) if each.finished)
     for path in (study.path, run, run / ".." / run.name):
         for look in (fedshift.resume, fedshift.load):
-            with pytest.raises(FedshiftError, match=r"trials of a study.*tuned-\*\.html.*the command that began"):
+            with refuses("trials of a study", "tuned-*.html"):
                 look(path)
-        with pytest.raises(FedshiftError, match="trials of a study"):
-            CliRunner().invoke(app, ["report", str(path)], catch_exceptions=False)
-    assert not list(study.path.rglob("report.html"))
     for path in (study.path, run):
         output = CliRunner().invoke(app, ["watch", str(path)], catch_exceptions=False).output
         assert "dark validation" in output
@@ -595,15 +547,11 @@ def test_labels_of_the_test_do_not_matter(whole: Tuning, tmp_path: Path, monkeyp
 def entry(tmp_path: Path, **changes: Any) -> TunedSettings:
     """Made-up results of FedProx."""
     (one,) = experiments(tmp_path, PROX)
-    whole = tune_of_one(tmp_path, changes)
-    return TunedSettings.of(one, "validation", ["train.lr"], [whole])
-
-
-def tune_of_one(tmp_path: Path, changes: Mapping[str, Any]) -> Any:
     budget = {"trials": 20, "pruned": 0, "failed": 0, "repeated": 0, "sampler": "tpe"}
     more = {"seeds": [0], "search": {}, "study": "x", "value": 0.5, "trial": 3}
     settings = {"method.mu": 0.9, "train.lr": 0.2}
-    return Found(**{"method": "fedprox", "hold_out": "light", "settings": settings, **budget, **more, **changes})
+    found = Found(**{"method": "fedprox", "hold_out": "light", "settings": settings, **budget, **more, **changes})
+    return TunedSettings.of(one, "validation", ["train.lr"], [found])
 
 
 def test_what_is_given_counts_before_what_was_found(tmp_path: Path):
@@ -618,40 +566,40 @@ def test_what_is_given_counts_before_what_was_found(tmp_path: Path):
 
 def test_what_has_no_entry_is_named_with_the_command(tmp_path: Path):
     path = entry(tmp_path).write(tmp_path)
-    with pytest.raises(FedshiftError, match=r"fedavg with light held out.*fedshift tune .*--method fedavg") as error:
+    with refuses("fedavg with light", "fedshift tune", "--method fedavg --hold-out light"):
         fedshift.grid(override(TINY, PROX), method=["fedprox", "fedavg"], tuned=path)
-    assert "--hold-out light --trials 20" in str(error.value)
-    with pytest.raises(FedshiftError, match="dark held out"):
+    with refuses("dark held out"):
         fedshift.grid(override(TINY, PROX), hold_out="dark", tuned=path)
 
 
 def test_another_experiment_and_unequal_budgets_are_said(tmp_path: Path):
-    found = entry(tmp_path)
-    path = found.write(tmp_path)
+    path = entry(tmp_path).write(tmp_path)
     with pytest.warns(FedshiftWarning, match=r"another experiment: train\.rounds = 4 there and 5 here"):
         fedshift.grid(override(TINY, PROX), rounds=5, tuned=path)
-    other = tune_of_one(tmp_path, {"method": "fedavg", "trials": 40, "settings": {}})
-    assert found.model_copy(update={"tuned": [other]}).write(tmp_path) == path  # beside what is there
+    assert entry(tmp_path, method="fedavg", trials=40, settings={}).write(tmp_path) == path  # beside what is there
     with pytest.warns(FedshiftWarning, match=r"not tuned with the same budget.*40 trials"):
         assert len(fedshift.grid(override(TINY, PROX), method=["fedprox", "fedavg"], tuned=path)) == 2
 
 
 def test_an_entry_that_is_replaced_is_said(tmp_path: Path):
     """Whether another search found it, or fewer trials of the same; the same once more, or longer, says nothing."""
-    path = entry(tmp_path).write(tmp_path)
-    assert entry(tmp_path).write(tmp_path) == path
-    with pytest.warns(FedshiftWarning, match=r"fedprox with light held out in .* is replaced: .* 20 trials.* now 8"):
-        assert entry(tmp_path, study="y", trials=8).write(tmp_path) == path
-    assert TunedSettings.read(path).tuned[0].study == "y"
-    entry(tmp_path, study="y", trials=9).write(tmp_path)
-    with pytest.warns(FedshiftWarning, match="there were 9 trials"):
-        entry(tmp_path, study="y", trials=8).write(tmp_path)
+    for study, trials, said in (
+        ("x", 20, ""),
+        ("x", 20, ""),
+        ("y", 8, "20"),
+        ("y", 9, ""),
+        ("y", 8, "9"),
+    ):
+        with pytest.warns(FedshiftWarning, match=f"there were {said} trials") if said else nullcontext():
+            path = entry(tmp_path, study=study, trials=trials).write(tmp_path)
+        (found,) = TunedSettings.read(path).tuned
+        assert (found.study, found.trials) == (study, trials)
 
 
 def test_a_setting_that_is_best_without_a_value_is_not_in_the_file(tmp_path: Path):
     """The first trial is FTFA as it stands, whose ``finetune_lr`` is None; its settings make the same experiment."""
     asked = experiments(tmp_path, {"method.name": "ftfa", "train.rounds": 1})
-    found = search_all(asked, Budget(1), Progress())
+    found = search_all(asked, Budget(trials=1), Progress())
     assert found.studies[0].trials[0].settings["method.finetune_lr"] is None
     assert "finetune_lr" not in found.tuned.tuned[0].settings
     assert [each.fingerprint for each in found.tuned.apply(asked)] == [each.fingerprint for each in asked]
@@ -692,7 +640,7 @@ def test_the_command_and_python_do_the_same(tmp_path: Path):
 def test_without_optuna_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(FedshiftError, match=r"pip install 'fedshift\[tune\]'"):
-        search_all(experiments(tmp_path, REAL), Budget(2), Progress())
+        search_all(experiments(tmp_path, REAL), Budget(trials=2), Progress())
 
 
 def test_every_declared_range_is_of_its_setting():

@@ -59,10 +59,9 @@ class Entry(Generic[T]):
         Raises:
             FedshiftError: a name is no setting, or a value is wrong.
         """
-        self.check_names(values, self.cls.section)
-        if self.variant is None:
-            return self.cls(**values)
-        return self.cls(listed_as=self.name, **self.variant.fixed, **values)
+        check_names(values, self.settings(), self.cls.section)
+        fixed = {"listed_as": self.name, **self.variant.fixed} if self.variant else {}
+        return self.cls(**fixed, **values)
 
     def settings(self) -> dict[str, Declaration]:
         """The fields that can be set, by name."""
@@ -75,10 +74,6 @@ class Entry(Generic[T]):
             return {}
         known = self.cls.settings()
         return {name: known[name].default for name in self.variant.unused} | dict(self.variant.fixed)
-
-    def check_names(self, names: Mapping[str, Any], where: str) -> None:
-        """Raise an error that names the nearest right name if one of ``names`` is no setting."""
-        check_names(names, self.settings(), where)
 
     def made(self, spec: Spec) -> bool:
         """Whether a spec is of this entry: of its class, with its fixed values."""
@@ -209,7 +204,7 @@ class Catalogue(Generic[T]):
         entry = self.get(str(table["name"]))
         values = {key: value for key, value in table.items() if key != "name"}
         where = where or self.table
-        entry.check_names(values, where)
+        check_names(values, entry.settings(), where)
         missing = [name for name, about in entry.settings().items() if about.required and name not in values]
         if missing:
             example = f"--set {where}.{missing[0]}=..."

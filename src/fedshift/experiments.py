@@ -68,7 +68,7 @@ class Experiment(Spec):
 
     def check(self) -> None:
         """Raise an error if the method cannot work with this training, so that the run cannot be carried out."""
-        self.method.check(self.train)
+        self.method.core.check(self.train)
 
     def _repr_html_(self) -> str:
         named = (("settings", self._plain()), *((name, getattr(self, name)) for name in self.nested()))
@@ -99,6 +99,16 @@ class Experiment(Spec):
     def method_name(self) -> str:
         """The method's name in the catalogue."""
         return METHODS.name_of(self.method)
+
+    @property
+    def held_out(self) -> str | None:
+        """The domain that the protocol holds out; None where it holds out none."""
+        return getattr(self.protocol, "hold_out", None)
+
+    @property
+    def case(self) -> tuple[str, str]:
+        """The method's name and the held-out domain (empty where none is), for which settings are tuned."""
+        return self.method_name, self.held_out or ""
 
     @cached_property
     def fingerprint(self) -> str:
@@ -141,7 +151,8 @@ class Experiment(Spec):
     @property
     def code(self) -> dict[str, str]:
         """Digests of the files whose code a run carries out, by path: plugins, and those that settings name."""
-        named = (path for _, spec in self.specs() for path in spec.code_paths())
+        specs = [spec for _, spec in self.specs()]
+        named = [getattr(spec, name) for spec in specs for name, about in spec.settings().items() if about.code]
         return {path: digest(path) for path in (*self.plugins, *named)}
 
     def _decides(self) -> dict[str, Any]:
@@ -160,8 +171,7 @@ class Experiment(Spec):
     @property
     def run_name(self) -> str:
         """The name of the run's folder."""
-        held_out = getattr(self.protocol, "hold_out", None)
-        words = [self.method_name, *([held_out] if held_out is not None else []), f"seed{self.seed}"]
+        words = [self.method_name, *([self.held_out] if self.held_out is not None else []), f"seed{self.seed}"]
         return "-".join([*map(_file_name, words), self.fingerprint[:8]])
 
 
@@ -170,14 +180,6 @@ NAMED: dict[str, Catalogue[Any]] = {
 }
 DEFAULT_NAMES: dict[str, str] = {name: str(Experiment.settings()[name].default) for name in NAMED}
 PLAIN: dict[str, type[Spec]] = {name: nested.cls for name, nested in Experiment.nested().items() if name not in NAMED}
-
-
-def check_tables(table: Mapping[str, Any]) -> None:
-    """Raise an error if a resolved experiment lacks a table, or a table its name."""
-    for name in (*NAMED, *PLAIN):
-        held = table.get(name)
-        if not isinstance(held, Mapping) or (name in NAMED and "name" not in held):
-            raise FedshiftError(f"The experiment lacks the table [{name}]{' with a name' if name in NAMED else ''}.")
 
 
 def _digest(*what: Any) -> str:

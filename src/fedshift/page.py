@@ -36,6 +36,7 @@ from fedshift.core.contract import Stage as Stage
 from fedshift.core.contract import Terms as Terms
 from fedshift.core.contract import Upload as Upload
 from fedshift.core.contract import leave as leave
+from fedshift.core.contract import uniform as uniform
 from fedshift.core.messages import Down as Down
 from fedshift.core.messages import Up as Up
 from fedshift.core.method import Averaging as Averaging

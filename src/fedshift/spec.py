@@ -100,7 +100,19 @@ LONGEST_SHOWN = 100  # characters of a value in a message
 
 @dataclass(frozen=True)
 class Declaration:
-    """What :func:`setting` says of a field, beside its type."""
+    """What :func:`setting` says of a field, beside its type.
+
+    Attributes:
+        default: its default value; ... where the field must be given.
+        help: what it is, in one line, with its unit or range.
+        source: the paper's equation or section it comes from.
+        search: where a hyper-parameter search should look.
+        path: it may name a file or folder of this machine, whose content then counts, not where it lies.
+        words: values of such a path that name no file, as "hub" does.
+        portable: the file or folder of such a path serves other entries of the catalogue just as well.
+        code: the file of such a path is code, or holds some, which a run carries out: it is trusted as plugins are.
+        examples: values of free text, or of its items, that an editor or a shell may offer.
+    """
 
     default: Any
     help: str = ""
@@ -126,33 +138,15 @@ class Declaration:
             schema["examples"] = [*self.examples]
 
 
-def setting(
-    default: Any = ...,
-    *,
-    help: str,
-    source: str = "",
-    search: Search | None = None,
-    path: bool = False,
-    words: tuple[str, ...] = (),
-    portable: bool = False,
-    code: bool = False,
-    examples: tuple[str, ...] = (),
-) -> Any:
-    """A documented field of a :class:`Spec`.
+def setting(default: Any = ..., *, help: str, **about: Any) -> Any:
+    """A documented field of a :class:`Spec`; without a default it must be given.
 
     Args:
-        default: its default value; without one the field must be given.
+        default: its default value.
         help: what it is, in one line, with its unit or range.
-        source: the paper's equation or section it comes from.
-        search: where a hyper-parameter search should look.
-        path: it may name a file or folder of this machine, whose content then counts, not where it lies.
-        words: values of such a path that name no file, as "hub" does.
-        portable: the file or folder of such a path serves other entries of the catalogue just as well.
-        code: the file of such a path is code, or holds some, which a run carries out: it is trusted as plugins are.
-        examples: values of free text, or of its items, that an editor or a shell may offer.
+        about: what else :class:`Declaration` has.
     """
-    about = Declaration(default, help, source, search, path, words, portable, code, examples)
-    return Field(default=default, description=help, json_schema_extra=about)
+    return Field(default=default, description=help, json_schema_extra=Declaration(default, help, **about))
 
 
 def fixed(default: Any = None) -> Any:
@@ -181,7 +175,6 @@ class Nested:
             return value
         if not isinstance(value, Mapping):
             raise FedshiftError(f"{where} = {shown(value)} is a value where a table belongs; write [{where}]")
-        check_names(value, self.cls.settings(), where)
         return self.cls(**value)
 
     def table(self, spec: Any) -> dict[str, Any]:
@@ -321,10 +314,6 @@ class Spec(BaseModel):
             for name, about in spec.settings().items():
                 if about.path:
                     yield (*names, name), getattr(spec, name)
-
-    def code_paths(self) -> tuple[str, ...]:
-        """The values of settings whose files hold code that a run carries out."""
-        return tuple(getattr(self, name) for name, about in self.settings().items() if about.code)
 
     def check_here(self) -> None:
         """Raise an error, with the fix, if what the settings name can neither be found here nor be had from the hub.

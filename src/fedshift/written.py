@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from fedshift import files
 from fedshift.errors import FedshiftError
 
 # A word between commas: in quotes, where it may hold commas, or as it stands.
 WORD = re.compile(r"""\s*("(?:\\.|[^"\\])*"|'[^']*'|[^,]*?)\s*(?:,|\Z)""", re.DOTALL)
-DEEPEST = 20  # lists and tables in one another
 LARGEST_TOML = 4_000_000  # bytes of a file; an experiment has some thousands
 
 
@@ -20,36 +20,35 @@ def parse_toml(text: str, what: str) -> dict[str, Any]:
     """The tables of a TOML text; ``what`` is its name in messages.
 
     Raises:
-        FedshiftError: it is not TOML, or it is too large for settings.
+        FedshiftError: it is not TOML.
     """
-    if len(text) > LARGEST_TOML:
-        raise FedshiftError(f"{what} has {len(text):,} characters; at most {LARGEST_TOML:,} are read.")
     try:
-        table = tomllib.loads(text)
-        deep = _depth(table) > DEEPEST
-    except RecursionError:
-        deep = True
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise FedshiftError(f"{what} nests lists or tables too deep.") from error
     except ValueError as error:  # a TOMLDecodeError, or a number of thousands of digits
         raise FedshiftError(f"{what} is not TOML: {error}.") from error
-    if deep:
-        raise FedshiftError(f"{what} nests lists or tables more than {DEEPEST} deep; no setting takes that.")
-    return table
 
 
 def text_of(path: Path) -> str:
-    """The text of an experiment's file.
+    """The text of a TOML file.
 
     Raises:
-        FedshiftError: it cannot be read, or is too large for an experiment.
+        FedshiftError: it cannot be read, or is too large for settings.
     """
     try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(LARGEST_TOML + 1)
+        return files.read(path, LARGEST_TOML).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise FedshiftError(f"'{path}' cannot be read as text in UTF-8 ({error}).") from error
-    if len(text) > LARGEST_TOML:
-        raise FedshiftError(f"'{path}' is too large for settings: at most {LARGEST_TOML:,} bytes are read.")
-    return text
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file.
+
+    Raises:
+        FedshiftError: it cannot be read, is too large, or is not TOML.
+    """
+    return parse_toml(text_of(path), f"'{path}'")
 
 
 def parse_value(text: str) -> Any:
@@ -77,8 +76,9 @@ def parse_words(text: str) -> str | list[str]:
     listed = _toml(text)
     if isinstance(listed, list):
         return [str(word) for word in listed]
-    quoted = {word: _toml(word) for word in _words(text.strip()) if word[:1] in ("'", '"')}
-    words = [quoted[word] if isinstance(quoted.get(word), str) else word for word in _words(text.strip())]
+    words = _words(text.strip())
+    values = [_toml(word) if word[:1] in ("'", '"') else None for word in words]
+    words = [value if isinstance(value, str) else word for word, value in zip(words, values, strict=True)]
     return words if len(words) > 1 else words[0]
 
 
@@ -97,11 +97,6 @@ def parse_assignments(texts: Iterable[str], option: str = "--set") -> dict[str, 
             raise FedshiftError(f"{option} gives {key} twice; give it once.")
         found[key] = parse_value(value)
     return found
-
-
-def _depth(value: Any) -> int:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + max(map(_depth, inner), default=0)
 
 
 def _toml(text: str) -> Any:

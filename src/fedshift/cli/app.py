@@ -15,32 +15,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedshift import memory
-from fedshift.cli.commands import Commands
-from fedshift.cli.ending import interruptible, print_report, print_tuning
+from fedshift.cli.console import interruptible, open_console, print_report, print_tables
 from fedshift.cli.federation import federation
 from fedshift.cli.options import (
-    DataOption,
-    DeviceOption,
+    OPTIONS,
+    Commands,
     DryRunOption,
     ExperimentArgument,
-    HoldOutOption,
-    HtmlOption,
-    JsonOption,
-    MethodOption,
-    ModelOption,
-    NameOption,
-    OutOption,
-    ParallelOption,
     PluginOption,
-    RoundsOption,
-    SamplerOption,
-    SearchOption,
-    SeedOption,
+    RunsArgument,
     SetOption,
-    TestOption,
-    TrialsOption,
-    TunedOption,
-    folder_names,
+    TrustOption,
+    complete,
+    experiment_names,
+    setting_names,
     warnings_as_notes,
 )
 from fedshift.cli.predict import predict
@@ -50,7 +38,7 @@ from fedshift.errors import FedshiftError
 if TYPE_CHECKING:
     from fedshift.experiments import Experiment
 
-
+Command = Callable[..., None]
 app = typer.Typer(
     name="fedshift",
     cls=Commands,
@@ -62,16 +50,14 @@ app = typer.Typer(
 )
 
 
-def _all_names(incomplete: str) -> list[str]:
-    """Tab completion of whatever ``show`` shows."""
-    from fedshift.cli.catalogues import shown_names
-
-    files = [str(path) for path in Path().glob("*.toml")]
-    return [name for name in [*shown_names(), *files] if name.startswith(incomplete)]
+def command(*examples: str, more: str = "", name: str | None = None) -> Callable[[Command], Command]:
+    """Make a command of a function; its docstring is the help, below which examples stand."""
+    lines = ["Examples:", *(f"  fedshift {example}" for example in examples), more]
+    return app.command(name, epilog="\n\n".join(lines).strip())
 
 
 @dataclass(frozen=True)
-class _CommandLine:
+class CommandLine:
     """What the command line says of experiments.
 
     Attributes:
@@ -87,68 +73,56 @@ class _CommandLine:
     dry_run: bool
 
 
-def _experiment_command(act: Callable[..., None], about: str | None = None) -> Callable[..., None]:
-    """A command that reads an experiment with the command line's changes and acts on its runs.
+def on_experiment(*examples: str, more: str = "", method: str | None = None) -> Callable[[Command], Command]:
+    """Make a command that reads an experiment, with the command line's changes, and acts on its runs.
 
     Args:
-        act: is given what was asked, and has as keywords the options of this command alone.
-        about: the method that the command is about unless the command line names another.
+        examples: below the help.
+        more: a text below them.
+        method: what the command is about unless the command line names another.
     """
 
-    def command(
-        experiment: ExperimentArgument = "rotated-mnist",
-        method: MethodOption = None,
-        data: DataOption = None,
-        model: ModelOption = None,
-        hold_out: HoldOutOption = None,
-        seed: SeedOption = None,
-        rounds: RoundsOption = None,
-        device: DeviceOption = None,
-        out: OutOption = None,
-        name: NameOption = None,
-        plugin: PluginOption = None,
-        set_: SetOption = None,
-        tuned: TunedOption = None,
-        dry_run: DryRunOption = False,
-        **own: Any,
-    ) -> None:
-        from fedshift.study import api
-        from fedshift.written import parse_assignments, parse_value, parse_words
+    def make(act: Command) -> Command:
+        def read(experiment: str, dry_run: bool, **given: Any) -> None:
+            from fedshift.study import api
 
-        chosen = about if method is None else method
-        options: dict[str, Any] = {
-            "method": None if chosen is None else parse_words(chosen),
-            "data": data,
-            "model": model,
-            "hold_out": None if hold_out is None else parse_words(hold_out),
-            "seed": None if seed is None else parse_value(seed),
-            "rounds": rounds,
-            "device": device,
-            "out": out,
-            "name": name,
-            "plugins": plugin or None,
-            "tuned": tuned,
-            "settings": parse_assignments(set_ or []),
-        }
-        with warnings_as_notes():
-            experiments = api.grid(experiment, **options)
-        with interruptible("."):
-            act(_CommandLine(experiment, options, experiments, dry_run), **own)
+            values = {name: given.pop(name) for name in OPTIONS}
+            asked = {name: OPTIONS[name][1](value) for name, value in values.items() if value not in (None, [])}
+            if method is not None:
+                asked.setdefault("method", method)
+            with warnings_as_notes():
+                experiments = api.grid(experiment, **asked)
+            with interruptible("."):
+                act(CommandLine(experiment, asked, experiments, dry_run), **given)
 
-    common, own = (inspect.signature(each, eval_str=True) for each in (command, act))
-    options = [each for each in own.parameters.values() if each.kind is each.KEYWORD_ONLY]
-    shared = [each for each in common.parameters.values() if each.kind is not each.VAR_KEYWORD]
-    command.__signature__ = common.replace(parameters=[*shared, *options])  # type: ignore[attr-defined]  # typer reads it
-    command.__annotations__ |= {each.name: each.annotation for each in options}
-    return command
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters = [
+            inspect.Parameter("experiment", kind, default="rotated-mnist", annotation=ExperimentArgument),
+            *(inspect.Parameter(name, kind, default=None, annotation=one) for name, (one, _) in OPTIONS.items()),
+            inspect.Parameter("dry_run", kind, default=False, annotation=DryRunOption),
+            *[*inspect.signature(act, eval_str=True).parameters.values()][1:],
+        ]
+        read.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
+        read.__annotations__ = {each.name: each.annotation for each in parameters}
+        read.__doc__ = act.__doc__
+        return command(*examples, more=more, name=act.__name__)(read)
+
+    return make
 
 
-def _going_on(path: Path) -> str:
+def going_on(path: Path) -> str:
+    """How to go on after an interruption."""
     return f". `fedshift resume {path}` carries on from the last checkpoint."
 
 
-def _run_one(asked: _CommandLine) -> None:
-    from fedshift.cli.estimates import print_estimates
+@on_experiment(
+    "run --method fedsr",
+    "run --method fedsr --set method.l2r=0.05 --seed 1",
+    "run --data folder --set data.path=photos --hold-out sketch --model resnet18 --method fedsr --dry-run",
+)
+def run(asked: CommandLine) -> None:
+    """Carry out one run: one method (by default the experiment's first), one seed, one federation."""
+    from fedshift.cli.before import print_estimates
     from fedshift.runs.runner import run_path
     from fedshift.study import api
 
@@ -157,13 +131,20 @@ def _run_one(asked: _CommandLine) -> None:
     if asked.dry_run:
         print_estimates([experiment])
         return
-    with interruptible(_going_on(run_path(experiment))):
-        run = api.run(experiment)
-    print_report(api.load(run.path), run.path)
+    with interruptible(going_on(run_path(experiment))):
+        done = api.run(experiment)
+    print_report(api.load(done.path), done.path)
 
 
-def _run_all(asked: _CommandLine) -> None:
-    from fedshift.cli.estimates import print_estimates
+@on_experiment(
+    "compare",
+    "compare --method fedavg,fedprox,fedsr --hold-out 0,75 --seed 0,1,2",
+    "compare my-experiment.toml --set train.lr=0.1,0.01 --dry-run",
+    "compare --method fedavg,fedsr --tuned runs/rotated-mnist/tuned-1a2b3c4d.toml",
+)
+def compare(asked: CommandLine) -> None:
+    """Carry out a grid of runs and print one table; finished runs are not repeated."""
+    from fedshift.cli.before import print_estimates
     from fedshift.runs.runner import run_path
     from fedshift.study import api
 
@@ -171,42 +152,43 @@ def _run_all(asked: _CommandLine) -> None:
         print_estimates(asked.experiments)
         return
     base = run_path(asked.experiments[0]).parent
-    with interruptible(_going_on(base)):
+    with interruptible(going_on(base)):
         comparison = api.compare(asked.experiments)
     print_report(comparison, base)
     if comparison.failed:
         raise FedshiftError(comparison.failure)
 
 
-app.command(
-    "run",
-    help="Carry out one run: one method (by default the experiment's first), one seed, one federation.",
-    epilog="Examples:\n\n"
-    "  fedshift run --method fedsr\n\n"
-    "  fedshift run --method fedsr --set method.l2r=0.05 --seed 1\n\n"
-    "  fedshift run --data folder --set data.path=photos --hold-out sketch --model resnet18 --method fedsr --dry-run",
-)(_experiment_command(_run_one))
-
-app.command(
-    "compare",
-    help="Carry out a grid of runs and print one table; finished runs are not repeated.",
-    epilog="Examples:\n\n"
-    "  fedshift compare\n\n"
-    "  fedshift compare --method fedavg,fedprox,fedsr --hold-out 0,75 --seed 0,1,2\n\n"
-    "  fedshift compare my-experiment.toml --set train.lr=0.1,0.01 --dry-run\n\n"
-    "  fedshift compare --method fedavg,fedsr --tuned runs/rotated-mnist/tuned-1a2b3c4d.toml",
-)(_experiment_command(_run_all))
-
-
-def _tune(
-    asked: _CommandLine,
+@on_experiment(
+    "tune --method fedavg,fedprox,fedsr --dry-run",
+    "tune --method fedsr --trials 40 --sampler random --hold-out 0,75",
+    "tune --method fedprox --search train.lr=0.001..0.1 --search method.mu=0.01,0.1,1 --rounds 50",
+    more="A setting given by --set is not searched. The same command again goes on where it was, or prints what it "
+    "found; with more --trials it goes on from those that there are.",
+)
+def tune(
+    asked: CommandLine,
     *,
-    trials: TrialsOption = 20,
-    sampler: SamplerOption = "tpe",
-    parallel: ParallelOption = 4,
-    search: SearchOption = None,
+    trials: Annotated[int, typer.Option("--trials", help="Choices that are tried for each method.", min=1)] = 20,
+    sampler: Annotated[
+        str,
+        typer.Option(
+            help="tpe (learns from earlier trials) or random.", autocompletion=complete(lambda: ("tpe", "random"))
+        ),
+    ] = "tpe",
+    parallel: Annotated[
+        int, typer.Option(help="Trials chosen, and carried out, side by side; it decides what is tried.", min=1)
+    ] = 4,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Where to look beside the declared ranges: train.lr=0.001..0.1, or method.mu=0.1,0.5,1.",
+            autocompletion=complete(setting_names),
+        ),
+    ] = None,
 ) -> None:
-    from fedshift.cli.estimates import print_searches
+    """Search the settings of methods on validation data, with one budget for all; compare --tuned takes the best."""
+    from fedshift.cli.before import print_searches
     from fedshift.study import api
     from fedshift.written import parse_assignments
 
@@ -214,115 +196,103 @@ def _tune(
     how: dict[str, Any] = {"trials": trials, "sampler": sampler, "parallel": parallel, "search": ranges}
     if asked.dry_run:
         with warnings_as_notes():
-            budget = api.search_budget(asked.source, settings=asked.options["settings"], **how)
+            budget = api.search_budget(asked.source, settings=asked.options.get("settings"), **how)
             print_searches(asked.experiments, budget)
         return
     again = shlex.join(["fedshift", *sys.argv[1:]])
     with interruptible(f". The same command carries on, and no trial is lost: {again}"), warnings_as_notes():
         tuning = api.tune(asked.source, **how, **asked.options)
-    print_tuning(tuning)
+    page = tuning.report()
+    print_tables(tuning.tables(), tuning.notes())
+    typer.echo(
+        f"Tuned settings: {tuning.path}\nReport: {page}\n`fedshift compare --tuned {tuning.path}`, with the same "
+        "experiment and options, compares the methods with them."
+    )
     if tuning.failed:
         raise FedshiftError(tuning.failed[0])
 
 
-app.command(
-    "tune",
-    help="Search the settings of methods on validation data, with one budget for all; compare --tuned takes the best.",
-    epilog="Examples:\n\n"
-    "  fedshift tune --method fedavg,fedprox,fedsr --dry-run\n\n"
-    "  fedshift tune --method fedsr --trials 40 --sampler random --hold-out 0,75\n\n"
-    "  fedshift tune --method fedprox --search train.lr=0.001..0.1 --search method.mu=0.01,0.1,1 --rounds 50\n\n"
-    "A setting given by --set is not searched. The same command again goes on where it was, or prints what it found; "
-    "with more --trials it goes on from those that there are.",
-)(_experiment_command(_tune))
-
-
-app.command(
-    "benchmark",
-    help="Carry out the published benchmark: methods on a set of federations, tuned alike, with ranks and differences.",
-    epilog="Examples:\n\n"
-    "  fedshift benchmark --method fedavg,fedprox\n\n"
-    "  fedshift benchmark --scale short --data pacs=pacs.parquet --data shakespeare=plays.txt --dry-run\n\n"
-    "  fedshift benchmark --scale short --plugin my_method.py --method all,my-method\n\n"
-    "The same command again goes on where it was, or prints what came out.",
-)(benchmark)
-
-
-app.command(
-    "reproduce",
-    help="Carry out a table or curve of the five papers (TABLE, such as fedsr-table1), and put it beside the paper's "
-    "numbers.",
-    epilog="Examples:\n\n"
-    "  fedshift reproduce --list\n\n"
-    "  fedshift reproduce fedsr-table1\n\n"
-    "  fedshift reproduce fedpin-table2 --scale short --panel fedpin-cfmnist --dry-run\n\n"
-    "  fedshift reproduce fedcir-table1 --scale short --data pacs=pacs.parquet --row FedAvg --row FedCiR\n\n"
-    "The same command again goes on where it was, or prints what came out.",
-)(reproduce)
-
-
-def _bench(asked: _CommandLine) -> None:
-    from fedshift.cli.bench import print_engines
+@on_experiment("bench", "bench --method fedsr --set train.precision=bfloat16")
+def bench(asked: CommandLine) -> None:
+    """Measure which engine is fastest for an experiment on this machine, and say why it is chosen."""
+    from fedshift.cli.before import print_engines
 
     print_engines(asked.experiments, asked.dry_run)
 
 
-app.command(
-    "bench",
-    help="Measure which engine is fastest for an experiment on this machine, and say why it is chosen.",
-    epilog="Examples:\n\n  fedshift bench\n\n  fedshift bench --method fedsr --set train.precision=bfloat16",
-)(_experiment_command(_bench))
+@on_experiment(
+    "data",
+    "data my-experiment.toml --html data.html",
+    "data --data folder --set data.path=photos --hold-out sketch --json",
+)
+def data(
+    asked: CommandLine,
+    *,
+    html: Annotated[Path | None, typer.Option(help="Also write a page: a file, or a folder.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    test: Annotated[
+        bool, typer.Option("--test", help="Judge test samples as well; by default they are only counted.")
+    ] = False,
+) -> None:
+    """Look at an experiment's data before a run: counts, duplicates, drift between sites, and what is odd."""
+    from json import dumps
 
-
-def _data(asked: _CommandLine, *, html: HtmlOption = None, json: JsonOption = False, test: TestOption = False) -> None:
-    from fedshift.cli.data import print_data
+    from fedshift.reporting.units import printable
     from fedshift.study import api
 
     if asked.dry_run:
         raise FedshiftError("`fedshift data` carries out no run, and writes nothing but --html: leave --dry-run out.")
-    print_data(api.inspect_data(asked.experiments, test=test), html, json)
+    report = api.inspect_data(asked.experiments, test=test)
+    written = None if html is None else report.report(html)
+    if as_json:
+        typer.echo(dumps(report.table(), indent=2, ensure_ascii=False))
+        return
+    report.show(open_console())
+    if written is not None:
+        typer.echo(f"Written: {printable(str(written))}")
 
 
-app.command(
-    "data",
-    help="Look at an experiment's data before a run: counts, duplicates, drift between sites, and what is odd.",
-    epilog="Examples:\n\n"
-    "  fedshift data\n\n"
-    "  fedshift data my-experiment.toml --html data.html\n\n"
-    "  fedshift data --data folder --set data.path=photos --hold-out sketch --json",
-)(_experiment_command(_data))
-
-
-def _index(asked: _CommandLine) -> None:
-    from fedshift.cli.client_index import print_indices
+@on_experiment(
+    "index --data folder --set data.path=photos --set partition.name=iid --set partition.clients=10",
+    "index my-experiment.toml --set method.index.strategy=federated",
+    "index --set method.index.encoder=clip",
+    method="client2vec",
+)
+def index(asked: CommandLine) -> None:
+    """Describe every client by a vector before any training (Client2Vec): Parquet and a similarity heat map."""
+    from fedshift.cli.before import print_indices
 
     print_indices(asked.experiments, asked.dry_run)
 
 
-app.command(
-    "index",
-    help="Describe every client by a vector before any training (Client2Vec): Parquet and a similarity heat map.",
-    epilog="Examples:\n\n"
-    "  fedshift index --data folder --set data.path=photos --set partition.name=iid --set partition.clients=10\n\n"
-    "  fedshift index my-experiment.toml --set method.index.strategy=federated\n\n"
-    "  fedshift index --set method.index.encoder=clip",
-)(_experiment_command(_index, about="client2vec"))
+command(
+    "benchmark --method fedavg,fedprox",
+    "benchmark --scale short --data pacs=pacs.parquet --data shakespeare=plays.txt --dry-run",
+    "benchmark --scale short --plugin my_method.py --method all,my-method",
+    more="The same command again goes on where it was, or prints what came out.",
+)(benchmark)
+
+command(
+    "reproduce --list",
+    "reproduce fedsr-table1",
+    "reproduce fedpin-table2 --scale short --panel fedpin-cfmnist --dry-run",
+    "reproduce fedcir-table1 --scale short --data pacs=pacs.parquet --row FedAvg --row FedCiR",
+    more="The same command again goes on where it was, or prints what came out.",
+)(reproduce)
+
+command(
+    "predict runs/mine/fedsr-0-seed0-1a2b3c4d photos new.png",
+    "predict runs/mine/fedbn-seed0-1a2b3c4d new.csv --client north --round selected --out -",
+)(predict)
 
 
-@app.command(
-    epilog="Examples:\n\n  fedshift resume runs/rotated-mnist\n\n  fedshift resume runs/mine/fedsr-0-seed0-1a2b3c4d"
-)
-def resume(
-    path: Annotated[Path, typer.Argument(help="A run folder, or a folder of them.")],
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Import plugins that never ran on this machine; read them first.")
-    ] = False,
-) -> None:
+@command("resume runs/rotated-mnist", "resume runs/mine/fedsr-0-seed0-1a2b3c4d")
+def resume(path: RunsArgument, trust: TrustOption = False) -> None:
     """Carry interrupted runs on, from their last checkpoints to the same bits; begin those that have not begun."""
     from fedshift.runs.origin import UntrustedError
     from fedshift.study import api
 
-    with interruptible(_going_on(path)):
+    with interruptible(going_on(path)):
         try:
             comparison = api.resume(path, trust=trust)
         except UntrustedError as error:
@@ -334,28 +304,22 @@ def resume(
         raise FedshiftError(comparison.failure)
 
 
-@app.command(epilog="Examples:\n\n  fedshift watch runs/rotated-mnist\n\n  fedshift watch runs --wait")
+@command("watch runs/rotated-mnist", "watch runs --wait")
 def watch(
-    path: Annotated[
-        Path,
-        typer.Argument(help="A run folder, or a folder of them.", autocompletion=folder_names),
-    ],
+    path: RunsArgument,
     wait: Annotated[bool, typer.Option("--wait", help="Where there is no run yet, wait for one.")] = False,
 ) -> None:
     """Show from another terminal what runs under way do, until all are over; the runs do not notice."""
-    from fedshift.cli.console import open_console
     from fedshift.reporting.follow import follow
 
     with interruptible(". Only the watching: the runs go on."):
         follow(path, open_console(), wait)
 
 
-@app.command(epilog="Examples:\n\n  fedshift report runs/rotated-mnist\n\n  fedshift report runs --to all.html")
+@command("report runs/rotated-mnist", "report runs --to all.html")
 def report(
-    path: Annotated[Path, typer.Argument(help="A run folder, or a folder of them.")],
-    to: Annotated[
-        Path | None, typer.Option("--to", help="The HTML file; by default report.html in the folder.")
-    ] = None,
+    path: RunsArgument,
+    to: Annotated[Path | None, typer.Option(help="The HTML file; by default report.html in the folder.")] = None,
 ) -> None:
     """Print the tables of recorded runs and write their HTML report."""
     from fedshift.study import api
@@ -363,15 +327,15 @@ def report(
     print_report(api.load(path), path, to)
 
 
-app.command(
-    epilog="Examples:\n\n"
-    "  fedshift predict runs/mine/fedsr-0-seed0-1a2b3c4d photos new.png\n\n"
-    "  fedshift predict runs/mine/fedbn-seed0-1a2b3c4d new.csv --client north --round selected --out -"
-)(predict)
+def load_plugins(paths: list[Path] | None) -> None:
+    """Import plugins, so that what they register is known."""
+    from fedshift import experiments
+
+    experiments.load_plugins([str(path) for path in paths or []])
 
 
-@app.command("list", epilog="Examples:\n\n  fedshift list\n\n  fedshift list methods")
-def list_(
+@command("list", "list methods", name="list")
+def list_names(
     kind: Annotated[
         str,
         typer.Argument(
@@ -382,26 +346,25 @@ def list_(
 ) -> None:
     """List what an experiment can name."""
     from fedshift.cli.catalogues import print_list
-    from fedshift.experiments import load_plugins
 
-    load_plugins([str(path) for path in plugin or []])
+    load_plugins(plugin)
     print_list(kind)
 
 
-@app.command(
-    epilog="Examples:\n\n"
-    "  fedshift show fedsr\n\n"
-    "  fedshift show train\n\n"
-    "  fedshift show pacs-features --set train.lr=0.1\n\n"
-    "  fedshift show my-experiment.toml"
-)
+def _all_names() -> list[str]:
+    from fedshift.cli.catalogues import shown_names
+
+    return [*dict.fromkeys([*shown_names(), *experiment_names()])]
+
+
+@command("show fedsr", "show train", "show pacs-features --set train.lr=0.1", "show my-experiment.toml")
 def show(
     name: Annotated[
         str,
         typer.Argument(
             help="A method, data set, partition, model, protocol, index or encoder; train, evaluate or run; or an "
             "experiment, by its name or its TOML file.",
-            autocompletion=_all_names,
+            autocompletion=complete(_all_names),
         ),
     ],
     plugin: PluginOption = None,
@@ -409,18 +372,16 @@ def show(
 ) -> None:
     """Show the settings of a method (or data set, model, ...), or with which settings an experiment would run."""
     from fedshift.cli.catalogues import print_named
-    from fedshift.experiments import load_plugins
     from fedshift.written import parse_assignments
 
-    load_plugins([str(path) for path in plugin or []])
+    load_plugins(plugin)
     print_named(name, parse_assignments(set_ or []))
 
 
-@app.command(
-    epilog="Examples:\n\n"
-    "  fedshift schema\n\n"
-    "  fedshift schema --json > fedshift.schema.json\n\n"
-    "An editor with TOML support checks and completes a file that begins with: #:schema ./fedshift.schema.json"
+@command(
+    "schema",
+    "schema --json > fedshift.schema.json",
+    more="An editor with TOML support checks and completes a file that begins with: #:schema ./fedshift.schema.json",
 )
 def schema(
     json: Annotated[bool, typer.Option("--json", help="As JSON Schema, for editors.")] = False,
@@ -428,9 +389,8 @@ def schema(
 ) -> None:
     """Show every table and setting that an experiment can have, with its limits and default, on one page."""
     from fedshift.cli.catalogues import print_schema
-    from fedshift.experiments import load_plugins
 
-    load_plugins([str(path) for path in plugin or []])
+    load_plugins(plugin)
     print_schema(json)
 
 

@@ -1,4 +1,4 @@
-"""What ``fedshift list``, ``show`` and ``schema`` print of catalogues and their entries."""
+"""What ``fedshift list``, ``show`` and ``schema`` print of catalogues, their entries, and an experiment's settings."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ from fedshift.cli.json_schema import CATALOGUES, described, json_schema
 from fedshift.core.contract import term_names
 from fedshift.core.method import Averaging, Method
 from fedshift.errors import FedshiftError, UnknownNameError
-from fedshift.experiments import PLAIN, Experiment
+from fedshift.experiments import DEFAULT_NAMES, PLAIN, Experiment
 from fedshift.methods import METHODS
+from fedshift.reporting.results import flat
+from fedshift.reporting.settings import in_words, merged
 from fedshift.spec import Spec
+from fedshift.study.grid import expand, override, read
 from fedshift.study.shipped import shipped, shipped_text
 from fedshift.written import text_of
 
@@ -71,12 +74,54 @@ def print_named(name: str, changes: Mapping[str, Any]) -> None:
     for table, entry in entries:
         _print_entry(console, name, table, entry)
     if is_experiment:
-        from fedshift.cli.resolved import print_resolved
-
         text = shipped_text(name) if name in shipped() else text_of(Path(name))
         console.print(f"[bold]The experiment {escape(name)}[/bold]\n", highlight=False)
         console.print(text, highlight=False, markup=False, soft_wrap=True)
-        print_resolved(console, name, changes)
+        _print_resolved(console, name, changes)
+
+
+def _print_resolved(console: Console, name: str, changes: Mapping[str, Any]) -> None:
+    """The runs of an experiment: the settings that all share, then what each method has beside these, with origins."""
+    document = override(read(name), changes, lambda line: console.print(f"Note: {line}", highlight=False, markup=False))
+    runs: dict[str, list[dict[str, Any]]] = {}
+    try:
+        for one in expand(document):
+            runs.setdefault(one.method_name, []).append(one.table())
+    except FedshiftError as error:
+        console.print(f"As it stands it cannot run: {error}", highlight=False, markup=False)
+        return
+    settings = merged([*runs.values()])
+    common = flat(settings.common)
+    shared = {key: in_words(common, key) for key in common}
+    parts = [(f"{sum(map(len, runs.values()))} runs, all with", shared, [*runs])]
+    for number, (method, its) in enumerate(runs.items()):
+        own = {key: values[number] for key, values in settings.differing.items() if values[number]}
+        parts.append((f"{method}, {len(its)} runs, with", own, [method]))
+    for title, values, methods in parts:
+        if values:
+            table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+            table.add_column("setting", no_wrap=True)  # a name that is cut cannot be copied
+            table.add_column("value", overflow="fold")
+            table.add_column("from")
+            for key, text in values.items():
+                origins = dict.fromkeys(_origin(key, method, document, changes) for method in methods)
+                table.add_row(escape(key), escape(text), ", ".join(origins))
+            console.print(table, "")
+
+
+def _origin(key: str, method: str, document: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
+    """Where a setting of a run comes from."""
+    keys = (key, key.replace("method.", f"method.{method}.", 1))
+    names = {*keys, *(each.removesuffix(".name") for each in keys)}
+    if any(name == change or name.startswith(f"{change}.") for name in names for change in changes):
+        return "command line"
+    given = flat(document)
+    if names & given.keys():
+        return "file"
+    data = given.get("data.name", given.get("data", DEFAULT_NAMES["data"]))
+    preset, (table, _, setting) = str(given.get("method.preset", data)), key.partition(".")
+    published = table == "method" and setting in METHODS.get(method).presets.get(preset, {})
+    return f"published for {preset}" if published else "default"
 
 
 def print_schema(as_json: bool) -> None:

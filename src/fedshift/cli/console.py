@@ -1,19 +1,27 @@
-"""Where the commands print."""
+"""Where commands print, and how they end: with the tables of their runs, or by a signal."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
 from rich.console import Console
 
 from fedshift.reporting.units import printable
 
 if TYPE_CHECKING:
     from fedshift.reporting.table import Table
+    from fedshift.study.api import Comparison
 
 WIDTH_OF_FILES = 160
+OF_SIGNALS = 128  # what shells add to a signal's number to make an exit code
+TERMINATING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # HUP: no terminal
 
 
 def open_console(least: int = 0) -> Console:
@@ -27,9 +35,49 @@ def open_console(least: int = 0) -> Console:
     return Console(width=max(least, console.width if known else WIDTH_OF_FILES))
 
 
-def print_tables(console: Console, tables: Sequence[Table], notes: Sequence[str]) -> None:
-    """Print tables and, below them, notes."""
+def print_tables(tables: Sequence[Table], notes: Sequence[str], least: int = 0) -> None:
+    """Print tables, at least so many columns wide, and notes below them."""
+    console = open_console(least)
     for table in tables:
         console.print(table.rich())
     for note in notes:
-        console.print(f"Note: {printable(note)}", highlight=False, markup=False, soft_wrap=True)
+        typer.echo(f"Note: {printable(note)}")
+
+
+def print_report(comparison: Comparison, folder: Path, to: Path | None = None) -> None:
+    """Write the HTML report of runs, and print their tables.
+
+    Args:
+        comparison: the runs.
+        folder: theirs.
+        to: the HTML file; None: report.html in the folder.
+
+    Raises:
+        FedshiftError: it cannot be written.
+    """
+    try:
+        written = comparison.report(to or folder / "report.html")  # first, as printing may end with the reader's pipe
+    finally:
+        print_tables(comparison.tables(), comparison.notes())
+    typer.echo(f"Run folders: {folder}\nReport: {written}")
+
+
+@contextmanager
+def interruptible(message: str) -> Iterator[None]:
+    """After Ctrl-C or a signal that asks for the end say so, and how to go on."""
+
+    def end(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(number)
+
+    listening = threading.current_thread() is threading.main_thread()  # no other may set a handler
+    heard = [number for number in TERMINATING if listening and signal.getsignal(number) is not signal.SIG_IGN]  # nohup
+    before = {number: signal.signal(number, end) for number in heard}
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        number = next(iter(interrupt.args), signal.SIGINT)
+        typer.echo(f"\n{'Terminated' if interrupt.args else 'Interrupted'}{message}", err=True)
+        raise typer.Exit(OF_SIGNALS + number) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fedshift.cli.commands import Commands
 from fedshift.cli.options import (
+    Commands,
     DataOption,
     ExperimentArgument,
     MethodOption,

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from shlex import join, quote
 
-from fedshift.cli.console import open_console
-from fedshift.cli.ending import interruptible, print_report
+from fedshift.cli.console import interruptible, open_console, print_report
 from fedshift.cli.federation_serve import say
 from fedshift.deployment import shell
 from fedshift.deployment.demo import IMAGES_PER_CLASS, carry_out, experiment, members, planned_demo

@@ -8,8 +8,7 @@ from shlex import join as typed
 
 import typer
 
-from fedshift.cli.console import open_console
-from fedshift.cli.ending import interruptible
+from fedshift.cli.console import interruptible, open_console
 from fedshift.deployment import serving, shell
 from fedshift.deployment.flower import APP
 from fedshift.deployment.serving import AUTHORITY, OF_COORDINATOR, OF_SITE, Member

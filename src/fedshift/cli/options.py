@@ -1,33 +1,86 @@
-"""What several commands have alike: the options that make an experiment, and how they say what of it has no effect."""
+"""What several commands have alike: the options that make an experiment, completion, and notes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+
+from fedshift.errors import FedshiftError, FedshiftWarning, UnknownNameError
+from fedshift.written import parse_assignments, parse_value, parse_words
+
+
+class Commands(TyperGroup):
+    """Commands that refuse an option that is given again, of which typer would take the last.
+
+    Contexts and commands are Any: which package defines them differs between releases of typer.
+    """
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """The command, and its arguments.
+
+        Raises:
+            FedshiftError: there is no such command, or an option that takes one value is given several times.
+        """
+        if args[0] not in self.commands and not args[0].startswith("-") and not ctx.resilient_parsing:
+            raise UnknownNameError("command", args[0], list(self.commands))  # which releases of typer word differently
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and not ctx.resilient_parsing:
+            within = type(ctx)(command, parent=ctx, info_name=name)
+            order: list[Any] = command.make_parser(within).parse_args([*rest])[2]
+            for given, times in Counter(order).items():
+                if times > 1 and given.param_type_name == "option" and not (given.multiple or given.is_flag):
+                    raise FedshiftError(
+                        f"{given.opts[0]} is given {times} times: give it once. Where it takes several values, commas "
+                        "stand between them, as in --method fedavg,fedsr."
+                    )
+        return name, command, rest
+
+
+# Completion ---------------------------------------------------------------------------------------
+
+
+def complete(names: Callable[[], Iterable[str]]) -> Any:
+    """Tab completion of names, after the last comma."""
+
+    def completed(incomplete: str) -> list[str]:
+        before, comma, word = incomplete.rpartition(",")
+        return [f"{before}{comma}{name}" for name in names() if name.startswith(word)]
+
+    return completed
 
 
 def names_of(kind: str) -> Any:
-    """Tab completion of the names in a catalogue, after the last comma."""
-
-    def complete(incomplete: str) -> list[str]:
-        import fedshift
-
-        before, comma, word = incomplete.rpartition(",")
-        return [f"{before}{comma}{name}" for name in getattr(fedshift, kind) if name.startswith(word)]
-
-    return complete
+    """Tab completion of the names in a catalogue."""
+    return complete(lambda: getattr(import_module("fedshift"), kind))
 
 
-def _experiments(incomplete: str) -> list[str]:
+def names_known_to(module: str, function: str, *given: str) -> Any:
+    """Tab completion of the names that a function gives; its module is imported when needed."""
+    return complete(lambda: getattr(import_module(module), function)(*given))
+
+
+def experiment_names() -> list[str]:
+    """Experiments: those that come with fedshift, and files here."""
     from fedshift.study.shipped import shipped
 
-    files = [str(path) for path in Path().glob("*.toml")]
-    return [name for name in [*shipped(), *files] if name.startswith(incomplete)]
+    return [*shipped(), *(str(path) for path in Path().glob("*.toml"))]
+
+
+def setting_names() -> list[str]:
+    """Dotted names of settings, as --set takes them."""
+    from fedshift.experiments import NAMED, PLAIN
+
+    specs = [(table, cls.settings()) for table, cls in PLAIN.items()]
+    specs += [(table, catalogue.get(name).settings()) for table, catalogue in NAMED.items() for name in catalogue]
+    return [*dict.fromkeys(f"{table}.{name}=" for table, settings in specs for name in settings)]
 
 
 def folder_names(incomplete: str) -> list[str]:
@@ -38,19 +91,7 @@ def folder_names(incomplete: str) -> list[str]:
     return [f"{above}{slash}{name}/" for name in names if name.startswith(word)]
 
 
-def among(names: Sequence[str]) -> Any:
-    """Tab completion of a few names."""
-    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
-
-
-def set_names(incomplete: str) -> list[str]:
-    """Tab completion of dotted names of settings, as --set takes them."""
-    from fedshift.experiments import NAMED, PLAIN
-
-    specs = [(table, cls.settings()) for table, cls in PLAIN.items()]
-    specs += [(table, catalogue.get(name).settings()) for table, catalogue in NAMED.items() for name in catalogue]
-    names = dict.fromkeys(f"{table}.{name}=" for table, settings in specs for name in settings)
-    return [name for name in names if name.startswith(incomplete)]
+# Options ------------------------------------------------------------------------------------------
 
 
 def listed(text: str) -> list[str]:
@@ -59,21 +100,8 @@ def listed(text: str) -> list[str]:
     Raises:
         FedshiftError: one is empty.
     """
-    from fedshift.written import parse_words
-
     words = parse_words(text)
     return words if isinstance(words, list) else [words]
-
-
-def names_known_to(module: str, function: str, *given: str) -> Callable[[str], list[str]]:
-    """Tab completion of the names that a function gives, after the last comma; its module is imported when needed."""
-
-    def complete(incomplete: str) -> list[str]:
-        before, comma, word = incomplete.rpartition(",")
-        known = getattr(import_module(module), function)(*given)
-        return [f"{before}{comma}{name}" for name in known if name.startswith(word)]
-
-    return complete
 
 
 def paths_of(texts: Sequence[str]) -> dict[str, str]:
@@ -82,8 +110,6 @@ def paths_of(texts: Sequence[str]) -> dict[str, str]:
     Raises:
         FedshiftError: one is not of that form, or names a data set again.
     """
-    from fedshift.errors import FedshiftError
-
     found: dict[str, str] = {}
     for text in texts:
         name, equals, path = text.partition("=")
@@ -97,7 +123,7 @@ ExperimentArgument = Annotated[
     str,
     typer.Argument(
         help="A TOML file, or the name of an experiment that comes with fedshift.",
-        autocompletion=_experiments,
+        autocompletion=complete(experiment_names),
     ),
 ]
 MethodOption = Annotated[
@@ -132,49 +158,42 @@ SetOption = Annotated[
         "--set",
         help="Override any field: method.l2r=0.05. A list makes a run for each: train.lr=0.1,0.01. Text is taken as "
         "typed; quotes keep commas: data.path='\"a,b\"'.",
-        autocompletion=set_names,
+        autocompletion=complete(setting_names),
     ),
 ]
 TunedOption = Annotated[
     Path | None,
     typer.Option("--tuned", help="File of `fedshift tune`: the best settings of each method; --set counts before it."),
 ]
-TrialsOption = Annotated[int, typer.Option("--trials", help="Choices that are tried for each method.", min=1)]
-SamplerOption = Annotated[
-    str,
-    typer.Option(
-        "--sampler", help="tpe (learns from earlier trials) or random.", autocompletion=among(("tpe", "random"))
-    ),
-]
-ParallelOption = Annotated[
-    int,
-    typer.Option("--parallel", help="Trials chosen, and carried out, side by side; it decides what is tried.", min=1),
-]
-SearchOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--search",
-        help="Where to look beside the declared ranges: train.lr=0.001..0.1, or method.mu=0.1,0.5,1.",
-        autocompletion=set_names,
-    ),
-]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Say what would run and what it would cost; write nothing.")
 ]
-HtmlOption = Annotated[Path | None, typer.Option("--html", help="Also write a page: a file, or a folder.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
-TestOption = Annotated[
-    bool, typer.Option("--test", help="Judge test samples as well; by default they are only counted.")
+TrustOption = Annotated[
+    bool, typer.Option("--trust", help="Import plugins that never ran on this machine; read them first.")
 ]
+RunsArgument = Annotated[
+    Path, typer.Argument(help="A run folder, or a folder of them.", autocompletion=folder_names, show_default=False)
+]
+OPTIONS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "method": (MethodOption, parse_words),
+    "data": (DataOption, str),
+    "model": (ModelOption, str),
+    "hold_out": (HoldOutOption, parse_words),
+    "seed": (SeedOption, parse_value),
+    "rounds": (RoundsOption, int),
+    "device": (DeviceOption, str),
+    "out": (OutOption, str),
+    "name": (NameOption, str),
+    "plugins": (PluginOption, list),
+    "settings": (SetOption, parse_assignments),
+    "tuned": (TunedOption, Path),
+}
+"""By the names of :class:`fedshift.study.api.Options`: what makes an experiment, and how it is read."""
 
 
 @contextmanager
 def warnings_as_notes() -> Iterator[None]:
     """Print what of an experiment has no effect as notes, beside the output."""
-    import warnings
-
-    from fedshift.errors import FedshiftWarning
-
     with warnings.catch_warnings():
         warnings.simplefilter("always", FedshiftWarning)
         default = warnings.showwarning

@@ -8,11 +8,10 @@ from typing import Annotated
 
 import typer
 
-from fedshift.cli.ending import interruptible
-from fedshift.cli.options import among, folder_names
+from fedshift.cli.console import interruptible
+from fedshift.cli.options import TrustOption, complete, folder_names
 
 STDOUT = "-"
-ROUNDS = ("last", "selected")
 
 
 def predict(
@@ -30,13 +29,13 @@ def predict(
     round_: Annotated[
         str,
         typer.Option(
-            "--round", help="last, or selected: the round that validation picks.", autocompletion=among(ROUNDS)
+            "--round",
+            help="last, or selected: the round that validation picks.",
+            autocompletion=complete(lambda: ["last", "selected"]),
         ),
     ] = "last",
     out: Annotated[str, typer.Option("--out", help="The CSV file; - prints it.")] = "predictions.csv",
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Import plugins that never ran on this machine; read them first.")
-    ] = False,
+    trust: TrustOption = False,
 ) -> None:
     """Predict for new files: a CSV with the class and the probability of each, for every file or row.
 

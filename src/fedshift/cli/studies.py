@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from fedshift.cli.ending import interruptible
+from fedshift.cli.console import interruptible, print_tables
 from fedshift.cli.options import DryRunOption, PluginOption, listed, names_known_to, names_of, paths_of
+from fedshift.errors import FedshiftError
 
 if TYPE_CHECKING:
     from fedshift.study.study_plan import StudyPlan
@@ -50,7 +51,7 @@ def benchmark(
         bool, typer.Option("--dry-run", help="Say how many runs there are and how long they take; write nothing.")
     ] = False,
 ) -> None:
-    """Carry out the benchmark, or say what it would cost."""
+    """Carry out the published benchmark: methods on a set of federations, tuned alike, with ranks and differences."""
     from fedshift.study.benchmark import carry_out_benchmark, plan_benchmark
 
     columns = listed(federation) if federation is not None else None
@@ -93,9 +94,7 @@ def reproduce(
     dry_run: DryRunOption = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
 ) -> None:
-    """Carry out a table, say what it would cost, or say how far all are."""
-    from fedshift.cli.console import open_console, print_tables
-    from fedshift.errors import FedshiftError
+    """Carry out a table or curve of a paper (TABLE, such as fedsr-table1), and put it beside the paper's numbers."""
     from fedshift.study.reproduction import plan_table, reproduce_table
     from fedshift.study.states import reproductions
     from fedshift.written import parse_assignments
@@ -109,7 +108,7 @@ def reproduce(
         if json_:
             typer.echo(found.json())
         else:
-            print_tables(open_console(least=found.WIDTH), found.tables(), found.notes() if table else [NAME_ONE])
+            print_tables(found.tables(), found.notes() if table else [NAME_ONE], least=found.WIDTH)
         return
     if json_:
         raise FedshiftError("--json is of --list; a table's folder has TABLE.json.")
@@ -124,8 +123,7 @@ def reproduce(
 
 def _carry_out_or_estimate(plan: StudyPlan, carry_out: Callable[[StudyPlan], R], dry_run: bool) -> R | None:
     """Carry out a study and print its tables, or print what it would cost."""
-    from fedshift.cli.console import open_console, print_tables
-    from fedshift.cli.estimates import print_study
+    from fedshift.cli.before import print_study
     from fedshift.reporting.units import printable
 
     if dry_run:
@@ -135,7 +133,6 @@ def _carry_out_or_estimate(plan: StudyPlan, carry_out: Callable[[StudyPlan], R],
     again = shlex.join(["fedshift", *sys.argv[1:]])
     with interruptible(f". The same command carries on: {again}"):
         done = carry_out(plan)
-    console = open_console(least=done.WIDTH)
-    print_tables(console, done.tables(), done.notes())
-    console.print(f"Written: {printable(str(plan.folder))}", highlight=False, markup=False, soft_wrap=True)
+    print_tables(done.tables(), done.notes(), least=done.WIDTH)
+    typer.echo(f"Written: {printable(str(plan.folder))}")
     return done

@@ -215,9 +215,10 @@ class Phase:
 
     Without ``steps``, ``epochs`` or ``batch`` they are what the experiment's ``[train]`` says. On the server batches
     are drawn from the ``samples`` made of the replies; without them the batch is empty, and objectives work on the
-    replies and the server's own tensors. With ``snapshot`` the client's tensors after a step drawn for the round, the
-    same for all clients with equally many, are :attr:`LocalWork.snapshot`. Batches say which environments their
-    samples are of where the phase asks for ``environments``.
+    replies, the server's own tensors and noise, which is drawn for ``batch`` samples. With ``snapshot`` the client's
+    tensors after a step drawn for the round, the same for all clients with equally many, are
+    :attr:`LocalWork.snapshot`. Batches say which environments their samples are of where the phase asks for
+    ``environments``.
     """
 
     name: str
@@ -428,32 +429,18 @@ class Upload:
         return {self.name: (self.dtype or floating, shape)}
 
 
-def no_upload(work: LocalWork) -> Mapping[str, Tensor]:
-    """Nothing beside parts."""
-    return {}
-
-
-def keep_nothing(work: LocalWork) -> Mapping[str, Tensor]:
-    """A client keeps its own tensors as training left them."""
-    return {}
-
-
-def send_nothing_else(state: ServerState, client: int) -> Mapping[str, Tensor]:
-    """Every client receives the parts as the server has them."""
-    return {}
-
-
-def start_as_received(private: Tensors, received: Down) -> Mapping[str, Tensor]:
-    """A client begins with what it received and what it keeps."""
-    return {}
-
-
 def leave(state: ServerState, replies: Replies) -> ServerState:
     """The server keeps what it has."""
     return state
 
 
-DEFAULTS = (no_upload, keep_nothing, send_nothing_else, start_as_received)  # hooks of an exchange that do nothing
+Select = Callable[[ServerState, Sequence[int], int, torch.Generator], Sequence[int]]
+
+
+def uniform(state: ServerState, clients: Sequence[int], count: int, generator: torch.Generator) -> Sequence[int]:
+    """A cohort: ``count`` of the client ids, uniformly, without replacement."""
+    order = torch.randperm(len(clients), generator=generator)[:count]
+    return [clients[i] for i in order.tolist()]
 
 
 @dataclass(frozen=True)
@@ -463,17 +450,19 @@ class Exchange:
     Attributes:
         name: what messages and records call it.
         phases: what a client does.
-        merge: the server's next state.
+        merge: the server's next state; by default the one it has.
         sends: the parts whose shared and down tensors a client receives; None: all that are not apart.
         returns: the shared parts among them that a reply carries; None: all.
         uploads: what a reply carries besides, made by ``upload``, which may also give a returned tensor another value.
         counted: whether a reply says how many samples the client has, by which a mean is then weighted.
         send: tensors that one client receives in the place of the server's.
-        start: tensors with which a client begins instead, from what it keeps and what it received.
+        begin: tensors with which a client begins instead, from what it keeps and what it received.
         upload: makes the ``uploads``.
-        keep: client tensors that are replaced after the phases.
-        server: phases of the server between the replies and the merge.
-        select: a cohort for this exchange alone; None: the round's.
+        keep: client tensors, by full name, that are replaced after the phases; the rest stays as trained.
+        server: phases of the server between the replies and the merge; they may move ``down`` and ``server`` parts.
+        select: a cohort, from the server's state, the clients' ids, how many are wanted and a generator. That of the
+            first exchange is the round's, by default :func:`uniform`; the others have the round's, or one of their
+            own. An id that is given more than once works once, and its reply is merged as often.
     """
 
     name: str
@@ -483,10 +472,10 @@ class Exchange:
     returns: tuple[str, ...] | None = None
     uploads: tuple[Upload, ...] = ()
     counted: bool = False
-    send: Callable[[ServerState, int], Mapping[str, Tensor]] = send_nothing_else
-    start: Callable[[Tensors, Down], Mapping[str, Tensor]] = start_as_received
-    upload: Callable[[LocalWork], Mapping[str, Tensor]] = no_upload
-    keep: Callable[[LocalWork], Mapping[str, Tensor]] = keep_nothing
+    send: Callable[[ServerState, int], Mapping[str, Tensor]] | None = None
+    begin: Callable[[Tensors, Down], Mapping[str, Tensor]] | None = None
+    upload: Callable[[LocalWork], Mapping[str, Tensor]] | None = None
+    keep: Callable[[LocalWork], Mapping[str, Tensor]] | None = None
     server: Phases = ()
     select: Select | None = None
 
@@ -496,9 +485,6 @@ class Exchange:
 
     def _named(self) -> dict[str, Sequence[Phase | Measure | Upload]]:
         return {"phases": self.phases, "uploads": self.uploads, "server": self.server}
-
-
-Select = Callable[[ServerState, Sequence[int], int, torch.Generator], Sequence[int]]
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-import torch
 from torch import Tensor
 
 from fedshift.catalogue import From
@@ -15,7 +14,6 @@ from fedshift.core.contract import (
     Batch,
     Context,
     Exchange,
-    LocalWork,
     Objective,
     Part,
     Phase,
@@ -24,7 +22,7 @@ from fedshift.core.contract import (
     ServerState,
     Stage,
     Terms,
-    keep_nothing,
+    Upload,
     leave,
     no_draws,
 )
@@ -39,9 +37,12 @@ from fedshift.errors import FedshiftError
 from fedshift.spec import Spec, setting
 from fedshift.streams import Draws
 
+HOOKS = ("merge", "uploads", "upload", "send", "begin", "keep", "select")
+"""Fields of :class:`Exchange` that a page gives by a method, or an attribute, of the same name."""
+
 
 class Method(Spec):
-    """What a run asks of a method. One that wraps another answers what it changes, and its :attr:`core` the rest.
+    """What a run asks of a method: parts, stages and clients; all else it asks of the :attr:`core` that trains.
 
     Attributes:
         presets: published settings, by the data set's name.
@@ -72,39 +73,13 @@ class Method(Spec):
         """The plan of a run of ``rounds`` rounds."""
         raise NotImplementedError
 
-    def select(
-        self, state: ServerState, clients: Sequence[int], count: int, generator: torch.Generator
-    ) -> Sequence[int]:
-        """The cohort of a round: ``count`` of the client ids.
-
-        An id may be given more than once by methods that sample with replacement: it works once, and its
-        reply is merged as often.
-        """
-        return self.core.select(state, clients, count, generator)
-
-    def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
-        """Log-probabilities (B, classes) for inputs x (B, ...)."""
-        return self.core.predict(net, x, noise)
-
-    def prediction_draws(self, model: ModelBuilder, batch: int) -> Draws:
-        """The noise that :meth:`predict` uses for a batch."""
-        return self.core.prediction_draws(model, batch)
-
-    def check(self, train: Train) -> None:
-        """Raise an error if local training is not what the method can work with."""
-        self.core.check(train)
-
     def regroup(self, federated: FederatedData) -> FederatedData:
         """The clients and environments of its runs; only references such as pooled training change it."""
-        return self.core.regroup(federated)
-
-    def reestimates(self, unseen: bool) -> bool:
-        """Whether batch-norm statistics are measured again on the inputs that are predicted for."""
-        return self.core.reestimates(unseen)
+        return federated
 
     def notes(self, state: ServerState) -> tuple[str, ...]:
         """What a reader of the results must know of the server's final state, such as that an index says nothing."""
-        return self.core.notes(state)
+        return ()
 
 
 class Averaging(Method):
@@ -114,10 +89,12 @@ class Averaging(Method):
 
     Attributes:
         terms: the names of the terms that its loss returns.
+        uploads: what a reply carries besides, made by a method ``upload``.
         regulariser: the setting that weighs what it adds to the risk, if one does.
     """
 
     terms: ClassVar[tuple[str, ...]] = ()
+    uploads: ClassVar[tuple[Upload, ...]] = ()
     regulariser: ClassVar[str] = ""
 
     weighting: Literal["uniform", "samples"] = setting(
@@ -208,35 +185,18 @@ class Averaging(Method):
 
     # How it federates ---------------------------------------------------------------------------
 
-    def regroup(self, federated: FederatedData) -> FederatedData:
-        """The clients and environments of its runs; only references such as pooled training change it."""
-        return federated
-
     def stages(self, rounds: int) -> tuple[Stage, ...]:
         """The plan of a run of ``rounds`` rounds."""
         return (Stage("train", rounds, (self.exchange("train"),)),)
 
     def exchange(self, name: str, **changes: Any) -> Exchange:
-        """The exchange made of this method's own hooks, with changes to it; what is not merged needs no weights."""
-        own_keep = type(self).keep is not Averaging.keep
-        hooks: dict[str, Any] = {"keep": self.keep if own_keep else keep_nothing, "server": self.server_phases()}
-        hooks |= {"phases": self.phases(), "merge": self.merge} | changes
-        return Exchange(name, **{"counted": self.weighting == "samples" and hooks["merge"] is not leave, **hooks})
+        """An exchange of what a page defines by the names in :data:`HOOKS`, with changes to it.
 
-    def select(
-        self, state: ServerState, clients: Sequence[int], count: int, generator: torch.Generator
-    ) -> Sequence[int]:
-        """The cohort of a round: ``count`` of the client ids, uniformly, without replacement.
-
-        An id may be given more than once by methods that sample with replacement: it works once, and its
-        reply is merged as often.
+        Nothing is counted where nothing is merged.
         """
-        order = torch.randperm(len(clients), generator=generator)[:count]
-        return [clients[i] for i in order.tolist()]
-
-    def keep(self, work: LocalWork) -> Mapping[str, Tensor]:
-        """The client tensors, by full name, that are replaced after the phases; the rest stays as trained."""
-        return keep_nothing(work)
+        own: dict[str, Any] = {hook: getattr(self, hook) for hook in HOOKS if hasattr(self, hook)}
+        own |= {"phases": self.phases(), "server": self.server_phases()} | changes
+        return Exchange(name, **{"counted": self.weighting == "samples" and own["merge"] is not leave, **own})
 
     def server_phases(self) -> Phases:
         """What the server does between the replies and the merge; it may move ``down`` and ``server`` parts."""
@@ -257,10 +217,6 @@ class Averaging(Method):
     def reestimates(self, unseen: bool) -> bool:
         """Whether batch-norm statistics are measured again on the inputs that are predicted for."""
         return self.bn == "reestimate"
-
-    def notes(self, state: ServerState) -> tuple[str, ...]:
-        """Nothing."""
-        return ()
 
 
 def make_parts(method: Method, model: ModelBuilder) -> dict[str, Part]:

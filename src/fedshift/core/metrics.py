@@ -20,7 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -35,13 +35,8 @@ OF = " of "  # between such a metric and its class, as in "auroc of cat"
 NO_CONTRAST = "no sample of the class, or none of another"
 TITLES = {"macro-f1": "macro F1", "auroc": "AUROC"}  # that are not the name itself
 WHOLE = ("balanced-accuracy", "macro-f1", "auroc", "average-precision")  # that stand as they are
-OF_CLASSES = ("sensitivity", "precision", "auroc")
-DECLARED = (
-    *WHOLE,
-    f"{SENSITIVITY_AT}-0.9",
-    f"{CALIBRATION}-15",
-    *(f"{PER_CLASS}{kind}" for kind in OF_CLASSES),
-)  # an example of each
+OF_EVERY_CLASS = (f"{PER_CLASS}sensitivity", f"{PER_CLASS}precision", f"{PER_CLASS}auroc")
+DECLARED = (*WHOLE, f"{SENSITIVITY_AT}-0.9", f"{CALIBRATION}-15", *OF_EVERY_CLASS)  # an example of each
 LACKS = {
     "auroc": NO_CONTRAST,
     SENSITIVITY_AT: NO_CONTRAST,
@@ -50,6 +45,7 @@ LACKS = {
     "precision": "the class is never predicted",
 }
 MOST_BINS = 1000
+Array = np.ndarray[Any, Any]
 Values = Mapping[str, float | None]
 """Metrics by name; None where one is undefined."""
 
@@ -65,21 +61,26 @@ class Metric:
     name: str
 
     @cached_property
+    def _parts(self) -> tuple[str, str, str]:
+        """What it measures, its number and its class; the latter two may be empty."""
+        if numbered := re.fullmatch(f"({SENSITIVITY_AT}|{CALIBRATION})-(.*)", self.name, re.DOTALL):
+            return numbered[1], numbered[2], ""
+        kind, _, of_class = self.name.partition(OF)
+        return kind, "", of_class
+
+    @property
     def kind(self) -> str:
         """What it measures, without its number or class."""
-        kind, of, _ = self.name.partition(OF)
-        if of:
-            return kind
-        return next((one for one in (SENSITIVITY_AT, CALIBRATION) if self.name.startswith(f"{one}-")), self.name)
+        return self._parts[0]
 
     @property
     def number(self) -> str:
         """The specificity, or the number of bins; empty where it has none."""
-        return self.name.removeprefix(f"{self.kind}-") if self.kind in (SENSITIVITY_AT, CALIBRATION) else ""
+        return self._parts[1]
 
     @property
     def quantity(self) -> str:
-        """What a reader sees of it beside a class: words of ours alone, without the name of a class."""
+        """The title without the class."""
         if self.kind == SENSITIVITY_AT:
             return f"sensitivity at a specificity of {self.number}"
         if self.kind == CALIBRATION:
@@ -89,8 +90,8 @@ class Metric:
     @property
     def title(self) -> str:
         """What a reader sees."""
-        _, of, of_class = self.name.partition(OF)
-        return f"{self.quantity}{of}{of_class}"
+        of_class = self._parts[2]
+        return f"{self.quantity}{OF}{of_class}" if of_class else self.quantity
 
     @property
     def heading(self) -> str:
@@ -148,17 +149,16 @@ def check_metrics(declared: Sequence[str], select: str) -> None:
 def _check(name: str) -> None:
     """Raise an error unless a metric can be declared by that name."""
     kind, number = Metric(name).kind, Metric(name).number
-    right = name in WHOLE or name in [f"{PER_CLASS}{each}" for each in OF_CLASSES]
+    right = name in (*WHOLE, *OF_EVERY_CLASS)
     right |= kind == SENSITIVITY_AT and bool(re.fullmatch(r"0?\.\d*[1-9]\d*", number))
     right |= kind == CALIBRATION and number.isdecimal() and 1 <= int(number) <= MOST_BINS
-    if right:
-        return
-    if number:
+    if number and not right:
         raise FedshiftError(
             f"'{name}' is no metric: a specificity is between 0 and 1, as in {SENSITIVITY_AT}-0.9, and bins are from 1 "
             f"to {MOST_BINS:,}, as in {CALIBRATION}-15."
         )
-    raise UnknownNameError("metric", name, DECLARED, hint="Accuracy and loss are always measured.")
+    if not right:
+        raise UnknownNameError("metric", name, DECLARED, hint="Accuracy and loss are always measured.")
 
 
 def check_classes(select: str, classes: Sequence[str]) -> None:
@@ -170,13 +170,11 @@ def check_classes(select: str, classes: Sequence[str]) -> None:
 
 def names(declared: Sequence[str], classes: Sequence[str]) -> tuple[str, ...]:
     """The names of the values that declared metrics have, in order."""
-    return tuple(
-        value
-        for name in declared
-        for value in (
-            (f"{name.removeprefix(PER_CLASS)}{OF}{one}" for one in classes) if name.startswith(PER_CLASS) else (name,)
-        )
-    )
+    found: list[str] = []
+    for name in declared:
+        per_class = name.startswith(PER_CLASS)
+        found += [f"{name.removeprefix(PER_CLASS)}{OF}{one}" for one in classes] if per_class else [name]
+    return tuple(found)
 
 
 def measured(
@@ -190,14 +188,23 @@ def measured(
         log_probabilities: (n, classes), of at least one sample.
         y: labels (n,).
     """
-    predictions = _Predictions(log_probabilities, y)
+    p = log_probabilities.double().exp().cpu().numpy()
+    labels, predicted = y.cpu().numpy(), log_probabilities.argmax(dim=1).cpu().numpy()
     found: list[float | None] = []
     for name in declared:
-        if name.startswith(PER_CLASS):
-            of_class = getattr(predictions, name.removeprefix(PER_CLASS))
-            found += [of_class(c) for c in range(len(classes))]
-        else:
-            found.append(predictions.value(Metric(name)))
+        kind, number = Metric(name).kind, Metric(name).number
+        if kind == CALIBRATION:
+            confidence = p[np.arange(len(labels)), predicted]
+            found.append(_calibration_error(confidence, predicted == labels, int(number)))
+            continue
+        if kind == "macro-f1":
+            found.append(float(scikit_learn().f1_score(labels, predicted, average="macro", zero_division=0.0)))
+            continue
+        of_class = partial(OF_CLASS[kind], **({"specificity": float(number)} if number else {}))
+        second_alone = len(classes) == 2 and kind in ("auroc", "average-precision", SENSITIVITY_AT)
+        chosen = [1] if second_alone else range(len(classes))
+        values = [of_class(labels == c, p[:, c], predicted == c) for c in chosen]
+        found += values if name.startswith(PER_CLASS) else [_mean(values)]
     return dict(zip(names(declared, classes), found, strict=True))
 
 
@@ -228,75 +235,50 @@ def scikit_learn() -> Any:
     return metrics
 
 
-class _Predictions:
-    """What a model predicts for an environment, and the labels; numbers in float64."""
+# Of one class against all others: whose samples are of it, its probabilities, and what is predicted to be of it ------
 
-    def __init__(self, log_probabilities: Tensor, y: Tensor) -> None:
-        self.p: Any = log_probabilities.double().exp().cpu().numpy()
-        self.y: Any = y.cpu().numpy()
-        self.predicted: Any = log_probabilities.argmax(dim=1).cpu().numpy()
-        self.classes = self.p.shape[1]
 
-    def value(self, metric: Metric) -> float | None:
-        """A metric of all classes."""
-        match metric.kind:
-            case "balanced-accuracy":
-                return _mean([self.sensitivity(c) for c in range(self.classes)])
-            case "macro-f1":
-                return float(scikit_learn().f1_score(self.y, self.predicted, average="macro", zero_division=0.0))
-            case "auroc":
-                return self._over_classes(self.auroc)
-            case "average-precision":
-                return self._over_classes(self.average_precision)
-            case "sensitivity-at-specificity":
-                least = float(metric.number)
-                return self._over_classes(lambda c: self.sensitivity_at(c, least))
-        return self.calibration_error(int(metric.number))
+def _sensitivity(own: Array, p: Array, chosen: Array) -> float | None:
+    return float(chosen[own].mean()) if own.any() else None
 
-    def _over_classes(self, of_class: Callable[[int], float | None]) -> float | None:
-        """Of two classes that of the second; of more, the mean over those that have one."""
-        return of_class(1) if self.classes == 2 else _mean([of_class(c) for c in range(self.classes)])
 
-    # Of one class against all others ------------------------------------------------------------
+def _precision(own: Array, p: Array, chosen: Array) -> float | None:
+    return float(own[chosen].mean()) if chosen.any() else None
 
-    def sensitivity(self, c: int) -> float | None:
-        """The share of the class's samples that are predicted to be of it (recall)."""
-        own = self.y == c
-        return float((self.predicted[own] == c).mean()) if own.any() else None
 
-    def precision(self, c: int) -> float | None:
-        """The share of the samples predicted to be of the class that are."""
-        chosen = self.predicted == c
-        return float((self.y[chosen] == c).mean()) if chosen.any() else None
+def _auroc(own: Array, p: Array, chosen: Array) -> float | None:
+    return float(scikit_learn().roc_auc_score(own, p)) if own.any() and not own.all() else None
 
-    def auroc(self, c: int) -> float | None:
-        """The area under the class's ROC curve."""
-        own = self.y == c
-        return float(scikit_learn().roc_auc_score(own, self.p[:, c])) if own.any() and not own.all() else None
 
-    def average_precision(self, c: int) -> float | None:
-        """The mean precision over the class's thresholds, weighed by the recall that each wins."""
-        own = self.y == c
-        return float(scikit_learn().average_precision_score(own, self.p[:, c])) if own.any() else None
+def _average_precision(own: Array, p: Array, chosen: Array) -> float | None:
+    return float(scikit_learn().average_precision_score(own, p)) if own.any() else None
 
-    def sensitivity_at(self, c: int, specificity: float) -> float | None:
-        """The largest sensitivity of a threshold with so much specificity, or more."""
-        own = self.y == c
-        if not own.any() or own.all():
-            return None
-        # Every threshold is one that can be chosen, also where the curve is a straight line.
-        false_positives, sensitivity, _ = scikit_learn().roc_curve(own, self.p[:, c], drop_intermediate=False)
-        return float(sensitivity[false_positives <= 1 - specificity + 1e-12].max())
 
-    # Of the confidence --------------------------------------------------------------------------
+def _sensitivity_at(own: Array, p: Array, chosen: Array, specificity: float) -> float | None:
+    """The largest sensitivity of a threshold with so much specificity, or more."""
+    if not own.any() or own.all():
+        return None
+    # Every threshold is one that can be chosen, also where the curve is a straight line.
+    false_positives, sensitivity, _ = scikit_learn().roc_curve(own, p, drop_intermediate=False)
+    return float(sensitivity[false_positives <= 1 - specificity + 1e-12].max())
 
-    def calibration_error(self, bins: int) -> float:
-        """The expected calibration error of the predicted class's probability."""
-        confidence = self.p[np.arange(len(self.y)), self.predicted]
-        right = self.predicted == self.y
-        place = np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], confidence)
-        gaps = np.abs(np.bincount(place, right - confidence, minlength=bins))
-        return min(1.0, float(gaps.sum() / len(self.y)))
+
+OF_CLASS: dict[str, Callable[..., float | None]] = {
+    "balanced-accuracy": _sensitivity,
+    "average-precision": _average_precision,
+    SENSITIVITY_AT: _sensitivity_at,
+    "auroc": _auroc,
+    "class-sensitivity": _sensitivity,
+    "class-precision": _precision,
+    "class-auroc": _auroc,
+}
+
+
+def _calibration_error(confidence: Array, right: Array, bins: int) -> float:
+    """The expected calibration error of the predicted class's probability."""
+    place = np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], confidence)
+    gaps = np.abs(np.bincount(place, right - confidence, minlength=bins))
+    return min(1.0, float(gaps.sum() / len(right)))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

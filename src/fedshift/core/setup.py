@@ -24,7 +24,6 @@ from fedshift.core.contract import (
     ServerState,
     Stage,
     Upload,
-    send_nothing_else,
     term_names,
 )
 from fedshift.core.messages import TERM
@@ -139,6 +138,10 @@ class Setup:
         """The type of floating tensors between steps; with bfloat16 they are float32."""
         return DTYPES[self.train.precision]
 
+    def typed(self, x: Tensor) -> Tensor:
+        """Floating inputs and noise in the type of the run."""
+        return x.to(self.dtype) if x.is_floating_point() else x
+
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """The plan of the run."""
@@ -174,7 +177,7 @@ class Setup:
     @cached_property
     def individual(self) -> bool:
         """Whether a client may be sent other tensors than the others, so that its model is its own."""
-        return any(each.send is not send_nothing_else for stage in self.stages for each in stage.exchanges)
+        return any(each.send is not None for stage in self.stages for each in stage.exchanges)
 
     # Tensors ------------------------------------------------------------------------------------
 

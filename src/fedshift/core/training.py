@@ -127,6 +127,16 @@ class Train(Spec):
                 "choose one of the two."
             )
 
+    def check_plain(self, why: str) -> None:
+        """Raise an error unless steps are those of plain SGD, which a method needs, and say why it does."""
+        plain = {"optimiser": "sgd", "momentum": 0.0, "clip": "off"}
+        given = [f"train.{name} = {getattr(self, name)!r}" for name in plain if getattr(self, name) != plain[name]]
+        if given:
+            raise FedshiftError(
+                f"{', '.join(given)}: {why}; that is so under plain SGD alone: set train.optimiser = 'sgd', "
+                "train.momentum = 0 and train.clip = 'off'."
+            )
+
     @property
     def balances(self) -> str:
         """The setting by which classes count otherwise than by how many samples there are; empty if none does."""

@@ -14,8 +14,8 @@ from fedshift.clients.domains import DomainData, Unlabelled
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.preparation import Column
 from fedshift.core.frozen import Embedding, Front, FrozenNetwork, embedded, frozen_network, silent
-from fedshift.datasets.image_tables import Columns, parquet_images
-from fedshift.datasets.images import ImageRows, decode, domain_data
+from fedshift.datasets.image_tables import Columns, images_at
+from fedshift.datasets.images import decode
 from fedshift.datasets.labelled import each_read
 from fedshift.datasets.listing import image_suffixes
 from fedshift.errors import FedshiftError, needs
@@ -159,7 +159,7 @@ class ImageDataset(Dataset):
         """An image, or the column ``image`` of a Parquet file."""
         if file.suffix.lower() != PARQUET:
             return Unlabelled(decode(str(file), file, self.size, self.channels).unsqueeze(0))
-        source = parquet_images(str(file), Columns(label="", domain=""))
+        source = images_at(str(file), Columns(label="", domain=""))
         images = each_read(lambda item: decode(*item, self.size, self.channels), source.read(), "images cannot be read")
         if not images:
             raise FedshiftError(f"'{file}' has no row; write one for each image.")
@@ -180,27 +180,3 @@ class ImageDataset(Dataset):
             with needs("images", "Augmentation"):
                 distribution("kornia")  # whose import takes seconds
         return Inputs(self.augment, self.normalise)
-
-
-class SourceDataset(ImageDataset):
-    """Images of a folder, Parquet or the hub, all of them read."""
-
-    seeded: ClassVar[bool] = False
-
-    def found(self) -> ImageRows:
-        """What the settings name; no image is read yet."""
-        raise NotImplementedError
-
-    def check_here(self) -> None:
-        """Whether there are images."""
-        super().check_here()
-        self.found()
-
-    def domain_names(self) -> tuple[str, ...]:
-        """The domains of the images."""
-        return tuple(sorted(set(self.found().domains)))
-
-    def read(self, streams: Streams) -> DomainData:
-        """Read every image."""
-        found = self.found()
-        return domain_data(found.rows(), len(found.labels), self.size, self.channels, found.classes, found.notes)

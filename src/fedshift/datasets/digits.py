@@ -14,43 +14,33 @@ Choices:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from fedshift.clients.domains import DomainData
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.image_tables import ONE_DOMAIN, Columns, check_hub, hub_images, parquet_files, parquet_images
-from fedshift.datasets.images import Encoded, ImageRows, check_fits, decode, picture, pixels, resized
+from fedshift.datasets.image_tables import ONE_DOMAIN, Columns, hub_images, images_at
+from fedshift.datasets.images import Encoded, ImageRows, check_fits, decode, picture, pixels
 from fedshift.datasets.labelled import each_read
-from fedshift.datasets.listing import image_files, subfolders
-from fedshift.datasets.mnist import MNIST_WORDS, check_mnist_here, read_mnist
+from fedshift.datasets.mnist import MNIST_WORDS, mnist_folder, read_mnist
 from fedshift.errors import FedshiftError, needs
+from fedshift.hub import answers
 from fedshift.spec import Fraction, Pixels, setting
 from fedshift.streams import Streams
 
 Domain = Literal["mnist", "mnist-m", "usps", "svhn"]
-Digit = tuple[str, Encoded, int]  # where it is, for an error; the image; its digit
 
-SOURCE_HELP = "'hub', a Parquet file (image, label), or a folder digit/file"
+SOURCE_HELP = "'hub', a Parquet file (image, label) or a folder of them, or a folder digit/file"
+TEN = tuple(str(digit) for digit in range(10))
 HUB: dict[Domain, tuple[str, str | None]] = {
     "usps": ("flwrlabs/usps", None),
     "svhn": ("ufldl-stanford/svhn", "cropped_digits"),
 }  # id and configuration
 MADE_FROM: dict[Domain, int] = {"mnist": 0, "mnist-m": 0, "usps": 1, "svhn": 2}  # domains of one source share originals
-
-
-class Pictures(NamedTuple):
-    """A source: its labels (N,), int64, and how image i is read, uint8 (3, size, size)."""
-
-    labels: Tensor
-    read: Callable[[int], Tensor]
 
 
 class Digits(Dataset):
@@ -87,30 +77,32 @@ class Digits(Dataset):
         """Whether there are the images of each domain, and MNIST-M's photographs."""
         for name in self.domains:
             if name in ("mnist", "mnist-m"):
-                check_mnist_here(self.mnist, setting="data.mnist")
-            elif self._path_of(name) == "hub":
-                check_hub(partial(_on_hub, name))
+                mnist_folder(self.mnist, setting="data.mnist")
+            elif getattr(self, name) != "hub" or not answers():
+                self._other(name)
         if "mnist-m" in self.domains:
-            self._photograph_path()
+            self._photograph_rows()
 
     def load(self, streams: Streams) -> DomainData:
         """Read the part of each domain that is kept; ``x`` is uint8 (N, 3, size, size)."""
         names = self.domain_names()
         images, labels, groups = [], [], []
         for name in self.domains:
-            source = self._mnist() if name in ("mnist", "mnist-m") else self._other(name)
-            kept = self._kept(name, source.labels, streams)
+            found, digits = self._originals(name)
+            kept = self._kept(name, digits, streams)
             check_fits(len(kept), self.size, 3, "Choose a smaller data.size or data.fraction.")
-            pictures = torch.stack(each_read(source.read, kept.tolist(), "images cannot be read"))
+            chosen = [found[index] for index in kept.tolist()]
+            decoded = each_read(lambda item: decode(item[0], item[1], self.size, 3), chosen, "images cannot be read")
+            pictures = torch.stack(decoded)
             images.append(self._before_photographs(pictures, streams) if name == "mnist-m" else pictures)
-            labels.append(source.labels[kept])
+            labels.append(digits[kept])
             groups.append(kept * len(MADE_FROM) + MADE_FROM[name])
         return DomainData(
             x=torch.cat(images),
             y=torch.cat(labels),
             domain=torch.arange(len(names)).repeat_interleave(torch.tensor([len(part) for part in labels])),
             domains=names,
-            classes=tuple(str(digit) for digit in range(10)),
+            classes=TEN,
             group=torch.cat(groups),
         )
 
@@ -127,27 +119,29 @@ class Digits(Dataset):
             kept.append(held[order[: max(1, round(self.fraction * len(held)))]])
         return torch.cat(kept)
 
-    def _mnist(self) -> Pictures:
-        images, labels = read_mnist(self.mnist, setting="data.mnist")
-        return Pictures(torch.from_numpy(labels), lambda index: resized(Image.fromarray(images[index]), self.size, 3))
+    def _originals(self, name: Domain) -> tuple[list[tuple[str, Encoded]], Tensor]:
+        """The images of a domain's source, and the digit of each, (N,), int64."""
+        if name in ("mnist", "mnist-m"):
+            images, digits = read_mnist(self.mnist, setting="data.mnist")
+            return [(f"{number} of '{self.mnist}'", image) for number, image in enumerate(images)], torch.tensor(digits)
+        source = self._other(name)
+        found = list(source.read())
+        for (where, _), label in zip(found, source.labels, strict=True):
+            if label not in TEN:
+                raise FedshiftError(f"The image {where} has the label '{label}'; a digit from 0 to 9 is needed.")
+        return found, torch.tensor([int(label) for label in source.labels])
 
-    def _other(self, name: Domain) -> Pictures:
-        path = self._path_of(name)
-        if path == "hub":
-            rows = _table_rows(_on_hub(name))
-        elif path.endswith(".mat"):
-            return _matlab(Path(path).expanduser(), self.size)
-        else:
-            rows = _local_rows(Path(path).expanduser())
-        labels = torch.tensor([digit for _, _, digit in rows], dtype=torch.int64)
-        return Pictures(labels, lambda index: decode(rows[index][0], rows[index][1], self.size, 3))
-
-    def _path_of(self, name: Domain) -> str:
-        """Where USPS or SVHN is."""
+    def _other(self, name: Domain) -> ImageRows:
+        """USPS or SVHN; no image is read yet."""
         path: str = getattr(self, name)
-        if path != "hub" and not (path and Path(path).expanduser().exists()):
-            raise FedshiftError(f"data.{name} = '{path}' does not exist; give {SOURCE_HELP}.")
-        return path
+        if path.endswith(".mat"):
+            return _matlab(Path(path).expanduser())
+        if path != "hub":
+            return images_at(path, ONE_DOMAIN, 1, f"data.{name}")
+        hub_id, configuration = HUB[name]
+        without = 'give a Parquet file of it, or leave it out: --set data.domains=["mnist","mnist-m"]'
+        given = f"data.{name} = 'hub'"
+        return hub_images(hub_id, ONE_DOMAIN, configuration=configuration, given=given, instead=without)
 
     def _before_photographs(self, digits: Tensor, streams: Streams) -> Tensor:
         """MNIST-M of digits (N, 3, size, size): a photograph and a place in it are drawn for each."""
@@ -165,26 +159,26 @@ class Digits(Dataset):
 
     def _photographs(self) -> list[Tensor]:
         """Every photograph at its own size, uint8 (3, height, width)."""
-        path = self._photograph_path()
-        parquet = path.is_file() or parquet_files(path)
-        found = _parquet_photographs(self.photographs) if parquet else [(str(file), file) for file in image_files(path)]
+        found = self._photograph_rows()
         photographs = each_read(lambda item: pixels(picture(*item).convert("RGB")), found, "images cannot be read")
-        if not photographs:
-            raise FedshiftError(f"data.photographs = '{self.photographs}' holds no image.")
         for (where, _), photograph in zip(found, photographs, strict=True):
             if min(photograph.shape[1:]) < self.size:
                 raise FedshiftError(f"The photograph {where} is smaller than {self.size} pixels; remove it.")
         return photographs
 
-    def _photograph_path(self) -> Path:
-        """Where the photographs are."""
-        path = Path(self.photographs).expanduser()
-        if not self.photographs or not path.exists():
+    def _photograph_rows(self) -> list[tuple[str, Encoded]]:
+        """The photographs, none of which is read yet."""
+        found = []
+        if self.photographs and Path(self.photographs).expanduser().exists():
+            source = images_at(self.photographs, Columns(label="", domain=""), 0, "data.photographs")
+            found = list(source.read())
+        if not found:
             raise FedshiftError(
-                f"data.photographs = '{self.photographs}': MNIST-M is made from photographs such as BSDS500's; give a "
-                'folder of images or a Parquet file, or leave it out: --set data.domains=["mnist","usps","svhn"]'
+                f"data.photographs = '{self.photographs}' holds no image: MNIST-M is made from photographs such as "
+                "BSDS500's; give a folder of images or a Parquet file, or leave it out: --set "
+                'data.domains=["mnist","usps","svhn"]'
             )
-        return path
+        return found
 
 
 def difference(digit: Tensor, crop: Tensor) -> Tensor:
@@ -192,50 +186,16 @@ def difference(digit: Tensor, crop: Tensor) -> Tensor:
     return (digit.short() - crop.short()).abs().to(torch.uint8)
 
 
-def _parquet_photographs(path: str) -> list[tuple[str, Encoded]]:
-    columns = Columns(label="", domain="")
-    return list(parquet_images(path, columns).read())
-
-
-def _local_rows(path: Path) -> list[Digit]:
-    """The images of a Parquet file or a folder of them, or else of a folder digit/file."""
-    if path.is_file() or parquet_files(path):
-        return _table_rows(parquet_images(str(path), ONE_DOMAIN))
-    return [
-        (str(file), file, _digit(str(file), folder.name)) for folder in subfolders(path) for file in image_files(folder)
-    ]
-
-
-def _on_hub(name: Domain) -> ImageRows:
-    hub_id, configuration = HUB[name]
-    without = 'give a Parquet file of it, or leave it out: --set data.domains=["mnist","mnist-m"]'
-    return hub_images(hub_id, ONE_DOMAIN, configuration=configuration, given=f"data.{name} = 'hub'", instead=without)
-
-
-def _table_rows(source: ImageRows) -> list[Digit]:
-    return [(where, image, _digit(where, label)) for where, image, _, label in source.rows()]
-
-
-def _matlab(path: Path, size: int) -> Pictures:
+def _matlab(path: Path) -> ImageRows:
     """SVHN's own file: X (32, 32, 3, N), and y (N, 1), where 10 stands for zero."""
     with needs("scipy", "SVHN's .mat file"):
         from scipy.io import matlab
     try:
-        held = matlab.loadmat(path)
-        images, labels = held["X"], held["y"].reshape(-1).astype(np.int64) % 10
+        stored = matlab.loadmat(path)
+        images = np.moveaxis(stored["X"], 3, 0)
+        labels = [TEN[digit % 10] for digit in stored["y"].reshape(len(images)).tolist()]
     except MemoryError:
         raise
     except Exception as error:  # the reader raises nearly anything on damaged bytes
         raise FedshiftError(f"'{path}' cannot be read as SVHN's cropped digits ({error}).") from error
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[2:] != (3, len(labels)):
-        raise FedshiftError(
-            f"'{path}' does not hold SVHN's cropped digits: X is {images.dtype} of shape {images.shape}, not uint8 of "
-            f"(32, 32, 3, {len(labels)})."
-        )
-    return Pictures(torch.from_numpy(labels), lambda index: resized(Image.fromarray(images[..., index]), size, 3))
-
-
-def _digit(where: str, label: str) -> int:
-    if label not in {str(digit) for digit in range(10)}:
-        raise FedshiftError(f"The image {where} has the label '{label}'; a digit from 0 to 9 is needed.")
-    return int(label)
+    return ImageRows([""] * len(labels), labels, TEN, lambda: ((f"of '{path}'", image) for image in images))

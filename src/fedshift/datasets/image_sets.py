@@ -1,4 +1,4 @@
-"""Published image data sets with known domains: PACS, Office-Home, Office-Caltech-10, DomainNet and CIFAR-10.
+"""Image data sets: a user's own, and published ones with known domains.
 
 | name | domains | classes | source |
 |---|---|---|---|
@@ -8,8 +8,8 @@
 | domainnet | 6 | 345, of which some are drawn | Peng et al., ICCV 2019 |
 | cifar10 | 1 | 10 | Krizhevsky, 2009 |
 
-Each is read from the Hugging Face hub, from Parquet, or from a folder, by the readers of a user's own images; what is
-found is checked against the table above.
+Each published one is read from the Hugging Face hub, from Parquet, or from a folder; what is found is checked against
+the table above.
 
 Choices: a domain has one name wherever it is read from ("Art Painting" and "art_painting" are the same). The hub's
 splits carry no meaning here, as a protocol holds samples out: DomainNet's train and test images are put together, and
@@ -24,18 +24,71 @@ from pathlib import Path
 from typing import ClassVar
 
 from fedshift.clients.domains import DomainData
-from fedshift.datasets.dataset import SourceDataset
-from fedshift.datasets.image_tables import Columns, check_hub, hub_images, parquet_files, parquet_images
-from fedshift.datasets.images import ImageRows, domain_data
-from fedshift.datasets.own_images import images_in
+from fedshift.datasets.dataset import ImageDataset
+from fedshift.datasets.image_tables import Columns, hub_images, images_at
+from fedshift.datasets.images import ImageRows
 from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.hub import answers
 from fedshift.spec import Count, Pixels, setting
 from fedshift.streams import Streams
 
 PATH_HELP = "'hub', a Parquet file or a folder of them, or a folder laid out as folder/domain/class/file"
 
 
-class NamedImages(SourceDataset):
+class ImageFolder(ImageDataset):
+    """Images in folder/domain/class/file: each first-level folder is a domain, each second a class."""
+
+    seeded: ClassVar[bool] = False
+
+    path: str = setting(help="the folder that holds one folder a domain", path=True)
+
+    @property
+    def online(self) -> bool:
+        """Whether the images are on the hub."""
+        return False
+
+    def found(self) -> ImageRows:
+        """What the settings name; no image is read yet."""
+        return images_at(self.path)
+
+    def check_here(self) -> None:
+        """Whether there are images, or the hub can be reached."""
+        super().check_here()
+        if not self.online or not answers():
+            self.found()
+
+    def domain_names(self) -> tuple[str, ...]:
+        """The domains of the images."""
+        return tuple(sorted({*self.found().domains}))
+
+    def read(self, streams: Streams) -> DomainData:
+        """Read every image."""
+        return self.found().decoded(self.size, self.channels)
+
+
+class ParquetFile(ImageFolder):
+    """Parquet with ``image`` (bytes, or a struct with bytes, as the hub writes), ``domain`` and ``label``."""
+
+    path: str = setting(help="a Parquet file, or a folder of them", path=True)
+
+
+class HubDataset(ImageFolder):
+    """A hub id such as flwrlabs/pacs, or a local folder in the hub's layout, read by the datasets library."""
+
+    path: str = setting(help="the hub id, or a folder that the datasets library reads", path=True)
+    split: str = setting("train", help="which split; 'train+test' joins two")
+
+    @property
+    def online(self) -> bool:
+        """Whether the images are on the hub."""
+        return True
+
+    def found(self) -> ImageRows:
+        """The images of the split."""
+        return hub_images(self.path, split=self.split, given=f"data.path = '{self.path}'")
+
+
+class NamedImages(ImageFolder):
     """A published data set: where it may be read from, and what has to be in it.
 
     Attributes:
@@ -70,24 +123,14 @@ class NamedImages(SourceDataset):
             FedshiftError: it is not where ``path`` says, or holds other domains or classes than it should.
         """
         found = self.found()
-        domain_of = self._published(found)
-        classes = self.wanted(found.classes)
-        kept = frozenset(classes)
-        rows = (
-            (where, image, domain_of[domain] if domain_of else self.domains[0], label)
-            for where, image, domain, label in found.rows()
-            if label in kept
-        )
-        count = sum(label in kept for label in found.labels)
-        return domain_data(rows, count, self.size, self.channels, classes, found.notes)
+        classes, names = self.wanted(found.classes), self._published(found)
+        domains = [names.get(name, self.domains[0]) for name in found.domains]
+        return found._replace(domains=domains, classes=classes).decoded(self.size, self.channels)
 
-    def check_here(self) -> None:
-        """Whether there are images where ``path`` says, or the hub can be reached, or this machine holds a copy."""
-        self.frozen_network()
-        if self.path == "hub" and self.hub_id:
-            check_hub(self.found)
-        else:
-            self.found()
+    @property
+    def online(self) -> bool:
+        """Whether the images are on the hub."""
+        return self.path == "hub" and bool(self.hub_id)
 
     def found(self) -> ImageRows:
         """What ``path`` names."""
@@ -95,11 +138,10 @@ class NamedImages(SourceDataset):
             if not self.hub_id:
                 raise FedshiftError(f"No copy of {self.title} on the hub is known: {self._elsewhere()}")
             return hub_images(self.hub_id, self.columns, self.split, instead=self._elsewhere())
-        path = Path(self.path).expanduser()
-        if not path.exists():
+        if not Path(self.path).expanduser().exists():
             online = " To download it, leave data.path out (it is then 'hub')." if self.hub_id else ""
             raise FedshiftError(f"data.path = '{self.path}' does not exist: {self._elsewhere()}.{online}")
-        return parquet_images(self.path, self.columns) if parquet_files(path) else images_in(self.path)
+        return images_at(self.path, self.columns)
 
     def wanted(self, classes: tuple[str, ...]) -> tuple[str, ...]:
         """Those of the classes found that are read: all of them, after counting."""

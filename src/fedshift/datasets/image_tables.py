@@ -1,7 +1,8 @@
-"""Tables of images with the columns image, domain and label: Parquet files, and data sets of the Hugging Face hub.
+"""Where images lie: in folders, in Parquet files, or in a data set of the Hugging Face hub.
 
-Both are read a few rows at a time, so that of a large table only what is decoded stays in memory. Parquet is read from
-where it lies; a data set of the hub is downloaded into the cache of the datasets library.
+Tables have the columns image, domain and label. They are read a few rows at a time, so that of a large table only what
+is decoded stays in memory. Parquet is read from where it lies; a data set of the hub is downloaded into the cache of
+the datasets library.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,9 +19,9 @@ import numpy as np
 from fedshift import parquet
 from fedshift.datasets.images import Encoded, ImageRows
 from fedshift.datasets.labelled import names_of
-from fedshift.datasets.listing import files_below, left_out
+from fedshift.datasets.listing import files_below, is_image, left_out, subfolders
 from fedshift.errors import FedshiftError, needs
-from fedshift.hub import answers, hub
+from fedshift.hub import hub
 
 BATCH = 256
 
@@ -92,30 +94,70 @@ class ImageTable(NamedTuple):
             return [""] * self.rows
         known, where = self.known(column), f"The column '{column}' of '{self.where}'"
         cells = np.concatenate([some.to_numpy(zero_copy_only=False) for some in self.columns(column)])
-        found, names = names_of(cells, where, whole=whole or known is not None), list[str]()
+        found = names_of(cells, where, whole=whole or known is not None)
         for value, row in zip(found.values, found.rows, strict=True):
-            if known is None or isinstance(value, str):
-                names.append(str(value))
-            elif 0 <= value < len(known):
-                names.append(known[int(value)])
-            else:
+            if known is not None and (isinstance(value, str) or not 0 <= value < len(known)):
                 raise FedshiftError(f"{where} holds {value} in row {row}, but there are {len(known)} names for it.")
+        names = [str(value) if known is None else known[int(value)] for value in found.values]
         return [names[place] for place in found.which]
 
 
-def parquet_images(path: str, columns: Columns = COLUMNS) -> ImageRows:
-    """The images of a Parquet file, or of every Parquet file below a folder, in the order of their names.
+def images_at(path: str, columns: Columns = COLUMNS, levels: int = 2, given: str = "data.path") -> ImageRows:
+    """The images of a Parquet file, of every Parquet file below a folder, or of folders of image files.
+
+    Args:
+        path: the file or the folder.
+        columns: what a table's columns are called.
+        levels: how many levels of folders there are, as for :func:`images_in`.
+        given: the setting that asked for it, for the error.
 
     Raises:
         FedshiftError: there is none, it cannot be read, lacks a column, or has names that cannot be used.
     """
     root = Path(path).expanduser()
-    files = parquet_files(root)
+    below = files_below(root) if path and root.is_dir() else []
+    files = [root] if root.is_file() else [file for file in below if file.match("*.parquet")]
     if not files:
-        what = "no file below it ends in .parquet" if root.exists() else "it does not exist"
-        raise FedshiftError(f"data.path = '{path}': {what}; give a Parquet file or a folder of them.")
-    notes = left_out(root, files) if root.is_dir() else ()
+        return images_in(path, levels=levels, given=given)
+    notes = left_out(root, files) if below else ()
     return _images([_table_of(file) for file in files], columns, path, notes)
+
+
+def images_in(
+    path: str, reads: Callable[[Path], bool] = is_image, levels: int = 2, given: str = "data.path"
+) -> ImageRows:
+    """The images in root/domain/class/file, or deeper below the class; other files are counted, but not read.
+
+    Args:
+        path: the root.
+        reads: whether a file is an image.
+        levels: 1: there are no folders of domains; 0: nor of classes.
+        given: the setting that asked for it, for the error.
+
+    Raises:
+        FedshiftError: the folder is none, cannot be read, is laid out otherwise, or a domain in it has no image.
+    """
+    root = Path(path).expanduser()
+    folders = [root] if path and root.is_dir() else []
+    for _ in range(levels):
+        folders = [below for folder in folders for below in subfolders(folder)]
+    if not folders:
+        layout = "/".join(["folder", *("domain", "class")[2 - levels :], "file"])
+        raise FedshiftError(f"{given} = '{path}': give a folder that is laid out as {layout}, or a Parquet file.")
+    files, domains, labels = list[Path](), list[str](), list[str]()
+    for folder in folders:
+        own = [file for file in files_below(folder) if reads(file)]
+        files += own
+        domains += [folder.parent.name if levels == 2 else ""] * len(own)
+        labels += [folder.name if levels else ""] * len(own)
+    for domain in subfolders(root) if levels == 2 else ():
+        if domain.name not in domains:
+            beside = " ".join(left_out(domain))
+            raise FedshiftError(
+                f"The folder '{domain}' holds no image in domain/class/file ('medical' reads DICOM). {beside}"
+            )
+    classes = tuple(sorted({*labels}))
+    return ImageRows(domains, labels, classes, lambda: ((str(file), file) for file in files), left_out(root, files))
 
 
 def hub_images(
@@ -155,12 +197,6 @@ def hub_images(
     return _images([ImageTable(path, len(table), table.features, batches)], columns, path)
 
 
-def check_hub(images: Callable[[], ImageRows]) -> None:
-    """Raise an error if a data set of the hub cannot be had: the hub does not answer, and there is no copy here."""
-    if not answers():
-        images()
-
-
 def _images(tables: Sequence[ImageTable], columns: Columns, path: str, notes: tuple[str, ...] = ()) -> ImageRows:
     """The images of tables, whose columns of names are read."""
     found = [columns.image_among(list(table.features), path) for table in tables]
@@ -175,15 +211,14 @@ def _images(tables: Sequence[ImageTable], columns: Columns, path: str, notes: tu
             for row, cell in enumerate(cells):
                 yield f"in row {row} of {table.where}", _image(cell)
 
-    classes = tables[0].known(columns.label)
-    return ImageRows(domains, labels, tuple(sorted(set(labels)) if classes is None else classes), read, notes)
-
-
-def parquet_files(path: Path) -> list[Path]:
-    """The file itself, or every Parquet file below a folder, sorted."""
-    if path.is_file():
-        return [path]
-    return [file for file in files_below(path) if file.match("*.parquet")] if path.is_dir() else []
+    classes = tuple(tables[0].known(columns.label) or sorted({*labels}))
+    unknown = next((place for place, label in enumerate(labels) if label not in classes), None)
+    if unknown is not None:
+        where, _ = next(islice(read(), unknown, None))
+        raise FedshiftError(
+            f"The image {where} has the label '{labels[unknown]}', which is not among {', '.join(sorted(classes))}."
+        )
+    return ImageRows(domains, labels, classes, read, notes)
 
 
 def _library(feature: str) -> Any:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from io import BytesIO
+from itertools import compress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,11 +17,10 @@ from torch import Tensor
 
 from fedshift import memory
 from fedshift.clients.domains import DomainData
-from fedshift.datasets.labelled import Labelled, each_read, joined, names_of
+from fedshift.datasets.labelled import each_read
 from fedshift.errors import FedshiftError
 
-Encoded = bytes | Path | None
-Row = tuple[str, Encoded, str, str]
+Encoded = bytes | Path | np.ndarray[Any, Any] | None  # an array: gray or colour, decoded already
 
 
 class ImageRows(NamedTuple):
@@ -30,7 +29,7 @@ class ImageRows(NamedTuple):
     Attributes:
         domains: the domain of each image.
         labels: the class of each image.
-        classes: the classes' names, in the order of their labels.
+        classes: the classes' names, in the order of their labels; images of other classes are left out.
         read: gives every image in order, with where it is, for errors; None in its place: there are no bytes.
         notes: what lies beside the images and is not read.
     """
@@ -41,49 +40,41 @@ class ImageRows(NamedTuple):
     read: Callable[[], Iterator[tuple[str, Encoded]]]
     notes: tuple[str, ...] = ()
 
-    def rows(self) -> Iterator[Row]:
-        """Every image as (where, image, domain, class)."""
-        for (where, image), domain, label in zip(self.read(), self.domains, self.labels, strict=True):
-            yield where, image, domain, label
+    def decoded(self, size: int, channels: int) -> DomainData:
+        """Decode the images.
 
+        Args:
+            size: height and width in pixels.
+            channels: 1 or 3.
 
-def domain_data(
-    rows: Iterable[Row], count: int, size: int, channels: int, classes: Sequence[str], notes: tuple[str, ...] = ()
-) -> DomainData:
-    """Decode rows of (where, image, domain, class).
+        Raises:
+            FedshiftError: there is none, images cannot be read, or they do not fit into memory; the message names the
+                images.
+        """
+        number = {label: place for place, label in enumerate(self.classes)}
+        kept = [label in number for label in self.labels]
+        check_fits(sum(kept), size, channels)
+        where = list[str]()
 
-    Args:
-        rows: ``where`` names the image in an error: its path, or its place in a table.
-        count: how many rows there are; what does not fit is refused before it is decoded.
-        size: height and width in pixels.
-        channels: 1 or 3.
-        classes: the classes' names in label order.
-        notes: what a reader of the results must know.
+        def read(item: tuple[str, Encoded]) -> Tensor:
+            where.append(item[0])
+            return decode(*item, size, channels)
 
-    Raises:
-        FedshiftError: there is no row, images cannot be read, or they do not fit into memory; the message names the
-            images.
-    """
-    check_fits(count, size, channels)
-    domain_of, class_of, places = list[str](), list[str](), list[str]()
-
-    def read(row: Row) -> Tensor:
-        where, image, domain, label = row
-        if label not in classes:
-            names = ", ".join(sorted(classes))
-            raise FedshiftError(f"The image {where} has the label '{label}', which is not among {names}.")
-        decoded = decode(where, image, size, channels)
-        domain_of.append(domain)
-        class_of.append(label)
-        places.append(where)
-        return decoded
-
-    images = each_read(read, rows, "images cannot be read")
-    if not images:
-        raise FedshiftError("The data set holds no image.")
-    y, domain = (names_of(np.array(names, object), "The data set") for names in (class_of, domain_of))
-    data = joined([Labelled("the data set", _stacked(images), y, domain)], classes, notes)
-    return replace(data, where=tuple(places))
+        images = each_read(read, compress(self.read(), kept), "images cannot be read")
+        if not images:
+            raise FedshiftError("The data set holds no image.")
+        of_domain = list(compress(self.domains, kept))
+        domains = tuple(sorted({*of_domain}))
+        return DomainData(
+            x=_stacked(images),
+            y=torch.tensor([number[label] for label in compress(self.labels, kept)]),
+            domain=torch.tensor([domains.index(name) for name in of_domain]),
+            domains=domains,
+            classes=self.classes,
+            group=torch.arange(len(where)),
+            notes=self.notes,
+            where=tuple(where),
+        )
 
 
 def check_fits(count: int, size: int, channels: int, fix: str = "") -> None:
@@ -113,13 +104,8 @@ def _stacked(images: list[Tensor]) -> Tensor:
 def decode(where: str, image: Encoded, size: int, channels: int) -> Tensor:
     """An encoded image as uint8 (channels, size, size); see :func:`picture`."""
     with _readable(where):
-        return resized(picture(where, image), size, channels)
-
-
-def resized(image: Image.Image, size: int, channels: int) -> Tensor:
-    """An image as uint8 (channels, size, size)."""
-    converted = image.convert("RGB" if channels == 3 else "L")
-    return pixels(converted.resize((size, size), Image.Resampling.BILINEAR))
+        converted = picture(where, image).convert("RGB" if channels == 3 else "L")
+        return pixels(converted.resize((size, size), Image.Resampling.BILINEAR))
 
 
 def pixels(image: Image.Image) -> Tensor:
@@ -136,6 +122,8 @@ def picture(where: str, image: Encoded) -> Image.Image:
     Raises:
         FedshiftError: it cannot be read, or is too large; the message says where it is.
     """
+    if isinstance(image, np.ndarray):
+        return Image.fromarray(image)
     if image is None:
         raise FedshiftError(f"The image {where} holds no bytes. Write the encoded image into its column.")
     with _readable(where), warnings.catch_warnings():

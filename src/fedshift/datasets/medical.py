@@ -1,10 +1,15 @@
-"""A user's own DICOM and NIfTI files as folder/domain/class/file."""
+"""A user's own DICOM and NIfTI files as folder/domain/class/file, in the units that the files themselves give.
+
+A slice of NIfTI is turned as DICOM's usual ones lie: with the patient's right (sagittal: front) at the left, and with
+the front (axial) or the head at the top. Slices of a DICOM file stay as they are stored.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,20 +22,64 @@ from fedshift.clients.domains import DomainData, Unlabelled
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.preparation import Column
 from fedshift.datasets.dataset import Dataset
+from fedshift.datasets.image_tables import images_in
 from fedshift.datasets.images import ImageRows
 from fedshift.datasets.labelled import Array, Labelled, Names, each_read, joined
 from fedshift.datasets.listing import is_dicom, is_nifti
-from fedshift.datasets.own_images import images_in
-from fedshift.datasets.volumes import Axis, Volume, Window, read_volume
-from fedshift.errors import FedshiftError
+from fedshift.errors import FedshiftError, needs
 from fedshift.spec import FLOAT32, Count, NonNegative, Pixels, setting
 from fedshift.streams import Streams
 
+Axis = Literal["axial", "coronal", "sagittal"]
+GRAY = ("MONOCHROME1", "MONOCHROME2")
+BYTES_PER_VALUE = 20  # as stored, as float64, and copies
+FRAMES = ("PixelValueTransformationSequence", "FrameVOILUTSequence")
 SCALES = {
     "file": "Values are 0 to 1 by the window that each file names.",
     "range": "Values are 0 to 1 from the smallest to the largest of each file.",
     "none": "Values are those of the files, after rescale slope and intercept.",
 }
+
+
+class Window(NamedTuple):
+    """The values that are shown from black to white.
+
+    Attributes:
+        centre: the value in the middle.
+        width: the extent of the values.
+        function: how values become 0 to 1, as DICOM's VOI LUT Function names it (PS3.3, C.11.2.1).
+    """
+
+    centre: float
+    width: float
+    function: str = "LINEAR_EXACT"
+
+    def shown(self, values: Array) -> Array:
+        """Values as 0 (black) to 1 (white)."""
+        if self.function == "SIGMOID":
+            steepness = np.clip(4 * (values - self.centre) / self.width, -60, 60)
+            return np.asarray(1 / (1 + np.exp(-steepness)))
+        if self.function == "LINEAR":  # between whole numbers, as of old
+            return np.clip((values - (self.centre - 0.5)) / max(self.width - 1, 1e-9) + 0.5, 0, 1)
+        return np.clip((values - self.centre) / self.width + 0.5, 0, 1)
+
+
+class Volume(NamedTuple):
+    """The slices of a file.
+
+    Attributes:
+        values: (slices, height, width), float64, finite, after rescale slope and intercept.
+        windows: the file's own window of each slice; None where it has none.
+        inverted: whether low values are meant to be white (MONOCHROME1).
+        limits: the lowest and the highest value that the stored bits can have; those that occur where it is unknown.
+        patient: the patient's id; empty where the file names none.
+    """
+
+    values: Array
+    windows: tuple[Window | None, ...]
+    inverted: bool
+    limits: tuple[float, float]
+    patient: str = ""
 
 
 class Medical(Dataset):
@@ -100,7 +149,7 @@ class Medical(Dataset):
     def load(self, streams: Streams) -> DomainData:
         """Read every slice; ``x`` is float32 (N, channels, size, size)."""
         images = self._found()
-        found = [(Path(where), domain, label) for where, _, domain, label in images.rows()]
+        found = list(zip((Path(where) for where, _ in images.read()), images.domains, images.labels, strict=True))
         memory.check(
             len(found) * self.channels * self.size**2 * 4,
             f"The data set, {len(found)} files or more slices of {self.size} x {self.size} pixels,",
@@ -135,8 +184,8 @@ class Medical(Dataset):
         return (".dcm", ".dicom", ".nii", ".nii.gz")
 
     def reads(self, file: Path) -> bool:
-        """Whether it is DICOM or NIfTI."""
-        return is_medical(file)
+        """Whether it is DICOM or NIfTI, by its name; a file without a suffix by how it begins."""
+        return is_dicom(file) or is_nifti(file)
 
     def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
         """The slices that are kept of a file."""
@@ -144,29 +193,25 @@ class Medical(Dataset):
         return Unlabelled(self._slices(file, volume), self._chosen(len(volume.values)))
 
     def _found(self) -> ImageRows:
-        return images_in(self.path, is_medical)
+        return images_in(self.path, self.reads)
 
     def _slices(self, file: Path, volume: Volume) -> Tensor:
-        """The slices of a file that are kept, (slices, channels, size, size), float32."""
-        chosen = self._chosen(len(volume.values))
-        scaled = self._scaled(file, volume, chosen)
-        x = torch.stack([torch.from_numpy(_resized(each, self.size)) for each in scaled])
-        return x.unsqueeze(1).repeat(1, self.channels, 1, 1)
+        """The slices of a file that are kept, with white high, (slices, channels, size, size), float32."""
+        x = []
+        for slice in self._chosen(len(volume.values)):
+            values, (low, high) = volume.values[slice], volume.limits
+            if self.window == "none":
+                values = low + high - values if volume.inverted else values
+            else:
+                values = self._window(file, volume, slice).shown(values)
+                values = 1 - values if volume.inverted else values
+            image = Image.fromarray(np.ascontiguousarray(values, np.float32))  # resized as images are
+            x.append(torch.from_numpy(np.array(image.resize((self.size, self.size), Image.Resampling.BILINEAR))))
+        return torch.stack(x).unsqueeze(1).repeat(1, self.channels, 1, 1)
 
     def _chosen(self, count: int) -> list[int]:
         """Which of so many slices are kept."""
         return [count // 2] if self.slices == "middle" else list(range(0, count, self.every))
-
-    def _scaled(self, file: Path, volume: Volume, chosen: list[int]) -> Array:
-        """The chosen slices' values as the settings ask for them, with white high."""
-        values = volume.values[chosen]
-        if self.window == "none":
-            low, high = volume.limits
-            return low + high - values if volume.inverted else values
-        shown = np.stack(
-            [self._window(file, volume, slice).shown(own) for slice, own in zip(chosen, values, strict=True)]
-        )
-        return 1 - shown if volume.inverted else shown
 
     def _window(self, file: Path, volume: Volume, slice: int) -> Window:
         if self.window == "given":
@@ -184,12 +229,127 @@ class Medical(Dataset):
         return own
 
 
-def is_medical(file: Path) -> bool:
-    """Whether a file is DICOM or NIfTI, by its name; a file without a suffix by how it begins."""
-    return is_dicom(file) or is_nifti(file)
+def read_volume(file: Path, axis: Axis) -> Volume:
+    """The slices of a file.
+
+    Args:
+        file: DICOM, or NIfTI, whose name says so.
+        axis: which slices of a NIfTI volume.
+
+    Raises:
+        FedshiftError: it cannot be read, or is none of these; the message names the file and what in it is wrong.
+    """
+    with _readable(file):
+        volume = _nifti(file, axis) if is_nifti(file) else _dicom(file)
+    if not np.isfinite(volume.values).all():
+        raise FedshiftError(f"The file '{file}' holds NaN or infinity; write finite numbers, such as 0 outside.")
+    return volume
 
 
-def _resized(values: Array, size: int) -> Array:
-    """A slice as float32 (size, size), by Pillow's bilinear filter, as images are."""
-    image = Image.fromarray(np.ascontiguousarray(values, np.float32))
-    return np.array(image.resize((size, size), Image.Resampling.BILINEAR))
+def _dicom(file: Path) -> Volume:
+    with needs("medical", "Reading DICOM"):
+        import pydicom
+    scan = pydicom.dcmread(file)
+    if scan.get("PhotometricInterpretation", GRAY[1]) not in GRAY:
+        raise FedshiftError(
+            f"The file '{file}' has {scan.PhotometricInterpretation} in PhotometricInterpretation, and the data set "
+            f"'medical' reads {' and '.join(GRAY)}; export colour images as PNG for the data set 'folder'."
+        )
+    size = int(scan.get("NumberOfFrames") or 1) * scan.get("Rows", 0) * scan.get("Columns", 0)
+    memory.check(size * BYTES_PER_VALUE, f"Reading the file '{file}'", "Split it, or remove it.")
+    scan.pixel_array_options(allow_excess_frames=False)  # than the file says it has
+    stored = scan.pixel_array  # pydicom's errors name what is missing, and what to install to decode it
+    frames = stored[None] if stored.ndim == 2 else stored
+    values = frames.astype(np.float64)
+    if "ModalityLUTSequence" in scan:
+        values = np.asarray(pydicom.pixels.apply_modality_lut(frames, scan), np.float64)
+    bits, signed = int(scan.get("BitsStored") or 16), bool(scan.get("PixelRepresentation"))
+    bounds = (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1) if signed else (0.0, 2.0**bits - 1)
+    windows, limits = list[Window | None](), list[float]()
+    for number in range(len(frames)):
+        slope, intercept = (_number(file, scan, number, f"Rescale{name}") for name in ("Slope", "Intercept"))
+        if slope == 0:
+            raise FedshiftError(f"The file '{file}' has 0 in RescaleSlope; correct it.")
+        slope, intercept = slope or 1.0, intercept or 0.0
+        values[number] = values[number] * slope + intercept
+        limits += [bound * slope + intercept for bound in bounds]
+        windows.append(_window(file, scan, number))
+    patient = str(scan.get("PatientID") or "").strip()
+    inverted = scan.PhotometricInterpretation == "MONOCHROME1"
+    return Volume(values, tuple(windows), inverted, (min(limits), max(limits)), patient)
+
+
+def _window(file: Path, scan: Any, frame: int) -> Window | None:
+    """The file's first window of a frame."""
+    centre, width = (_number(file, scan, frame, keyword) for keyword in ("WindowCenter", "WindowWidth"))
+    if centre is None or width is None:
+        return None
+    function = str(_first(scan, frame, "VOILUTFunction") or "LINEAR")
+    if function not in ("LINEAR", "LINEAR_EXACT", "SIGMOID") or width < (1 if function == "LINEAR" else 1e-9):
+        raise FedshiftError(
+            f"The file '{file}' has {width:g} in WindowWidth and {function} in VOILUTFunction, of which no window "
+            "can be made; give one in its place: --set data.window=given"
+        )
+    return Window(centre, width, function)
+
+
+def _number(file: Path, scan: Any, frame: int, keyword: str) -> float | None:
+    try:  # pydicom reads the value now, too
+        value = _first(scan, frame, keyword)
+        number = None if value is None else float(value)
+    except (TypeError, ValueError) as error:
+        raise FedshiftError(f"The file '{file}' has no number in {keyword} ({error}); correct it.") from error
+    if number is not None and not np.isfinite(number):
+        raise FedshiftError(f"The file '{file}' has {number} in {keyword}; write a finite number.")
+    return number
+
+
+def _first(scan: Any, frame: int, keyword: str) -> Any:
+    """The first value of an element: the frame's own, that of all frames, or the file's; None: there is none."""
+    shared, own = scan.get("SharedFunctionalGroupsSequence"), scan.get("PerFrameFunctionalGroupsSequence")
+    groups = [*(own[frame : frame + 1] if own else []), *(shared[:1] if shared else [])]
+    places = [place for group in groups for name in FRAMES for place in (group.get(name) or [])[:1]]
+    for place in (*places, scan):
+        value = place.get(keyword)
+        if isinstance(value, list | tuple) or type(value).__name__ == "MultiValue":
+            value = value[0] if len(value) else None
+        if value is not None and value != "":
+            return value
+    return None
+
+
+def _nifti(file: Path, axis: Axis) -> Volume:
+    with needs("medical", "Reading NIfTI"):
+        import nibabel
+    image = nibabel.load(file)
+    shape = image.shape[:3]
+    if len(shape) < 3 or {*image.shape[3:]} - {1} or image.get_data_dtype().kind not in "iuf":
+        raise FedshiftError(
+            f"The file '{file}' holds {image.get_data_dtype()} of shape {list(image.shape)}; give a volume of numbers, "
+            "with three axes: split a series into its volumes."
+        )
+    memory.check(int(np.prod(shape)) * BYTES_PER_VALUE, f"Reading the file '{file}'", "Scale it down, or remove it.")
+    stored = nibabel.orientations.io_orientation(image.affine)
+    wanted = nibabel.orientations.axcodes2ornt("LPS")
+    data = np.asarray(image.dataobj, np.float64).reshape(shape)
+    data = nibabel.orientations.apply_orientation(data, nibabel.orientations.ornt_transform(stored, wanted))
+    low, high = float(image.header["cal_min"]), float(image.header["cal_max"])
+    values = {
+        "axial": data.transpose(2, 1, 0),
+        "coronal": data.transpose(1, 2, 0)[:, ::-1],
+        "sagittal": data.transpose(0, 2, 1)[:, ::-1],
+    }[axis]
+    window = Window((low + high) / 2, high - low) if high > low else None
+    return Volume(values, (window,) * len(values), inverted=False, limits=(float(data.min()), float(data.max())))
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """Name the file in whatever the libraries raise on damaged bytes."""
+    try:
+        yield
+    except (FedshiftError, MemoryError):
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise FedshiftError(f"The file '{file}' cannot be read ({reason}). Replace or remove it.") from error

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedshift.clients.domains import DomainData
 from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
 from fedshift.spec import Clients, Probability, ProperFraction, WholeNumber, setting
@@ -112,6 +113,21 @@ class ShortcutDataset(Dataset):
             agrees=torch.cat(agrees),
             trained_with=which[client],
             train_environments=tuple(f"p={value:g}" for value in used.tolist()),
+        )
+
+    def made(self, plan: Plan, x: Tensor, y: Tensor, classes: tuple[str, ...]) -> DomainData:
+        """The samples x (N, ...) with labels y (N,) that a plan asked for; all copies of an original share a group."""
+        return DomainData(
+            x=x,
+            y=y,
+            domain=plan.client,
+            domains=self.domain_names(),
+            classes=classes,
+            group=plan.original,
+            environment=plan.environment,
+            environments=self.environment_names(),
+            train_environment=plan.trained_with,
+            train_environments=plan.train_environments,
         )
 
     def _deal(

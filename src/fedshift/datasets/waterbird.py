@@ -19,7 +19,6 @@ Choices:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -93,18 +92,7 @@ class WaterBird(ShortcutDataset):
         kind = torch.tensor([number for number, _ in birds])
         plan = self.plan(kind, self._windows(water), streams)
         y = water.long()[kind[plan.original]]
-        return DomainData(
-            x=self._compose([image for _, image in birds], plan, y, streams),
-            y=y,
-            domain=plan.client,
-            domains=self.domain_names(),
-            classes=CLASSES,
-            group=plan.original,
-            environment=plan.environment,
-            environments=self.environment_names(),
-            train_environment=plan.trained_with,
-            train_environments=plan.train_environments,
-        )
+        return self.made(plan, self._compose([image for _, image in birds], plan, y, streams), y, CLASSES)
 
     def _windows(self, water: Tensor) -> list[list[int]]:
         """The species that clients hold, by number; as many windows as fit."""
@@ -123,20 +111,18 @@ class WaterBird(ShortcutDataset):
         """Every sample's image, uint8 (N, 3, size, size); each bird is read once."""
         check_fits(len(y), self.size, 3, "Choose a smaller data.size, or fewer data.test_p or data.originals.")
         x = torch.empty(len(y), 3, self.size, self.size, dtype=torch.uint8)
-        behind = self._black() if self.oracle else self._drawn(plan, (plan.agrees == (y == 1)).long(), streams)
+        black = torch.zeros(3, self.size, self.size, dtype=torch.uint8)
+        behind = [] if self.oracle else self._drawn(plan, (plan.agrees == (y == 1)).long(), streams)
         order = torch.argsort(plan.original, stable=True)
         counts = torch.unique_consecutive(plan.original[order], return_counts=True)
         for original, samples in zip(counts[0].tolist(), torch.split(order, counts[1].tolist()), strict=True):
             bird, mask = self._bird(birds[original])
             for sample in samples.tolist():
-                x[sample] = blend(bird, mask, behind(sample))
+                place = black if self.oracle else decode(str(behind[sample]), behind[sample], self.size, 3)
+                x[sample] = blend(bird, mask, place)
         return x
 
-    def _black(self) -> Callable[[int], Tensor]:
-        black = torch.zeros(3, self.size, self.size, dtype=torch.uint8)
-        return lambda sample: black
-
-    def _drawn(self, plan: Plan, place: Tensor, streams: Streams) -> Callable[[int], Tensor]:
+    def _drawn(self, plan: Plan, place: Tensor, streams: Streams) -> list[Path]:
         """The photograph behind each sample. ``place`` (N,) says whether it shows land (0) or water (1)."""
         files: list[Path] = []
         chosen = torch.empty_like(place)
@@ -149,7 +135,7 @@ class WaterBird(ShortcutDataset):
                 inside = (plan.environment == environment) & (place == number)
                 chosen[inside] = _without_replacement(pool, int(inside.sum()), streams, name, label)
             files += found
-        return lambda sample: decode(str(files[chosen[sample]]), files[chosen[sample]], self.size, 3)
+        return [files[number] for number in chosen.tolist()]
 
     def _photographs(self, name: str) -> list[Path]:
         """The photographs of a kind of place."""

@@ -26,7 +26,7 @@ import torch
 
 from fedshift.clients.domains import DomainData
 from fedshift.datasets.dataset import ImageDataset
-from fedshift.datasets.images import domain_data
+from fedshift.datasets.images import ImageRows
 from fedshift.errors import FedshiftError
 from fedshift.spec import Count, Pixels, WholeNumber, setting
 from fedshift.streams import Streams
@@ -41,13 +41,6 @@ class Sample(NamedTuple):
     domain: str
     label: str
     burst: str
-
-
-class Contents(NamedTuple):
-    """What a data set holds: its images, and its classes' names in the order of their labels."""
-
-    samples: list[Sample]
-    classes: tuple[str, ...]
 
 
 class Wilds(ImageDataset):
@@ -68,8 +61,8 @@ class Wilds(ImageDataset):
     path: str = setting(help="the folder that the wilds package wrote, with metadata.csv in it", path=True)
     per_domain: WholeNumber = setting(0, help="images drawn of each domain; 0: all")
 
-    def contents(self) -> Contents:
-        """Every image that counts, from the tables alone."""
+    def contents(self) -> tuple[list[Sample], tuple[str, ...]]:
+        """Every image that counts, from the tables alone; and the classes' names, in the order of their labels."""
         raise NotImplementedError
 
     def check_here(self) -> None:
@@ -79,15 +72,7 @@ class Wilds(ImageDataset):
 
     def read(self, streams: Streams) -> DomainData:
         """Draw images of every domain and read them."""
-        contents = self.contents()
-        drawn = self._drawn(contents.samples, streams)
-        rows = ((str(sample.file), sample.file, sample.domain, sample.label) for sample in drawn)
-        data = domain_data(rows, len(drawn), self.size, self.channels, contents.classes)
-        number = {burst: index for index, burst in enumerate(dict.fromkeys(sample.burst for sample in drawn))}
-        return replace(data, group=torch.tensor([number[sample.burst] for sample in drawn]))
-
-    def _drawn(self, samples: Sequence[Sample], streams: Streams) -> list[Sample]:
-        """``per_domain`` images of each domain, in their old order."""
+        samples, classes = self.contents()
         by_domain: dict[str, list[int]] = {}
         for index, sample in enumerate(samples):
             by_domain.setdefault(sample.domain, []).append(index)
@@ -95,7 +80,11 @@ class Wilds(ImageDataset):
         for domain, indices in by_domain.items():
             order = streams.permutation(len(indices), f"{self.wilds_name} images", domain)
             kept += [indices[i] for i in order[: self.per_domain or len(indices)].tolist()]
-        return [samples[index] for index in sorted(kept)]
+        files, domains, labels, bursts = zip(*(samples[index] for index in sorted(kept)), strict=True)
+        images = ImageRows(domains, labels, classes, lambda: ((str(file), file) for file in files))
+        number = {burst: index for index, burst in enumerate(dict.fromkeys(bursts))}
+        group = torch.tensor([number[burst] for burst in bursts])
+        return replace(images.decoded(self.size, self.channels), group=group)
 
     def root(self) -> Path:
         """The folder.
@@ -112,33 +101,23 @@ class Wilds(ImageDataset):
             )
         return root
 
-    def metadata(self) -> list[CsvRow]:
-        """The rows of ``metadata.csv``."""
-        return read_csv(self.root() / "metadata.csv", self.columns)
+    def rows(self, table: str, columns: Sequence[str]) -> list[CsvRow]:
+        """The rows of a table in the folder.
 
-
-def read_csv(path: Path, columns: Sequence[str]) -> list[CsvRow]:
-    """The rows of a table with a header.
-
-    Raises:
-        FedshiftError: it cannot be read, a column is lacking, or a row is cut short; the message names it.
-    """
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            lacking = [name for name in columns if name not in (reader.fieldnames or ())]
-            if lacking:
-                raise FedshiftError(
-                    f"'{path}' has no column {', '.join(lacking)}; it has {', '.join(reader.fieldnames or ())}."
-                )
-            rows = [{name: row[name] for name in columns} for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise FedshiftError(f"'{path}' cannot be read as a table ({error}).") from error
-    for number, row in enumerate(rows, start=2):
-        for name, value in row.items():
-            if not value:
-                raise FedshiftError(f"'{path}' has no {name} in line {number}; download it again.")
-    return rows
+        Raises:
+            FedshiftError: it cannot be read, or a row lacks a column; the message names it.
+        """
+        path = self.root() / table
+        try:
+            with path.open(newline="", encoding="utf-8") as file:
+                rows = [{name: row.get(name) or "" for name in columns} for row in csv.DictReader(file)]
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise FedshiftError(f"'{path}' cannot be read as a table ({error}).") from error
+        for number, row in enumerate(rows, start=2):
+            if not all(row.values()):
+                lacking = ", ".join(name for name in columns if not row[name])
+                raise FedshiftError(f"'{path}' has no {lacking} in line {number}; download it again.")
+        return rows
 
 
 class Camelyon17(Wilds):
@@ -162,13 +141,13 @@ class Camelyon17(Wilds):
         """The five hospitals."""
         return tuple(f"hospital{number}" for number in range(5))
 
-    def contents(self) -> Contents:
+    def contents(self) -> tuple[list[Sample], tuple[str, ...]]:
         """Every patch of the table, each a burst of its own."""
         patches, classes = self.root() / "patches", ("normal", "tumor")
         hospital_of = {str(number): name for number, name in enumerate(self.domain_names())}
         class_of = {str(number): name for number, name in enumerate(classes)}
         samples: list[Sample] = []
-        for row in self.metadata():
+        for row in self.rows("metadata.csv", self.columns):
             if row["center"] not in hospital_of or row["tumor"] not in class_of:
                 raise FedshiftError(
                     f"'{self.path}/metadata.csv' has center {row['center']} and tumor {row['tumor']} in a row; center "
@@ -180,7 +159,7 @@ class Camelyon17(Wilds):
         lacking = sorted(set(hospital_of.values()) - {sample.domain for sample in samples})
         if lacking:
             raise FedshiftError(f"'{self.path}/metadata.csv' has no patch of {', '.join(lacking)}; download it again.")
-        return Contents(samples, classes)
+        return samples, classes
 
 
 class IWildCam(Wilds):
@@ -209,17 +188,17 @@ class IWildCam(Wilds):
 
     def domain_names(self) -> tuple[str, ...]:
         """The chosen cameras, by number."""
-        return tuple(sorted({sample.domain for sample in self.contents().samples}))
+        return tuple(sorted({sample.domain for sample in self.contents()[0]}))
 
-    def contents(self) -> Contents:
+    def contents(self) -> tuple[list[Sample], tuple[str, ...]]:
         """Every image of a chosen class in a chosen camera.
 
         Raises:
             FedshiftError: there are fewer cameras or classes than asked for, or a camera has none of the classes.
         """
         images = self.root() / "train"
-        names = {row["y"]: row["name"] for row in read_csv(self.root() / "categories.csv", ("y", "name"))}
-        rows = self.metadata()
+        names = {row["y"]: row["name"] for row in self.rows("categories.csv", ("y", "name"))}
+        rows = self.rows("metadata.csv", self.columns)
         for row in rows:
             if row["y"] not in names:
                 raise FedshiftError(f"'{self.path}/categories.csv' has no name of y = {row['y']}; download it again.")
@@ -243,7 +222,7 @@ class IWildCam(Wilds):
                 f"{lacking} of the {self.cameras} cameras have no image of the {self.classes} most frequent classes: "
                 "raise data.classes or lower data.cameras."
             )
-        return Contents(samples, tuple(names[label] for label in sorted(labels, key=_in_order)))
+        return samples, tuple(names[label] for label in sorted(labels, key=_in_order))
 
 
 def _most(rows: Sequence[CsvRow], column: str, count: int, what: str) -> frozenset[str]:

@@ -34,7 +34,7 @@ from fedshift.experiments import Experiment
 from fedshift.files import digest_of
 from fedshift.spec import FolderName, NonNegative, Processors, Spec, as_toml, check_names, setting
 from fedshift.streams import Streams
-from fedshift.written import parse_toml, text_of
+from fedshift.written import read_toml
 
 FEDERATION, EXPERIMENT, SITE = "federation.toml", "experiment.toml", "site.toml"
 NOT_AGREED = ("run", "plugins")  # where and how each member carries the experiment out
@@ -329,7 +329,7 @@ def _toml(path: Path) -> dict[str, Any]:
         raise FedshiftError(
             f"'{path}' does not exist: give the folder of a member, as `fedshift federation init` makes them."
         )
-    return parse_toml(text_of(path), f"'{path}'")
+    return read_toml(path)
 
 
 def put_setting(table: dict[str, Any], names: Sequence[str], value: Any) -> None:

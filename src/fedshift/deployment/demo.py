@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Console
 from torch import Tensor
 
-from fedshift.datasets.rotated_mnist import RotatedMNIST
+from fedshift.datasets.mnist import RotatedMNIST
 from fedshift.deployment.agreement import FederationSettings
 from fedshift.deployment.folders import DATA, SITES, Planned, planned
 from fedshift.deployment.processes import Processes

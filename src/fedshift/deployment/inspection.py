@@ -19,9 +19,8 @@ from fedshift.deployment.agreement import SITE, Agreement, SiteSettings, read_si
 from fedshift.deployment.leaving import Leaves, leaving, refusal, refused, what_leaves
 from fedshift.deployment.site_data import site_data, site_federation
 from fedshift.errors import FedshiftError, Problems, UnknownNameError, needs
-from fedshift.reporting.data_report.duplicates import find_duplicates
-from fedshift.reporting.data_report.findings import crossing
-from fedshift.reporting.data_report.roles import Roles
+from fedshift.reporting.data_report.duplicates import Roles, find_duplicates
+from fedshift.reporting.data_report.findings import duplicates_finding
 
 KEY, PUBLIC, AUTHORITY = "keys/site.key", "keys/site.pub", "certificates/ca.crt"
 
@@ -163,10 +162,7 @@ def _read_samples(found: Inspection, agreement: Agreement, settings: SiteSetting
     path = getattr(agreement.with_data(data).data, "path", "")
     files = _files(path)
     roles = Roles.of(federation, len(samples.y))
-    counts = {
-        role: dict(zip(samples.classes, count, strict=True))
-        for role, count in roles.counts(samples.y, len(samples.classes)).items()
-    }
+    counts = roles.counts(samples.y, samples.classes)
     found.samples = SiteSamples(
         path=path if files else "",
         files=len(files),
@@ -178,7 +174,8 @@ def _read_samples(found: Inspection, agreement: Agreement, settings: SiteSetting
         lacking=tuple(name for name in samples.classes if not any(count[name] for count in counts.values())),
         notes=tuple(dict.fromkeys([*samples.notes, *federation.notes])),
     )
-    found.notes += [str(finding) for finding in crossing(find_duplicates(samples, roles), samples, roles)]
+    crossing = [each for each in find_duplicates(samples, roles) if each.where in roles.masks]
+    found.notes += [str(duplicates_finding(each)) for each in crossing]
 
 
 def _files(path: str) -> list[Path]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedshift.core.contract import Declared, send_nothing_else
+from fedshift.core.contract import Declared
 from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import Agreement
 from fedshift.errors import FedshiftError
@@ -48,7 +48,7 @@ def of_requests(agreement: Agreement, setup: Setup) -> MessageLimits:
     """The limits of what a coordinator may send: an order and a model to be scored, or all that was agreed on."""
     sent: Mapping[str, Tensor] = setup.initial("shared") | setup.initial("down")
     exchanges = [exchange for stage in setup.stages for exchange in stage.exchanges]
-    known = all(exchange.send is send_nothing_else for exchange in exchanges)
+    known = all(exchange.send is None for exchange in exchanges)
     size = 2 * sum(tensor.nbytes for tensor in sent.values()) if known else None
     return _limits(agreement, [size], len(json.dumps(agreement.agreed)), 2 * len(sent) + 2 * len(setup.shapes))
 

@@ -19,7 +19,7 @@ from fedshift.deployment.orphan import with_parent
 from fedshift.deployment.supervisor import ChildProcess, environment, free_port, listens, supervise
 from fedshift.errors import FedshiftError, needs
 from fedshift.files import make_folder, write
-from fedshift.written import parse_toml, text_of
+from fedshift.written import read_toml
 
 FEDERATION = "federation.toml"
 CONNECTION = f"{shell.FLOWER}/config.toml"  # where Flower's commands find the SuperLink
@@ -57,7 +57,7 @@ class Member(NamedTuple):
             raise FedshiftError(
                 f"'{path}' does not exist: give the folder of a member, as `fedshift federation init` makes them."
             )
-        table = parse_toml(text_of(path), f"'{path}'")
+        table = read_toml(path)
         try:
             name, address, sites = str(table["name"]), str(table["address"]), tuple(map(str, table["sites"]))
         except (KeyError, TypeError) as error:
@@ -249,7 +249,7 @@ def port_of_superlink(folder: Path) -> int | None:
     path = folder / CONNECTION
     if not path.is_file():
         return None
-    connections = parse_toml(text_of(path), f"'{path}'").get("superlink", {})
+    connections = read_toml(path).get("superlink", {})
     return next((shell.host_and_port(each["address"])[1] for each in connections.values()), None)
 
 

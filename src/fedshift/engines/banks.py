@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -28,61 +28,37 @@ Function = Callable[[Net, Batch, Context], Mapping[str, Tensor]]
 Given = Callable[[Function], Mapping[str, Tensor]]
 """What the lanes at work are given in one step: it answers what a pure function gives in each lane, by name."""
 
-DRAWN = ("x", "y", "environment", "weight")  # what a batch is drawn with
-
-
-def drawn(batches: Sequence[Batch]) -> dict[str, Tensor]:
-    """What batches were drawn with, by name, side by side; environments and weights only where there are any."""
-    first = batches[0]
-    there = {"environment": len(first.environment) > 0, "weight": first.weight is not None}
-    return {name: torch.stack([getattr(b, name) for b in batches]) for name in DRAWN if there.get(name, True)}
-
-
-def batch_of(tensors: Mapping[str, Tensor]) -> Batch:
-    """The inverse of :func:`drawn` for one batch."""
-    return Batch(**{name: tensors[name] for name in DRAWN if name in tensors})
-
 
 @dataclass(frozen=True)
 class SideBySide:
-    """What stacked lanes are given.
+    """What stacked lanes are given in a step.
 
     Attributes:
         bank: the lanes.
         context: a context whose round is everybody's.
-        tensors: ``x``, ``y`` and, where there are any, ``environment`` and ``weight`` of the batch; ``client`` and
-            ``counts``, ``noise.<name>``, ``received.<name>`` and ``measured.<name>``.
-        dims: where each tensor has its lanes; None: all lanes share it.
+        batch: their batches, (lanes, B, ...).
+        noise: their draws, with the lanes in front.
     """
 
     bank: Stacked
     context: Context
-    tensors: dict[str, Tensor]
-    dims: dict[str, int | None]
+    batch: Batch
+    noise: dict[str, Tensor]
 
     @property
-    def changing(self) -> dict[str, Tensor]:
+    def changing(self) -> list[Tensor]:
         """What is another in every step."""
-        return {name: t for name, t in self.tensors.items() if name in DRAWN or name.startswith("noise.")}
+        return [tensor for tensor in (*self.batch, *self.noise.values()) if _there(tensor)]
 
     def copied(self) -> Self:
         """The same, with memory of its own for what is another in every step."""
-        return replace(self, tensors=self.tensors | {name: t.clone() for name, t in self.changing.items()})
+        own = {name: tensor.clone() for name, tensor in self.batch._asdict().items() if _there(tensor)}
+        batch = self.batch._replace(**own)
+        return replace(self, batch=batch, noise={name: tensor.clone() for name, tensor in self.noise.items()})
 
     def __call__(self, function: Function) -> Mapping[str, Tensor]:
         """Call a function once, under vmap."""
         return self.bank.evaluate(function, self)
-
-    def of_lane(self, tensors: Mapping[str, Tensor]) -> tuple[Batch, Context]:
-        """Batch and context of one lane, from its part of the tensors."""
-
-        def below(prefix: str) -> dict[str, Tensor]:
-            return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-        own: dict[str, Any] = {name: Tensors(below(f"{name}.")) for name in ("received", "measured")}
-        own |= {"noise": below("noise.")}
-        own |= {name: tensors[name] for name in ("client", "counts")}
-        return batch_of(tensors), replace(self.context, **own)
 
 
 class Bank:
@@ -158,7 +134,7 @@ class Stacked(Bank):
 
     def choose(self, lanes: slice | Sequence[int]) -> None:
         """Put some lanes to work; of a slice the tensors themselves, of a list copies, which are only read."""
-        self._constant: tuple[dict[str, Tensor], dict[str, int | None]] | None = None
+        self._constant: tuple[tuple[Any, ...], tuple[Any, ...]] | None = None  # arguments of vmap, and their lanes
         self._lanes = index = lanes if isinstance(lanes, slice) else list(lanes)
         self.at_work = {name: tensor[index] for name, tensor in self._all.items()}
         for name in self.net.trainable:
@@ -171,18 +147,14 @@ class Stacked(Bank):
     def gather(self, batches: Sequence[Batch], contexts: Sequence[Context]) -> Given:
         """Batches and noise side by side; what stays the same from step to step is stacked once."""
         if self._constant is None:
-            received, dims = _side_by_side([context.received for context in contexts], "received.")
-            measured, of_measured = _side_by_side([context.measured for context in contexts], "measured.")
-            received, dims = received | measured, dims | of_measured
-            received["client"] = torch.stack([context.client for context in contexts])
-            received["counts"] = torch.stack([context.counts for context in contexts])
-            dims["client"] = dims["counts"] = 0
-            self._constant = received, dims
-        constant, dims = self._constant
-        tensors = drawn(batches)
-        for name in contexts[0].noise:
-            tensors[f"noise.{name}"] = torch.stack([context.noise[name] for context in contexts])
-        return SideBySide(self, contexts[0], tensors | constant, {**dict.fromkeys(tensors, 0), **dims})
+            received, of_received = _side_by_side([context.received for context in contexts])
+            measured, of_measured = _side_by_side([context.measured for context in contexts])
+            own = [torch.stack([getattr(context, name) for context in contexts]) for name in ("client", "counts")]
+            self._constant = (received, measured, *own), (of_received, of_measured, 0, 0)
+        columns = zip(*batches, strict=True)
+        batch = Batch(*(torch.stack(column) if _there(column[0]) else column[0] for column in columns))
+        noise = {name: torch.stack([context.noise[name] for context in contexts]) for name in contexts[0].noise}
+        return SideBySide(self, contexts[0], batch, noise)
 
     def recorded(self, step: Step) -> Step:
         """The step as a CUDA graph, where the lanes are on such a device."""
@@ -193,16 +165,28 @@ class Stacked(Bank):
         """What a pure function gives in each lane, (lanes, ...), by name."""
 
         def of_one(
-            tensors: Mapping[str, Tensor], own: dict[str, Tensor], numbers: dict[str, Tensor]
+            tensors: dict[str, Tensor],
+            numbers: dict[str, Tensor],
+            batch: Batch,
+            noise: dict[str, Tensor],
+            received: dict[str, Tensor],
+            measured: dict[str, Tensor],
+            client: Tensor,
+            counts: Tensor,
         ) -> dict[str, Tensor]:
             for name, number in numbers.items():
                 self._varying[name].now = number
-            arguments = (function, self.net, *given.of_lane(own))
-            return dict(functional_call(self._whole, dict(tensors), arguments))  # vmap knows no other mapping
+            more: dict[str, Any] = {"received": Tensors(received), "measured": Tensors(measured)}
+            context = replace(given.context, noise=noise, client=client, counts=counts, **more)
+            return dict(functional_call(self._whole, tensors, (function, self.net, batch, context)))
 
+        assert self._constant is not None
+        constant, dims = self._constant
         numbers = {name: self._numbers[name][self._lanes] for name in self._varying}
+        of_batch: list[Any] = [0 if _there(tensor) else None for tensor in given.batch]
         try:
-            return dict(vmap(of_one, in_dims=(0, given.dims, 0))(self.at_work, given.tensors, numbers))
+            every = vmap(of_one, in_dims=(0, 0, Batch(*of_batch), 0, *dims))
+            return dict(every(self.at_work, numbers, given.batch, given.noise, *constant))
         finally:
             for varying in self._varying.values():
                 varying.now = None
@@ -211,17 +195,20 @@ class Stacked(Bank):
         return {name: tensor[lane] for name, tensor in self._all.items()}
 
 
-def _side_by_side(
-    mappings: Sequence[Mapping[str, Tensor]], prefix: str
-) -> tuple[dict[str, Tensor], dict[str, int | None]]:
+def _there(tensor: Tensor | None) -> TypeGuard[Tensor]:
+    """Whether a batch has this field."""
+    return tensor is not None and len(tensor) > 0
+
+
+def _side_by_side(mappings: Sequence[Mapping[str, Tensor]]) -> tuple[dict[str, Tensor], dict[str, int | None]]:
     """Tensors stacked by name, and where their lanes are; one that all lanes share is not stacked (None)."""
     tensors: dict[str, Tensor] = {}
     dims: dict[str, int | None] = {}
     for name, first in mappings[0].items():
         each = [mapping[name] for mapping in mappings]
         shared = all(same(first, other) for other in each[1:])
-        tensors[prefix + name] = first if shared else torch.stack(each)
-        dims[prefix + name] = None if shared else 0
+        tensors[name] = first if shared else torch.stack(each)
+        dims[name] = None if shared else 0
     return tensors, dims
 
 

@@ -25,8 +25,8 @@ from fedshift.core.training import RunOptions
 from fedshift.engines.choice import Choice, asked_for, cores, has_layer, open_engine
 from fedshift.engines.engine import Engine, Job
 from fedshift.engines.kernels import Kernels
+from fedshift.engines.lane import shorten, steps_of_job
 from fedshift.engines.onednn import onednn_available
-from fedshift.engines.shortened import shorten, steps_of
 from fedshift.engines.workers import can_fork
 from fedshift.errors import DivergedError
 
@@ -103,7 +103,7 @@ def choose(jobs: Sequence[Job], options: RunOptions, tell: Notify) -> Choice:
     setup = jobs[0].setup
     plain = asked_for(setup, options)
     try:
-        run = seconds_a_step(jobs, plain) * sum(map(steps_of, jobs)) * setup.train.rounds
+        run = seconds_a_step(jobs, plain) * sum(map(steps_of_job, jobs)) * setup.train.rounds
         if run < SHORT_RUN:
             return plain
         calibration = calibrate(jobs, options, seconds=min(SECONDS, SHARE * run))
@@ -117,7 +117,7 @@ def seconds_a_step(jobs: Sequence[Job], choice: Choice) -> float:
     """How long a step takes, by the fastest of three turns of a few steps of one client."""
     few = shorten(jobs[:1], FEW)
     with open_engine(choice) as engine:
-        return min(_seconds(engine, few) for _ in range(3)) / max(1, steps_of(few[0]))
+        return min(_seconds(engine, few) for _ in range(3)) / max(1, steps_of_job(few[0]))
 
 
 def calibrate(
@@ -145,7 +145,7 @@ def calibrate(
 def _race(choices: Sequence[Choice], jobs: Sequence[Job], seconds: float, tell: Notify) -> tuple[Timing, ...]:
     """Let candidates take turns at the same jobs until the time is up; the first turn of each warms up."""
     notes: list[list[str]] = [[] for _ in choices]
-    steps = max(1, sum(map(steps_of, jobs)))
+    steps = max(1, sum(map(steps_of_job, jobs)))
     turns: dict[int, list[float]] = {}
     with ExitStack() as stack:
         engines = [stack.enter_context(open_engine(c, note.append)) for c, note in zip(choices, notes, strict=True)]
@@ -193,7 +193,7 @@ def _in_part(jobs: Sequence[Job], step: float, workers: int, seconds: float) -> 
     it is, during which some processes have nothing to do.
     """
     steps = int(seconds / max(step, 1e-9))
-    if sum(map(steps_of, jobs)) <= steps:
+    if sum(map(steps_of_job, jobs)) <= steps:
         return list(jobs)
     rest = len(jobs) % workers if len(jobs) <= 4 * workers else 0
     some = jobs[: max(2 * workers + rest, steps // FEW)]

@@ -20,7 +20,8 @@ from fedshift.engines.engine import Engine
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
-from fedshift.engines.workers import Workers, check_workers
+from fedshift.engines.workers import Workers, can_fork
+from fedshift.errors import FedshiftError
 from fedshift.spec import Processors
 
 Name = Literal["sequential", "vectorised", "workers"]
@@ -78,7 +79,11 @@ def asked_for(setup: Setup, options: RunOptions) -> Choice:
     """
     kernels = Kernels(channels_last=has_layer(setup, nn.Conv2d))
     if options.engine == "workers":
-        check_workers(setup.device)
+        if setup.device.type != "cpu" or not can_fork():
+            raise FedshiftError(
+                f"run.engine = 'workers' forks processes on a CPU, which cannot be had on '{setup.device}' of this "
+                f"{sys.platform} system: --set run.device=cpu on Linux, or try auto."
+            )
         return Choice("workers", options.workers or cores(), 1, kernels)
     engine: Any = "sequential" if options.engine == "auto" else options.engine
     return Choice(engine, 1, options.threads or cores(), kernels)
@@ -118,22 +123,18 @@ def open_engine(choice: Choice, tell: Callable[[str], None] = lambda text: None)
     _keep_memory()
     before = torch.get_num_threads()
     torch.set_num_threads(choice.threads)
-    engine = _make(choice, tell)
+    match choice.engine:
+        case "sequential":
+            engine = Sequential(choice.kernels)
+        case "vectorised":
+            engine = Vectorised(choice.kernels, tell)
+        case "workers":
+            engine = Workers(choice.kernels, choice.workers, tell)
     try:
         yield engine
     finally:
         engine.close()
         torch.set_num_threads(before)
-
-
-def _make(choice: Choice, tell: Callable[[str], None]) -> Engine:
-    match choice.engine:
-        case "sequential":
-            return Sequential(choice.kernels)
-        case "vectorised":
-            return Vectorised(choice.kernels, tell)
-        case "workers":
-            return Workers(choice.kernels, choice.workers, tell)
 
 
 def _keep_memory() -> None:

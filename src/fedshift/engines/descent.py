@@ -5,20 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import reduce
+from inspect import unwrap
 from itertools import groupby
 from operator import add
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedshift.core.contract import Batch, Context, Objective
+from fedshift.core.contract import Batch, Context, Objective, Round
 from fedshift.core.dropout import dropout_draws
 from fedshift.core.net import Net
 from fedshift.core.setup import Setup
 from fedshift.engines.banks import Bank, Given
 from fedshift.engines.engine import SERVER
 from fedshift.engines.lane import Course, Lane
-from fedshift.engines.optimisers import Settings, counted, settings_of
 from fedshift.engines.weighing import Weighing, noting
 from fedshift.errors import FedshiftError
 from fedshift.streams import Draws
@@ -37,7 +38,6 @@ class Descent:
         self.bank, self.objective, self.setup = bank, objective, courses[0].lane.setup
         self.lanes, self.phase = [course.lane for course in courses], courses[0].phase
         self.names: list[str] = []
-        self.read: set[str] = set()
         self.history: list[list[Tensor]] = []
         self._draws: list[Draws] | None = None
         self._quiet: list[Context] = []  # the contexts of a step without draws, which are those of every step
@@ -48,7 +48,7 @@ class Descent:
         self._take = bank.recorded(self._go)
         self._shares: list[tuple[slice, dict[str, Tensor], torch.optim.Optimizer]] = []
         settings = [
-            (settings_of(course.lane.setup, one, course.lane.round), counted(course.optimisers[one.name]))
+            (_settings(course.lane.setup, one, course.lane.round), _counted(course.optimisers[one.name]))
             for course, one in zip(courses, own, strict=True)
         ]
         start = 0
@@ -106,8 +106,9 @@ class Descent:
         """What each lane's loss may know in a step, with its noise."""
         if self._draws is None:
             drops = dropout_draws(self.bank.net.dropouts, self.objective.moves)
-            sizes = zip(self.lanes, batches, strict=True)
-            self._draws = [{**self.objective.draws(lane.setup.model, len(b.y)), **drops} for lane, b in sizes]
+            sizes = [len(batch.y) or self.phase.batch or 0 for batch in batches]
+            pairs = zip(self.lanes, sizes, strict=True)
+            self._draws = [{**self.objective.draws(lane.setup.model, size), **drops} for lane, size in pairs]
             if not any(self._draws):
                 self._quiet = [lane.context({}) for lane in self.lanes]
         if self._quiet:
@@ -145,7 +146,7 @@ class Descent:
             terms = self.objective.evaluate(net, batch, context)
         else:  # the first step shows whether weights are read
             with Weighing(self.setup, self.objective.name, batch.y):
-                terms = self.objective.evaluate(net, noting(batch, self.read), context)
+                terms = self.objective.evaluate(net, noting(batch, self.lanes[0].read), context)
         if not (isinstance(terms, dict) and terms and self.names == list(terms)):
             self._check(terms)
         return terms
@@ -220,3 +221,65 @@ def _clips(setups: Sequence[Setup], objectives: Sequence[Objective]) -> Tensor |
 def _kind(value: object) -> str:
     """What a loss returned in the place of something else."""
     return "nothing" if value is None or (isinstance(value, Mapping) and not value) else f"a {type(value).__name__}"
+
+
+# Optimisers ---------------------------------------------------------------------------------------
+
+
+class _Light(torch.optim.Optimizer):
+    """Without torch's compiler, which takes a second to load in every process, and has no part in what is done here."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's, less the decorator."""
+        unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
+
+    def _patch_step_function(self) -> None:
+        """Torch's records every step for its profiler, which takes a tenth of a small step."""
+
+
+class SGD(_Light, torch.optim.SGD):
+    """As torch's."""
+
+    step = torch.no_grad()(unwrap(torch.optim.SGD.step))
+
+
+class Adam(_Light, torch.optim.Adam):
+    """As torch's."""
+
+    step = torch.no_grad()(unwrap(torch.optim.Adam.step))
+
+
+class Settings(NamedTuple):
+    """How an objective is minimised in a round."""
+
+    name: str
+    lr: float
+    momentum: float
+    weight_decay: float
+
+    def optimiser(self, targets: list[Tensor]) -> torch.optim.Optimizer:
+        """A fresh optimiser of some tensors."""
+        on_gpu = targets[0].is_cuda
+        fused = on_gpu or targets[0].is_cpu
+        if self.name == "adam":  # on a GPU the count of steps must be there, too, for a step to be recorded
+            return Adam(targets, self.lr, weight_decay=self.weight_decay, fused=fused, capturable=on_gpu)
+        # Fused SGD passes over memory once, but on a CPU takes ten times as long where a layout is not row by row.
+        fused = fused and all(target.is_contiguous() for target in targets)
+        kind = {"fused": True} if fused else {"foreach": True}
+        return SGD(targets, self.lr, self.momentum, weight_decay=self.weight_decay, **kind)
+
+
+def _settings(setup: Setup, objective: Objective, round: Round) -> Settings:
+    """The objective's own, and otherwise the experiment's."""
+    own, train = objective.optimiser, setup.train
+    return Settings(
+        own.name or train.optimiser,
+        (train.lr_in(round.number, round.stage.rounds) if own.lr is None else own.lr) * own.decay ** (round.number - 1),
+        train.momentum if own.momentum is None else own.momentum,
+        train.weight_decay if own.weight_decay is None else own.weight_decay,
+    )
+
+
+def _counted(state: Mapping[str, Mapping[str, Tensor]]) -> tuple[tuple[str, float], ...]:
+    """How many steps Adam has counted for each tensor, on which its rate depends."""
+    return tuple((name, float(kinds["step"])) for name, kinds in sorted(state.items()) if "step" in kinds)

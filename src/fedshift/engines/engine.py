@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from fedshift.clients.client import Client
 from fedshift.clients.environments import Environment
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
-from fedshift.core.contract import DEFAULTS, Exchange, Round, ServerState
+from fedshift.core.contract import Exchange, Round, ServerState
 from fedshift.core.messages import Down, Up
 from fedshift.core.metrics import Values
 from fedshift.core.preparation import PREPARATION
@@ -51,13 +51,8 @@ class Job:
         """How the client's samples become inputs, with what it knows of training rows."""
         return self.federated.inputs.fitted((self.down | self.state.tensors).of(PREPARATION))
 
-    def lend(self, purpose: str, *hooks: Callable[..., Any]) -> AbstractContextManager[None]:
-        """A stream of this job's own for code of a page that draws from global generators.
-
-        Where all hooks that are to run are the defaults there is none: it takes longer to lend than to run them.
-        """
-        if hooks and all(hook in DEFAULTS for hook in hooks):
-            return nullcontext()
+    def lend(self, purpose: str) -> AbstractContextManager[None]:
+        """A stream of this job's own for code of a page that draws from global generators."""
         return self.setup.lend(purpose, *self.round.key, self.exchange.name, self.client.id)
 
 

@@ -19,7 +19,7 @@ class Replayable(Protocol):
     """What a step is given."""
 
     @property
-    def changing(self) -> dict[str, Tensor]:
+    def changing(self) -> list[Tensor]:
         """The tensors that are another in every step."""
 
     def copied(self) -> Self:
@@ -58,9 +58,8 @@ def replayed(step: Step, record: type[CudaRecording] = CudaRecording) -> Step:
         if mine is None:
             mine = given.copied()
             return step(mine)
-        own = mine.changing
-        for name, tensor in given.changing.items():
-            own[name].copy_(tensor)
+        for own, new in zip(mine.changing, given.changing, strict=True):
+            own.copy_(new)
         if recording is None:
             fixed = mine
             recording = record(lambda: step(fixed))

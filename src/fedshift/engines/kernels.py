@@ -44,28 +44,21 @@ class Kernels:
 def prepare(module: nn.Module, kernels: Kernels, precision: Precision) -> None:
     """Make one part's top-level module run with these kernels in this precision, in place.
 
-    Kernels and bfloat16 of an earlier call are undone, so that calling it again changes nothing and kernels can be
-    compared on the same module; float64 stays. Buffers may be replaced by others, so collect tensors afterwards.
+    Precision may be asked for again; float64 stays. Buffers may be replaced by others, so collect tensors afterwards.
     """
     module.__class__ = _plain(type(module))
     if precision == "float64":
         module.double()
-    layout = torch.channels_last if kernels.channels_last else torch.contiguous_format
     onednn = kernels.linear == "onednn" and precision == "float32" and onednn_available()
     for layer in module.modules():
-        if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
-            _lay_out(layer.weight, layout)
-        elif type(layer) in (nn.Linear, OneDNNLinear):
-            layer.__class__ = OneDNNLinear if onednn else nn.Linear
+        if kernels.channels_last and isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
+            # Where a weight has one channel, both layouts are contiguous, but a convolution asks strides.
+            weight = layer.weight.data
+            layer.weight.data = torch.empty_like(weight, memory_format=torch.channels_last).copy_(weight)
+        elif onednn and type(layer) is nn.Linear:
+            layer.__class__ = OneDNNLinear
     if precision == "bfloat16":
         module.__class__ = _in_bfloat16(type(module))  # type: ignore[arg-type]  # classes are hashable
-
-
-def _lay_out(weight: Tensor, layout: torch.memory_format) -> None:
-    """Store a weight in that layout; where it has one channel, both are contiguous, but a convolution asks strides."""
-    laid_out = torch.empty_like(weight.data, memory_format=layout)
-    if weight.stride() != laid_out.stride():
-        weight.data = laid_out.copy_(weight.data)
 
 
 # bfloat16 -----------------------------------------------------------------------------------------

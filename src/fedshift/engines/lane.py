@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice, repeat
+from itertools import count, islice, repeat
 
 import torch
 from torch import Tensor
 
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.samples import Samples
-from fedshift.core.contract import Batch, Context, Measure, Phase
+from fedshift.core.contract import Batch, Context, Exchange, Measure, Phase
 from fedshift.core.state import OptimiserState
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.core.training import Train
-from fedshift.engines.batches import BalancedOrder, BatchOrder, Purpose
 from fedshift.engines.engine import SERVER, Job, ServerJob
 from fedshift.errors import FedshiftError
-from fedshift.streams import Draws, sample_draws
+from fedshift.streams import Draws, Key, Streams, sample_draws
 
+Purpose = tuple[str, *tuple[Key, ...]]
 GATHERED = 2**18  # numbers of the batches that are gathered at once, at most, unless one has more
 
 
@@ -44,6 +45,7 @@ class Lane:
         seen: when done, over how many samples each of these is.
         snapshot: when done, the shared tensors after the drawn step of a phase that takes a snapshot.
         steps: how many steps were done.
+        read: what its objectives read of batches that have weights: "y", "weight", both or neither.
         error: what went wrong with this lane alone.
     """
 
@@ -67,6 +69,7 @@ class Lane:
         self.seen: dict[str, int] = {}
         self.snapshot: dict[str, Tensor] = {}
         self.steps = 0
+        self.read: set[str] = set()
         self.error: Exception | None = None
 
     @cached_property
@@ -134,17 +137,13 @@ class Lane:
         orders = (self.order(phase, self.samples) for phase in self.phases if isinstance(phase, Phase))
         return tuple(order.length for order in orders if order)
 
-    def typed(self, x: Tensor) -> Tensor:
-        """Floating inputs and noise in the type of the run."""
-        return x.to(self.setup.dtype) if x.is_floating_point() else x
-
     def noise(self, draws: Draws, *key: str | int) -> dict[str, Tensor]:
         """What an objective or a measure asked for, drawn in float32 whatever the run's type."""
         if not draws:
             return {}
         generator = self.setup.streams.generator("noise", *self.round.key, self.key, *key)
         drawn = sample_draws(draws, generator, self.setup.device)
-        return {name: self.typed(value) for name, value in drawn.items()}
+        return {name: self.setup.typed(value) for name, value in drawn.items()}
 
     def context(self, noise: Mapping[str, Tensor]) -> Context:
         """What an objective may know."""
@@ -154,28 +153,21 @@ class Lane:
     def batch(self, x: Tensor, y: Tensor) -> Batch:
         """A batch of inputs and labels."""
         weights = self.class_weights
-        return Batch(self.typed(x), y, weight=None if weights is None else weights[y])
+        return Batch(self.setup.typed(x), y, weight=None if weights is None else weights[y])
 
     def no_batch(self) -> Batch:
         """The batch of a server without samples."""
         device = self.setup.device
         return Batch(torch.empty(0, device=device), torch.empty(0, dtype=torch.int64, device=device))
 
-    def measured_rows(self, phase: Measure) -> Iterator[Tensor]:
-        """The samples of each batch that a phase measures on: every sample once, or so many batches of the round's."""
-        order = self.order(phase, self.samples, ("measured batches", *self.round.key, phase.name))
-        if order is None:
-            return iter(())
-        if phase.steps is None:
-            return even_chunks(order.samples, self.setup.evaluate.batch)
-        return islice(order.from_number(0), phase.steps)
-
     def measured_batches(self, phase: Measure) -> Iterator[Batch]:
-        """What a phase measures on, without augmentation."""
-        if self.samples is None:
+        """What a phase measures on, not augmented: every sample once, or so many batches of the round's."""
+        order = self.order(phase, self.samples, ("measured batches", *self.round.key, phase.name))
+        if order is None or self.samples is None:
             yield self.no_batch()
             return
-        for rows in self.measured_rows(phase):
+        every = even_chunks(order.samples, self.setup.evaluate.batch)
+        for rows in every if phase.steps is None else islice(order.from_number(0), phase.steps):
             x, y = self.samples.batch(rows.to(self.setup.device))
             yield self.batch(self.inputs.evaluation(x), y)
 
@@ -223,3 +215,108 @@ def steps_of(phase: Phase, train: Train, per_epoch: int) -> int:
 def even_chunks(length: int, size: int) -> Iterator[Tensor]:
     """0..length-1 in chunks of nearly equal size, so that re-estimated statistics weigh every sample alike."""
     return iter(torch.arange(length).tensor_split(-(-length // size)))
+
+
+def steps_of_job(job: Job | ServerJob) -> int:
+    """How many steps a job has."""
+    return sum(_steps_by_phase(job))
+
+
+def shorten(jobs: Sequence[Job], steps: int) -> list[Job]:
+    """The jobs with so many steps of each phase at most; what is measured over all samples stays.
+
+    Jobs of one exchange that end with equally many steps share the shortened exchange, as they shared the whole one.
+    """
+    made: dict[tuple[int, tuple[int, ...]], Exchange] = {}
+    shortened = []
+    for job in jobs:
+        counts = _steps_by_phase(job)
+        fewer = tuple(min(steps, count) for count in counts)
+        if fewer == counts:
+            shortened.append(job)
+            continue
+        key = id(job.exchange), fewer
+        if key not in made:
+            phases = zip(job.exchange.phases, fewer, strict=True)
+            cut = (replace(p, steps=n, epochs=None) if isinstance(p, Phase) else p for p, n in phases)
+            made[key] = replace(job.exchange, phases=tuple(cut))
+        shortened.append(replace(job, exchange=made[key]))
+    return shortened
+
+
+def _steps_by_phase(job: Job | ServerJob) -> tuple[int, ...]:
+    """How many steps each of the job's phases has; one that measures has none."""
+    lane = Lane(job)
+    counts = []
+    for phase in lane.phases:
+        samples = lane.samples
+        if isinstance(phase, Phase) and phase.samples is not None:
+            with job.setup.lend("counting steps", *job.round.key, job.exchange.name):
+                samples = phase.samples(lane.replies)
+        counts.append(lane.count(phase, lane.order(phase, samples)) if isinstance(phase, Phase) else 0)
+    return tuple(counts)
+
+
+# Batches ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BatchOrder:
+    """A client's endless sequence of batches: epoch after epoch, each in a new random order.
+
+    An epoch's incomplete last batch is left out, so that every batch has the same size; a client with fewer
+    samples than a batch draws all it has. The sequence runs on from round to round, and any place in it can
+    be found from its number alone. It is named by what the batches are for, which is ``purpose``.
+    """
+
+    streams: Streams
+    client: int
+    samples: int
+    size: int
+    purpose: Purpose = ("batches",)
+
+    @property
+    def length(self) -> int:
+        """Samples in a batch."""
+        return min(self.size, self.samples)
+
+    @property
+    def per_epoch(self) -> int:
+        """Whole batches in one epoch."""
+        return self.samples // self.length
+
+    def from_number(self, number: int) -> Iterator[Tensor]:
+        """The samples of batch ``number`` (from 0) and of all that follow, each int64 of shape (length,)."""
+        epoch, place = divmod(number, self.per_epoch)
+        while True:
+            order = self.streams.permutation(self.samples, *self.purpose, self.client, epoch)
+            yield from order[: self.per_epoch * self.length].view(self.per_epoch, self.length)[place:]
+            epoch, place = epoch + 1, 0
+
+
+@dataclass(frozen=True)
+class BalancedOrder(BatchOrder):
+    """A client's endless sequence of batches with as many samples of each class that it has, or one more.
+
+    Classes take turns, sample by sample, and go on with their turns in the next batch. Each goes through its own
+    samples again and again, every time in a new random order, so those of a rare class come more often. An epoch has as
+    many batches as without balance. ``labels`` (samples,) are those of the client's samples.
+    """
+
+    labels: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+
+    def from_number(self, number: int) -> Iterator[Tensor]:
+        """The samples of batch ``number`` (from 0) and of all that follow, each int64 of shape (length,)."""
+        own = [((self.labels == label).nonzero().squeeze(1), label) for label in sorted(set(self.labels.tolist()))]
+        orders: dict[int, tuple[int, list[int]]] = {}  # of each class which time through its samples, in what order
+        for turn in count(number * self.length, self.length):
+            batch = []
+            for place in range(turn, turn + self.length):
+                drawn, which = divmod(place, len(own))
+                samples, label = own[which]
+                time, at = divmod(drawn, len(samples))
+                if orders.get(label, (-1,))[0] != time:
+                    key = "balanced", *self.purpose, self.client, label, time
+                    orders[label] = time, samples[self.streams.permutation(len(samples), *key)].tolist()
+                batch.append(orders[label][1][at])
+            yield torch.tensor(batch)

@@ -30,23 +30,17 @@ def work(bank: Bank, lanes: Sequence[Lane], phases: Phases | None = None) -> Non
         lanes: with the most steps first.
         phases: what to call, where that is not the first lane's own phases.
     """
-    read: set[str] = set()
     for number, phase in enumerate(phases or lanes[0].phases):
         if isinstance(phase, Measure):
             _measure(bank, lanes, phase)
         else:
             own = [lane.phases[number] for lane in lanes]
-            read |= _train(bank, phase, [Course(lane, phase) for lane, phase in zip(lanes, own, strict=True)])
-    check_read(read, lanes[0].setup)
+            _train(bank, phase, [Course(lane, phase) for lane, phase in zip(lanes, own, strict=True)])
+    check_read(lanes[0].read, lanes[0].setup)
 
 
-def _train(bank: Bank, phase: Phase, courses: Sequence[Course]) -> set[str]:
-    """Take every lane's steps of a phase; a lane that has taken its own leaves.
-
-    Returns:
-        What the objectives read of batches that have weights: "y", "weight", both or neither.
-    """
-    read: set[str] = set()
+def _train(bank: Bank, phase: Phase, courses: Sequence[Course]) -> None:
+    """Take every lane's steps of a phase; a lane that has taken its own leaves."""
     histories: dict[str, list[Tensor]] = {objective.name: [] for objective in phase.objectives}
     names: dict[str, list[str]] = {}
     start = 0
@@ -60,14 +54,12 @@ def _train(bank: Bank, phase: Phase, courses: Sequence[Course]) -> set[str]:
                 _take_snapshots(bank, active, step)
         for descent in descents:
             names[descent.objective.name] = descent.names
-            read |= descent.read
             if descent.history:
                 histories[descent.objective.name].append(descent.table())
             descent.give_state(active)
         start = stop
     for lane_number, course in enumerate(courses):
         _finish(phase, course, names, {name: _of_lane(tables, lane_number) for name, tables in histories.items()})
-    return read
 
 
 def _step(bank: Bank, phase: Phase, descents: Sequence[Descent], active: Sequence[Course], step: int) -> None:

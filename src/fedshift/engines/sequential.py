@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from fedshift.core.contract import LocalWork, ServerState
 from fedshift.core.messages import Up
+from fedshift.core.metrics import measured
+from fedshift.core.net import Net, batch_norms
 from fedshift.core.setup import Setup
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import SAMPLES, Tensors, full_name
 from fedshift.engines.banks import Bank, Resident
-from fedshift.engines.engine import Job, Outcome, Question, Score, ServerJob
+from fedshift.engines.engine import SERVER, Job, Outcome, Question, Score, ServerJob
 from fedshift.engines.kernels import Kernels
-from fedshift.engines.lane import Lane
-from fedshift.engines.local import work
-from fedshift.engines.scoring import alike, score
+from fedshift.engines.lane import Lane, even_chunks
+from fedshift.engines.local import advice, set_modes, work
+from fedshift.errors import DivergedError
+from fedshift.streams import sample_draws
 
 
 class Sequential:
@@ -66,10 +72,10 @@ class Sequential:
 
     def score(self, questions: Iterable[Question]) -> Iterator[Score]:
         """Score model after model; small environments of one model are predicted for together."""
-        for together in alike(questions):
+        for together in _alike(questions):
             bank = self.resident(together[0].setup).client
             bank.load(0, together[0].model)
-            yield from score(bank.net, together)
+            yield from _score(bank.net, together)
 
     def close(self) -> None:
         """Let go of the modules."""
@@ -79,10 +85,12 @@ class Sequential:
 def load(bank: Bank, number: int, job: Job) -> None:
     """Put what a client begins with into a lane of a bank."""
     private = Tensors(job.state.tensors)
-    with job.lend("start", job.exchange.start):
-        start = job.exchange.start(private, job.down)
-    for tensors in (job.down, private, start):
+    for tensors in (job.down, private):
         bank.load(number, tensors)
+    if job.exchange.begin is not None:
+        with job.lend("begin"):
+            begun = job.exchange.begin(private, job.down)
+        bank.load(number, begun)
 
 
 def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
@@ -109,8 +117,9 @@ def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
         setup.train.lr_in(job.round.number, job.round.stage.rounds),
         lane.seen,
     )
-    with job.lend("keep and upload", exchange.keep, exchange.upload):
-        kept = {full_name(name): tensor.detach().clone() for name, tensor in exchange.keep(work).items()}
+    with job.lend("keep and upload") if exchange.keep or exchange.upload else nullcontext():
+        given = exchange.keep(work) if exchange.keep else {}
+        kept = {full_name(name): tensor.detach().clone() for name, tensor in given.items()}
         reply = reply_of(job, work)
     drawn = {**job.state.drawn, job.round.stage.name: lane.drawn}
     trained = job.state.trained or lane.steps > 0 or bool(kept)
@@ -120,7 +129,129 @@ def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
 
 def reply_of(job: Job, work: LocalWork) -> Up:
     """The parts that the exchange returns, what it uploads besides, and the number of samples where it is counted."""
-    uploaded = job.setup.named(job.exchange, job.exchange.upload(work))
+    uploaded = job.setup.named(job.exchange, job.exchange.upload(work) if job.exchange.upload else {})
     reply = work.trained.only(job.setup.returned(job.exchange)) | uploaded
     count = {SAMPLES: torch.tensor(work.samples)} if job.exchange.counted else {}
     return Up(reply | count)
+
+
+# Scoring ------------------------------------------------------------------------------------------
+
+
+def _alike(questions: Iterable[Question]) -> Iterator[list[Question]]:
+    """Questions in a row that have one model and fit into one batch."""
+    together: list[Question] = []
+    for question in questions:
+        if together and not (_one_model(together[0], question) and _fit([*together, question])):
+            yield together
+            together = []
+        together.append(question)
+    if together:
+        yield together
+
+
+def _one_model(one: Question, other: Question) -> bool:
+    if one.model is not other.model or one.setup is not other.setup:
+        return False
+    # Statistics that are measured again are an environment's own.
+    return not any(one.setup.method.core.reestimates(unseen) for unseen in (True, False))
+
+
+def _fit(questions: Sequence[Question]) -> bool:
+    return sum(len(question.environment.samples) for question in questions) <= questions[0].setup.evaluate.batch
+
+
+@torch.no_grad()
+def _score(net: Net, questions: Sequence[Question]) -> list[Score]:
+    """Score the model that a net holds on one environment, or on several that fit into one batch."""
+    set_modes(net, ())
+    first, environment = questions[0], questions[0].environment
+    setup, client = first.setup, SERVER if environment.client is None else environment.client
+    with setup.lend("prediction", *first.round.key, environment.role, environment.name, client):
+        if setup.method.core.reestimates(unseen=environment.client is None):
+            _reestimate(net, first)
+        predicted = list(_predictions(net, questions))
+    sizes = [len(question.environment.samples) for question in questions]
+    sums = torch.stack(
+        [_sums(log_probabilities, y, sizes if len(questions) > 1 else [len(y)]) for log_probabilities, y in predicted]
+    ).sum(dim=0)
+    parts = zip(*(torch.split(torch.cat(tensors), sizes) for tensors in zip(*predicted, strict=True)), strict=True)
+    return [
+        _score_of(question, both, log_probabilities.cpu(), y.cpu())
+        for question, both, (log_probabilities, y) in zip(questions, sums.T.tolist(), parts, strict=True)
+    ]
+
+
+def _predictions(net: Net, questions: Sequence[Question]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Predictions and labels of one environment, batch by batch, or of several as one batch."""
+    first = questions[0]
+    if len(questions) > 1:
+        asked = [_asked(question, 0, torch.arange(len(question.environment.samples))) for question in questions]
+        xs, noises, ys = zip(*asked, strict=True)
+        noise = {name: torch.cat([one[name] for one in noises], axis) for name, axis in _batch_axes(first).items()}
+        yield first.setup.method.core.predict(net, torch.cat(xs), noise), torch.cat(ys)
+        return
+    for number, rows in enumerate(even_chunks(len(first.environment.samples), first.setup.evaluate.batch)):
+        x, noise, y = _asked(first, number, rows)
+        yield first.setup.method.core.predict(net, x, noise), y
+
+
+def _sums(log_probabilities: Tensor, y: Tensor, sizes: Sequence[int]) -> Tensor:
+    """How many predictions are right and the sum of the losses, (2, parts), of parts of the rows (B,)."""
+    right = log_probabilities.argmax(dim=1) == y
+    losses = -log_probabilities.gather(1, y.unsqueeze(1)).squeeze(1)
+    rows = torch.stack([right.cpu().double(), losses.cpu().double()])
+    part = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    return torch.zeros(2, len(sizes), dtype=torch.float64).index_add_(1, part, rows)
+
+
+def _asked(question: Question, number: int, rows: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """The inputs, noise and labels of a chunk of an environment."""
+    setup, environment = question.setup, question.environment
+    x, y = environment.samples.batch(rows.to(setup.device))
+    draws = setup.method.core.prediction_draws(setup.model, len(y))
+    key = (*question.round.key, environment.name, environment.role, number)
+    noise = sample_draws(draws, setup.streams.generator("prediction", *key), setup.device) if draws else {}
+    x = question.inputs.evaluation(x)
+    return setup.typed(x), {name: setup.typed(value) for name, value in noise.items()}, y
+
+
+def _score_of(question: Question, sums: Sequence[float], log_probabilities: Tensor, y: Tensor) -> Score:
+    """Accuracy and mean loss from their sums, and the declared metrics of an environment's predictions.
+
+    Raises:
+        DivergedError: the loss is not finite.
+    """
+    (right, loss), n, setup = sums, len(question.environment.samples), question.setup
+    if not math.isfinite(loss) or (setup.metrics and not log_probabilities.exp().isfinite().all()):
+        raise DivergedError(
+            f"The loss on '{question.environment.name}' is not finite after round {question.round.number}.",
+            advice(setup),
+        )
+    metrics = measured(setup.evaluate.metrics, setup.classes, log_probabilities, y) if setup.metrics else {}
+    return Score(right / n, loss / n, n, metrics)
+
+
+def _batch_axes(question: Question) -> dict[str, int]:
+    """Along which dimension each of a prediction's draws has the batch."""
+    setup = question.setup
+    one, two = (setup.method.core.prediction_draws(setup.model, batch) for batch in (1, 2))
+    return {
+        name: next(axis for axis, (a, b) in enumerate(zip(one[name].shape, two[name].shape, strict=True)) if a != b)
+        for name in one
+    }
+
+
+def _reestimate(net: Net, question: Question) -> None:
+    """Measure batch-norm statistics on the environment's inputs, each batch with equal weight."""
+    layers = [layer for module in net.parts.values() for _, layer in batch_norms(module)]
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None
+        layer.train()
+    for _ in _predictions(net, [question]):
+        pass
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
+        layer.eval()

@@ -11,6 +11,7 @@ replaced and its client tried once more. Workers end with this process, after th
 
 from __future__ import annotations
 
+import io
 import mmap
 import multiprocessing
 import os
@@ -22,8 +23,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import cycle
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -31,8 +30,7 @@ import torch
 from torch import Tensor
 
 from fedshift.core.contract import Round
-from fedshift.core.messages import Down, Up
-from fedshift.core.state import ClientState
+from fedshift.core.messages import Down
 from fedshift.engines.engine import Job, Outcome, Question, Score
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.sequential import Sequential
@@ -43,26 +41,12 @@ AHEAD = 1  # jobs that a worker is handed before it has answered the one it work
 ATTEMPTS = 2  # how often a client's work is begun before its worker's death is reported
 
 Attempt = tuple[int, int]  # a job's number and how often it has been begun, this time included
-Layout = list[tuple[str, torch.dtype, tuple[int, ...], int]]
+Place = tuple[torch.dtype, tuple[int, ...], int]  # of a tensor: its type, its shape and where it begins
 
 
 def can_fork() -> bool:
     """Whether worker processes can be had here: on Linux, whose system libraries survive a fork."""
     return sys.platform == "linux"
-
-
-def check_workers(device: torch.device) -> None:
-    """Refuse worker processes where they cannot be had.
-
-    Raises:
-        FedshiftError: processes cannot be forked here, or the device is no CPU.
-    """
-    if not can_fork():
-        raise FedshiftError("run.engine = 'workers' needs a system that forks processes, such as Linux; try auto.")
-    if device.type != "cpu":
-        raise FedshiftError(
-            f"run.engine = 'workers' is for the CPU, not for '{device}': --set run.device=cpu, or try auto."
-        )
 
 
 class Workers(Sequential):
@@ -94,8 +78,6 @@ class Workers(Sequential):
         try:
             for due in range(len(jobs)):
                 while due not in answers:
-                    while waiting and not any(worker.queue for worker in self._pool):
-                        self._hand_out(jobs, waiting)  # again, if every worker had to be replaced
                     self._hand_out(jobs, waiting)
                     for worker in _ready(self._pool):
                         answers |= self._hear(worker, jobs, waiting)
@@ -190,29 +172,7 @@ def _died(job: Job, code: int | None) -> FedshiftError:
     )
 
 
-# One worker ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Task:
-    """A job as it goes through the pipe: ids of what the worker knows, and in which arena the tensors lie where."""
-
-    arena: int
-    refers: tuple[int, ...]
-    round: int
-    client: int
-    down: Layout
-    state: Layout
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """An outcome as it goes through the pipe."""
-
-    up: Layout
-    state: Layout
-    terms: dict[str, float]
-    steps: int
+# Messages -----------------------------------------------------------------------------------------
 
 
 class _Arena:
@@ -231,22 +191,16 @@ class _Arena:
         """Begin a new message."""
         self._used = 0
 
-    def put(self, tensors: Mapping[str, Tensor]) -> Layout:
-        """Write tensors after those that are there."""
-        layout: Layout = []
-        for name, tensor in tensors.items():
-            place = (name, tensor.dtype, tuple(tensor.shape), self._used)
-            self._at(place).copy_(tensor.detach())
-            layout.append(place)
-            self._used += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-        return layout
+    def put(self, tensor: Tensor) -> Place:
+        """Write a tensor after those that are there."""
+        place = tensor.dtype, tuple(tensor.shape), self._used
+        self.get(place).copy_(tensor.detach())
+        self._used += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        return place
 
-    def get(self, layout: Layout) -> dict[str, Tensor]:
-        """The tensors that lie there, as views."""
-        return {place[0]: self._at(place) for place in layout}
-
-    def _at(self, place: tuple[str, torch.dtype, tuple[int, ...], int]) -> Tensor:
-        _, dtype, shape, offset = place
+    def get(self, place: Place) -> Tensor:
+        """The tensor that lies there, as a view."""
+        dtype, shape, offset = place
         count = torch.Size(shape).numel()
         if not count:
             return torch.empty(shape, dtype=dtype)
@@ -262,28 +216,78 @@ class _Arena:
         return self._memory
 
 
+class _Pickler(pickle.Pickler):
+    """Writes tensors to an arena, and the number of what both processes know."""
+
+    def __init__(self, file: io.BytesIO, arena: _Arena, known: Mapping[int, object]) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._arena, self._known = arena, known
+
+    def persistent_id(self, obj: object) -> Place | int | None:
+        if isinstance(obj, Tensor):
+            return self._arena.put(obj)
+        return id(obj) if id(obj) in self._known else None
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, arena: _Arena, known: Mapping[int, object], copy: bool) -> None:
+        super().__init__(io.BytesIO(data))
+        self._arena, self._known, self._copy = arena, known, copy
+
+    def persistent_load(self, pid: Any) -> object:
+        if isinstance(pid, int):
+            return self._known[pid]
+        tensor = self._arena.get(pid)
+        return tensor.clone() if self._copy else tensor
+
+
+class _Channel:
+    """One end of a pipe: what one process sends the other receives in the same order, each in the next arena."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        known: Mapping[int, object],
+        outgoing: Sequence[_Arena],
+        incoming: Sequence[_Arena],
+        copy: bool,
+    ) -> None:
+        self.connection, self._known, self._copy = connection, known, copy
+        self._outgoing, self._incoming = deque(outgoing), deque(incoming)
+
+    def send(self, message: object) -> None:
+        """Send an object that can be pickled, but for the tensors in it and what both processes know."""
+        arena, file = self._outgoing[0], io.BytesIO()
+        arena.clear()
+        _Pickler(file, arena, self._known).dump(message)
+        self._outgoing.rotate(-1)
+        self.connection.send_bytes(file.getbuffer())
+
+    def receive(self) -> Any:
+        """What was sent; its tensors are copies, or valid until as many more messages came as there are arenas."""
+        data, arena = self.connection.recv_bytes(), self._incoming[0]
+        self._incoming.rotate(-1)
+        return _Unpickler(data, arena, self._known, self._copy).load()
+
+
 class _Worker:
     """A process that does one job after the other, seen from this one.
 
     Attributes:
-        connection: this end of the pipe.
         queue: the jobs it was handed and has not answered, the one at work first.
     """
 
     def __init__(self, known: Mapping[int, object], kernels: Kernels, others: Sequence[Connection]) -> None:
         self.queue: deque[Attempt] = deque()
-        self._asked, self._answered = ([_Arena() for _ in range(AHEAD + 1)] for _ in range(2))
-        self._arenas = cycle(range(AHEAD + 1))
-        self._heard = cycle(self._answered)
-        context = multiprocessing.get_context("fork")
+        jobs, answers = ([_Arena() for _ in range(AHEAD + 1)] for _ in range(2))
+        self._arenas = (*jobs, *answers)
+        context, known = multiprocessing.get_context("fork"), dict(known)
         self.connection, theirs = context.Pipe()
+        self._channel = _Channel(self.connection, known, jobs, answers, copy=True)
         # The child must not hold the other ends, or nobody would hear of this process's end.
         closing = [*others, self.connection]
-        self._process = context.Process(
-            target=_live,
-            args=(theirs, self._asked, self._answered, dict(known), kernels, closing),
-            daemon=True,
-        )
+        channel = _Channel(theirs, known, answers, jobs, copy=False)
+        self._process = context.Process(target=_live, args=(channel, kernels, closing), daemon=True)
         with warnings.catch_warnings():
             # Newer Pythons warn of a fork beside threads; this child takes no lock that one of them may hold.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -292,13 +296,8 @@ class _Worker:
 
     def ask(self, attempt: Attempt, job: Job) -> None:
         """Hand over a job. That the worker is dead shows when it should answer."""
-        number = next(self._arenas)
-        arena = self._asked[number]
-        arena.clear()
-        down, state = arena.put(job.down), arena.put(job.state.flat())
-        refers = tuple(id(thing) for thing in _refers(job))
         with suppress(BrokenPipeError, ConnectionResetError):
-            self.connection.send(_Task(number, refers, job.round.number, job.client.id, down, state))
+            self._channel.send((*_refers(job), job.round.number, job.client.id, dict(job.down), job.state))
         self.queue.append(attempt)
 
     def answer(self) -> Outcome | Exception:
@@ -308,17 +307,11 @@ class _Worker:
             EOFError: the worker died.
         """
         try:
-            client, answer = self.connection.recv()
+            answer: Outcome | Exception = self._channel.receive()
         except OSError as error:  # it died, perhaps in the middle of its answer
             raise EOFError from error
         self.queue.popleft()
-        arena = next(self._heard)
-        if not isinstance(answer, _Answer):
-            wrong: Exception = pickle.loads(answer)
-            return wrong
-        up = Up({name: tensor.clone() for name, tensor in arena.get(answer.up).items()})
-        flat = {name: tensor.clone() for name, tensor in arena.get(answer.state).items()}
-        return Outcome(client, up, ClientState.from_flat(flat), answer.terms, answer.steps)
+        return answer
 
     def stop(self) -> int | None:
         """End it, and say how it ended."""
@@ -329,7 +322,7 @@ class _Worker:
         self._process.join()
         code = self._process.exitcode
         self._process.close()
-        for arena in (*self._asked, *self._answered):
+        for arena in self._arenas:
             arena.close()
         return code
 
@@ -337,14 +330,7 @@ class _Worker:
 # In the worker ------------------------------------------------------------------------------------
 
 
-def _live(
-    connection: Connection,
-    asked: Sequence[_Arena],
-    answered: Sequence[_Arena],
-    known: Mapping[int, object],
-    kernels: Kernels,
-    closing: Sequence[Connection],
-) -> None:
+def _live(channel: _Channel, kernels: Kernels, closing: Sequence[Connection]) -> None:
     """A worker's life: one job after the other, until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process hears of Ctrl-C and ends this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever the other process does when it is asked to end
@@ -352,43 +338,25 @@ def _live(
         other.close()
     torch.set_num_threads(1)
     engine = Sequential(kernels)
-    while True:
-        try:
-            task = connection.recv()
-            connection.send((task.client, _carry_out(task, engine, asked[task.arena], answered[task.arena], known)))
-        except (EOFError, OSError):  # nobody wants the answer
-            return
+    with suppress(EOFError, OSError):  # nobody wants the answer
+        while True:
+            setup, federated, exchange, stage, number, client, down, state = channel.receive()
+            when = Round(stage, number)
+            job = Job(setup, federated, exchange, when, federated.client(client), Down(down), state)
+            (outcome,) = engine.train([job])
+            try:
+                channel.send(outcome if isinstance(outcome, Outcome) else _portable(outcome))
+            except Exception as error:  # a sparse tensor, say
+                channel.send(_portable(error))
 
 
-def _carry_out(
-    task: _Task, engine: Sequential, asked: _Arena, answered: _Arena, known: Mapping[int, object]
-) -> _Answer | bytes:
-    """The answer to a task: where the outcome's tensors lie, or what went wrong."""
-    setup, federated, exchange, stage = (known[key] for key in task.refers)
-    state = ClientState.from_flat(asked.get(task.state))
-    down = Down(asked.get(task.down))
-    when: Any = Round(stage, task.round)  # type: ignore[arg-type]  # looked up by id
-    client = federated.client(task.client)  # type: ignore[attr-defined]  # looked up by id
-    job = Job(setup, federated, exchange, when, client, down, state)  # type: ignore[arg-type]  # looked up by id
-    (outcome,) = engine.train([job])
-    if not isinstance(outcome, Outcome):
-        return _portable(outcome)
-    answered.clear()
-    try:
-        up, kept = answered.put(outcome.up), answered.put(outcome.state.flat())
-    except Exception as error:  # a sparse tensor, say
-        return _portable(error)
-    return _Answer(up, kept, outcome.terms, outcome.steps)
-
-
-def _portable(error: Exception) -> bytes:
+def _portable(error: Exception) -> Exception:
     """An exception that the other process can read; where it happened goes with it as a note."""
     error.add_note("In a worker process:\n" + "".join(traceback.format_exception(error)).rstrip())
     try:
-        data = pickle.dumps(error)
-        pickle.loads(data)
+        pickle.loads(pickle.dumps(error))
     except Exception:  # an exception with a constructor of its own, say; its text must do
         plain = RuntimeError(f"{type(error).__name__}: {error}")
         plain.__notes__ = error.__notes__
-        data = pickle.dumps(plain)
-    return data
+        return plain
+    return error

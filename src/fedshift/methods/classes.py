@@ -10,6 +10,7 @@ from __future__ import annotations
 from fedshift.page import *
 
 COUNTS = "class_counts"  # how many training samples of each class the client has, or all of a round's have
+CLASS_COUNTS = Upload.like(COUNTS, COUNTS, "count", bound="total")
 
 
 def check_unbalanced(train: Train, method: str, why: str) -> None:

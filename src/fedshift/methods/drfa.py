@@ -111,8 +111,8 @@ class DRFA(FedAvg):
             returns=(),
             uploads=(Upload("risk"),),
             upload=self.mean_risk,
-            start=self.begin_scored,
-            select=super().select,
+            begin=self.begin_scored,
+            select=uniform,
         )
         return replace(stage, exchanges=(train, score))
 

@@ -26,19 +26,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from fedshift.methods.gaussian import Probabilistic, gaussian_kl
-from fedshift.methods.generator import BatchNormSize, Conditional, logits_of_each, make_generator
+from fedshift.methods.generator import BatchNormSize, log_mixture, make_generator
 from fedshift.page import *
-
-
-def log_mixture(head: nn.Module, replies: Replies, z: Tensor) -> Tensor:
-    """Log-probabilities (B, classes) of the mixture sum_k p(k) softmax(h_k(z)) of the replies' heads (Eq. 15).
-
-    p(k) is a client's share of the samples where the replies carry them, else 1/|K_t|. Nothing but z
-    receives a gradient.
-    """
-    weights, logits = z.new_tensor(replies.weights), logits_of_each(head, replies, z)
-    log_p = (weights / weights.sum()).log().view(-1, 1, 1)
-    return (logits.log_softmax(dim=-1) + log_p).logsumexp(dim=0)
 
 
 class FedCiR(Probabilistic):
@@ -71,20 +60,19 @@ class FedCiR(Probabilistic):
     )
     generator_batch: BatchNormSize = setting(32, help="labels and noise vectors a server step", source="Section 5.4, B")
     generator_lr: LearningRate = setting(
-        1e-3, help="learning rate of the generator's Adam", source="ours", search=Range(1e-5, 1e-2, log=True)
+        1e-3, help="learning rate of the generator's Adam", search=Range(1e-5, 1e-2, log=True)
     )
-    generator_weight_decay: NonNegative = setting(0.0, help="weight decay of the generator's Adam", source="ours")
-    generator_hidden: OptionalWidth = setting(0, help="width of the generator's hidden layer; 0: d", source="ours")
+    generator_weight_decay: NonNegative = setting(0.0, help="weight decay of the generator's Adam")
+    generator_hidden: OptionalWidth = setting(0, help="width of the generator's hidden layer; 0: d")
     generator_noise: OptionalWidth = setting(
-        0, help="dimension of the generator's noise; 0: d/2", source="ours", search=(0, 8, 32, 128)
+        0, help="dimension of the generator's noise; 0: d/2", search=(0, 8, 32, 128)
     )
     mle_samples: BatchNormSize = setting(
-        256, help="generated representations of each class in the estimate of its Gaussian", source="ours"
+        256, help="generated representations of each class in the estimate of its Gaussian"
     )
     sigma_floor: Positive = setting(
         1e-3,
         help="least standard deviation of a class Gaussian, in each dimension",
-        source="ours",
         search=Range(1e-3, 1, log=True),
     )
 
@@ -94,16 +82,13 @@ class FedCiR(Probabilistic):
         """A Gaussian encoder, a head, and what the active terms need: the generator, and the class Gaussians."""
         parts = super().parts(model)
         if self.l_reg > 0 or self.l_align > 0:
-            scope: Scope = "down" if self.l_reg > 0 else "server"
-            parts["generator"] = Part(model.initialised("generator", lambda: self.generator(model)), scope)
+            sizes = model.classes, self.noise_dim(model), self.generator_hidden or model.dim, model.dim
+            generator = model.initialised("generator", lambda: make_generator(*sizes))
+            parts["generator"] = Part(generator, "down" if self.l_reg > 0 else "server")
         if self.l_align > 0:
             shape = model.classes, model.dim
             parts["gaussians"] = Part.state({"mean": torch.zeros(shape), "sigma": torch.ones(shape)}, "down")
         return parts
-
-    def generator(self, model: ModelBuilder) -> Conditional:
-        """G, of the sizes that are set."""
-        return make_generator(model.classes, self.noise_dim(model), self.generator_hidden or model.dim, model.dim)
 
     def noise_dim(self, model: ModelBuilder) -> int:
         """The dimension of the noise that G reads."""
@@ -117,10 +102,7 @@ class FedCiR(Probabilistic):
 
     def generated(self, model: ModelBuilder, count: int) -> Draws:
         """Labels (count,), uniform over the classes, and normal noise (count, noise) for G."""
-        return {
-            "labels": Draw((count,), "integers", model.classes),
-            "noise": Draw((count, self.noise_dim(model))),
-        }
+        return {"labels": Draw((count,), "integers", model.classes), "noise": Draw((count, self.noise_dim(model)))}
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """Cross-entropy + l_reg * L_reg + l_align * L_align (Eq. 18); the first alone in the first round."""
@@ -142,19 +124,11 @@ class FedCiR(Probabilistic):
     def server_phases(self) -> Phases:
         """Steps on the generator, then the estimate of the class Gaussians; what no term needs is left out."""
         adam = Optimiser("adam", lr=self.generator_lr, weight_decay=self.generator_weight_decay)
-        consensus = Objective(
-            "consensus", self.generator_loss, ("generator",), ("consensus",), self.generator_draws, adam
-        )
-        phases: list[Phase | Measure] = []
-        if self.l_reg > 0 or self.l_align > 0:
-            phases.append(Phase("generator", (consensus,), steps=self.generator_steps))
+        consensus = Objective("consensus", self.generator_loss, ("generator",), ("consensus",), self.generated, adam)
+        steps = Phase("generator", (consensus,), steps=self.generator_steps, batch=self.generator_batch)
         if self.l_align > 0:
-            phases.append(Measure("estimate", self.estimate, self.estimate_draws))
-        return tuple(phases)
-
-    def generator_draws(self, model: ModelBuilder, batch: int) -> Draws:
-        """Labels and noise of a server step; the server's batch itself is empty."""
-        return self.generated(model, self.generator_batch)
+            return (steps, Measure("estimate", self.estimate, self.estimate_draws))
+        return (steps,) if self.l_reg > 0 else ()
 
     def generator_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """Mean of -log sum_k p(k) softmax(h_k(G(y, eps)))_y over the uploaded heads (Eq. 15)."""

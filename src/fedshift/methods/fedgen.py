@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedshift.methods.classes import COUNTS, newest_counts, no_counts, of_each
+from fedshift.methods.classes import CLASS_COUNTS, COUNTS, newest_counts, no_counts, of_each
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.generator import BatchNormSize, labels_among, logits_of_each, make_generator
 from fedshift.page import *
@@ -64,6 +64,7 @@ class FedGen(FedAvg):
 
     paper: ClassVar[str] = "Zhu, Hong and Zhou, ICML 2021, Algorithm 1"
     terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "generated", "distilled")
+    uploads: ClassVar[tuple[Upload, ...]] = (CLASS_COUNTS,)
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "domainnet": {"generator_steps": 5, "beta": 1.0, "alpha": 0.5},
         "pacs": {"generator_steps": 5, "beta": 1.0, "alpha": 0.5},
@@ -113,9 +114,9 @@ class FedGen(FedAvg):
 
     def draws(self, model: ModelBuilder, batch: int) -> Draws:
         """Noise for the batch's labels; as many labels, and noise for them."""
-        return {"noise_of_batch": Draw((batch, self.generator_noise), "uniform"), **self.asked(batch)}
+        return {"noise_of_batch": Draw((batch, self.generator_noise), "uniform"), **self.generated(model, batch)}
 
-    def asked(self, count: int) -> Draws:
+    def generated(self, model: ModelBuilder, count: int) -> Draws:
         """What labels (count,) are made of, and the noise (count, k) that G reads beside them."""
         return {"labels": Draw((count,), "uniform"), "noise": Draw((count, self.generator_noise), "uniform")}
 
@@ -135,12 +136,7 @@ class FedGen(FedAvg):
             "distilled": self.beta * fading * divergence,
         }
 
-    def stages(self, rounds: int) -> tuple[Stage, ...]:
-        """Rounds of training, from which the counts of labels come as well."""
-        counts = Upload.like(COUNTS, COUNTS, "count", bound="total")
-        return (Stage("train", rounds, (self.exchange("train", uploads=(counts,), upload=self.label_counts),)),)
-
-    def label_counts(self, work: LocalWork) -> Mapping[str, Tensor]:
+    def upload(self, work: LocalWork) -> Mapping[str, Tensor]:
         """How many training samples of each class the client has."""
         return {COUNTS: work.counts}
 
@@ -152,13 +148,9 @@ class FedGen(FedAvg):
             "adam", lr=self.generator_lr, weight_decay=self.generator_weight_decay, decay=self.generator_decay
         )
         ensemble = Objective(
-            "ensemble", self.generator_loss, ("generator",), ("taught", "diversity"), self.generator_draws, adam
+            "ensemble", self.generator_loss, ("generator",), ("taught", "diversity"), self.generated, adam
         )
-        return (Phase("generator", (ensemble,), steps=self.generator_steps),)
-
-    def generator_draws(self, model: ModelBuilder, batch: int) -> Draws:
-        """Labels and noise of a server step; the server's batch itself is empty."""
-        return self.asked(self.generator_batch)
+        return (Phase("generator", (ensemble,), steps=self.generator_steps, batch=self.generator_batch),)
 
     def generator_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """The cross-entropy of each uploaded head, weighed by how many of the class it saw, + eta * likeness."""

@@ -29,9 +29,9 @@ Choices:
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from fedshift.methods.classes import COUNTS, class_sums, newest_counts, newest_means, no_counts, of_each
+from fedshift.methods.classes import CLASS_COUNTS, COUNTS, class_sums, newest_counts, newest_means, no_counts, of_each
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.simplex import non_negative_least_squares, simplex_minimum
 from fedshift.page import *
@@ -58,6 +58,12 @@ class FedPAC(FedAvg):
 
     paper: ClassVar[str] = "Xu, Tong and Huang, ICLR 2023"
     terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "alignment")
+    uploads: ClassVar[tuple[Upload, ...]] = (
+        Upload.like("before", "class_means", "statistic"),
+        Upload("squares"),
+        Upload.like("after", "class_means", "statistic"),
+        CLASS_COUNTS,
+    )
 
     weighting: Literal["uniform", "samples"] = setting(
         "samples", help="how clients weigh in the average of encoders", source="paper: by samples"
@@ -85,16 +91,6 @@ class FedPAC(FedAvg):
             COUNTS: no_counts(model),
             "heads": Part.state({"combined": combined, **heads}, "server"),
         }
-
-    def exchange(self, name: str, **changes: Any) -> Exchange:
-        """FedAvg's exchange, with class sums and counts in replies and a head of its own for each client."""
-        uploads = (
-            Upload.like("before", "class_means", "statistic"),
-            Upload("squares"),
-            Upload.like("after", "class_means", "statistic"),
-            Upload.like(COUNTS, COUNTS, "count", bound="total"),
-        )
-        return super().exchange(name, uploads=uploads, upload=self.statistics, send=self.own_head, **changes)
 
     def check(self, train: Train) -> None:
         """Raise an error if there is no solver for the combinations of heads."""
@@ -142,13 +138,13 @@ class FedPAC(FedAvg):
         """The sums of features by class."""
         return {"after": class_sums(self.features(net, batch.x), batch.y, len(context.counts))}
 
-    def statistics(self, work: LocalWork) -> Tensors:
+    def upload(self, work: LocalWork) -> Tensors:
         """What was measured, and the class counts."""
         return work.measured | {COUNTS: work.counts}
 
     # On the server ------------------------------------------------------------------------------
 
-    def own_head(self, state: ServerState, client: int) -> Tensors:
+    def send(self, state: ServerState, client: int) -> Tensors:
         """A client's combination of heads, once there is one; until then it is sent the mean."""
         own = state.server.of("heads").map(lambda rows: rows[client])
         return own.only(state.shared.of("head")).under("head") if own["combined"] > 0 else Tensors()

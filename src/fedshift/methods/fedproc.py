@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from fedshift.methods.classes import COUNTS, class_sums, newest_counts, newest_means, no_counts, one_hot
+from fedshift.methods.classes import CLASS_COUNTS, COUNTS, class_sums, newest_counts, newest_means, no_counts, one_hot
 from fedshift.methods.projection import Projected
 from fedshift.page import *
 
@@ -59,6 +59,7 @@ class FedProc(Projected):
 
     paper: ClassVar[str] = "Mu et al., FGCS 2023"
     terms: ClassVar[tuple[str, ...]] = (*Projected.terms, "prototypical")
+    uploads: ClassVar[tuple[Upload, ...]] = (Upload.like(SUMS, "prototypes", "statistic"), CLASS_COUNTS)
 
     temperature: Positive = setting(0.5, help="temperature tau of the contrast", search=(0.1, 0.5, 1.0))
     denominator: Literal["all", "others"] = setting(
@@ -94,13 +95,7 @@ class FedProc(Projected):
         """The sum of the representations of each class, (classes, d)."""
         return {SUMS: class_sums(self.features(net, batch.x), batch.y, len(context.counts))}
 
-    def stages(self, rounds: int) -> tuple[Stage, ...]:
-        """Rounds of training, from which sums and counts of each class come as well."""
-        counts = Upload.like(COUNTS, COUNTS, "count", bound="total")
-        uploads = (Upload.like(SUMS, "prototypes", "statistic"), counts)
-        return (Stage("train", rounds, (self.exchange("train", uploads=uploads, upload=self.of_classes),)),)
-
-    def of_classes(self, work: LocalWork) -> Mapping[str, Tensor]:
+    def upload(self, work: LocalWork) -> Mapping[str, Tensor]:
         """Sums and counts of each class."""
         return {SUMS: work.measured[SUMS], COUNTS: work.counts}
 

@@ -58,6 +58,17 @@ def logits_of_each(head: nn.Module, replies: Replies, z: Tensor) -> Tensor:
     return logits
 
 
+def log_mixture(head: nn.Module, replies: Replies, z: Tensor) -> Tensor:
+    """Log-probabilities (B, classes) of the mixture sum_k p(k) softmax(h_k(z)) of the replies' heads (FedCiR, Eq. 15).
+
+    p(k) is a client's share of the samples where the replies carry them, else 1/|K_t|. Nothing but z
+    receives a gradient.
+    """
+    weights, logits = z.new_tensor(replies.weights), logits_of_each(head, replies, z)
+    log_p = (weights / weights.sum()).log().view(-1, 1, 1)
+    return (logits.log_softmax(dim=-1) + log_p).logsumexp(dim=0)
+
+
 def labels_among(counts: Tensor, uniform: Tensor) -> Tensor:
     """Labels (B,), uniform over the classes that anybody has; over all, as long as nobody said.
 

@@ -25,7 +25,7 @@ Choices:
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from fedshift.core.method import tensor_scopes
 from fedshift.methods.fedavg import FedAvg
@@ -63,14 +63,10 @@ class Partial(FedAvg):
         last = private.of("last")
         return Tensors({name: last["done"] > 0 for name in last if name != "done"})
 
-    def begun(self, private: Tensors, shared: Tensors) -> Tensors:
+    def begin(self, private: Tensors, shared: Tensors) -> Tensors:
         """The client's own tensors, and of the others that might be the shared ones, as far as they are given."""
         last, own = private.of("last"), self.is_own(private)
         return Tensors({name: torch.where(own[name], last[name], shared[name]) for name in own if name in shared})
-
-    def exchange(self, name: str, **changes: Any) -> Exchange:
-        """FedAvg's, which begins with the client's own layers."""
-        return super().exchange(name, start=self.begun, **changes)
 
     def keep(self, work: LocalWork) -> Tensors:
         """The values that training has left."""
@@ -83,7 +79,7 @@ class Partial(FedAvg):
             Tensors({name: tensor for part in parts for name, tensor in net.of(part).under(part).items()})
             for parts in (self.kept(), self.moves())
         )
-        return self.logits(net, self.begun(private, shared), x).log_softmax(dim=1)
+        return self.logits(net, self.begin(private, shared), x).log_softmax(dim=1)
 
     def kept(self) -> tuple[str, ...]:
         """The parts that stay on the client."""

@@ -20,7 +20,7 @@ Choices:
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from fedshift.methods.personal import PersonalModel
 from fedshift.page import *
@@ -64,12 +64,8 @@ class PFedMe(PersonalModel):
         """lam/2 ||theta - w||^2 of the two models at work."""
         return self.lam / 2 * self.own.distance(net, net.weights)
 
-    def exchange(self, name: str, **changes: Any) -> Exchange:
-        """FedAvg's, which begins with theta_k = w_t."""
-        return super().exchange(name, start=self.begin, **changes)
-
     def begin(self, private: Tensors, received: Tensors) -> Tensors:
-        """w_t, batch norms of the client's own included, in theta's place."""
+        """theta_k = w_t, batch norms of the client's own included."""
         return self.own.named(private | received)
 
     def merge(self, state: ServerState, replies: Replies) -> ServerState:

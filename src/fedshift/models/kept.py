@@ -10,21 +10,19 @@ from __future__ import annotations
 import inspect
 import pickle
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dis import get_instructions
 from functools import cache
-from hashlib import blake2b
 from importlib.metadata import packages_distributions
 from io import BytesIO
 from pathlib import Path
-from types import CellType, CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
 import torch
-from safetensors.torch import load, save
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from fedshift import files
@@ -48,7 +46,7 @@ def keep(given: Any, name: str, folder: Path) -> Path:
         DiskError: the file cannot be written.
     """
     try:
-        meaning = Meaning.of(given)
+        meaning = meaning_of(given)
         path = folder / f"{name}-{meaning[:12]}{SUFFIX}"
         if not _is_whole(path, meaning):
             pickled = _pickled(given)
@@ -82,7 +80,7 @@ def read(path: Path) -> Any:
             "make it again with fedshift.own_model."
         )
     try:
-        return pickle.loads(pickled)
+        return torch.load(BytesIO(pickled), map_location="cpu", weights_only=False)
     except Exception as error:  # whatever the user's code raises
         raise FedshiftError(f"'{path}' cannot be opened here ({type(error).__name__}: {error}).") from error
 
@@ -98,27 +96,11 @@ def _is_whole(path: Path, meaning: str) -> bool:
 # Pickled ----------------------------------------------------------------------------------------------
 
 
-class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Tensors are written as they are on the CPU."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        """How an object is written, if not as usual."""
-        if type(obj) in (Tensor, nn.Parameter) and obj.layout is torch.strided and not is_lazy(obj):
-            held = save({"": obj.detach().cpu().contiguous()})
-            return _tensor, (held, type(obj) is nn.Parameter, obj.requires_grad)
-        return super().reducer_override(obj)
-
-
-def _tensor(held: bytes, parameter: bool, requires_grad: bool) -> Tensor:
-    tensor = load(held)[""]
-    return nn.Parameter(tensor, requires_grad) if parameter else tensor.requires_grad_(requires_grad)
-
-
 def _pickled(given: Any) -> bytes:
     """An object with all that other processes lack: what is installed is named, and what is the user's is written."""
     buffer = BytesIO()
     with _by_value():
-        _Pickler(buffer).dump(given)
+        torch.save(given, buffer, pickle_module=cloudpickle)
     return buffer.getvalue()
 
 
@@ -142,11 +124,6 @@ def _is_yours(module: str | None) -> bool:
     return not module or module.partition(".")[0] not in _installed()
 
 
-def _is_known(value: type | FunctionType) -> bool:
-    """Whether a class or function is of a module that is not the user's, where it is found by its name."""
-    return "<locals>" not in value.__qualname__ and not _is_yours(value.__module__)
-
-
 @cache
 def _installed() -> frozenset[str]:
     return frozenset({"fedshift", *sys.stdlib_module_names, *packages_distributions()} - {"__main__"})
@@ -155,114 +132,70 @@ def _installed() -> frozenset[str]:
 # What it means ----------------------------------------------------------------------------------------
 
 
-class Meaning:
-    """A digest of what an object means, equal in every process: functions and classes of the user's by their source."""
+def meaning_of(value: Any) -> str:
+    """A digest of what an object means, equal in every process: functions and classes of the user's by their source.
 
-    def __init__(self) -> None:
-        self._total = blake2b(digest_size=16)
+    Raises:
+        Exception: whatever an object raises that cannot be pickled.
+    """
+    buffer = BytesIO()
+    _Meaning(buffer).dump(value)
+    return files.digest_of(buffer.getvalue())
+
+
+class _Meaning(pickle.Pickler):
+    """Writes an object as pickle does, but what is the user's own or a tensor by its parts."""
+
+    dispatch_table = cloudpickle.CloudPickler.dispatch_table
+
+    def __init__(self, buffer: BytesIO) -> None:
+        super().__init__(buffer, protocol=4)
+        self.fast = True  # writes equal words alike, whether they are one object or two
         self._seen: dict[int, tuple[int, Any]] = {}  # by id: which in order it was, and itself, so that it stays
 
-    @classmethod
-    def of(cls, value: Any) -> str:
-        """The digest.
-
-        Raises:
-            Exception: whatever an object raises that cannot be pickled.
-        """
-        meaning = cls()
-        meaning._add(value)
-        return meaning._total.hexdigest()
-
-    def _say(self, *words: object) -> None:
-        self._total.update(repr(words).encode(errors="surrogateescape") + b"\n")
-
-    def _add(self, value: Any) -> None:
-        if value is None or type(value) in (bool, int, float, complex, str, bytes):
-            self._say(value)
-            return
-        if type(value) not in (tuple, frozenset):  # which may be one object or two, and mean the same
-            known = id(value) in self._seen
-            number, _ = self._seen.setdefault(id(value), (len(self._seen), value))
-            self._say(type(value).__qualname__, number)
-            if known:
-                return
-        self._way(value)(value)
-
-    def _way(self, value: Any) -> Callable[[Any], None]:
-        """How a value is added."""
-        ways: dict[type, Callable[[Any], None]] = {
-            **dict.fromkeys((tuple, list), self._add_each),
-            **dict.fromkeys((set, frozenset), self._add_set),
-            **dict.fromkeys((staticmethod, classmethod), lambda value: self._add(value.__func__)),
-            dict: lambda value: self._add_each(list(value.items())),
-            property: lambda value: self._add((value.fget, value.fset, value.fdel)),
-            FunctionType: self._add_function,
-            CodeType: lambda code: self._add_each((code.co_code, code.co_consts, code.co_names, code.co_varnames)),
-            ModuleType: self._add_module,
-        }
-        if isinstance(value, type):
-            return self._add_class
-        return self._add_tensor if isinstance(value, Tensor) else ways.get(type(value), self._add_reduced)
-
-    def _add_tensor(self, tensor: Tensor) -> None:
-        lazy = is_lazy(tensor)
-        held = "" if lazy else checksum(tensor.detach().cpu().reshape(-1))
-        self._say(tensor.dtype, None if lazy else tuple(tensor.shape), tensor.requires_grad, held)
-
-    def _add_each(self, values: Any) -> None:
-        self._say(type(values).__qualname__, len(values))
-        for value in values:
-            self._add(value)
-
-    def _add_set(self, values: Any) -> None:
-        self._say("set", sorted(map(Meaning.of, values)))
-
-    def _add_module(self, module: ModuleType) -> None:
-        own = getattr(module, "__file__", None) if _is_yours(module.__name__) else None
-        self._say("module", digest(own) if own else module.__name__)
-
-    def _add_class(self, cls: type) -> None:
-        self._say("class", cls.__qualname__, cls.__module__ if _is_known(cls) else "")
-        if _is_known(cls):
-            return
-        self._add(cls.__bases__)
-        for name, value in sorted(vars(cls).items()):
-            if name not in NOT_OF_A_CLASS and not name.startswith("_abc_"):
-                self._say(name)
-                self._add(value)
-
-    def _add_function(self, function: FunctionType) -> None:
-        self._say("function", function.__qualname__, function.__module__ if _is_known(function) else "")
-        if _is_known(function):
-            return
-        try:
-            self._say(inspect.cleandoc(inspect.getsource(function)))
-        except (OSError, TypeError):  # what was typed into a prompt has no text
-            self._add(function.__code__)
-        self._add((function.__defaults__, function.__kwdefaults__))
-        for cell in function.__closure__ or ():
-            self._add(_content(cell))
-        for name in sorted(_names(function.__code__) & function.__globals__.keys()):
-            self._say(name)
-            self._add(function.__globals__[name])
-
-    def _add_reduced(self, value: Any) -> None:
-        """Whatever else there is: as pickle would take it apart."""
-        reducer = cloudpickle.CloudPickler.dispatch_table.get(type(value))
-        reduced = reducer(value) if reducer else value.__reduce_ex__(4)
-        if isinstance(reduced, str):
-            self._say(type(value).__module__, reduced)
-            return
-        for piece in reduced:
-            self._add(list(piece) if isinstance(piece, Iterator) else piece)
+    def persistent_id(self, value: Any) -> Any:
+        """What is written in the place of a value; None: the value as it is."""
+        if value is None or type(value) in (bool, int, float, complex, str, bytes, tuple):
+            return None
+        count = len(self._seen)
+        number, _ = self._seen.setdefault(id(value), (count, value))
+        if number < count and type(value) is not frozenset:
+            return number
+        parts: Any = None
+        if isinstance(value, frozenset | set):
+            parts = "set", sorted(map(meaning_of, value))
+        elif isinstance(value, Tensor):
+            lazy = is_lazy(value)
+            content = () if lazy else (value.shape, checksum(value.detach().cpu().reshape(-1)))
+            parts = str(value.dtype), value.requires_grad, *map(str, content)
+        elif isinstance(value, ModuleType):
+            file = getattr(value, "__file__", None) if _is_yours(value.__name__) else None
+            parts = "module", digest(file) if file else value.__name__
+        elif isinstance(value, CodeType):
+            parts = value.co_code, value.co_consts, value.co_names, value.co_varnames
+        elif isinstance(value, type | FunctionType):
+            known = "<locals>" not in value.__qualname__ and not _is_yours(value.__module__)
+            own = _class_parts if isinstance(value, type) else _function_parts
+            parts = value.__qualname__, value.__module__ if known else own(value)
+        return parts
 
 
-def _content(cell: CellType) -> Any:
-    """What a function reads from around it; None where that is not there yet."""
+def _class_parts(cls: Any) -> list[Any]:
+    names = sorted(name for name in vars(cls) if name not in NOT_OF_A_CLASS and not name.startswith("_abc_"))
+    return [cls.__bases__, *((name, vars(cls)[name]) for name in names)]
+
+
+def _function_parts(function: Any) -> list[Any]:
+    parts: list[Any] = [function.__defaults__, function.__kwdefaults__]
     try:
-        return cell.cell_contents
-    except ValueError:
-        return None
+        parts.append(inspect.cleandoc(inspect.getsource(function)))
+    except (OSError, TypeError):  # what was typed into a prompt has no text
+        parts.append(function.__code__)
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # it is empty yet
+            parts.append(cell.cell_contents)
+    names = sorted(_names(function.__code__) & function.__globals__.keys())
+    return [*parts, *((name, function.__globals__[name]) for name in names)]
 
 
 def _names(code: CodeType) -> set[str]:

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor, nn
 
 from fedshift.clients.inputs import IMAGENET_MEAN, IMAGENET_STD
 from fedshift.errors import FedshiftError, needs
 from fedshift.hub import pretrained, reading
-from fedshift.models.cut import layers_of
 
 Kind = Literal["images", "tokens", "vectors"]
 READS: dict[str, Kind] = {"pixel_values": "images", "input_ids": "tokens"}
+SIDE = 64  # of images in pixels, where a network takes any
 
 
 class Opened(NamedTuple):
@@ -104,3 +105,44 @@ def config_of(source: str, commit: str | None) -> Any:
         from transformers import AutoConfig
     with reading(source, "model.path"):
         return AutoConfig.from_pretrained(source, revision=commit or "main")
+
+
+def image_shape(config: Any) -> tuple[int, int, int]:
+    """The channels, height and width of images that a network reads."""
+    side = getattr(config, "image_size", SIDE)
+    height, width = side if isinstance(side, list | tuple) else (side, side)
+    return config.num_channels, height, width
+
+
+# A network cut at one of its layers -------------------------------------------------------------------
+
+
+def layers_of(network: nn.Module) -> tuple[str, int]:
+    """The list of a network's layers, by name, and how many they are; no name where it has none.
+
+    It is the longest list that is in no other.
+    """
+    lists = {name: len(layer) for name, layer in network.named_modules() if isinstance(layer, nn.ModuleList)}
+    outer = {name: size for name, size in lists.items() if not any(name.startswith(f"{other}.") for other in lists)}
+    longest = max(outer.values(), default=0)
+    found = [name for name, size in outer.items() if size == longest]
+    return (found[0], longest) if len(found) == 1 else ("", 0)
+
+
+class Reached(Exception):  # noqa: N818  # no error: how a network is left in its middle
+    """A layer is reached, by what enters it."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        super().__init__()
+        self.hidden = hidden
+
+
+def leave(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Leave the network with what enters a layer; a hook before its forward."""
+    raise Reached(args[0] if args else next(iter(kwargs.values())))
+
+
+def replace_input(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Run a layer on its attribute ``given``, whatever enters it; a hook before its forward."""
+    given, layer.given = layer.given, None
+    return ((given, *args[1:]), kwargs) if args else (args, kwargs | {next(iter(kwargs)): given})

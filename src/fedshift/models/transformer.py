@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import warnings
 from itertools import chain
+from math import prod
 from typing import Annotated, Any, Literal
 
 import torch
@@ -32,14 +33,21 @@ from fedshift.core.frozen import FrozenNetwork
 from fedshift.core.model import Shape
 from fedshift.errors import FedshiftError, needs
 from fedshift.hub import answers, located
-from fedshift.models.cut import Begins, Ends, Reached, layers_of, with_class
-from fedshift.models.opened import Opened, config_of, open_network
+from fedshift.models.opened import (
+    Opened,
+    Reached,
+    config_of,
+    image_shape,
+    layers_of,
+    leave,
+    open_network,
+    replace_input,
+)
 from fedshift.models.staged import Freezing
 from fedshift.spec import Positive, Width, setting
 
 MISFITS = (RuntimeError, ValueError, IndexError, TypeError, AttributeError)  # what a library's network raises
 PROBE = 2  # samples with which a network is tried out
-SIDE = 64  # of its images in pixels, where it takes any
 Rank = Annotated[int, Ge(0), Le(4096)]
 
 
@@ -157,9 +165,8 @@ class Transformer(Freezing):
         """Refuse a network that gives something else where it is cut."""
         config = opened.network.config
         if opened.kind == "images":
-            side = getattr(config, "image_size", SIDE)
-            height, width = side if isinstance(side, list | tuple) else (side, side)
-            x = torch.linspace(-1, 1, PROBE * config.num_channels * height * width).view(PROBE, -1, height, width)
+            shape = image_shape(config)
+            x = torch.linspace(-1, 1, PROBE * prod(shape)).view(PROBE, *shape)
         else:
             x = torch.arange(PROBE * 4).view(PROBE, 4) % config.vocab_size
         whole, front, back = Reader(opened, self.pooling), self._front(), Reader(opened, self.pooling)
@@ -180,12 +187,10 @@ class Transformer(Freezing):
     def _adapt(self, network: Any) -> None:
         """Adapters in the network's linear layers; they alone are trained."""
         peft = _peft()
-        layers = {name.rpartition(".")[2]: layer for name, layer in network.named_modules() if _has_matrix(layer)}
-        linear = sorted(name for name, layer in layers.items() if isinstance(layer, _linear_layers()))
         config = peft.LoraConfig(
             r=self.adapter_rank,
             lora_alpha=self.adapter_alpha,
-            target_modules=list(self.adapter_targets or linear),
+            target_modules=list(self.adapter_targets) or "all-linear",
             lora_dropout=0.0,
         )
         try:
@@ -193,10 +198,13 @@ class Transformer(Freezing):
                 warnings.filterwarnings("ignore", "fan_in_fan_out is set")  # peft sets it right
                 peft.inject_adapter_in_model(config, network)
         except (ValueError, TypeError, NotImplementedError) as error:
+            layers = {
+                name.rpartition(".")[2]: layer._parameters.get("weight") for name, layer in network.named_modules()
+            }
+            ends = sorted(name for name, weight in layers.items() if weight is not None and weight.ndim >= 2)
             raise FedshiftError(
                 f"model.adapter_targets = {list(self.adapter_targets)}: {type(network).__name__} gets no adapters "
-                f"there; its linear layers end in {', '.join(linear) or 'nothing (it has none)'}, and others that "
-                f"can be named in {', '.join(sorted(layers.keys() - set(linear))) or 'nothing'}."
+                f"there; its layers with a matrix end in {', '.join(ends)}."
             ) from error
 
 
@@ -231,20 +239,16 @@ class Reader(nn.Module):
 
     def end_at(self, number: int) -> None:
         """Give what enters a layer, and compute nothing behind it."""
-        self.layer = self._changed(number, Ends)
+        self.layer = f"{layers_of(self.network)[0]}.{number}"
+        self.network.get_submodule(self.layer).register_forward_pre_hook(leave, with_kwargs=True)
 
     def begin_at(self, number: int) -> None:
         """Take what enters a layer, and compute nothing before it."""
-        self.layer, self.begins = self._changed(number, Begins), True
-        layers = self.network.get_submodule(self.layer.rpartition(".")[0])
+        name, self.begins = layers_of(self.network)[0], True
+        self.layer = f"{name}.{number}"
+        self.network.get_submodule(self.layer).register_forward_pre_hook(replace_input, with_kwargs=True)
         for before in range(number):
-            del layers._modules[str(before)]  # the others keep their names
-
-    def _changed(self, number: int, how: type[nn.Module]) -> str:
-        name, _ = layers_of(self.network)
-        layer = self.network.get_submodule(f"{name}.{number}")
-        layer.__class__ = with_class(type(layer), how)  # type: ignore[arg-type]  # classes are hashable
-        return f"{name}.{number}"
+            del self.network.get_submodule(name)._modules[str(before)]  # the others keep their names
 
     def forward(self, x: Tensor) -> Tensor:
         """Samples (B, ...) to (B, F), or to what enters the layer at which it ends, (B, ...)."""
@@ -264,9 +268,7 @@ class Reader(nn.Module):
         layer: Any = self.network.get_submodule(self.layer)
         if self.kind == "images":
             layer.given = x
-            side = getattr(self.network.config, "image_size", SIDE)
-            height, width = side if isinstance(side, list | tuple) else (side, side)
-            return x.new_zeros(1, self.network.config.num_channels, height, width), None
+            return x.new_zeros(1, *image_shape(self.network.config)), None
         layer.given = x[..., :-1]
         return x.new_zeros(x.shape[:2], dtype=torch.int64), x[..., -1].long()
 
@@ -355,19 +357,6 @@ def _check_untied(encoder: nn.Module, trained: set[str]) -> None:
                 "train adapters (model.adapter_rank), freeze the stages that have it (model.freeze_until), or use one "
                 "part (model.part)."
             )
-
-
-def _has_matrix(layer: nn.Module) -> bool:
-    """Whether a layer multiplies by a matrix, or by a kernel."""
-    weight = layer._parameters.get("weight")
-    return weight is not None and weight.ndim >= 2
-
-
-def _linear_layers() -> tuple[type[nn.Module], ...]:
-    with needs("images", "A network of transformers"):
-        from transformers.pytorch_utils import Conv1D  # a linear layer, as GPT-2 has it
-
-    return nn.Linear, Conv1D
 
 
 def _peft() -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedshift.core.contract import Bound, Declared, Exchange, Phase, send_nothing_else
+from fedshift.core.contract import Bound, Declared, Exchange, Phase
 from fedshift.core.messages import Answer, Message, Order, Telemetry
 from fedshift.core.setup import STEPS, Setup
 from fedshift.core.tensors import Tensors
@@ -57,7 +57,7 @@ def check_order(setup: Setup, order: Order, exchange: Exchange) -> None:
     if missing := sorted(declared.keys() - down.keys()):
         raise FedshiftError(f"{about} lacks '{missing[0]}'{_more(missing)}.")
     unknown = sorted(down.keys() - declared.keys())
-    if unknown and exchange.send is send_nothing_else:
+    if unknown and exchange.send is None:
         raise FedshiftError(f"{about} holds '{unknown[0]}'{_more(unknown)}, which it does not declare.")
     _check_types(down.only(declared), declared, about)
 

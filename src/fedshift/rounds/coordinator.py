@@ -10,10 +10,11 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fedshift.clients.tables import Lazy
-from fedshift.core.contract import Exchange, Round, ServerState, Stage, send_nothing_else, term_names
+from fedshift.core.contract import Exchange, Round, Select, ServerState, Stage, term_names, uniform
 from fedshift.core.messages import Answer, Down, Missing, Order
 from fedshift.core.metrics import ACCURACY
 from fedshift.core.setup import Setup
@@ -145,11 +146,10 @@ class Coordinator:
         """
         round = self.next_round
         self.state = replace(self.state, round=round.number)
-        chosen, gone = self._cohort_of(round), set[int]()
+        gone = set[int]()
         self.terms = {}
-        for exchange in round.stage.exchanges:
-            cohort = self._cohort_of(round, exchange) if exchange.select else chosen
-            cohort = [client for client in cohort if client not in gone]
+        for exchange, chosen in self._cohorts(round):
+            cohort = [client for client in chosen if client not in gone]
             orders = self.orders(exchange, round, list(dict.fromkeys(cohort)))
             for order in orders:
                 self.ledger.add(exchange.name, "down", order.down, order.client, self.position + 1)
@@ -254,19 +254,28 @@ class Coordinator:
         self.missing.append(about | {"client": self.names[client], "why": why})
         return about
 
-    def _cohort_of(self, round: Round, exchange: Exchange | None = None) -> list[int]:
-        """The ids of a round's cohort, in order, or of an exchange's own."""
-        select, name = (self.setup.method.select, ()) if exchange is None else (exchange.select, (exchange.name,))
-        if select is None or (exchange is None and round.stage.participation == 1):
-            return list(self.names)
-        generator = self.setup.streams.generator("selection", *round.key, *name)
-        with self.setup.lend("select", *round.key, *name):
+    def _cohorts(self, round: Round) -> Iterator[tuple[Exchange, list[int]]]:
+        """Each exchange of a round with the ids that it goes to, in order: the round's, or a cohort of its own."""
+        first, *later = round.stage.exchanges
+        everyone, streams = round.stage.participation == 1, self.setup.streams
+        generator = streams.generator("selection", *round.key)
+        chosen = list(self.names) if everyone else self._drawn(first.select or uniform, round, generator)
+        yield first, chosen
+        for exchange in later:
+            if exchange.select is None:
+                yield exchange, chosen
+            else:
+                generator = streams.generator("selection", *round.key, exchange.name)
+                yield exchange, self._drawn(exchange.select, round, generator, exchange.name)
+
+    def _drawn(self, select: Select, round: Round, generator: torch.Generator, *exchange: str) -> list[int]:
+        with self.setup.lend("select", *round.key, *exchange):
             return sorted(select(self.state, list(self.names), self.cohort(round.stage), generator))
 
     def down(self, exchange: Exchange, client: int) -> Down:
         """What a client receives in an exchange: the declared parts, and what is meant for this client alone."""
         everybodys = self._down_of_all(exchange)
-        if exchange.send is send_nothing_else:
+        if exchange.send is None:
             return everybodys
         down = Down(everybodys | self.own(exchange, client))
         check_scopes(self.setup, down, exchange, "send")
@@ -274,7 +283,7 @@ class Coordinator:
 
     def own(self, exchange: Exchange, client: int) -> Mapping[str, Tensor]:
         """What one client receives in an exchange in the place of what all do."""
-        if exchange.send is send_nothing_else:
+        if exchange.send is None:
             return {}
         with self.setup.lend("send", self.position, exchange.name, client):
             return exchange.send(self.state, client)
@@ -293,8 +302,7 @@ class Coordinator:
 
     def first_orders(self, round: Round) -> Iterator[tuple[Exchange, list[Order]]]:
         """What each exchange of a round would ask of clients if the run began with it; nothing is counted."""
-        for exchange in round.stage.exchanges:
-            cohort = self._cohort_of(round, exchange if exchange.select else None)
+        for exchange, cohort in self._cohorts(round):
             yield exchange, self.orders(exchange, round, list(dict.fromkeys(cohort)))
 
     def _collect(self, asked: _Asked, received: Sequence[Received]) -> dict[int, Answer]:

@@ -150,9 +150,9 @@ def parts_predicted(
     x = inputs.evaluation(x)
     net = Net({name: deepcopy(part.module).to(x.device).eval() for name, part in parts.items()})
     with model.streams.as_global("global draws in parts that are read"):
-        draws = method.prediction_draws(model, 1)
+        draws = method.core.prediction_draws(model, 1)
         noise = sample_draws(draws, model.streams.generator("parts that are read"), x.device)
-        return parts_read(net, lambda net: method.predict(net, x, noise)) | ({PREPARATION} & parts.keys())
+        return parts_read(net, lambda net: method.core.predict(net, x, noise)) | ({PREPARATION} & parts.keys())
 
 
 def _mean(scores: Sequence[Score]) -> Row:

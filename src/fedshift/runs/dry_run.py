@@ -13,13 +13,11 @@ import torch
 from fedshift.core.contract import Exchange, Phase, Round, Stage
 from fedshift.core.messages import Up, wire_bytes
 from fedshift.core.tensors import Replies
-from fedshift.engines.batches import BatchOrder
 from fedshift.engines.calibration import seconds_a_step
 from fedshift.engines.choice import asked_for
 from fedshift.engines.engine import Job, ServerJob
-from fedshift.engines.lane import steps_of as steps_of_phase
+from fedshift.engines.lane import BatchOrder, shorten, steps_of, steps_of_job
 from fedshift.engines.sequential import Sequential
-from fedshift.engines.shortened import shorten, steps_of
 from fedshift.errors import DivergedError
 from fedshift.experiments import Experiment
 from fedshift.runs.events import PlannedStage
@@ -129,7 +127,7 @@ def _cost(simulation: Simulation, stage: Stage, step: float | None) -> StageCost
         jobs = [simulation.site.job(order) for order in orders]
         replies = _replies(simulation, exchange, jobs)
         server = ServerJob(simulation.setup, exchange, round, simulation.coordinator.state, replies)
-        steps += sum(map(steps_of, jobs)) + steps_of(server)
+        steps += sum(map(steps_of_job, jobs)) + steps_of_job(server)
         down += sum(order.down.nbytes for order in orders)
         sizes = [Up(reply).nbytes for reply in replies.ups]
         up += sum(sizes) if sizes else len(jobs) * _declared_bytes(simulation, exchange)
@@ -196,8 +194,8 @@ def _steps_of_round(simulation: Simulation, stage: Stage, sizes: Mapping[int, in
             if isinstance(phase, Phase):
                 for size, count in sizes.items():
                     order = BatchOrder(setup.streams, 0, size, phase.batch or setup.train.batch)
-                    steps += part * count * steps_of_phase(phase, setup.train, order.per_epoch)
+                    steps += part * count * steps_of(phase, setup.train, order.per_epoch)
         for phase in exchange.server:
             if isinstance(phase, Phase) and (phase.samples is None or phase.steps is not None):
-                steps += steps_of_phase(phase, setup.train, 1)
+                steps += steps_of(phase, setup.train, 1)
     return steps

@@ -11,7 +11,7 @@ from fedshift.core.contract import Stage
 from fedshift.core.messages import Order
 from fedshift.engines.choice import open_engine
 from fedshift.engines.engine import Engine, Job, Outcome, ServerJob
-from fedshift.engines.shortened import steps_of
+from fedshift.engines.lane import steps_of_job
 from fedshift.experiments import Experiment
 from fedshift.runs.dry_run import planned_stages
 from fedshift.runs.events import Progress, RunEvents
@@ -54,7 +54,7 @@ class _Round:
 
     def begin_task(self, jobs: Sequence[Job | ServerJob]) -> None:
         sent = self.simulation.coordinator.bytes_down, self.simulation.coordinator.bytes_up
-        self.events.begin_task(jobs[0].exchange.name, len(self.jobs), sum(map(steps_of, jobs)), *sent)
+        self.events.begin_task(jobs[0].exchange.name, len(self.jobs), sum(map(steps_of_job, jobs)), *sent)
 
 
 class _Steps:

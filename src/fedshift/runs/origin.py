@@ -23,7 +23,7 @@ import tomli_w
 from fedshift import files
 from fedshift.content import digest, ran_here, remember_code
 from fedshift.errors import DamagedError, FedshiftError
-from fedshift.experiments import Experiment, check_tables
+from fedshift.experiments import Experiment
 from fedshift.manifest import digested_json, read_json
 from fedshift.runs.schema import Identity, Machine
 from fedshift.written import LARGEST_TOML
@@ -162,7 +162,6 @@ class Origin:
             raise FedshiftError(
                 f"'{self.experiment_file}' describes another experiment than the one that was begun. {fix}"
             )
-        check_tables(table)
         return table
 
     @cached_property
@@ -323,7 +322,6 @@ def trusted(table: Mapping[str, Any], plugins: Mapping[str, str], folder: Path, 
     """
     _check_named(table.get("plugins"), plugins, folder)
     check_plugins(plugins, folder, trust)
-    check_tables(table)
     experiment = Experiment.from_table(table)
     _check_named(experiment.code, plugins, folder)  # what settings name, none of which has run yet
     return experiment

@@ -254,8 +254,8 @@ def _notes_on_batch_norm(setup: Setup) -> list[str]:
         fix = "--set model.batch_norm=true adds it" if off else "choose a model that has some, or another method"
         without = f"{name}: the model '{MODELS.name_of(model)}' has no batch norm"
         return [f"{without}, so bn = '{method.core.bn}' changes nothing; {fix}"]
-    if method.reestimates(unseen=True):
-        whose = "every" if method.reestimates(unseen=False) else "an unseen"
+    if method.core.reestimates(unseen=True):
+        whose = "every" if method.core.reestimates(unseen=False) else "an unseen"
         return [
             f"{name}: batch-norm statistics of {whose} environment are measured on the inputs that are scored, "
             "without labels, so its accuracy is transductive"

@@ -114,8 +114,8 @@ class Trained(nn.Module):
         self.blueprint = blueprint
         self._method, self._model = experiment.method, model
         self._dtype = DTYPES[experiment.train.precision]
-        self._reestimates = experiment.method.reestimates(unseen)
-        self.draws = bool(self._method.prediction_draws(model, 1))
+        self._reestimates = experiment.method.core.reestimates(unseen)
+        self.draws = bool(self._method.core.prediction_draws(model, 1))
         self._parts = tuple(modules)
         for name, module in modules.items():
             self.add_module(name, module)
@@ -158,7 +158,7 @@ class Trained(nn.Module):
             raise FedshiftError(
                 f"Give samples of shape (B, {', '.join(map(str, self.blueprint.shape))}){instead}, not {given}."
             )
-        draws = self._method.prediction_draws(self._model, len(x))
+        draws = self._method.core.prediction_draws(self._model, len(x))
         noise = (
             sample_draws(draws, self._model.streams.generator("prediction", "model", len(x)), x.device) if draws else {}
         )
@@ -168,12 +168,12 @@ class Trained(nn.Module):
         net = Net({name: self.get_submodule(name) for name in self._parts})
         with self._model.streams.as_global("global draws in prediction", "model", len(x)):
             if not self._reestimates:
-                return self._method.predict(net, x, noise)
+                return self._method.core.predict(net, x, noise)
             with _measured_again([self.get_submodule(name) for name in self._parts]):
                 with torch.no_grad():
-                    self._method.predict(net, x, noise)
+                    self._method.core.predict(net, x, noise)
                 self.eval()
-                return self._method.predict(net, x, noise)
+                return self._method.core.predict(net, x, noise)
 
     def _typed(self, x: Tensor) -> Tensor:
         return x.to(self._dtype) if x.is_floating_point() else x

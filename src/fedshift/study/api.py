@@ -18,38 +18,24 @@ from fedshift.runs import runner
 from fedshift.runs.events import Progress
 from fedshift.runs.predictions import Predictions, nobody, predictions
 from fedshift.runs.run import Picked, Run
-from fedshift.study.asked import DEFAULT, FIELDS, Options, Source, experiment, grid, only, sources
-from fedshift.study.before import bench, estimate, index, inspect_data
-from fedshift.study.comparison import Comparison
+from fedshift.study.asked import DEFAULT, Source, sources
+from fedshift.study.asked import FIELDS as FIELDS
+from fedshift.study.asked import Options as Options
+from fedshift.study.asked import experiment as experiment
+from fedshift.study.asked import grid as grid
+from fedshift.study.asked import only as only
+from fedshift.study.before import bench as bench
+from fedshift.study.before import estimate as estimate
+from fedshift.study.before import index as index
+from fedshift.study.before import inspect_data as inspect_data
+from fedshift.study.comparison import Comparison as Comparison
 from fedshift.study.grid import SEARCH, read
-from fedshift.study.study_plan import Forecast
+from fedshift.study.study_plan import Forecast as Forecast
 
 if TYPE_CHECKING:
     from fedshift.study.search import Sampler
-    from fedshift.study.search_results import Tuning
     from fedshift.study.tune import Budget
-
-
-__all__ = [
-    "FIELDS",
-    "Comparison",
-    "Forecast",
-    "Options",
-    "bench",
-    "compare",
-    "estimate",
-    "experiment",
-    "grid",
-    "index",
-    "inspect_data",
-    "load",
-    "only",
-    "predict",
-    "resume",
-    "run",
-    "search_budget",
-    "tune",
-]
+    from fedshift.study.tuned import Tuning
 
 
 def run(source: Source = DEFAULT, *, progress: Progress | None = None, **options: Unpack[Options]) -> Run:
@@ -218,18 +204,11 @@ def search_budget(
     from fedshift.study.space import flat_ranges
     from fedshift.study.tune import Budget
 
-    settings = settings or {}
-    if search is not None and not isinstance(search, Mapping):
-        raise FedshiftError(f'search = {search!r}: give ranges by setting, as in {{"train.lr": "0.001..0.1"}}.')
-    for key in search or {}:
-        if key in settings:
-            raise FedshiftError(f"{key} is searched and given a value; give it once.")
+    given, fixed = flat_ranges(search or {}), tuple(settings or {})
+    if both := [key for key in given if key in fixed]:
+        raise FedshiftError(f"{both[0]} is searched and given a value; give it once.")
     ranges: dict[str, Any] = {}
     for item in sources(source):
         document = item if isinstance(item, Mapping) else read(item) if isinstance(item, str) else {}
-        table = document.get(SEARCH, {})
-        if not isinstance(table, Mapping):
-            raise FedshiftError(f'search = {table!r} is a value where a table belongs; write [search] "train.lr" = ...')
-        ranges |= flat_ranges(table)
-    asked = dict(search or {})
-    return Budget(trials, sampler, parallel, ranges | asked, frozenset(settings), frozenset(asked))
+        ranges |= flat_ranges(document.get(SEARCH, {}))
+    return Budget(trials=trials, sampler=sampler, parallel=parallel, search=ranges | given, fixed=fixed)

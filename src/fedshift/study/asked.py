@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from fedshift.errors import FedshiftError, FedshiftWarning, UnknownNameError
-from fedshift.experiments import NAMED, Experiment, load_plugins
+from fedshift.experiments import NAMED, Experiment
 from fedshift.spec import Spec, plain, shown
 from fedshift.study.grid import expand, override, read
 
@@ -95,8 +95,6 @@ def grid(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Options]
     settings, tuned, method = given.pop("settings", {}), given.pop("tuned", None), given.pop("method", None)
     if not isinstance(settings, Mapping) or not all(isinstance(field, str) for field in settings):
         raise FedshiftError(f'settings = {settings!r}: give dotted fields and values, as in {{"method.l2r": 0.05}}.')
-    plugins = given.get("plugins", [])
-    load_plugins([plugins] if isinstance(plugins, str) else plugins)
     found: list[Experiment] = []
     said: dict[str, None] = {}
     for item in sources(source):

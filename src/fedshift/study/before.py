@@ -65,7 +65,7 @@ def inspect_data(
     Raises:
         FedshiftError: something in the experiment is wrong, or its data cannot be read or divided.
     """
-    from fedshift.reporting.data_report.report import DataReport
+    from fedshift.reporting.data_report.report import look_at
     from fedshift.runs.simulation import read_federated
 
     experiments = grid(source, **options)
@@ -73,8 +73,8 @@ def inspect_data(
     divisions = {repr((e.seed_of_data, e.data, e.partition, e.protocol)) for e in experiments}
     notes = []
     if len(divisions) > 1:
-        held_out = getattr(asked.protocol, "hold_out", None)
-        words = [f"seed {asked.seed_of_data}", *([f"'{held_out}' held out"] if held_out is not None else [])]
+        held_out = [f"'{asked.held_out}' held out"] if asked.held_out is not None else []
+        words = [f"seed {asked.seed_of_data}", *held_out]
         notes.append(f"These runs divide data in {len(divisions)} ways; this is the first: {', '.join(words)}.")
     inputs, refused = asked.data.inputs(), list[FedshiftError]()
     try:
@@ -87,7 +87,7 @@ def inspect_data(
             federation = federation.checked()
         except FedshiftError as error:
             refused.append(error)
-        return DataReport.of(
+        return look_at(
             data,
             federation,
             inputs,

@@ -175,7 +175,7 @@ def _tuned(
 
 def budget_of(plan: StudyPlan, scenario: Scenario, row: ExhibitRow) -> Budget:
     """By what settings are chosen, the same for all rows."""
-    trials, fixed = plan.scale.trials, frozenset(plan.scale.settings_of(row.method))
+    trials, fixed = plan.scale.trials, tuple(plan.scale.settings_of(row.method))
     return Budget(trials=trials, parallel=min(4, trials), search=dict(scenario.search), fixed=fixed)
 
 

@@ -14,7 +14,7 @@ from fedshift.experiments import DEFAULT_NAMES, NAMED, Experiment, load_plugins
 from fedshift.methods import METHODS
 from fedshift.spec import Spec, check_names, shown
 from fedshift.study.shipped import shipped, shipped_text
-from fedshift.written import parse_toml, text_of
+from fedshift.written import parse_toml, read_toml
 
 Document = dict[str, Any]
 EVERY_DOMAIN = "all"
@@ -39,10 +39,10 @@ def read(source: str | Path) -> Document:
         raise FedshiftError(
             f"The experiment '{source}' does not exist; give a TOML file or one of {', '.join(shipped())}."
         )
-    document = parse_toml(text_of(path), f"'{source}'")
+    document = read_toml(path)
     document["plugins"] = _placed(document.get("plugins", []), path.parent)
     load_plugins(document["plugins"])
-    for table, name, cls in _given(document, Entry(Experiment)):
+    for table, name, cls in _given(document):
         about = cls.settings()[name]
         if about.path and table[name] not in about.words:
             table[name] = _placed(table[name], path.parent)
@@ -89,20 +89,17 @@ def expand(document: Mapping[str, Any]) -> list[Experiment]:
     Seeds vary fastest, then held-out domains, then other axes, then methods.
 
     Raises:
-        FedshiftError: something in it is wrong, or two runs are the same.
+        FedshiftError: something in it is wrong.
     """
     document = {key: value for key, value in document.items() if key != SEARCH}
     check_names(document, Experiment.settings(), "experiment")
     load_plugins(document.setdefault("plugins", []))
     document["plugins"] = [str(Path(path).expanduser().resolve()) for path in document["plugins"]]
-    experiments = [
+    return [
         Experiment.from_table(table)
         for method in _methods(document)
         for table in _product({**copied(document), "method": method})
     ]
-    if len({experiment.fingerprint for experiment in experiments}) < len(experiments):
-        raise FedshiftError("The grid holds the same run twice; remove repeated values from its lists.")
-    return experiments
 
 
 def copied(table: Mapping[str, Any]) -> Document:
@@ -118,26 +115,33 @@ def _placed(value: Any, folder: Path) -> Any:
     return str((folder / value).resolve()) if lies_there else value
 
 
-def _given(table: Document, entry: Entry[Any]) -> Iterator[tuple[Document, str, type[Spec]]]:
-    """The settings that a table gives, and the tables in it: the table that holds each, its name, and its class."""
+def _places(
+    table: Document, entries: list[Entry[Any]], choice: Catalogue[Any] | None = None
+) -> Iterator[tuple[Document, list[Entry[Any]], Catalogue[Any] | None]]:
+    """A table and those in it: each with the entries whose settings it has, and the catalogue that it names them of."""
+    yield table, entries, choice
     for name, value in list(table.items()):
-        if name not in entry.settings():
+        owner = next((entry for entry in entries if name in entry.settings()), None)
+        mark = owner.cls.nested().get(name) if owner else None
+        if not isinstance(value, dict):
             continue
-        nested = entry.cls.nested().get(name)
-        if nested is None or not isinstance(value, dict):
-            yield table, name, entry.cls
-        elif isinstance(nested, From):
-            for inner in _entries(nested.catalogue, value.get("name", entry.settings()[name].default)):
-                yield from _given(value, inner)
-            for method in _own_tables(table) if nested.catalogue is METHODS else ():
-                yield from _given(value[method], METHODS.get(method))
-        else:
-            yield from _given(value, Entry(nested.cls))
+        if owner and isinstance(mark, From):
+            names = _as_list(value.get("name", owner.settings()[name].default))
+            inner = [mark.catalogue.get(each) for each in names if each in mark.catalogue]
+            yield from _places(value, inner, mark.catalogue)
+        elif mark:
+            yield from _places(value, [Entry(mark.cls)])
+        elif choice is METHODS and name in METHODS:  # [method.fedsr], say
+            yield from _places(value, [METHODS.get(name)], METHODS)
 
 
-def _entries(catalogue: Catalogue[Any], names: Any) -> list[Entry[Any]]:
-    listed = names if isinstance(names, list) else [names]
-    return [catalogue.get(name) for name in listed if name in [*catalogue]]
+def _given(document: Document) -> Iterator[tuple[Document, str, type[Spec]]]:
+    """The settings that a document gives and that are no tables: the table of each, its name, and its class."""
+    for table, entries, _ in _places(document, [Entry(Experiment)]):
+        for name, value in list(table.items()):
+            owner = next((entry.cls for entry in entries if name in entry.settings()), None)
+            if owner and not (name in owner.nested() and isinstance(value, dict)):
+                yield table, name, owner
 
 
 def _own_tables(document: Document) -> list[str]:
@@ -180,36 +184,18 @@ def _change(document: Document, where: Sequence[str], value: Any) -> list[str]:
 def _change_entry(document: Document, where: Sequence[str], entry: Document) -> list[str]:
     """Put an entry in the place of another, of which only what every entry of the catalogue has stays."""
     held = _table(document, where)
-    catalogue, default = _choice(document, where)
+    places = _places(document, [Entry(Experiment)])
+    entries, choice = next(((entries, choice) for table, entries, choice in places if table is held), ([], None))
     kept: Document = {}
-    if catalogue is not None and entry.keys() == {"name"}:
-        names, old = _as_list(entry["name"]), _as_list(held.get("name", default))
-        new = [catalogue.get(str(name)).settings() for name in names]
-        base = catalogue.base()
-        stays = getattr(base, "common", base.settings())
-        common = {name for name in stays if any(name in settings for settings in new)}
-        common |= {*(_own_tables(document) if catalogue is METHODS else ())}
-        again = all(name in old for name in names)
-        kept = {name: value for name, value in held.items() if again or name in common}
+    if choice is not None and entry.keys() == {"name"}:
+        new, old = _as_list(entry["name"]), [each.name for each in entries]
+        settings = {name for each in new for name in choice.get(str(each)).settings()}
+        stays = {*getattr(choice.base(), "common", choice.base().settings())} & settings
+        stays |= {*(_own_tables(document) if choice is METHODS else ())}
+        again = all(name in old for name in new)
+        kept = {name: value for name, value in held.items() if again or name in stays}
     _table(document, where[:-1])[where[-1]] = kept | entry
     return [name for name in held if name not in (*kept, *entry, "name")]
-
-
-def _choice(document: Document, where: Sequence[str]) -> tuple[Catalogue[Any] | None, str]:
-    """The catalogue whose entry a table holds, and the entry that it holds if it names none."""
-    entries: list[Entry[Any]] = [Entry(Experiment)]
-    catalogue, default, held = None, "", document
-    for name in where:
-        held = _entry(held.get(name, {}))
-        owner = next((entry for entry in entries if name in entry.settings()), None)
-        nested = owner.cls.nested().get(name) if owner else None
-        if owner and isinstance(nested, From):
-            catalogue, default = nested.catalogue, str(owner.settings()[name].default)
-            entries = _entries(catalogue, held.get("name", default))
-        else:
-            catalogue, default = None, ""
-            entries = _entries(METHODS, name)  # in [method.fedsr], say
-    return catalogue, default
 
 
 def _methods(document: Mapping[str, Any]) -> Iterator[Document]:
@@ -221,7 +207,7 @@ def _methods(document: Mapping[str, Any]) -> Iterator[Document]:
     entries = {name: METHODS.get(name) for name in names}
     own = {name: given.pop(name) for name in _own_tables({"method": given})}
     for name, settings in own.items():
-        METHODS.get(name).check_names(settings, f"method.{name}")
+        check_names(settings, METHODS.get(name).settings(), f"method.{name}")
     presets = sorted({data for entry in entries.values() for data in entry.presets})
     preset = given.pop("preset", None)
     if preset is not None and preset not in presets:
@@ -237,10 +223,12 @@ def _methods(document: Mapping[str, Any]) -> Iterator[Document]:
 
 def _product(table: Document) -> Iterator[Document]:
     """The table once for each choice from the lists that stand where one value is expected."""
-    _list_all_domains(table)
+    protocol = table.get("protocol")
+    if isinstance(protocol, dict) and protocol.get("hold_out") == EVERY_DOMAIN:  # in a list it is the name of one
+        protocol["hold_out"] = list(NAMED["data"].build(_entry(table["data"])).domain_names())
     axes = [
         (held, name, held[name], cls)
-        for held, name, cls in _given(table, Entry(Experiment))
+        for held, name, cls in _given(table)
         if isinstance(held[name], list) and not cls.takes(name, held[name])
     ]
     empty = [f"{cls.section}.{name}".lstrip(".") for _, name, values, cls in axes if not values]
@@ -248,30 +236,12 @@ def _product(table: Document) -> Iterator[Document]:
         raise FedshiftError(f"{empty[0]} is an empty list; give at least one value.")
     runs = prod(len(values) for _, _, values, _ in axes)
     if runs > MOST_RUNS:
-        sizes = ", ".join(f"{name} has {len(values)}" for _, name, values, _ in axes)
-        raise FedshiftError(
-            f"The lists make {runs:,} runs of each method ({sizes}), and a comparison has {MOST_RUNS:,} at most: "
-            "divide it."
-        )
+        raise FedshiftError(f"The lists make {runs:,} runs of each method; a comparison has {MOST_RUNS:,} at most.")
     axes.sort(key=lambda axis: ["hold_out", "seed"].index(axis[1]) if axis[1] in ("hold_out", "seed") else -1)
     for choice in product(*(values for _, _, values, _ in axes)):
         for (held, name, _, _), value in zip(axes, choice, strict=True):
             held[name] = value
         yield copied(table)
-
-
-def _list_all_domains(table: Document) -> None:
-    """``hold_out = "all"`` means every domain of the data set; in a list it is the name of one."""
-    protocol = table.get("protocol")
-    if not isinstance(protocol, dict) or protocol.get("hold_out") != EVERY_DOMAIN:
-        return
-    names = list(NAMED["data"].build(_entry(table["data"])).domain_names())
-    if EVERY_DOMAIN in names:
-        raise FedshiftError(
-            "protocol.hold_out = \"all\" is every domain in turn, and the data have a domain called 'all': write "
-            'hold_out = ["all"] for that one, or a list of all names.'
-        )
-    protocol["hold_out"] = names
 
 
 def _as_list(value: Any) -> list[Any]:

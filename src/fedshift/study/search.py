@@ -5,20 +5,21 @@ of its own, so a search that was interrupted goes on to the trials that it would
 
 *Choices.* The first trial is the experiment as it stands; where that is outside of the space, the sampler does not see
 it. A trial that failed is to Optuna a pruned one without a value, so samplers count it as the worst. A trial's first
-seed decides whether it is pruned, by Optuna's median rule against complete trials of earlier batches: its best
-validation score so far is worse than the median of theirs after the same round, once five are complete and a quarter of
-the rounds is done.
+seed decides whether it is pruned, by the median rule against complete trials of earlier batches: its best validation
+score so far is worse than the median of theirs after the same round, once five are complete and a quarter of the rounds
+is done.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedshift import files
 from fedshift.core.metrics import Metric
@@ -26,17 +27,15 @@ from fedshift.errors import FedshiftError, needs
 from fedshift.experiments import Experiment
 from fedshift.runs.origin import STUDY
 from fedshift.spec import Range
-from fedshift.study.space import Space, labelled
+from fedshift.study.space import Space, in_words, labelled
 
 if TYPE_CHECKING:
     import optuna
 
 Sampler = Literal["tpe", "random"]
-SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
 COMPLETE_FIRST = 5  # trials, before any is pruned
 WARM_UP = 4  # a quarter of the rounds, before which no trial is pruned
 Curve = Sequence[tuple[int, float]]  # validation scores by rounds done, ascending
-Pruner = Callable[[Curve, int], int | None]
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,16 @@ class Trial:
     runs: Sequence[str] = ()
     repeats: int | None = None
     reason: str = ""
+
+    @property
+    def percent(self) -> str:
+        """Its value in %, or how it ended."""
+        return self.state if self.value is None else f"{100 * self.value:.1f}"
+
+    @property
+    def words(self) -> str:
+        """Its settings."""
+        return ", ".join(f"{key}={in_words((value,))}" for key, value in self.settings.items()) or "as it stands"
 
 
 @dataclass(eq=False)
@@ -85,19 +94,15 @@ class Study:
     trials: list[Trial] = field(default_factory=list)
 
     @property
-    def method(self) -> str:
-        """The name of the method."""
-        return self.experiments[0].method_name
-
-    @property
-    def hold_out(self) -> str:
-        """The domain that is held out; empty where none is."""
-        return str(getattr(self.experiments[0].protocol, "hold_out", ""))
+    def case(self) -> tuple[str, str]:
+        """The method, and the held-out domain (empty where none is)."""
+        return self.experiments[0].case
 
     @property
     def label(self) -> str:
         """Its name in messages."""
-        return f"{self.method} ({self.hold_out} held out)" if self.hold_out else self.method
+        method, held_out = self.case
+        return f"{method} ({held_out} held out)" if held_out else method
 
     @property
     def metric(self) -> Metric:
@@ -106,12 +111,9 @@ class Study:
 
     def best(self, trials: int) -> int | None:
         """The number of the best complete trial among the first ones; the earliest of equals."""
-        complete = [
-            (self.metric.merit(trial.value), -number)
-            for number, trial in enumerate(self.trials[:trials])
-            if trial.value is not None
-        ]
-        return -max(complete)[1] if complete else None
+        known = {number: trial.value for number, trial in enumerate(self.trials[:trials])}
+        merits = {number: self.metric.merit(value) for number, value in known.items() if value is not None}
+        return max(merits, key=merits.__getitem__, default=None)
 
     @cached_property
     def optuna_study(self) -> optuna.Study:
@@ -120,16 +122,20 @@ class Study:
         Raises:
             FedshiftError: the journal is damaged.
         """
-        module = import_optuna()
-        journal = self.path / STUDY
+        module, journal = import_optuna(), self.path / STUDY
         files.make_folder(self.path)
-        _drop_torn_end(journal)
+        journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)  # a kill may leave it, or part of a line
+        content = journal.read_bytes() if journal.exists() else b""
+        if not content.endswith(b"\n") and content:
+            files.write(journal, content[: content.rfind(b"\n") + 1])
         try:
             with quiet():
                 backend = module.storages.journal.JournalFileBackend(str(journal))
-                storage = module.storages.JournalStorage(backend)
                 found: optuna.Study = module.create_study(
-                    storage=storage, study_name=self.digest, direction=self._direction, load_if_exists=True
+                    storage=module.storages.JournalStorage(backend),
+                    study_name=self.digest,
+                    direction="minimize" if self.metric.smaller else "maximize",
+                    load_if_exists=True,
                 )
         except (KeyError, TypeError, ValueError) as error:
             raise FedshiftError(
@@ -141,135 +147,108 @@ class Study:
     def read(self) -> None:
         """Read the trials of the journal."""
         self.trials = []
-        for trial in self.optuna_study.get_trials(deepcopy=False):
-            self.trials.append(self._read(trial))
-
-    @property
-    def _direction(self) -> str:
-        return "minimize" if self.metric.smaller else "maximize"
-
-    def _read(self, trial: optuna.trial.FrozenTrial) -> Trial:
-        chosen = self.trials and trial.params.keys() == self.space.searched.keys()
-        settings = self.space.settings(trial.params) if chosen else self.space.own(self.experiments[0])
-        before = [each.settings for each in self.trials]
-        about, state = trial.user_attrs, trial.state.name.lower()
-        states = {"running": "asked", "pruned": "failed" if "reason" in about else "pruned"}
-        return Trial(
-            settings,
-            cast(Any, states.get(state, state)),
-            trial.value if state == "complete" else None,
-            sorted(trial.intermediate_values.items()),
-            about.get("runs", ()),
-            before.index(settings) if settings in before else None,
-            about.get("reason", ""),
-        )
+        for known in self.optuna_study.get_trials(deepcopy=False):
+            settings = self.space.settings(known.params) if self.trials else dict(self.space.own)
+            earlier = [trial.settings for trial in self.trials]
+            reason: str = known.user_attrs.get("reason", "")
+            states = {"RUNNING": "asked", "COMPLETE": "complete", "PRUNED": "failed" if reason else "pruned"}
+            state: Any = states[known.state.name]
+            self.trials.append(
+                Trial(
+                    settings,
+                    state,
+                    known.value if state == "complete" else None,
+                    sorted(known.intermediate_values.items()),
+                    known.user_attrs.get("runs", ()),
+                    earlier.index(settings) if settings in earlier else None,
+                    reason,
+                )
+            )
 
     # Asking and telling ------------------------------------------------------------------------------
-
-    def start_of(self, number: int) -> int:
-        """The first trial of the batch that a trial is in."""
-        return number - number % self.parallel
 
     def ask(self, trials: int) -> list[int]:
         """The numbers of the trials of the next batch, or what is left of one; none once ``trials`` are over."""
         waiting = [number for number, trial in enumerate(self.trials) if trial.state == "asked"]
-        number = waiting[0] if waiting else len(self.trials)
-        if number >= trials:
+        begin = waiting[0] if waiting else len(self.trials)
+        if begin >= trials:
             return []
         with quiet():
-            for half in waiting:  # a kill may have come between its parameters
-                self._suggest(half)
-            for new in range(len(self.trials), min(self.start_of(number) + self.parallel, trials)):
-                self.optuna_study.sampler = self._sampler(new)
-                self.optuna_study.ask()
-                self._suggest(new)
+            for number in range(len(self.trials), min(self._batch_of(begin) + self.parallel, trials)):
+                self.optuna_study.add_trial(self._choose(number))
         self.read()
         return [number for number, trial in enumerate(self.trials) if trial.state == "asked"]
 
-    def _suggest(self, number: int) -> None:
-        """Choose what a trial lacks of its parameters."""
-        if number == 0 and not self.space.holds(self.space.own(self.experiments[0])):
-            return
-        self.optuna_study.sampler = self._sampler(number)
-        trial = self._trial(number)
-        for key, search in self.space.searched.items():
-            self.optuna_study.sampler = self._sampler(number, key)
-            if not isinstance(search, Range):
-                trial.suggest_categorical(key, [labelled(choice) for choice in search])
-            elif key in self.space.whole:
-                trial.suggest_int(key, int(search.low), int(search.high), log=search.log)
-            else:
-                trial.suggest_float(key, search.low, search.high, log=search.log)
+    def _batch_of(self, number: int) -> int:
+        """The first trial of the batch that a trial is in."""
+        return number - number % self.parallel
 
-    def _sampler(self, number: int, key: str = "") -> optuna.samplers.BaseSampler:
+    def _choose(self, number: int) -> Any:
+        """A trial with all its parameters, which the journal takes as one line: a kill leaves none half chosen."""
+        module, spaces = import_optuna(), self._distributions()
+        create, running = module.trial.create_trial, module.trial.TrialState.RUNNING
+        if number == 0:
+            own = {key: labelled(value) for key, value in self.space.own.items()}
+            try:
+                return create(state=running, params=own, distributions=spaces)
+            except ValueError:  # outside of the space
+                return create(state=running)
+        draft = module.create_study(direction=self.optuna_study.direction, sampler=self._sampler(number))
+        draft.add_trials(self.optuna_study.get_trials(deepcopy=False))
+        asked = draft.ask()
+        for key, where in spaces.items():
+            draft.sampler = self._sampler(number, key)
+            asked._suggest(key, where)
+        return create(state=running, params=asked.params, distributions=spaces)
+
+    def _distributions(self) -> dict[str, Any]:
+        kinds = import_optuna().distributions
+        found: dict[str, Any] = {}
+        for key, search in self.space.searched.items():
+            if isinstance(search, Range):
+                kind = kinds.IntDistribution if key in self.space.whole else kinds.FloatDistribution
+                found[key] = kind(search.low, search.high, log=search.log)
+            else:
+                found[key] = kinds.CategoricalDistribution([labelled(choice) for choice in search])
+        return found
+
+    def _sampler(self, number: int, key: str = "") -> Any:
         """The sampler of a trial, or of a parameter that is sampled alone; each has a seed of its own."""
         samplers = import_optuna().samplers
         seed = int(files.digest_of(f"{self.digest} {number} {key}".encode())[:8], 16)
-        sampler: optuna.samplers.BaseSampler = (
-            samplers.RandomSampler(seed)
-            if self.sampler == "random"
-            else samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
-        )
-        if number == 0:
-            own = self.space.parameters(self.space.own(self.experiments[0]))
-            sampler = samplers.PartialFixedSampler(own, sampler)
-        return sampler
-
-    def _trial(self, number: int) -> optuna.Trial:
-        known = self.optuna_study.get_trials(deepcopy=False)[number]
-        trial: optuna.Trial = import_optuna().Trial(self.optuna_study, known._trial_id)
-        return trial
+        if self.sampler == "random":
+            return samplers.RandomSampler(seed)
+        return samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
 
     def tell(self, number: int, outcome: Trial) -> None:
         """Write down the outcome of a trial."""
-        states = import_optuna().trial.TrialState
+        module = import_optuna()
         with quiet():
-            trial = self._trial(number)
-            written = self.optuna_study.get_trials(deepcopy=False)[number].intermediate_values
-            for position, value in outcome.curve:
-                if position not in written:
-                    trial.report(value, position)
+            known = self.optuna_study.get_trials(deepcopy=False)[number]
+            trial = module.Trial(self.optuna_study, known._trial_id)
+            for position, value in outcome.curve:  # what a kill left here counts already
+                trial.report(value, position)
             trial.set_user_attr("runs", list(outcome.runs))
             if outcome.state == "failed":
                 trial.set_user_attr("reason", outcome.reason)
-            self.optuna_study.tell(trial, outcome.value, states.PRUNED if outcome.value is None else states.COMPLETE)
+            state = module.trial.TrialState.PRUNED if outcome.value is None else module.trial.TrialState.COMPLETE
+            self.optuna_study.tell(trial, outcome.value, state)
         self.read()
 
-    def pruner(self, number: int) -> Pruner:
-        """A function that returns after how many of all rounds a trial of a batch is pruned, or None.
+    def pruned_at(self, number: int, curve: Curve, rounds: int) -> int | None:
+        """After how many of all rounds a trial is pruned that has this curve; None if it is not.
 
-        It returns the same for a curve whatever is added to its end.
+        It is the same for a curve whatever is added to its end.
         """
-        optuna = import_optuna()
-        with quiet():
-            earlier = optuna.create_study(direction=self._direction)
-            for trial in self.trials[: self.start_of(number)]:
-                if trial.value is not None:
-                    known = dict(trial.curve)
-                    earlier.add_trial(optuna.create_trial(value=trial.value, intermediate_values=known))
-
-        def pruned_at(curve: Curve, rounds: int) -> int | None:
-            rule = optuna.pruners.MedianPruner(COMPLETE_FIRST, n_warmup_steps=-(-rounds // WARM_UP))
-            running = optuna.trial.TrialState.RUNNING
-            for length, (position, _) in enumerate(curve, start=1):
-                if position >= rounds:
-                    return None
-                now = optuna.create_trial(state=running, intermediate_values=dict(curve[:length]))
-                if rule.prune(earlier, now):
-                    return position
-            return None
-
-        return pruned_at
-
-
-def _drop_torn_end(journal: Path) -> None:
-    """Remove what a kill left of Optuna's last line, and of its lock."""
-    journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)
-    if journal.exists():
-        content = journal.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if whole != content:
-            files.write(journal, whole)
+        merit = self.metric.merit
+        earlier = [dict(trial.curve) for trial in self.trials[: self._batch_of(number)] if trial.value is not None]
+        best = float("-inf")
+        for position, score in curve if len(earlier) >= COMPLETE_FIRST else ():
+            best = max(best, merit(score))
+            theirs = [merit(known[position]) for known in earlier if position in known]
+            if rounds <= WARM_UP * position < WARM_UP * rounds and theirs and best < median(theirs):
+                return position
+        return None
 
 
 def import_optuna() -> Any:

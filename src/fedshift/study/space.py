@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fedshift.catalogue import From
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import Experiment
 from fedshift.methods import METHODS
 from fedshift.spec import Range, Search, Spec, as_toml, leaf_types, plain, setting_type, shown
+from fedshift.written import parse_value
 
 S = TypeVar("S", bound=Spec)
 
 SEARCHED = ("method", "train", "model")  # tables; the others decide what is measured
-JUDGED = "what trials are judged on"
-SAME_FOR_ALL = {  # settings of [train] that are not searched, and what they decide
-    **dict.fromkeys(
-        (
-            *("train.rounds", "train.steps", "train.unit", "train.batch", "train.participation"),
-            *("train.patience", "train.min_delta"),
-        ),
-        "how much training a trial has, which is its budget",
-    ),
-    **dict.fromkeys(("train.absent", "train.late", "train.min_answers"), JUDGED),
+SAME_FOR_ALL = {  # settings of [train] that decide how long a trial takes, or what it is judged on
+    *("train.rounds", "train.steps", "train.unit", "train.batch", "train.participation"),
+    *("train.patience", "train.min_delta", "train.absent", "train.late", "train.min_answers"),
 }
-NUMBER = r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*"
-INTERVAL = re.compile(rf"{NUMBER}\.\.{NUMBER}")
 DECADE = 10  # an interval this many times as wide as its lower end is searched by its logarithm
 DIGITS = 4  # of a number that a trial has
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """A setting that can be searched.
 
     Attributes:
@@ -70,10 +60,11 @@ class Setting:
         """
         if self.cls.settings()[self.name].path:
             raise FedshiftError(f"{key} names a file, which is not searched; give it by --set {key}=...")
-        if isinstance(given, str) and (ends := INTERVAL.fullmatch(given)):
-            given = {"low": _number(ends[1]), "high": _number(ends[2])}
+        if isinstance(given, str) and ".." in given:
+            low, _, high = given.partition("..")
+            given = {"low": parse_value(low), "high": parse_value(high)}
         if isinstance(given, Range):
-            given = {"low": given.low, "high": given.high, "log": given.log}
+            given = asdict(given)
         if isinstance(given, Mapping):
             return self._interval(key, **given)
         several = isinstance(given, Sequence) and not isinstance(given, str)
@@ -99,10 +90,6 @@ class Setting:
         return Range(low, high, log=bool(log))
 
 
-def _number(text: str) -> float:
-    return int(text) if text.lstrip("+-").isdigit() else float(text)
-
-
 @dataclass(frozen=True)
 class Space:
     """What a search varies.
@@ -110,10 +97,12 @@ class Space:
     Attributes:
         searched: an interval or choices, by the setting's dotted name, in the order of names.
         whole: the names of settings whose numbers are whole.
+        own: the experiment's values, as TOML can hold them; they may lie outside of the space.
     """
 
     searched: Mapping[str, Search]
     whole: frozenset[str]
+    own: Mapping[str, Any]
 
     @classmethod
     def of(cls, experiment: Experiment, ranges: Mapping[str, Any], fixed: Collection[str]) -> Space:
@@ -131,40 +120,21 @@ class Space:
         found = {
             key: setting.declared
             for key, setting in known.items()
-            if setting.declared is not None and key.partition(".")[0] in ("method", "train")
+            if setting.declared is not None and not key.startswith("model.")
         }
         given = {here: value for key, value in ranges.items() if (here := key_here(key, experiment)) in known}
         found |= {key: known[key].read(key, value) for key, value in given.items()}
-        kept = {key_here(key, experiment) for key in fixed}
-        searched = {key: search for key, search in sorted(found.items()) if not _is_kept(key, kept)}
-        return cls(searched, frozenset(key for key in searched if known[key].whole))
+        kept = tuple(f"{key_here(key, experiment)}." for key in fixed)
+        searched = {key: search for key, search in sorted(found.items()) if not f"{key}.".startswith(kept)}
+        whole = frozenset(key for key in searched if known[key].whole)
+        return cls(searched, whole, {key: as_toml(known[key].value) for key in searched})
 
     def table(self) -> dict[str, Any]:
         """The ranges as TOML can hold them."""
         return {
-            key: {"low": search.low, "high": search.high, "log": search.log}
-            if isinstance(search, Range)
-            else as_toml(search)
+            key: asdict(search) if isinstance(search, Range) else as_toml(search)
             for key, search in self.searched.items()
         }
-
-    def own(self, experiment: Experiment) -> dict[str, Any]:
-        """An experiment's values of the settings, as TOML can hold them; they may lie outside of the space."""
-        known = settings_of(experiment)
-        return {key: as_toml(known[key].value) for key in self.searched}
-
-    def holds(self, settings: Mapping[str, Any]) -> bool:
-        """Whether a trial's settings are in the space."""
-        return all(self._has(search, settings[key]) for key, search in self.searched.items())
-
-    def _has(self, search: Search, value: Any) -> bool:
-        if isinstance(search, Range):
-            return isinstance(value, int | float) and search.low <= value <= search.high
-        return labelled(value) in map(labelled, search)
-
-    def parameters(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """A sampler's parameters for a trial's settings."""
-        return {key: labelled(settings[key]) for key in self.searched}
 
     def settings(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """A trial's settings for a sampler's parameters, as TOML can hold them; numbers have four digits."""
@@ -172,9 +142,9 @@ class Space:
         for key, search in self.searched.items():
             found = parameters[key]
             if not isinstance(search, Range):
-                settings[key] = as_toml(search[[labelled(choice) for choice in search].index(found)])
+                settings[key] = as_toml(search[[*map(labelled, search)].index(found)])
             elif key in self.whole:
-                settings[key] = int(found)
+                settings[key] = found
             else:
                 settings[key] = min(max(float(f"{found:.{DIGITS}g}"), search.low), search.high)
         return settings
@@ -223,12 +193,14 @@ def key_here(key: str, experiment: Experiment) -> str:
     return f"method.{rest}" if owner == experiment.method_name else ""
 
 
-def _is_kept(key: str, kept: Collection[str]) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in kept)
+def flat_ranges(table: Any, prefix: str = "") -> dict[str, Any]:
+    """The ranges of a table [search] by dotted name, also where TOML made tables of the dots.
 
-
-def flat_ranges(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The ranges of a table [search] by dotted name, also where TOML made tables of the dots."""
+    Raises:
+        FedshiftError: it is no table.
+    """
+    if not isinstance(table, Mapping):
+        raise FedshiftError(f'search = {shown(table)}: give ranges by setting, as in {{"train.lr" = "0.001..0.1"}}.')
     found: dict[str, Any] = {}
     for key, value in table.items():
         inner = isinstance(value, Mapping) and not value.keys() <= {"low", "high", "log"}
@@ -236,29 +208,28 @@ def flat_ranges(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def check_ranges(ranges: Mapping[str, Any], experiments: Sequence[Experiment]) -> list[str]:
-    """Raise an error if a range is of no setting of any method.
+def unused_ranges(ranges: Mapping[str, Any], experiments: Sequence[Experiment]) -> list[str]:
+    """The dotted names of settings in ``ranges`` that only methods have that are not tuned.
 
-    Returns:
-        The dotted names of settings that only methods have that are not tuned.
+    Raises:
+        FedshiftError: a name is of no setting of any method, or of one that is the same for all trials.
     """
-    unused = []
-    known = [settings_of(experiment) for experiment in experiments]
-    names = {name for settings in known for name in settings}
+    known = [(experiment, settings_of(experiment)) for experiment in experiments]
+    names = {name for _, settings in known for name in settings}
     of_any = {
         f"method.{name}" for name in (*METHODS, *(key for each in METHODS for key in METHODS.get(each).settings()))
     }
+    unused = []
     for key in ranges:
-        if any(key_here(key, experiment) in settings for experiment, settings in zip(experiments, known, strict=True)):
+        if any(key_here(key, experiment) in settings for experiment, settings in known):
             continue
         table = key.partition(".")[0]
-        if key in SAME_FOR_ALL or (table in Experiment.settings() and table not in SEARCHED):
+        inner = any(name.startswith(f"{key}.") for name in names)
+        if inner or key in SAME_FOR_ALL or (table in Experiment.settings() and table not in SEARCHED):
             raise FedshiftError(
-                f"{key} decides {SAME_FOR_ALL.get(key, JUDGED)}; it is the same for all: --set {key}=... gives it a "
-                "value."
+                f"{key} is the same for all trials: it decides which settings there are, how much training a trial has "
+                f"(its budget), or what it is judged on. --set {key}=... gives it a value."
             )
-        if any(name.startswith(f"{key}.") for name in names):
-            raise FedshiftError(f"{key} has settings of its own, so each choice is a study of its own: --set {key}=...")
         if ".".join(key.split(".")[:2]) not in of_any:
             raise UnknownNameError("setting to search", key, names)
         unused.append(key)

@@ -4,40 +4,34 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from statistics import mean
-from typing import Any, cast
+from typing import Annotated, Any, cast
+
+from annotated_types import Ge, Le
+from pydantic import Field
 
 from fedshift import files
 from fedshift.core.metrics import Metric
-from fedshift.errors import (
-    DamagedError,
-    DiskError,
-    DivergedError,
-    FedshiftError,
-    FedshiftWarning,
-    LockedError,
-    UnknownNameError,
-)
+from fedshift.errors import DamagedError, DiskError, DivergedError, FedshiftError, FedshiftWarning, LockedError
 from fedshift.experiments import Experiment
 from fedshift.runs.events import AnyEvent, EvaluatedEvent, Progress
 from fedshift.runs.run import Run, locked
 from fedshift.runs.runner import Asked, attempt, run_path
 from fedshift.runs.selection import last, mean_score
 from fedshift.runs.together import Judge, to_the_end
-from fedshift.study.search import SAMPLERS, Curve, Sampler, Study, Trial
-from fedshift.study.search_results import Tuning
-from fedshift.study.space import Space, check_ranges, with_settings
-from fedshift.study.tuned import Found, TunedSettings
+from fedshift.spec import Spec
+from fedshift.study.search import Curve, Sampler, Study, Trial
+from fedshift.study.space import Space, unused_ranges, with_settings
+from fedshift.study.tuned import Found, TunedSettings, Tuning
 
 ROLE = "validation"  # of the environments on which settings are chosen
-MOST_TRIALS = 10_000
 NO_TRIALS_FAULT = (DiskError, LockedError, DamagedError)
+Trials = Annotated[int, Ge(1), Le(10_000)]
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(Spec):
     """The budget and the ranges of studies, the same for all methods.
 
     Attributes:
@@ -47,24 +41,13 @@ class Budget:
         search: where to look, by the dotted names of settings, beside what pages declare: a
             :class:`~fedshift.spec.Range`, choices, or "0.001..0.1".
         fixed: dotted names of settings that are not searched.
-        asked: names in ``search`` that the user asks for now, and expects to be searched; the others may be of methods
-            that are not tuned.
     """
 
-    trials: int = 20
+    trials: Trials = 20
     sampler: Sampler = "tpe"
-    parallel: int = 4
-    search: Mapping[str, Any] = field(default_factory=dict)
-    fixed: frozenset[str] = frozenset()
-    asked: frozenset[str] = frozenset()
-
-    def __post_init__(self) -> None:
-        if self.sampler not in SAMPLERS:
-            raise UnknownNameError("sampler", self.sampler, SAMPLERS)
-        for name in ("trials", "parallel"):
-            count = getattr(self, name)
-            if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_TRIALS:
-                raise FedshiftError(f"{name} = {count!r}: give a whole number from 1 to {MOST_TRIALS:,}.")
+    parallel: Trials = 4
+    search: dict[str, Any] = Field(default={})
+    fixed: tuple[str, ...] = ()
 
 
 def plan_studies(experiments: Sequence[Experiment], budget: Budget) -> tuple[list[Study], list[FedshiftError]]:
@@ -74,27 +57,24 @@ def plan_studies(experiments: Sequence[Experiment], budget: Budget) -> tuple[lis
         The studies, and why methods have none that refuse their settings.
 
     Warns:
-        FedshiftWarning: a setting that was asked to be searched belongs to no method that is tuned.
+        FedshiftWarning: a setting that is to be searched belongs to no method that is tuned.
 
     Raises:
         FedshiftError: a setting has several values, a range does not fit, nothing is searched, the protocol's
             validation is a test, or every method refuses its settings.
     """
-    for key in check_ranges(budget.search, experiments):
-        if key in budget.asked:
-            warnings.warn(
-                f"{key} is a setting of no method that is tuned, so it is not searched.", FedshiftWarning, stacklevel=2
-            )
+    for key in unused_ranges(budget.search, experiments):
+        words = f"{key} is a setting of no method that is tuned, so it is not searched."
+        warnings.warn(words, FedshiftWarning, stacklevel=2)
     groups: dict[tuple[str, str], list[Experiment]] = {}
     refused: dict[str, FedshiftError] = {}
     for each in experiments:
         each.protocol.check_choosing()
         try:
             each.check()
+            groups.setdefault(each.case, []).append(each)
         except FedshiftError as error:
             refused.setdefault(each.method_name, FedshiftError(f"{each.method_name}: {error}"))
-            continue
-        groups.setdefault((each.method_name, str(getattr(each.protocol, "hold_out", ""))), []).append(each)
     if not groups:
         raise next(iter(refused.values()))
     studies = [_study(group, budget) for group in groups.values()]
@@ -133,9 +113,10 @@ def search_all(experiments: Sequence[Experiment], budget: Budget, progress: Prog
     studies, failed = plan_studies(experiments, budget)
     trials, folder = budget.trials, run_path(experiments[0]).parent
     files.check_folder(folder)
+    done: list[Study] = []
     for study in studies:
         try:
-            carry_out_study(study, trials, cast(Progress, _ValidationProgress(progress)))
+            _carry_out(study, trials, cast(Progress, _ValidationProgress(progress)))
         except NO_TRIALS_FAULT:
             raise
         except FedshiftError as error:
@@ -144,13 +125,13 @@ def search_all(experiments: Sequence[Experiment], budget: Budget, progress: Prog
         if study.best(trials) is None:
             reason = next((trial.reason for trial in study.trials[:trials] if trial.reason), "")
             failed.append(DivergedError(f"No trial of {study.label} was carried to its end. {reason}"))
-    done = [study for study in studies if study.best(trials) is not None]
+        else:
+            done.append(study)
     if not done:
         raise failed[0]
     searched = {key for study in studies for key in study.space.searched}
-    entries = [_found(study, trials) for study in done]
-    tuned = TunedSettings.of(experiments[0], chosen_on(experiments[0]), searched, entries)
-    path = tuned.write(folder)
+    entries = [Found.of(study, trials) for study in done]
+    path = TunedSettings.of(experiments[0], chosen_on(experiments[0]), searched, entries).write(folder)
     return Tuning(path, TunedSettings.read(path), tuple(done), tuple(entries), tuple(map(str, failed)))
 
 
@@ -164,33 +145,10 @@ def chosen_on(experiment: Experiment) -> str:
     )
 
 
-def _found(study: Study, trials: int) -> Found:
-    there = study.trials[:trials]
-    number = study.best(trials)
-    assert number is not None
-    chosen = there[number]
-    assert chosen.value is not None
-    return Found(
-        method=study.method,
-        hold_out=study.hold_out or None,
-        settings={key: value for key, value in chosen.settings.items() if value is not None},  # TOML has no None
-        value=chosen.value,
-        trial=number,
-        trials=trials,
-        pruned=sum(trial.state == "pruned" for trial in there),
-        failed=sum(trial.state == "failed" for trial in there),
-        repeated=sum(trial.repeats is not None for trial in there),
-        sampler=study.sampler,
-        seeds=[each.seed for each in study.experiments],
-        search=study.space.table(),
-        study=study.path.name,
-    )
-
-
 # One study ---------------------------------------------------------------------------------------
 
 
-def carry_out_study(study: Study, trials: int, progress: Progress) -> None:
+def _carry_out(study: Study, trials: int, progress: Progress) -> None:
     """Carry out the first trials of a study, of which it may have some already.
 
     Raises:
@@ -201,18 +159,13 @@ def carry_out_study(study: Study, trials: int, progress: Progress) -> None:
         while numbers := study.ask(trials):
             for number, outcome in _Batch(study, numbers, progress).outcomes().items():
                 study.tell(number, outcome)
-                progress.note(_line(study, number, trials))
-
-
-def _line(study: Study, number: int, trials: int) -> str:
-    """The outcome of a trial, and the best so far."""
-    trial, top = study.trials[number], study.best(number + 1)
-    outcome = f"{100 * trial.value:.1f} %" if trial.value is not None else trial.state
-    if trial.state == "pruned":
-        outcome = f"pruned after round {trial.curve[-1][0]}"
-    settings = ", ".join(f"{key}={value}" for key, value in trial.settings.items())
-    so_far = f"; best so far {100 * (study.trials[top].value or 0):.1f} %, trial {top + 1}" if top is not None else ""
-    return f"{study.label}: trial {number + 1} of {trials}: {outcome} ({settings}){so_far}"
+                pruned = f"pruned after round {outcome.curve[-1][0]}" if outcome.state == "pruned" else ""
+                top = study.best(number + 1)
+                so_far = f"; best so far {study.trials[top].percent} %, trial {top + 1}" if top is not None else ""
+                progress.note(
+                    f"{study.label}: trial {number + 1} of {trials}: {pruned or outcome.percent} ({outcome.words})"
+                    f"{so_far}"
+                )
 
 
 class _Batch:
@@ -222,7 +175,6 @@ class _Batch:
         self._study, self._numbers, self._progress = study, numbers, progress
         self._runs: dict[int, list[Experiment]] = {}  # one for each seed, of trials whose outcome is not known
         self._rounds: dict[str, int] = {}  # all rounds of these runs, by the folder's name
-        self._pruned_at = study.pruner(numbers[0])
         self._outcomes: dict[int, Trial] = {}
 
     def outcomes(self) -> dict[int, Trial]:
@@ -231,25 +183,23 @@ class _Batch:
         The first seed of all goes before the others, as it decides which trials are pruned: so that does not depend on
         which runs an engine carries out together.
         """
-        trials = self._study.trials
+        trials, metric = self._study.trials, self._study.metric
         for number in self._numbers:
             if trials[number].repeats is None:
                 self._prepare(number)
         self._carry_out([runs[0] for runs in self._runs.values()], self._why_pruned)
         for number, runs in list(self._runs.items()):
-            curve = _curve(self._folder(runs[0]))
-            if (end := self._pruned_at(curve, self._rounds[runs[0].run_name])) is not None:
-                self._end(number, state="pruned", curve=[scored for scored in curve if scored[0] <= end])
+            if (end := self._pruned_at(folder := self._folder(runs[0]))) is not None:
+                self._end(number, state="pruned", curve=[scored for scored in _curve(folder) if scored[0] <= end])
         self._carry_out([run for runs in self._runs.values() for run in runs[1:]], to_the_end)
         for number, runs in list(self._runs.items()):
             values = [mean_score(last(self._folder(run).records), ROLE) for run in runs]
             there = [value for value in values if value is not None]
             if len(there) < len(values):
-                metric = self._study.metric
                 reason = f"{metric.heading} is undefined on every {ROLE} environment: {metric.lacks}."
                 self._end(number, state="failed", reason=reason)
-                continue
-            self._end(number, state="complete", curve=_curve(self._folder(runs[0])), value=mean(there))
+            else:
+                self._end(number, state="complete", curve=_curve(self._folder(runs[0])), value=mean(there))
         for number in self._numbers:
             if (earlier := trials[number].repeats) is not None:
                 self._outcomes[number] = self._outcomes.get(earlier) or trials[earlier]
@@ -280,13 +230,16 @@ class _Batch:
             if errors:
                 self._end(number, state="failed", reason=str(errors[0]))
 
+    def _pruned_at(self, folder: Run) -> int | None:
+        """After which round a run is given up, as far as it has come."""
+        return self._study.pruned_at(self._numbers[0], _curve(folder), self._rounds[folder.path.name])
+
     def _why_pruned(self, folder: Run) -> str:
         """Why a run is given up; empty if it goes on."""
         try:
-            curve = _curve(folder) if folder.begun else []
+            end = self._pruned_at(folder) if folder.begun else None
         except DamagedError:  # it is set aside and made again
             return ""
-        end = self._pruned_at(curve, self._rounds[folder.path.name])
         return "" if end is None else f"pruned, as after round {end} it is worse than the median of earlier trials"
 
     def _folder(self, run: Experiment) -> Run:

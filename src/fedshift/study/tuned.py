@@ -1,13 +1,15 @@
-"""The best settings that studies found, as a TOML file, and applying them to experiments."""
+"""What studies found: the best settings as a TOML file, which experiments take, and all trials as tables and a page."""
 
 from __future__ import annotations
 
 import json
 import tomllib
 import warnings
+from base64 import b64encode
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 import tomli_w
 from annotated_types import Ge
@@ -18,9 +20,14 @@ from fedshift.errors import FedshiftError, FedshiftWarning
 from fedshift.experiments import Experiment
 from fedshift.manifest import checked
 from fedshift.reporting.results import flat
+from fedshift.reporting.table import Table
+from fedshift.reporting.tabled import Tabled
+from fedshift.runs.run import Run
 from fedshift.runs.schema import File
+from fedshift.runs.selection import shares
 from fedshift.spec import shown
-from fedshift.study.space import key_here, settings_of, with_settings
+from fedshift.study.search import Study, Trial
+from fedshift.study.space import in_words, key_here, settings_of, with_settings
 from fedshift.written import LARGEST_TOML
 
 ABOUT = """\
@@ -64,6 +71,28 @@ class Found(File):
     seeds: list[int]
     search: dict[str, Any]
     study: str
+
+    @classmethod
+    def of(cls, study: Study, trials: int) -> Self:
+        """What a study found in its first trials, of which one was carried to its end."""
+        there, number = study.trials[:trials], study.best(trials)
+        assert number is not None
+        method, held_out = study.case
+        return cls(
+            method=method,
+            hold_out=held_out or None,
+            settings={key: value for key, value in there[number].settings.items() if value is not None},  # as in TOML
+            value=cast(float, there[number].value),
+            trial=number,
+            trials=trials,
+            pruned=sum(trial.state == "pruned" for trial in there),
+            failed=sum(trial.state == "failed" for trial in there),
+            repeated=sum(trial.repeats is not None for trial in there),
+            sampler=study.sampler,
+            seeds=[each.seed for each in study.experiments],
+            search=study.space.table(),
+            study=study.path.name,
+        )
 
     @property
     def case(self) -> tuple[str, str]:
@@ -177,11 +206,13 @@ class TunedSettings(File):
             FedshiftError: a method or domain has no entry, or experiments become equal.
         """
         entries = {found.case: found for found in self.tuned}
-        cases = dict.fromkeys((each.method_name, str(getattr(each.protocol, "hold_out", ""))) for each in experiments)
+        cases = dict.fromkeys(each.case for each in experiments)
         if missing := [case for case in cases if case not in entries]:
+            methods, domains = (",".join(dict.fromkeys(filter(None, names))) for names in zip(*missing, strict=True))
+            held_out = f" --hold-out {domains}" if domains else ""
             raise FedshiftError(
-                f"'{where}' has no settings for {'; '.join(map(_in_words, missing))}. "
-                f"{_command(missing, self.tuned[0].trials if self.tuned else None)}"
+                f"'{where}' has no settings for {'; '.join(map(_in_words, missing))}. `fedshift tune EXPERIMENT "
+                f"--method {methods}{held_out}`, with its other options, makes them."
             )
         budgets = {entries[case].budget: entries[case] for case in cases}
         notes = [*self._differences(experiments)]
@@ -190,7 +221,7 @@ class TunedSettings(File):
             notes.append(f"The methods were not tuned with the same budget: {'; '.join(words)}.")
         applied = []
         for each in experiments:
-            entry = entries[each.method_name, str(getattr(each.protocol, "hold_out", ""))]
+            entry = entries[each.case]
             kept = {key_here(key, each) for key in given}
             for key in sorted(kept & entry.settings.keys()):
                 value, tuned = shown(settings_of(each)[key].value), shown(entry.settings[key])
@@ -219,15 +250,6 @@ class TunedSettings(File):
                 yield f"Settings were tuned on another experiment: {', '.join(differing[:MOST_SHOWN] + more)}."
 
 
-def _command(missing: Sequence[tuple[str, str]], trials: int | None) -> str:
-    """The command that makes what is missing."""
-    methods = ",".join(dict.fromkeys(method for method, _ in missing))
-    domains = ",".join(dict.fromkeys(domain for _, domain in missing if domain))
-    budget = f" --trials {trials}" if trials else ""
-    held_out = f" --hold-out {domains}" if domains else ""
-    return f"`fedshift tune EXPERIMENT --method {methods}{held_out}{budget}`, with its other options, makes them."
-
-
 def _in_words(case: tuple[str, str]) -> str:
     return f"{case[0]} with {case[1]} held out" if case[1] else case[0]
 
@@ -244,3 +266,109 @@ def _digest(experiment: Experiment, common: Mapping[str, Any]) -> str:
     contents = {what: content for what, content in experiment.contents.items() if what in paths}
     there = {key: value for key, value in common.items() if key not in contents}
     return files.digest_of(json.dumps([there, contents], sort_keys=True).encode())
+
+
+# For a reader ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class Tuning(Tabled):
+    """What studies found; prints as tables.
+
+    Attributes:
+        path: the TOML file of the best settings, which ``compare`` takes.
+        tuned: its content.
+        studies: the studies that found something, with all their trials.
+        found: what each of them found.
+        failed: a message for each study without a complete trial.
+    """
+
+    path: Path
+    tuned: TunedSettings
+    studies: tuple[Study, ...]
+    found: tuple[Found, ...]
+    failed: tuple[str, ...] = ()
+
+    def tables(self) -> list[Table]:
+        """The best value of each study, and how its trials ended."""
+        several = 1 + any(domain for _, domain in (study.case for study in self.studies))
+        values, spent = [], []
+        for study, found in zip(self.studies, self.found, strict=True):
+            case, best = study.case[:several], study.trials[found.trial]
+            values.append([*case, best.percent, study.trials[0].percent, str(found.trial + 1)])
+            counts = [found.trials, found.complete, found.pruned, found.failed, found.repeated]
+            rounds, seeds = str(study.experiments[0].train.rounds), ", ".join(map(str, found.seeds))
+            spent.append([*case, *map(str, counts), rounds, seeds])
+        named, metric = ["method", "held out"][:several], self.studies[0].metric
+        counted = ["trials", "complete", "pruned", "failed", "repeated"]
+        title = f"Validation {metric.title} in %{metric.remark}, last round"
+        return [
+            Table(title, [*named, "best", "as it stands", "best trial"], values),
+            Table("Budget", [*named, *counted, "rounds", "seeds"], spent),
+        ]
+
+    def notes(self) -> list[str]:
+        """The best settings of each study, where it searched, and on what they were chosen."""
+        words = [
+            f"{study.label}: {study.trials[found.trial].words}; searched {study.space}."
+            for study, found in zip(self.studies, self.found, strict=True)
+        ]
+        if any(found.repeated for found in self.found):
+            words.append("Trials that repeat the settings of an earlier one have its outcome, and cost nothing.")
+        return [*words, f"Chosen on {self.tuned.chosen_on}.", *self.failed]
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write an HTML page with tables and plots, and the plots as PNG files into the studies' folders.
+
+        Args:
+            path: the page; None: beside the TOML file.
+
+        Returns:
+            The page.
+
+        Raises:
+            FedshiftError: a file cannot be written.
+        """
+        from fedshift.reporting.page import render, write_page_to
+        from fedshift.study.figures import draw_search
+
+        sections = []
+        for study, found in zip(self.studies, self.found, strict=True):
+            drawn = draw_search(study, found.trials)
+            for name, png in drawn.items():
+                files.write(study.path / name, png)
+            pictures = {name.removesuffix(".png"): b64encode(png).decode() for name, png in drawn.items()}
+            sections.append((study.label, pictures, _all_trials(study, found.trials)))
+        text = render(
+            "tuned.html.jinja",
+            title=f"Tuned settings: {self.studies[0].experiments[0].name}",
+            tables=self.tables(),
+            notes=self.notes(),
+            sections=sections,
+            toml=self.path.read_text(encoding="utf-8"),
+        )
+        return write_page_to(Path(path) if path is not None else self.path.with_suffix(".html"), "tuned.html", text)
+
+
+def _all_trials(study: Study, trials: int) -> Table:
+    """Every trial, with what part of the clients' loss each term made up at the end of its first seed."""
+    keys = [*study.space.searched]
+    rows = [
+        [
+            str(number),
+            trial.state + (f" (as trial {trial.repeats + 1})" if trial.repeats is not None else ""),
+            trial.percent if trial.value is not None else "",
+            str(trial.curve[-1][0]) if trial.curve else "",
+            *(in_words((trial.settings[key],)) for key in keys),
+            _shares(study, trial),
+            trial.reason,
+        ]
+        for number, trial in enumerate(study.trials[:trials], 1)
+    ]
+    columns = ["trial", "state", "value in %", "after round", *keys, "loss terms, in % of the loss", "why it failed"]
+    return Table("All trials", columns, rows)
+
+
+def _shares(study: Study, trial: Trial) -> str:
+    records = Run(study.path / trial.runs[0]).records if trial.curve else []
+    return ", ".join(f"{name} {100 * share:.3g}" for name, share in shares(records[-1]).items()) if records else ""

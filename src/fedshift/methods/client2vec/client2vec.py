@@ -39,7 +39,6 @@ from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, ClientInde
 from fedshift.methods.fedavg import FedAvg
 from fedshift.page import *
 
-LOCAL_TERMS = ("orth", "dist")
 PROJECTION = ("projector", "projector_head")  # P and h_P
 # A number for every client: past similarity, similarity to the last cohort, rounds since it took part.
 HISTORY, LAST, SINCE = "history", "last_cohort", "rounds_since"
@@ -73,20 +72,20 @@ class Client2Vec(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.base, FedAvg):
-            raise FedshiftError(
-                f"method.base = '{METHODS.name_of(self.base)}': Client2Vec needs a method that trains an encoder "
-                "and a head, such as 'fedavg'."
-            )
-        if type(self.base).regroup is not Averaging.regroup:
-            raise FedshiftError(
-                f"method.base = '{METHODS.name_of(self.base)}': it pools the clients, so there is none to sample."
-            )
+        if not isinstance(self.base, FedAvg) or type(self.base).regroup is not Method.regroup:
+            raise self.unfit()
         if self.compared == "label" and not self.index.has_labels():
             raise FedshiftError(
                 f"method.compared = 'label', but the index '{INDICES.name_of(self.index)}' has no label vectors: "
                 "set method.compared = 'feature', or method.index = 'dsa-ign'."
             )
+
+    def unfit(self) -> FedshiftError:
+        """The error of a base that it cannot be put on."""
+        return FedshiftError(
+            f"method.base = '{METHODS.name_of(self.base)}': Client2Vec needs a method whose clients share an encoder "
+            "and a head, such as 'fedavg'."
+        )
 
     # What it is made of -------------------------------------------------------------------------
 
@@ -101,10 +100,7 @@ class Client2Vec(Method):
         own = {name: Part.state(torch.zeros(model.clients), "server") for name in (HISTORY, LAST, SINCE)}
         base = self.base.all_parts(model)
         if any(name not in base or base[name].scope != "shared" for name in ("encoder", "head")):
-            raise FedshiftError(
-                f"method.base = '{METHODS.name_of(self.base)}': Client2Vec needs a method whose encoder and head "
-                "are shared, such as 'fedavg'."
-            )
+            raise self.unfit()
         index = self.index.parts(model, base, feature_scope)
         if self.local_training:
             length = index[FEATURE].module.state_dict()["value"].shape[1]
@@ -116,35 +112,35 @@ class Client2Vec(Method):
 
     def regroup(self, federated: FederatedData) -> FederatedData:
         """An index that was made before is checked to be of these clients."""
-        seen = super().regroup(federated)
-        self.index.check(seen)
-        return seen
+        self.index.check(federated)
+        return federated
 
     def notes(self, state: ServerState) -> tuple[str, ...]:
-        """The base's, and that the index does not separate the clients, if so."""
-        return (*super().notes(state), *notes_on(state.tensors[FEATURE]))
+        """That the index does not separate the clients, if so."""
+        return notes_on(state.tensors[FEATURE])
 
     # How it federates ---------------------------------------------------------------------------
 
     def stages(self, rounds: int) -> tuple[Stage, ...]:
         """The index, then the base's own stages with the three uses around them."""
-        return (*self.index.stages(self.base), *(self._wrapped(stage) for stage in self.base.stages(rounds)))
+        stages = (*self.index.stages(self.base), *(self._wrapped(stage) for stage in self.base.stages(rounds)))
+        return tuple(self._sampled(stage) for stage in stages) if self.sampling else stages
+
+    def _sampled(self, stage: Stage) -> Stage:
+        first, *later = stage.exchanges
+        return replace(stage, exchanges=(replace(first, select=self.select), *later))
 
     def _wrapped(self, stage: Stage) -> Stage:
-        *before, last = (self._around(exchange) for exchange in stage.exchanges)
+        return replace(stage, exchanges=tuple(self._around(each, stage.exchanges[-1]) for each in stage.exchanges))
+
+    def _around(self, base: Exchange, last: Exchange) -> Exchange:
+        """The base's exchange with uses 2 and 3; after the last of a round its cohort is remembered."""
 
         def merge(state: ServerState, replies: Replies) -> ServerState:
-            return self.remembering(last.merge(state, replies), replies.clients)
+            merged = base.merge(state, self.weighed(state, replies) if self.aggregation else replies)
+            return self.remembering(merged, replies.clients) if base is last else merged
 
-        return replace(stage, exchanges=(*before, replace(last, merge=merge)))
-
-    def _around(self, base: Exchange) -> Exchange:
-        """The base's exchange with uses 2 and 3."""
-
-        def merge(state: ServerState, replies: Replies) -> ServerState:
-            return base.merge(state, self.weighed(state, replies) if self.aggregation else replies)
-
-        phases = tuple(self._with_local_training(phase) for phase in base.phases)
+        phases = tuple(self._extended(phase) if isinstance(phase, Phase) else phase for phase in base.phases)
         if phases == base.phases:
             return replace(base, merge=merge)
         sends = base.sends and (*base.sends, *PROJECTION, FEATURE)
@@ -166,8 +162,6 @@ class Client2Vec(Method):
         self, state: ServerState, clients: Sequence[int], count: int, generator: torch.Generator
     ) -> Sequence[int]:
         """Eq. 1: p_i ~ exp(S_i / tau), without replacement; 0 for clients of the last M / (2 count) rounds."""
-        if not self.sampling:
-            return super().select(state, clients, count, generator)
         present = torch.tensor(clients)
         scores = state.server[LAST].cpu()[present].double() / self.tau
         recent = state.server[SINCE].cpu()[present]
@@ -196,36 +190,37 @@ class Client2Vec(Method):
 
     # Use 3: local training ----------------------------------------------------------------------
 
-    def _with_local_training(self, phase: Phase | Measure) -> Phase | Measure:
-        if not self.local_training or isinstance(phase, Measure):
+    def _extended(self, phase: Phase) -> Phase:
+        """A phase whose objectives that move encoder and head have the terms of Eq. 4 as well."""
+        if not self.local_training:
             return phase
-        return replace(phase, objectives=tuple(self._extended(objective) for objective in phase.objectives))
+        return replace(phase, objectives=tuple(self._with_local_terms(objective) for objective in phase.objectives))
 
-    def _extended(self, objective: Objective) -> Objective:
+    def _with_local_terms(self, objective: Objective) -> Objective:
         if not {"encoder", "head"} <= set(objective.moves):
             return objective
 
         def loss(net: Net, batch: Batch, context: Context) -> Terms:
             return objective.loss(net, batch, context) | self.local_terms(net, batch)
 
-        own = (f"index_{name}" for name in LOCAL_TERMS if self.local_loss in ("both", name))
-        return replace(objective, loss=loss, moves=(*objective.moves, *PROJECTION), terms=(*objective.terms, *own))
+        terms = (*objective.terms, *(f"index_{name}" for name in self._local_names()))
+        return replace(objective, loss=loss, moves=(*objective.moves, *PROJECTION), terms=terms)
+
+    def _local_names(self) -> tuple[str, ...]:
+        return ("orth", "dist") if self.local_loss == "both" else (self.local_loss,)
 
     def local_terms(self, net: Net, batch: Batch) -> Terms:
         """Eq. 4 without its first term: ||z_P B_f||_1 and KL(softmax(h(z)) || softmax(h_P(z_P)))."""
-        z = batch.features
+        z, indices = batch.features, net.value(FEATURE)
         projected = net.projector(z)
         kept, original = net.projector_head(projected).log_softmax(dim=1), net.head(z).log_softmax(dim=1)
         divergence = (original.exp() * (original - kept)).sum(dim=1).mean()
-        terms = {"orth": self._orth(projected, net.value(FEATURE)), "dist": divergence}
-        weight = self._weight()
-        return {f"index_{name}": weight * term for name, term in terms.items() if self.local_loss in ("both", name)}
-
-    def _orth(self, projected: Tensor, indices: Tensor) -> Tensor:
-        """||z_P B_f||_1 for z_P (B, d) and indices (K, d), a mean over the batch."""
         if self.local_form == "sum":
-            return (projected @ indices.T).abs().sum(dim=1).mean()
-        return (projected @ F.normalize(indices, dim=1).T).abs().mean()
+            orthogonality = (projected @ indices.T).abs().sum(dim=1).mean()
+        else:
+            orthogonality = (projected @ F.normalize(indices, dim=1).T).abs().mean()
+        terms, weight = {"orth": orthogonality, "dist": divergence}, self._weight()
+        return {f"index_{name}": weight * terms[name] for name in self._local_names()}
 
     def _weight(self) -> float:
         if self.local_weight == "strategy":

@@ -81,6 +81,7 @@ def feature_drift(
         FedshiftError: scikit-learn is not installed.
     """
     with needs("sklearn", "Comparing sites"):
+        import sklearn  # noqa: F401  # which the functions below import
         from scipy.stats import binomtest
 
     rows = _drawn(data, looked, streams)
@@ -115,10 +116,9 @@ def tell_apart(z: Array, y: Array, mine: Array, draw: np.random.Generator) -> tu
         mine: whether each is of the first site, (N,), bool.
         draw: draws the samples of each class, and the halves.
     """
-    with needs("sklearn", "Comparing sites"):
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.pipeline import make_pipeline
-        from sklearn.preprocessing import StandardScaler
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
 
     learnt, held = [], []
     for label in np.unique(y):
@@ -135,8 +135,7 @@ def tell_apart(z: Array, y: Array, mine: Array, draw: np.random.Generator) -> tu
 
 def features(data: DomainData, rows: Tensor, kind: Kind, streams: Streams) -> Array:
     """The classifier's features of some samples, (n, D); which site a sample is of is not looked at."""
-    with needs("sklearn", "Comparing sites"):
-        from sklearn.decomposition import PCA
+    from sklearn.decomposition import PCA
 
     step = max(1, PIECE // data.x[0].numel())
     made = [_summarised(data, data.x[some], kind) for some in torch.split(rows, step)]

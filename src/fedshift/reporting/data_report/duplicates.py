@@ -1,28 +1,66 @@
-"""Samples that are equal bit by bit, found by digests of their inputs."""
+"""How samples are used, and which of them are equal bit by bit."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import combinations
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedshift.clients.domains import DomainData
-from fedshift.reporting.data_report.roles import Roles
+from fedshift.clients.federated import FederatedData
+from fedshift.clients.samples import Samples
 
-Where = Literal["validation", "test", "sites", "labels"]
 Tell = Callable[[str, int, int], None]
 PIECE = 1 << 22  # numbers read together, so that inputs that are mapped from a file need no memory
-SCORED: tuple[Where, ...] = ("validation", "test")
+MOST_SETS = 20  # that are listed
+ROLES = ("training", "validation", "test")
 
 
 def silent(what: str, done: int, total: int) -> None:
     """Shows no progress."""
+
+
+@dataclass(frozen=True, eq=False)
+class Roles:
+    """What a protocol does with each sample.
+
+    Attributes:
+        client: the place among the clients of whoever trains on it, (N,), int64; -1: nobody.
+        masks: by role (training, validation, test) which samples have it, (N,), bool; a sample may have several.
+    """
+
+    client: Tensor
+    masks: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, federation: FederatedData, samples: int) -> Roles:
+        """The roles of the ``samples`` from which a federation's views were made."""
+        client = torch.full((samples,), -1)
+        masks = {role: torch.zeros(samples, dtype=torch.bool) for role in ROLES}
+        for place, each in enumerate(federation.clients):
+            client[_rows(each.train)] = place
+        masks["training"] = client >= 0
+        for environment in federation.environments:
+            masks[environment.role][_rows(environment.samples)] = True
+        return cls(client, masks)
+
+    def judged(self, *, test: bool) -> Tensor:
+        """The samples of which more than labels and equality is looked at, (N,), bool: with ``test``, all in use."""
+        seen = self.masks["training"] | self.masks["validation"]
+        return seen | self.masks["test"] if test else seen & ~self.masks["test"]
+
+    def counts(self, y: Tensor, classes: Sequence[str]) -> dict[str, dict[str, int]]:
+        """By role, how many samples each class has."""
+        return {role: by_class(y[mask], classes) for role, mask in self.masks.items()}
+
+
+def by_class(y: Tensor, classes: Sequence[str]) -> dict[str, int]:
+    """How many labels are of each class."""
+    return dict(zip(classes, torch.bincount(y, minlength=len(classes)).tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -32,15 +70,19 @@ class Duplicates:
     Attributes:
         where: "validation" or "test", of samples that are scored in this role and equal ones that are trained on;
             "sites", of equal samples of several sites; "labels", of several classes.
-        samples: how many samples that are; of those scored, those that are also trained on.
-        sets: the equal samples, by number from 0; of those scored, it comes first and one that is trained on second.
-        pairs: of "sites", for two of them how many contents both have.
+        samples: how many samples that is; of those scored, those that are also trained on.
+        of: how many samples there are, of those scored in this role.
+        count: how many sets of equal samples there are.
+        sets: the first ones by name, numbered from 0; one that is scored comes before one that is trained on.
+        sites: those that have such samples.
     """
 
-    where: Where
+    where: Literal["validation", "test", "sites", "labels"]
     samples: int
-    sets: tuple[tuple[int, ...], ...]
-    pairs: tuple[tuple[str, str, int], ...] = ()
+    of: int
+    count: int
+    sets: tuple[tuple[str, ...], ...]
+    sites: tuple[str, ...]
 
 
 def find_duplicates(data: DomainData, roles: Roles, tell: Tell = silent) -> tuple[Duplicates, ...]:
@@ -56,14 +98,17 @@ def find_duplicates(data: DomainData, roles: Roles, tell: Tell = silent) -> tupl
     equal: dict[int, list[int]] = {}
     for row, number in zip(rows.tolist(), content[rows].tolist(), strict=True):
         equal.setdefault(number, []).append(row)
-    sites = [tuple(each) for each in equal.values() if len(_sites(data, each)) > 1]
-    labels = [tuple(each) for each in equal.values() if len({int(data.y[row]) for row in each}) > 1]
-    shared = Counter(pair for each in sites for pair in combinations(_sites(data, each), 2))
-    pairs = tuple((data.domains[a], data.domains[b], count) for (a, b), count in sorted(shared.items()))
-    found = [_scored(equal.values(), roles, role) for role in SCORED]
-    found.append(Duplicates("sites", sum(map(len, sites)), tuple(sites), pairs))
-    found.append(Duplicates("labels", sum(map(len, labels)), tuple(labels)))
-    return tuple(each for each in found if each.sets)
+    sets = {role: _scored(equal.values(), roles, role) for role in ("validation", "test")}
+    sets["sites"] = [each for each in equal.values() if len(set(data.domain[each].tolist())) > 1]
+    sets["labels"] = [each for each in equal.values() if len(set(data.y[each].tolist())) > 1]
+    found = []
+    for where, own in sets.items():
+        of = int(roles.masks[where].sum()) if where in roles.masks else len(data.y)
+        samples = len(own) if where in roles.masks else sum(map(len, own))
+        named = tuple(tuple(_name(data, row, where == "labels") for row in each) for each in own[:MOST_SETS])
+        sites = dict.fromkeys(data.domains[data.domain[row]] for each in own for row in each)
+        found.append(Duplicates(where, samples, of, len(own), named, tuple(sites)))  # type: ignore[arg-type]  # a key
+    return tuple(each for each in found if each.count)
 
 
 def contents(x: Tensor, tell: Tell = silent) -> Tensor:
@@ -79,15 +124,22 @@ def contents(x: Tensor, tell: Tell = silent) -> Tensor:
     return torch.tensor(found)
 
 
-def _sites(data: DomainData, rows: Sequence[int]) -> list[int]:
-    return sorted({int(data.domain[row]) for row in rows})
-
-
-def _scored(equal: Collection[list[int]], roles: Roles, role: Where) -> Duplicates:
+def _scored(equal: Collection[list[int]], roles: Roles, role: str) -> list[list[int]]:
+    """Each sample that is scored but not trained on, with an equal one that is trained on."""
     training, scored = roles.masks["training"], roles.masks[role]
-    sets: list[tuple[int, int]] = []
+    sets: list[list[int]] = []
     for rows in equal:
         trained = [row for row in rows if training[row]]
         if trained:
-            sets += [(row, trained[0]) for row in rows if scored[row] and not training[row]]
-    return Duplicates(role, len(sets), tuple(sorted(sets)))
+            sets += [[row, trained[0]] for row in rows if scored[row] and not training[row]]
+    return sorted(sets)
+
+
+def _name(data: DomainData, row: int, labelled: bool) -> str:
+    """A sample's number, with the file or row that it was read from where the data set knows it."""
+    place = f"sample {row} ({data.where[row]})" if data.where else f"sample {row}"
+    return f"{place} is '{data.classes[data.y[row]]}'" if labelled else place
+
+
+def _rows(samples: Samples) -> Tensor:
+    return torch.arange(len(samples)) if samples.rows is None else samples.rows

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from markupsafe import Markup
+from rich.console import Console
 
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
 from fedshift.errors import FedshiftError, MissingExtraError
-from fedshift.reporting.data_report import data_page
+from fedshift.reporting.data_report.data_tables import KINDS, facts, tables
 from fedshift.reporting.data_report.drift import Difference, feature_drift
-from fedshift.reporting.data_report.duplicates import Duplicates, Tell, find_duplicates, silent
+from fedshift.reporting.data_report.duplicates import Duplicates, Roles, Tell, by_class, find_duplicates, silent
 from fedshift.reporting.data_report.findings import Finding, find
-from fedshift.reporting.data_report.roles import Roles
-from fedshift.reporting.data_report.values import Kind, Values, column_names, kind_of, measure
+from fedshift.reporting.data_report.values import ColumnValues, Kind, kind_of, measure
+from fedshift.reporting.page import render, write_page_to
+from fedshift.reporting.units import printable
 from fedshift.streams import Streams
+
+PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
+JUDGED = "Test samples are judged as well, as asked for: whoever chooses by that chooses on the test."
+NOT_JUDGED = (
+    "Of test samples no more is looked at than how many there are of each class, and whether they are equal to others, "
+    "bit by bit."
+)
 
 
 @dataclass(frozen=True)
@@ -77,106 +87,55 @@ class EnvironmentCounts:
     samples: int
 
 
-@dataclass(frozen=True, repr=False, eq=False)
+@dataclass(frozen=True, repr=False)
 class DataReport:
     """A look at a data set and at how it is divided, which prints as tables and findings and writes its page.
 
     Attributes:
         experiment: the experiment's name.
-        dataset: the data set's name in the catalogue.
+        data: the data set's name in the catalogue.
         kind: what a sample is: "images", "signals", "rows" (of numbers), "text", "tokens" or "arrays".
+        samples: how many there are.
+        shape: of a sample.
+        dtype: of samples.
+        bytes: how large all samples are in memory.
         originals: how many groups of samples made from one original there are, which a split keeps whole.
+        tested: whether test samples are judged as well; else only their labels and digests are read.
         sites: the sites (domains).
         clients: who trains.
         scored: what models are scored on.
         trained: how many samples of each class somebody trains on.
-        tested: whether test samples are judged as well; else only their labels and digests are read.
-        columns: the names of the columns of the values.
-        values: ranges and moments of the inputs.
+        values: ranges and moments of the inputs, by column and site.
         duplicates: equal samples.
         features: how well sites are told apart; None: scikit-learn is not installed.
+        refused: why a run of the experiment would not begin.
         notes: what else a reader must know.
-        data: the samples.
         findings: what is odd, and what to do.
     """
 
     experiment: str
-    dataset: str
+    data: str
     kind: Kind
+    samples: int
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
     originals: int
+    tested: bool
     sites: tuple[SiteCounts, ...]
     clients: tuple[ClientCounts, ...]
     scored: tuple[EnvironmentCounts, ...]
     trained: dict[str, int]
-    tested: bool
-    columns: tuple[str, ...]
-    values: Values
+    values: tuple[ColumnValues, ...]
     duplicates: tuple[Duplicates, ...]
     features: tuple[Difference, ...] | None
+    refused: tuple[str, ...]
     notes: tuple[str, ...]
-    data: DomainData
     findings: tuple[Finding, ...] = ()
-
-    @classmethod
-    def of(
-        cls,
-        data: DomainData,
-        federation: FederatedData,
-        inputs: Inputs,
-        *,
-        seed: int,
-        experiment: str = "",
-        dataset: str = "",
-        test: bool = False,
-        refused: Sequence[FedshiftError] = (),
-        notes: Sequence[str] = (),
-        tell: Tell = silent,
-    ) -> DataReport:
-        """Look at a data set and at what a protocol made of it.
-
-        Args:
-            data: the samples, on the CPU.
-            federation: who trains and what is scored, as views of these samples.
-            inputs: how samples become inputs.
-            seed: from which the samples that are compared are drawn.
-            experiment: the experiment's name.
-            dataset: the data set's name.
-            test: whether test samples are judged.
-            refused: why a run of the experiment would not begin.
-            notes: what else a reader must know.
-            tell: takes the progress: what is done, samples done, samples in all.
-        """
-        kind, roles = kind_of(data, inputs), Roles.of(federation, len(data.y))
-        looked = roles.judged(test=test)
-        notes = [*data.notes, *federation.notes, *notes]
-        duplicates = find_duplicates(data, roles, tell)
-        features = None
-        try:
-            features = feature_drift(data, looked, kind, Streams(seed), tell)
-        except MissingExtraError as error:
-            notes.append(f"Sites were not compared. {error}")
-        report = cls(
-            experiment=experiment,
-            dataset=dataset,
-            kind=kind,
-            originals=len(torch.unique(data.group)),
-            sites=_sites(data, federation, roles),
-            clients=_clients(data, federation, roles),
-            scored=_scored(federation),
-            trained=_by_class(data, roles.masks["training"]),
-            tested=test,
-            columns=column_names(data, kind),
-            values=measure(data, looked, kind, tell),
-            duplicates=duplicates,
-            features=features,
-            notes=tuple(dict.fromkeys(notes)),
-            data=data,
-        )
-        return replace(report, findings=tuple(find(report, roles, refused)))
 
     def table(self) -> dict[str, Any]:
         """The report as JSON can hold it."""
-        return data_page.as_table(self)
+        return asdict(self)
 
     def report(self, path: str | Path) -> Path:
         """Write the page to a file, or as data.html into a folder, and return its path.
@@ -184,20 +143,97 @@ class DataReport:
         Raises:
             FedshiftError: it cannot be written.
         """
-        return data_page.write_data_page(self, Path(path))
+        page = render("data.html.jinja", title=f"The data of {self.experiment}", body=Markup(self._repr_html_()))
+        return write_page_to(Path(path), "data.html", page)
+
+    def show(self, console: Console) -> None:
+        """Print everything."""
+        found = [f"{number}. {finding}" for number, finding in enumerate(self.findings, 1)]
+        heading = f"Found: {len(found)}" if found else "Nothing odd was found."
+        console.print(*(f"{name}: {value}" for name, value in facts(self).items()), "", sep="\n", **PLAIN)
+        console.print(*(table.rich() for table in tables(self)))
+        lines = [heading, *found, *(f"Note: {note}" for note in self.notes)]
+        console.print(*map(printable, lines), sep="\n", **PLAIN)
 
     def __str__(self) -> str:
-        return data_page.as_text(self)
+        console = Console(file=StringIO(), width=120, force_terminal=False, force_jupyter=False, color_system=None)
+        with console.capture() as captured:
+            self.show(console)
+        return captured.get()
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return data_page.body(self)
+        return render("data_body.html.jinja", facts=facts(self), report=self, tables=tables(self), kinds=KINDS)
 
 
-def _by_class(data: DomainData, mask: Tensor) -> dict[str, int]:
-    counts = torch.bincount(data.y[mask], minlength=len(data.classes))
-    return dict(zip(data.classes, counts.tolist(), strict=True))
+def look_at(
+    data: DomainData,
+    federation: FederatedData,
+    inputs: Inputs,
+    *,
+    seed: int,
+    experiment: str = "",
+    dataset: str = "",
+    test: bool = False,
+    refused: Sequence[FedshiftError] = (),
+    notes: Sequence[str] = (),
+    tell: Tell = silent,
+) -> DataReport:
+    """Look at a data set and at what a protocol made of it.
+
+    Args:
+        data: the samples, on the CPU.
+        federation: who trains and what is scored, as views of these samples.
+        inputs: how samples become inputs.
+        seed: from which the samples that are compared are drawn.
+        experiment: the experiment's name.
+        dataset: the data set's name.
+        test: whether test samples are judged.
+        refused: why a run of the experiment would not begin.
+        notes: what else a reader must know.
+        tell: takes the progress: what is done, samples done, samples in all.
+    """
+    kind, roles = kind_of(data, inputs), Roles.of(federation, len(data.y))
+    looked = roles.judged(test=test)
+    scored = _scored(federation)
+    notes = [*data.notes, *federation.notes, *notes]
+    duplicates = find_duplicates(data, roles, tell)
+    features = None
+    try:
+        features = feature_drift(data, looked, kind, Streams(seed), tell)
+    except MissingExtraError as error:
+        notes.append(f"Sites were not compared. {error}")
+    if any(each.role == "test" for each in scored):
+        notes.append(JUDGED if test else NOT_JUDGED)
+    known = {data.domains[number] for number in set(data.domain[looked].tolist())}
+    left = known - {name for each in features or () for name in (each.one, each.other)}
+    if features is not None and left and len(known) > 1:
+        notes.append(
+            f"{len(left)} of {len(known)} sites have too few samples of common classes (or too few groups) to be "
+            "compared by a classifier."
+        )
+    report = DataReport(
+        experiment=experiment,
+        data=dataset,
+        kind=kind,
+        samples=len(data.y),
+        shape=tuple(data.x.shape[1:]),
+        dtype=str(data.x.dtype).removeprefix("torch."),
+        bytes=data.x.nbytes,
+        originals=len(torch.unique(data.group)),
+        tested=test,
+        sites=_sites(data, federation, roles),
+        clients=_clients(data, federation, roles),
+        scored=scored,
+        trained=by_class(data.y[roles.masks["training"]], data.classes),
+        values=measure(data, looked, kind, tell),
+        duplicates=duplicates,
+        features=features,
+        refused=tuple(map(str, refused)),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+    return replace(report, findings=tuple(find(report)))
 
 
 def _sites(data: DomainData, federation: FederatedData, roles: Roles) -> tuple[SiteCounts, ...]:
@@ -206,24 +242,21 @@ def _sites(data: DomainData, federation: FederatedData, roles: Roles) -> tuple[S
     for site, name in enumerate(data.domains):
         own = data.domain == site
         by_role = {role: int((mask & own).sum()) for role, mask in masks.items()}
-        found.append(SiteCounts(name, int(own.sum()), trains[name], by_role, _by_class(data, own)))
+        found.append(SiteCounts(name, int(own.sum()), trains[name], by_role, by_class(data.y[own], data.classes)))
     return tuple(found)
 
 
 def _clients(data: DomainData, federation: FederatedData, roles: Roles) -> tuple[ClientCounts, ...]:
-    found = []
-    for place, client in enumerate(federation.clients):
-        own = roles.client == place
-        found.append(ClientCounts(client.name, client.domain, int(own.sum()), _by_class(data, own)))
-    return tuple(found)
+    labels = [data.y[roles.client == place] for place in range(len(federation.clients))]
+    return tuple(
+        ClientCounts(client.name, client.domain, len(y), by_class(y, data.classes))
+        for client, y in zip(federation.clients, labels, strict=True)
+    )
 
 
 def _scored(federation: FederatedData) -> tuple[EnvironmentCounts, ...]:
-    found: dict[tuple[str, str], list[tuple[bool, int]]] = {}
-    for each in federation.environments:
-        found.setdefault((each.role, each.name), []).append((each.client is not None, len(each.samples)))
-    ordered = sorted(found.items(), key=lambda item: item[0][0] == "test")
-    return tuple(
-        EnvironmentCounts(name, role, sum(trains for trains, _ in own), sum(size for _, size in own))
-        for (role, name), own in ordered
-    )
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for each in sorted(federation.environments, key=lambda each: each.role == "test"):
+        clients, samples = found.get((each.role, each.name), (0, 0))
+        found[each.role, each.name] = (clients + (each.client is not None), samples + len(each.samples))
+    return tuple(EnvironmentCounts(name, role, *counts) for (role, name), counts in found.items())

@@ -1,0 +1,149 @@
+"""What comes before runs: what they would cost, which engine is fastest, and vectors of clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from fedshift.cli.console import interruptible, open_console, print_tables
+from fedshift.experiments import Experiment
+from fedshift.reporting.table import Table
+from fedshift.reporting.units import bytes_text, clock
+from fedshift.runs.dry_run import Estimate, StageCost
+from fedshift.study import api
+from fedshift.study.study_plan import Forecast, StudyPlan
+
+if TYPE_CHECKING:
+    from fedshift.study.tune import Budget
+
+WIDTH = 120
+COLUMNS = [
+    *("method", "runs", "clients", "rounds", "steps", "evaluations", "down a round", "up a round", "memory"),
+    "training",
+]
+
+
+def print_estimates(experiments: Sequence[Experiment]) -> None:
+    """Print what experiments would cost, a line for each method (or other setting)."""
+    print_forecasts(api.estimate(experiments))
+
+
+def print_searches(experiments: Sequence[Experiment], budget: Budget) -> None:
+    """Print what would be searched, on which data, and about how long it would take; nothing is written."""
+    from fedshift.study.tune import chosen_on, plan_studies
+
+    studies, refused = plan_studies(experiments, budget)
+    forecasts = []
+    for study in studies:
+        (forecast,) = api.estimate(list(study.experiments))
+        forecasts.append(replace(forecast, label=study.label, runs=budget.trials * len(study.experiments)))
+    notes = [*(f"{study.label} searches {study.space}." for study in studies), *map(str, refused)]
+    notes.append(f"Chosen on {chosen_on(experiments[0])}.")
+    print_forecasts(
+        forecasts, [*notes, "Trials that fall behind are given up early, and repeated choices cost nothing."]
+    )
+
+
+def print_study(plan: StudyPlan) -> None:
+    """Print what the cells of a study would cost, and why scenarios are left out."""
+    from fedshift.study.execute import forecast_cells
+
+    forecasts = [each for scenario in plan.available for each in forecast_cells(plan, scenario)]
+    print_forecasts(forecasts, plan.left_out.values())
+
+
+def print_forecasts(forecasts: Sequence[Forecast], more: Iterable[str] = ()) -> None:
+    """Print a line for each forecast, with ``more`` notes; seeds and held-out domains cost the same."""
+    rows: list[list[str]] = []
+    notes = dict[str, None]()
+    count, seconds = 0, 0.0
+    for forecast in forecasts:
+        name, runs, cost = forecast.label, str(forecast.runs), forecast.cost
+        if cost is None:
+            rows.append([name, runs, *["-"] * 7, "cannot run" if forecast.problem else "finished"])
+            notes |= {f"{name}: {forecast.problem}": None} if forecast.problem else {}
+            continue
+        count += forecast.runs
+        seconds += forecast.runs * (cost.seconds or 0.0)
+        notes |= dict.fromkeys(f"{name}: {note}" if note.startswith("Engine") else note for note in cost.notes)
+        clients, cohort = cost.clients
+        everybody = str(clients) if clients == cohort else f"{cohort} of {clients}"
+        lines: list[tuple[str, str, str, Estimate | StageCost]] = [(name, runs, everybody, cost)]
+        lines += [(f"  stage {stage.name}", "", "", stage) for stage in cost.stages if len(cost.stages) > 1]
+        for title, number, who, each in lines:
+            counts = [str(each.rounds), str(each.steps), str(each.scored)]
+            sent = [bytes_text(each.bytes_down), bytes_text(each.bytes_up)]
+            memory = bytes_text(cost.memory) if number else ""
+            took = "-" if each.seconds is None else clock(each.seconds)
+            rows.append([title, number, who, *counts, *sent, memory, took])
+    title = f"{count} {'run' if count == 1 else 'runs'} would be carried out"
+    print_tables([Table(title, COLUMNS, rows)], [*notes, *more], least=WIDTH)
+    typer.echo(
+        "All figures are for one run. Memory is this process's peak so far and a round's messages; a batch needs more "
+        "while it is trained on."
+    )
+    if seconds:
+        typer.echo(
+            f"Training takes about {clock(seconds)} in all on one process, by a few steps of one client; evaluation is "
+            "not included."
+        )
+    typer.echo("Nothing was written.")
+
+
+def print_engines(experiments: Sequence[Experiment], dry_run: bool) -> None:
+    """Measure the engines for the first run of each method, and print everything."""
+    console, first = open_console(), dict[str, Experiment]()
+    for each in experiments:
+        first.setdefault(each.method_name, each)
+    for name, experiment in first.items():
+        title = f"{name}, {type(experiment.model).__name__}, batches of {experiment.train.batch}"
+        if dry_run:
+            typer.echo(title)
+            continue
+        with console.status("") as status:
+            calibration = api.bench(experiment, tell=status.update)
+        rows = [
+            [str(timing.choice), f"{timing.milliseconds:.2f}", str(len(timing.turns)), timing.note]
+            for timing in (*calibration.kernels, *calibration.engines)
+        ]
+        console.print(Table(title, ["engine", "ms a client's step", "turns", ""], rows).rich())
+        typer.echo(f"{calibration}\n")
+    kept = (
+        '`run.engine = "auto"` measures this anew before each run that is long enough. The number is the median over '
+        "turns; one that took far longer than the fastest left early."
+    )
+    typer.echo("Nothing was measured." if dry_run else kept)
+
+
+def print_indices(experiments: Sequence[Experiment], dry_run: bool) -> None:
+    """Make and write the index of each run; runs that differ only in how they use it share one."""
+    from fedshift.methods.client2vec.heat_maps import check_writable, cosines, write_index
+    from fedshift.methods.client2vec.vectors import check_makes_index
+    from fedshift.runs.lockstep import describe
+
+    different = {
+        repr((e.seed, e.data, e.partition, e.protocol, getattr(e.method, "index", None))): e for e in experiments
+    }
+    check_writable()
+    for experiment in different.values():
+        if dry_run:
+            check_makes_index(experiment.method, experiment.method_name)
+            typer.echo(describe(experiment))
+            continue
+        with interruptible("; nothing was written."):
+            index = api.index(experiment)
+        folder = f"index-seed{experiment.seed}-{experiment.fingerprint[:8]}"
+        sent = [message["up"] for message in index.messages.values()]
+        typer.echo(
+            f"{len(index.clients)} clients of {len(set(index.domains))} domains, {index.feature.shape[1]} features; "
+            f"clients sent {sum(up['bytes'] for up in sent)} bytes in {sum(up['messages'] for up in sent)} messages."
+        )
+        open_console().print(cosines(index), highlight=False)
+        for note in index.notes:
+            typer.echo(f"Note: {note}")
+        for path in write_index(index, Path(experiment.run.out) / experiment.name / folder):
+            typer.echo(f"Written: {path}")

@@ -1,0 +1,257 @@
+"""Small networks from scratch: for images, signals, numbers and text.
+
+*ResNet-10* is a residual network of one block a stage, for what a small machine can train (He, Zhang, Ren and Sun, Deep
+residual learning for image recognition, CVPR 2016, Table 1: the stem of ResNet-18 and its four stages of basic blocks).
+Choices: one block a stage in the place of two, and ``width`` channels in the first stage in the place of 64; a linear
+layer to z follows the pooling, as with every backbone here.
+
+*The LSTM* reads characters (LEAF, Caldas et al., 2018): they are embedded, two LSTM layers read them in order, and the
+last hidden state of the upper layer is what is known of the text. Choices: LEAF classifies from that state; here a
+linear layer without a non-linearity takes it to z, so that z has the dimension that a method asks for. A network is
+given the shape of its inputs but not which tokens occur, so the size of the vocabulary is a setting; tokens that never
+occur cost a row of the embedding each.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import prod
+from typing import Annotated, ClassVar
+
+from annotated_types import Le
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedshift.core.model import Model, Shape
+from fedshift.errors import FedshiftError
+from fedshift.spec import Count, OptionalPixels, Width, setting
+
+STAGES = 4  # of a ResNet: each halves the image after the first, and doubles the channels
+
+
+class CNN(Model):
+    """Two 3x3 convolutions (ReLU, 2x2 max-pool each) and a fully connected layer (FedSR, Sec. 4.2).
+
+    Choices: the paper gives neither channels, padding nor pooling; ours are 32 and 64, none, and 2x2.
+    """
+
+    axes: ClassVar[int | None] = 3
+
+    channels: tuple[Width, Width] = setting((32, 64), help="channels of the two convolutions")
+    padding: OptionalPixels = setting(0, help="zero padding of the convolutions, in pixels")
+    batch_norm: bool = setting(False, help="batch norm after each convolution")
+
+    def encoder(self, shape: Shape, out: int) -> nn.Module:
+        """Inputs (B, channels, height, width) to (B, out)."""
+        layers: list[nn.Module] = []
+        channels, *size = shape
+        for width in self.channels:
+            layers.append(nn.Conv2d(channels, width, kernel_size=3, padding=self.padding))
+            if self.batch_norm:
+                layers.append(nn.BatchNorm2d(width))
+            # ReLU and max-pool commute; pooling first leaves a quarter of the ReLUs.
+            layers += [nn.MaxPool2d(2), nn.ReLU()]
+            channels, size = width, [(side + 2 * self.padding - 2) // 2 for side in size]
+        if min(size) < 1:
+            raise FedshiftError(
+                f"Images of {shape[1]}x{shape[2]} are too small for the model 'cnn'; use 10x10 or more."
+            )
+        layers += [nn.Flatten(), nn.Linear(channels * size[0] * size[1], out)]
+        return nn.Sequential(*layers)
+
+
+class DigitsCNN(Model):
+    """The six-layer network of FRAug's Digits experiment (Chen et al., ICCV 2023, Sec. 4.1 and appendix).
+
+    Three 5x5 convolutions (64, 64, 128; batch norm, ReLU; a 3x3 max-pool of stride 2 after the first two), a fully
+    connected layer of 2048 and one to z of 512, each with batch norm and ReLU; the head is the sixth layer.
+
+    Choices: convolutions are padded by 2 and pools by 1, as in the public code, so that 32x32 images end at 8x8; a
+    distribution of z (2d outputs) has no batch norm and ReLU after its last layer, as half of mu would be cut off.
+    """
+
+    axes: ClassVar[int | None] = 3
+
+    channels: tuple[Width, Width, Width] = setting((64, 64, 128), help="channels of the three convolutions")
+    hidden: Width = setting(2048, help="width of the first fully connected layer", source="FRAug, appendix")
+    dim: Width = setting(512, help="dimension d of the representation z", source="FRAug, appendix")
+
+    def encoder(self, shape: Shape, out: int) -> nn.Module:
+        """Inputs (B, channels, height, width) to (B, out)."""
+        layers: list[nn.Module] = []
+        channels, *size = shape
+        for place, width in enumerate(self.channels):
+            layers += [nn.Conv2d(channels, width, kernel_size=5, padding=2), nn.BatchNorm2d(width), nn.ReLU()]
+            channels = width
+            if place < 2:
+                layers.append(nn.MaxPool2d(kernel_size=3, stride=2, padding=1))
+                size = [(side + 1) // 2 for side in size]
+        layers += [nn.Flatten(), nn.Linear(channels * size[0] * size[1], self.hidden)]
+        layers += [nn.BatchNorm1d(self.hidden), nn.ReLU(), nn.Linear(self.hidden, out)]
+        if out == self.dim:
+            layers += [nn.BatchNorm1d(out), nn.ReLU()]
+        return nn.Sequential(*layers)
+
+
+class CNN1d(Model):
+    """Convolutions over time (ReLU; a max-pool of 2 between them), their mean over time, and a linear layer to z.
+
+    It is the fully convolutional network of Wang, Yan and Oates ("Time series classification from scratch with deep
+    neural networks: a strong baseline", IJCNN 2017), made smaller: global pooling reads signals of any length.
+
+    Choices: the paper's has 128, 256 and 128 channels, kernels of 8, 5 and 3, always batch norm, and no pooling between
+    the layers. Edges are padded by zeros.
+    """
+
+    axes: ClassVar[int | None] = 2
+
+    channels: tuple[Width, ...] = setting((32, 64, 64), help="channels of the convolutions, one after the other")
+    kernel: Count = setting(5, help="steps of time that a convolution looks at")
+    batch_norm: bool = setting(False, help="batch norm after each convolution")
+
+    def encoder(self, shape: Shape, out: int) -> nn.Module:
+        """Signals (B, channels, time) to (B, out)."""
+        layers: list[nn.Module] = []
+        channels = shape[0]
+        for number, width in enumerate(self.channels):
+            if number:
+                layers.append(nn.MaxPool1d(2, ceil_mode=True))  # of a single step as well
+            layers.append(nn.Conv1d(channels, width, self.kernel, padding=self.kernel // 2))
+            layers += [*([nn.BatchNorm1d(width)] if self.batch_norm else []), nn.ReLU()]
+            channels = width
+        layers += [nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(channels, out)]
+        return nn.Sequential(*layers)
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions with batch norm, beside a shortcut that is a 1x1 convolution where the shape changes."""
+
+    def __init__(self, channels: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, out, kernel_size=3, stride=stride, padding=1, bias=False),
+            nn.BatchNorm2d(out),
+            nn.ReLU(),
+            nn.Conv2d(out, out, kernel_size=3, padding=1, bias=False),
+            nn.BatchNorm2d(out),
+        )
+        self.shortcut = (
+            nn.Identity()
+            if channels == out
+            else nn.Sequential(nn.Conv2d(channels, out, kernel_size=1, stride=stride, bias=False), nn.BatchNorm2d(out))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (B, channels, height, width) to (B, out, height / stride, width / stride), rounded up."""
+        return F.relu(self.body(x) + self.shortcut(x))
+
+
+class ResNet10(Model):
+    """ResNet-10 from scratch, narrow by default: 0.3 million weights (He et al., CVPR 2016)."""
+
+    axes: ClassVar[int | None] = 3
+
+    width: Width = setting(16, help="channels of the first stage; each later one has twice as many", source="ours")
+    dim: Width = setting(128, help="dimension d of the representation z")
+
+    def encoder(self, shape: Shape, out: int) -> nn.Module:
+        """Inputs (B, channels, height, width) to (B, out)."""
+        widths = [self.width * 2**stage for stage in range(STAGES)]
+        return nn.Sequential(
+            nn.Conv2d(shape[0], self.width, kernel_size=7, stride=2, padding=3, bias=False),
+            nn.BatchNorm2d(self.width),
+            nn.ReLU(),
+            nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
+            *(
+                Block(before, after, stride=1 if before == after else 2)
+                for before, after in zip([self.width, *widths], widths, strict=False)
+            ),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(widths[-1], out),
+        )
+
+
+class FlatNumbers(nn.Flatten):
+    """Inputs of any shape as vectors."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Inputs (B, ...) to (B, features).
+
+        Raises:
+            FedshiftError: they are token ids.
+        """
+        if not x.is_floating_point():
+            raise FedshiftError("The model 'mlp' reads numbers, not token ids; try 'lstm', or give float32.")
+        return super().forward(x)
+
+
+class MLP(Model):
+    """Fully connected layers with ReLU between them; the last one gives z.
+
+    With ``hidden = []``, ``dim = 390`` and ``final_relu``, encoder and head together are FedPIN's network: one hidden
+    layer of 390.
+    """
+
+    hidden: tuple[Width, ...] = setting((390,), help="widths of the hidden layers")
+    final_relu: bool = setting(
+        False, help="ReLU on z as well; a probabilistic encoder's mu and sigma both go through it"
+    )
+    batch_norm: bool = setting(False, help="batch norm before each ReLU")
+
+    def encoder(self, shape: Shape, out: int) -> nn.Module:
+        """Inputs (B, ...) of any shape to (B, out)."""
+        widths = (prod(shape), *self.hidden, out)
+        layers: list[nn.Module] = [FlatNumbers()]
+        for number, (before, after) in enumerate(pairwise(widths)):
+            layers.append(nn.Linear(before, after))
+            if self.final_relu or number < len(self.hidden):
+                layers += [*([nn.BatchNorm1d(after)] if self.batch_norm else []), nn.ReLU()]
+        return nn.Sequential(*layers)
+
+
+class LastState(nn.Module):
+    """An embedding, LSTM layers, and a linear layer on the last hidden state."""
+
+    def __init__(self, vocabulary: int, embedding: int, hidden: int, layers: int, out: int) -> None:
+        super().__init__()
+        self.vocabulary = vocabulary
+        self.embedding = nn.Embedding(vocabulary, embedding)
+        self.lstm = nn.LSTM(embedding, hidden, num_layers=layers, batch_first=True)
+        self.projection = nn.Linear(hidden, out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Token ids (B, length), whole numbers in 0..vocabulary - 1, to (B, out).
+
+        Raises:
+            FedshiftError: these are no token ids, or one is outside the vocabulary.
+        """
+        if x.is_floating_point():
+            raise FedshiftError("The model 'lstm' reads token ids, not features; try 'mlp'.")
+        largest = int(x.max()) if x.numel() else 0
+        if largest >= self.vocabulary:
+            raise FedshiftError(
+                f"The text has the token {largest}, but model.vocabulary = {self.vocabulary}: "
+                f"--set model.vocabulary={largest + 1} or more"
+            )
+        states, _ = self.lstm(self.embedding(x))
+        z: Tensor = self.projection(states[:, -1])
+        return z
+
+
+class LSTM(Model):
+    """LEAF's stacked LSTM for next-character prediction."""
+
+    axes: ClassVar[int | None] = 1
+
+    dim: Width = setting(256, help="dimension d of the representation z")
+    vocabulary: Annotated[Count, Le(1_114_112)] = setting(
+        128, help="how many tokens there are; those of the text must be fewer"
+    )
+    embedding: Width = setting(8, help="width of a character's embedding", source="LEAF")
+    hidden: Width = setting(256, help="width of each LSTM layer", source="LEAF")
+    layers: Annotated[Count, Le(32)] = setting(2, help="LSTM layers", source="LEAF")
+
+    def encoder(self, shape: Shape, out: int) -> nn.Module:
+        """Token ids (B, length) to (B, out)."""
+        return LastState(self.vocabulary, self.embedding, self.hidden, self.layers, out)
