@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+import fedshift
 from conftest import CNN_WITH_BN, Make
 from fedshift.clients.inputs import Inputs
+from fedshift.core.contract import Part, ServerState
+from fedshift.core.model import ModelBuilder
+from fedshift.core.net import Net
+from fedshift.core.tensors import Replies
 from fedshift.datasets.dataset import Dataset
+from fedshift.methods.fedavg import FedAvg
 from fedshift.runs import runner
 from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
@@ -158,6 +165,22 @@ def test_a_damaged_folder_says_so(make: Make):
     run.weights_file.write_bytes(b"short")
     with refuses("weights.safetensors", "fedshift resume"):
         _ = Run(run.path).weights
+
+
+@fedshift.METHODS.register("with-offset")
+class WithOffset(FedAvg):
+    """FedAvg whose prediction reads what only the server changes, and another such part that it does not read."""
+
+    def parts(self, model: ModelBuilder) -> dict[str, Part]:
+        offset, unread = (nn.Linear(model.classes, model.classes) for _ in range(2))
+        nn.init.constant_(offset.bias, 3.0)
+        return {**super().parts(model), "offset": Part(offset, "down"), "unread": Part(unread, "down")}
+
+    def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
+        return net.offset(super().predict(net, x, noise)).log_softmax(dim=1)
+
+    def merge(self, state: ServerState, replies: Replies) -> ServerState:
+        return super().merge(state, replies).updated(state.down + 1)
 
 
 def test_down_tensors_that_prediction_reads_are_among_the_weights(make: Make):
