@@ -25,9 +25,8 @@ from typing import Any
 import torch
 
 from fedshift.deployment.agreement import Agreement
-from fedshift.deployment.processes import Processes
-from fedshift.deployment.rehearsal import rehearse
-from fedshift.deployment.supervisor import free_port
+from fedshift.deployment.demo import carried_out, rehearse
+from fedshift.deployment.supervisor import Processes, free_port
 from fedshift.errors import FedshiftError
 from fedshift.reporting.units import bytes_text
 from fedshift.runs.events import Progress, seconds_of
@@ -68,10 +67,10 @@ def on_flower(folder: Path) -> tuple[Rows, dict[str, float]]:
     """Carry out a federation's run; the seconds of each round's parts at its slowest site, and bytes a message."""
     with Processes(folder) as started:
         started.start_coordinator()
-        for site in started.agreement.federation.sites:
+        for site in started.federation.sites:
             started.start_site(site)
         code = started.start_run().wait()
-        run = Run(started.coordinator / "runs" / started.agreement.run)
+        run = carried_out(folder)
         if code or not run.finished:
             raise FedshiftError(f"The run on Flower has failed: see '{started.log('run')}'.")
         return measured(started, run)

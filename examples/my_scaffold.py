@@ -39,4 +39,4 @@ class MyScaffold(FedAvg):
         return c.under("c")
 
     def check(self, train: Train) -> None:
-        train.check_plain("my-scaffold takes (x - y) / (K lr) for the mean gradient of K steps")
+        train.need("my-scaffold takes (x - y) / (K lr) for a mean gradient", optimiser="sgd", momentum=0.0)

@@ -12,8 +12,10 @@ import torch
 from safetensors.torch import load, load_file
 from torch import Tensor
 
-from fedshift.deployment.agreement import Agreement
+from fedshift.clients.domains import DomainData
+from fedshift.deployment.agreement import Agreement, read_site
 from fedshift.deployment.leaving import leaving
+from fedshift.deployment.site_data import site_data
 from reference import small
 from test_methods import BEFORE_BATCH_NORM, KEPT_AS_SENT
 
@@ -72,11 +74,15 @@ class Watched:
 
     def samples(self) -> list[Tensor]:
         """Its images."""
-        return [load_file(self.folder / "state" / "prepared.safetensors")["x"]]
+        return [self._data.x]
 
     def labels(self) -> Tensor:
         """Their classes."""
-        return load_file(self.folder / "state" / "prepared.safetensors")["y"]
+        return self._data.y
+
+    @property
+    def _data(self) -> DomainData:
+        return site_data(Agreement.read(self.folder), *read_site(self.folder))
 
     def public(self) -> list[Tensor]:
         """What everyone begins with."""

@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 import tomli_w
 
-from fedshift.deployment.agreement import EXPERIMENT, FEDERATION, SITE
+from fedshift.deployment.agreement import EXPERIMENT, SITE
 from fedshift.deployment.attend import Attendant
 from fedshift.deployment.coordinate import coordinate
-from fedshift.deployment.limits import MessageLimits
-from fedshift.deployment.link import Away
+from fedshift.deployment.federation_toml import FEDERATION
+from fedshift.deployment.flower import Away
 from fedshift.deployment.turns import Turn
 from fedshift.deployment.wire import (
     DECIMALS,
     Done,
     Failed,
+    MessageLimits,
     Reply,
     Request,
     Work,

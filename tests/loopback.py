@@ -18,9 +18,9 @@ import tomli_w
 
 from federated import SITES, set_site
 from fedshift.deployment import folders
-from fedshift.deployment.agreement import EXPERIMENT, Agreement, FederationSettings
-from fedshift.deployment.processes import Processes
-from fedshift.deployment.supervisor import environment, free_port
+from fedshift.deployment.agreement import EXPERIMENT, Agreement
+from fedshift.deployment.federation_toml import FederationSettings
+from fedshift.deployment.supervisor import Processes, environment, free_port
 from fedshift.experiments import Experiment
 from fedshift.files import write
 from fedshift.runs.run import Run
@@ -66,7 +66,7 @@ class Loopback:
 
     def end_run(self) -> None:
         """Wait for the run's end."""
-        self.wait_for(lambda: self.processes.process("run").poll() is not None)
+        self.wait_for(lambda: self.processes.running["run"].poll() is not None)
 
     def run(self) -> str:
         """Carry the run out, or on; what it says."""
@@ -78,16 +78,13 @@ class Loopback:
 
     def is_running(self, name: str) -> bool:
         """Whether a process was started and has not ended, nor was killed."""
-        try:
-            return self.processes.process(name).poll() is None
-        except KeyError:
-            return False
+        return name in self.processes.running and self.processes.running[name].poll() is None
 
     # What is killed -------------------------------------------------------------------------------
 
     def crash(self, name: str) -> None:
         """SIGKILL a process and all that it has started, as a crash of its machine would end them."""
-        started = descendants(self.processes.process(name).pid)
+        started = descendants(self.processes.running[name].pid)
         self.processes.kill(name)
         kill(started)
 
@@ -104,7 +101,7 @@ class Loopback:
 
     def programs(self, name: str, program: str) -> dict[int, str]:
         """What a process has started of a program: its command lines, by id."""
-        found = descendants(self.processes.process(name).pid)
+        found = descendants(self.processes.running[name].pid)
         return {pid: command for pid, command in found.items() if program in command}
 
     def flwr(self, *words: str) -> str:
@@ -178,15 +175,13 @@ def loopback(folder: Path, experiment: Experiment, deadline: float = PATIENCE) -
         deadline=deadline,
         wait=PATIENCE,
     )
-    folders.make(folder, folders.planned(folder, members, experiment))
+    folders.make(folder, folders.planned(members, experiment))
     for number, site in enumerate(SITES):
         samples(folder / "sites" / site / SAMPLES, number)
         set_site(folder, site, domains=[])
     made = Loopback(folder)
-    try:
+    with made.processes:
         yield made
-    finally:
-        made.processes.end()
 
 
 def samples(path: Path, seed: int) -> None:

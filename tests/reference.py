@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from conftest import CNN_WITH_BN, TINY, Remembering, evaluated, go_on
+from fedshift.catalogue import built_in
 from fedshift.core.contract import Round
 from fedshift.experiments import Experiment
 from fedshift.methods import METHODS
@@ -16,9 +17,9 @@ from fedshift.runs.schema import Record
 from fedshift.runs.simulation import Simulation
 from fedshift.study.grid import expand, override
 
-BUILT_IN = [name for name in METHODS if METHODS.get(name).built_in]
-# A variant is another entry with numbers fixed: its class stands for it, but in the check that each can be run.
-VARIANTS = [name for name in BUILT_IN if METHODS.get(name).variant]
+BUILT_IN = [name for name in METHODS if built_in(METHODS.get(name))]
+# A variant is another method with numbers fixed, which stands for it, but in the check that each can be run.
+VARIANTS = ["fedl2r", "fedcmi", "fedreg", "fedalign", "fedpin-lambda-0", "fedpin-gamma-0"]
 EVERY_METHOD = [name for name in BUILT_IN if name not in VARIANTS]
 # These use all that a method may: state of clients, parts that are sent down, phases of the server, private parts, a
 # model for each client, stages, and phases of several kinds.

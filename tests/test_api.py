@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 import tomli_w
@@ -29,7 +29,6 @@ from fedshift.models.small import MLP
 from fedshift.runs import runner
 from fedshift.runs.events import Progress
 from fedshift.study import api
-from fedshift.study.api import FIELDS, Options
 from fedshift.study.grid import expand, override
 from refusal import refuses
 
@@ -48,7 +47,7 @@ def test_every_name_is_there_and_listed():
 
 def test_every_method_can_be_imported():
     for name in METHODS:
-        cls = METHODS.get(name).cls
+        cls = METHODS.get(name)
         if cls.__module__.startswith("fedshift."):
             assert getattr(fedshift, cls.__name__) is cls
 
@@ -79,10 +78,6 @@ def test_threads_that_wait_sleep_unless_the_user_says_otherwise(given: str | Non
 
 
 # Experiments ------------------------------------------------------------------------------------
-
-
-def test_every_option_has_a_field_and_a_type():
-    assert {*FIELDS, "settings", "tuned"} == set(get_type_hints(Options))
 
 
 def test_options_are_those_of_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -126,17 +121,6 @@ def test_sources_of_every_kind(make: Make, tiny_document: dict[str, Any], tmp_pa
     assert fedshift.grid([one, make({"seed": 1})]) == [one, make({"seed": 1})]
 
 
-def test_an_experiment_can_be_changed(make: Make):
-    one = make({"method.name": "fedprox", "method.mu": 0.7})
-    assert fedshift.experiment(one, rounds=9).train.rounds == 9
-    assert fedshift.experiment(one, rounds=9).method == one.method
-    with pytest.warns(fedshift.FedshiftWarning, match=r"\[method\].* not used: mu"):
-        assert fedshift.experiment(one, method="fedsr").method == FedSR()
-    with pytest.warns(fedshift.FedshiftWarning, match=r"\[model\].* not used: hidden"):
-        assert fedshift.experiment(one, model="cnn").model.dim == one.model.dim == 4
-    assert [e.seed for e in fedshift.grid([one], seed=[3, 4], hold_out="dark")] == [3, 4]
-
-
 def test_choices_may_be_instances_and_tables(tiny_document: dict[str, Any]):
     one = fedshift.experiment(
         tiny_document,
@@ -165,12 +149,7 @@ def test_an_instance_is_what_runs(tiny_document: dict[str, Any]):
     assert fedshift.experiment("rotated-mnist", method="fediir").method != preset
     changed = fedshift.experiment(document, method=FedSR(), hold_out="dark", settings={"method.l2r": 0.2})
     assert changed.method == FedSR(l2r=0.2)
-
-
-def test_other_data_are_another_experiment():
-    assert fedshift.grid(data="digits", hold_out="mnist")[0].name == "digits"
-    assert fedshift.grid(data=RotatedMNIST())[0].name == "rotated-mnist"
-    assert fedshift.grid(data="digits", hold_out="mnist", name="mine")[0].name == "mine"
+    assert fedshift.grid(data="digits", hold_out="mnist")[0].name == "digits"  # other data are another experiment
 
 
 @pytest.mark.parametrize(
@@ -201,15 +180,6 @@ def test_a_bad_option_is_named_with_its_fix(options: dict[str, Any], words: list
 def test_a_bad_source_is_named(source: Any):
     with refuses("no experiment", "TOML"):
         fedshift.grid(source)
-
-
-def test_a_class_without_a_name_says_how_to_register_it():
-
-    class Mine(FedAvg):
-        """A method nobody registered."""
-
-    with refuses("Mine", "@fedshift.methods.METHODS.register('name')"):
-        fedshift.grid(TINY, method=Mine())
 
 
 # Runs -------------------------------------------------------------------------------------------

@@ -31,8 +31,7 @@ from conftest import Make
 from federated import SITES
 from fedshift.deployment import shell
 from fedshift.deployment.executor import ACQUIRE
-from fedshift.deployment.orphan import with_parent
-from fedshift.deployment.supervisor import end, listens, start
+from fedshift.deployment.supervisor import end, listens, start, with_parent
 from loopback import PATIENCE, SUPERNODE, Loopback, loopback
 from reference import small
 from test_flower import IMPATIENT, REAL, as_simulated
@@ -123,7 +122,7 @@ def an_outsider_is_refused(federation: Loopback, app: Path, home: Path) -> None:
     """At the public address, with the certificate that every site has."""
     home.mkdir()
     authority = federation.folder / "sites/dark/certificates/ca.crt"
-    address = federation.processes.agreement.federation.address
+    address = federation.processes.federation.address
     (home / "config.toml").write_text(f'[superlink.trial]\naddress = "{address}"\nroot-certificates = "{authority}"\n')
     key = federation.folder / "sites/dark/keys/site.pub"
     for words in (
@@ -147,7 +146,7 @@ def an_outsider_is_refused(federation: Loopback, app: Path, home: Path) -> None:
 
 def a_site_is_refused_what_is_the_coordinators(federation: Loopback) -> None:
     """At the public address, with its own key; at the SuperLink's own port the same request is answered."""
-    public, inner = federation.processes.agreement.federation.address, f"127.0.0.1:{federation.processes.control_port}"
+    public, inner = federation.processes.federation.address, f"127.0.0.1:{federation.processes.control_port}"
     key = load_ssh_private_key((federation.folder / "sites/dark/keys/site.key").read_bytes(), None)
     signed = NodeAuthHttpInterceptor(key, key.public_key())
     with pytest.raises(httpx.HTTPStatusError):
@@ -213,7 +212,7 @@ def online(federation: Loopback) -> int:
 def dishonest(federation: Loopback) -> Iterator[None]:
     """A coordinator's SuperLink that starts apps itself, behind the coordinator's gate."""
     port, coordinator = federation.processes.control_port, federation.processes.coordinator
-    address = shell.host_and_port(federation.processes.agreement.federation.address)
+    address = shell.host_and_port(federation.processes.federation.address)
     free: Callable[[], bool] = lambda: not listens("127.0.0.1", port) and not listens(*address)  # noqa: E731
     federation.wait_for(free)
     command = shell.superlink(port)

@@ -22,17 +22,17 @@ from fedshift import files
 from fedshift.cli.app import app
 from fedshift.core.contract import Round
 from fedshift.core.messages import Down, Order, metadata, pack
-from fedshift.deployment.agreement import EXPERIMENT, Agreement, read_site
+from fedshift.deployment import attend
+from fedshift.deployment.agreement import EXPERIMENT, Agreement
 from fedshift.deployment.attend import Attendant
 from fedshift.deployment.coordinate import coordinate
+from fedshift.deployment.demo import rehearse
+from fedshift.deployment.flower import Away
 from fedshift.deployment.inspection import inspect
-from fedshift.deployment.link import Away
 from fedshift.deployment.members import Roster
-from fedshift.deployment.rehearsal import rehearse
 from fedshift.deployment.sent import read_sent
-from fedshift.deployment.site_data import prepared
 from fedshift.deployment.turns import MOST_REPLACED
-from fedshift.deployment.wire import Done, Failed, Join, Joined, Reply, Session, Work
+from fedshift.deployment.wire import Done, Failed, Join, Joined, Reply, Work
 from fedshift.errors import DamagedError, DiskError, FedshiftError
 from fedshift.rounds.coordinator import Coordinator
 from fedshift.runs.events import Progress
@@ -139,7 +139,7 @@ def coming(site: Site) -> bytes:
     assert work.order is not None
     order = replace(work.order, round=work.order.round + 1)
     score = replace(work.order, round=work.position)  # the model of the round before
-    session = replace(work.session, number=site.attendant.turns().session)
+    session = site.attendant.turns().session
     return replace(work, session=session, position=work.position + 1, order=order, score=score).to_bytes()
 
 
@@ -155,12 +155,12 @@ def test_the_order_that_it_waits_for_is_carried_out(begun: Begun, tmp_path: Path
 
 ALTERED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "another site": (put("site", value="gray"), "order"),
-    "another run": (put("session", "run", value="another"), "order"),
-    "a path as run": (put("session", "run", value="../../gray/state"), "order"),
-    "a long run": (put("session", "run", value=LONG), "error"),
-    "another session": (put("session", "number", value=2**62), "session"),
-    "other settings": (put("session", "agreed", value=""), "experiment"),
-    "a reply that is a list": (put("session", "known", value=[]), "error"),
+    "another run": (put("run", value="another"), "order"),
+    "a path as run": (put("run", value="../../gray/state"), "order"),
+    "a long run": (put("run", value=LONG), "error"),
+    "another session": (put("session", value=2**62), "session"),
+    "other settings": (put("agreed", value=""), "experiment"),
+    "a reply that is a list": (put("known", value=[]), "error"),
     "a checkpoint of the future": (put("saved", value=10**9), "order"),
     "an order of another run": (put("order", "run", value="another"), "order"),
     "an order of another client": (put("order", "client", value=1), "order"),
@@ -313,17 +313,17 @@ def test_a_round_comes_at_one_position_where_stages_may_end_early(make: Make, tm
     """Round 1 of the second stage may come after one round of the first, or two, or three; but not after each."""
     changes = {**small("head-retraining"), **IN_DOMAIN, "train.rounds": 3, "train.patience": 2}
     site = Attendant(members(tmp_path, make(changes)) / "sites" / "dark")
-    session = Session(site.agreement.run, site.agreement.digest)
-    joined = reply_of(site.answer(Join(session, "dark", site.agreement.agreed).to_bytes()))
+    asked = {"site": "dark", "run": site.agreement.run, "agreed": site.agreement.digest}
+    joined = reply_of(site.answer(Join(**asked, settings=site.agreement.agreed).to_bytes()))
     assert isinstance(joined, Joined)
     head = Round(site.setup.stages[1], 1)
     (order, *_) = Coordinator(site.setup, site.agreement.clients).orders(head.stage.training, head, [0])
-    work = Work(replace(session, number=joined.session), "dark", 2, 0)
+    work = Work(**asked, session=joined.session, position=2, saved=0)
     came: dict[str, list[type[Reply]]] = {"order": [], "score": []}
     for position in (2, 3, 4):
         for what, replies in came.items():
-            asked = replace(work, position=position, **{what: other_weights(order, position)})
-            replies.append(type(reply_of(site.answer(asked.to_bytes()))))
+            again = replace(work, position=position, **{what: other_weights(order, position)})
+            replies.append(type(reply_of(site.answer(again.to_bytes()))))
     assert came == {"order": [Done, Failed, Failed], "score": [Done, Failed, Failed]}
 
 
@@ -380,15 +380,12 @@ def test_a_thief_of_a_sites_key_is_in_quarantine_until_the_operator_confirms_it(
     assert not roster.entry("dark").quarantine
 
 
-@pytest.mark.parametrize("mistake", ["rounds = 4", "rounds = "])
-def test_a_site_that_could_not_read_what_it_should_takes_part_when_that_is_mended(
-    make: Make, tmp_path: Path, mistake: str
-):
+def test_a_site_that_could_not_read_what_it_should_takes_part_when_that_is_mended(make: Make, tmp_path: Path):
     """Its refusal is no reply that it must prove later, nor one that must be proved."""
     folder = members(tmp_path, make({**small("fedavg"), **IN_DOMAIN, "train.rounds": 3}))
     path = folder / "sites" / "gray" / EXPERIMENT
     agreed = path.read_text()
-    wrong = agreed.replace("rounds = 3", mistake)
+    wrong = agreed.replace("rounds = 3", "rounds = ")
     path.write_text(wrong)
     for _ in range(2):
         with pytest.raises(FedshiftError, match="'gray'"):
@@ -401,10 +398,8 @@ def test_a_site_that_could_not_read_what_it_should_takes_part_when_that_is_mende
         if isinstance(work, Work) and work.order is not None:
             if who == "gray" and work.position == 1:  # while the run is under way
                 path.write_text(wrong)
-                link.sites["gray"] = Attendant(path.parent)
             if who == "dark" and work.position == 2:
                 path.write_text(agreed)
-                link.sites["gray"] = Attendant(path.parent)
         return reply
 
     link.change = change
@@ -488,23 +483,6 @@ def test_messages_of_a_session_that_has_ended_change_nothing(begun: Begun, tmp_p
     alike(run, rehearse(tmp_path, Progress()))
 
 
-@pytest.mark.parametrize("method", ["fedcir", "client2vec", "feddyn"])
-def test_a_run_whose_requests_all_come_twice_ends_with_the_same_bits(make: Make, tmp_path: Path, method: str):
-    """As where the process that carries an order out is killed: it is carried out again, with the same answer."""
-    folder = members(tmp_path / "trial", make({**small(method), **IN_DOMAIN}))
-    again = {site: Attendant(folder / "sites" / site) for site in ("dark", "gray", "light")}
-
-    def change(who: str, request: bytes, reply: bytes) -> bytes | Away:
-        work = request_of(request)
-        if isinstance(work, Work) and work.order is not None:
-            second = reply_of(again[who].answer(request))
-            assert isinstance(second, Done)
-            assert second.to_bytes() == reply_of(reply).to_bytes()
-        return reply
-
-    alike(coordinate(folder / "coordinator", Local(folder, change), Progress()), rehearse(folder, Progress()))
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -568,36 +546,32 @@ def test_a_list_of_what_left_that_is_damaged_lets_nothing_leave(begun: Begun, tm
         site.attendant.answer(coming(site))
 
 
-def test_prepared_samples_are_their_owners_and_of_one_release(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_samples_are_read_again_only_where_a_file_of_the_site_has_changed(
+    begun: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Nobody else reads them; they are made again by another release, and read only if inputs are as agreed."""
-    site = members(tmp_path, make(IN_DOMAIN)) / "sites" / "dark"
-    agreement, (settings, _) = Agreement.read(site), read_site(site)
-    own = agreement.table["data"]
-    made = prepared(agreement, settings, own, site)
-    file = site / "prepared.safetensors"
-    assert file.stat().st_mode & 0o077 == 0
+    site, read = begun(tmp_path), list[int]()
+    load_samples = attend.site_data
 
-    def never(*_: object) -> None:
-        raise AssertionError("made again")
+    def counted(*arguments: Any) -> Any:
+        read.append(1)
+        return load_samples(*arguments)
 
-    with monkeypatch.context() as patch:
-        patch.setattr("fedshift.deployment.site_data.site_data", never)
-        assert torch.equal(prepared(agreement, settings, own, site).x, made.x)
-        normalised = {"name": "folder", "path": "images", "size": 10, "channels": 3, "normalise": True}
-        with pytest.raises(FedshiftError, match=r"agreed on \(normalise = False, not True\): leave"):
-            prepared(replace(agreement, table={**agreement.table, "data": normalised}), settings, own, site)
-        patch.setattr("fedshift.deployment.site_data.version", lambda package: f"the next {package}")
-        with pytest.raises(AssertionError, match="made again"):
-            prepared(agreement, settings, own, site)
+    monkeypatch.setattr(attend, "site_data", counted)
+    join = next(data for data in site.requests if isinstance(request_of(data), Join))
+    assert [isinstance(site.ask(join), Joined) for _ in range(2)] == [True, True]
+    assert read == [1]
+    set_site(tmp_path, "dark", refuse=["model update"])
+    assert site.ask(join) == Failed("dark", "policy", ("model update",))
+    set_site(tmp_path, "dark")
+    assert isinstance(site.ask(join), Joined)
+    assert read == [1, 1]
 
 
 def test_turns_that_are_damaged_are_refused(begun: Begun, tmp_path: Path):
     site = begun(tmp_path)
     (turns,) = site.folder.glob("state/*/turns.json")
     before, request = site.kept(), coming(site)
-    for text in ("", "[]", '{"sessions": 3}', '{"session": -1}', '{"session": 1, "taken": {"order@1-0": {}}}'):
+    for text in ("", "[]", '{"sessions": 3}', '{"session": -1}', '{"session": 1, "taken": [{}]}'):
         turns.write_text(text)
         assert site.ask(request) == Failed("dark", "state")
         assert site.kept() == before

@@ -389,8 +389,8 @@ def test_a_method_that_cannot_run_or_diverges_leaves_the_others_alone(
     def blow_up(self, net, batch, context):
         return {"cross_entropy": net.head(batch.z).sum() / 0}
 
-    monkeypatch.setattr(METHODS.get("fedlc").cls, "check", refuse)
-    monkeypatch.setattr(METHODS.get("fedprox").cls, "loss", blow_up)
+    monkeypatch.setattr(METHODS.get("fedlc"), "check", refuse)
+    monkeypatch.setattr(METHODS.get("fedprox"), "loss", blow_up)
     plan = with_rows(on_tiny_data, "fedavg", "fedlc", "fedprox")
     done = carry_out_benchmark(plan, Progress())
     assert done.lacking("tiny-sgd", "fedlc") == Lacking("It takes no batches of 4.", "refused")
@@ -432,7 +432,7 @@ def test_a_run_that_diverged_is_not_tried_again_and_neither_are_its_cells_other_
 
     def then_blow_up(*given):
         found = tuned(*given)
-        monkeypatch.setattr(METHODS.get("fedprox").cls, "loss", blow_up)
+        monkeypatch.setattr(METHODS.get("fedprox"), "loss", blow_up)
         return found
 
     monkeypatch.setattr(execute, "_tuned", then_blow_up)
@@ -524,7 +524,7 @@ def test_a_forecast_counts_every_run_that_can_be(on_tiny_data: StudyPlan, monkey
     def refuse(self, train):
         raise FedshiftError("It takes no batches of 4.")
 
-    monkeypatch.setattr(METHODS.get("fedlc").cls, "check", refuse)
+    monkeypatch.setattr(METHODS.get("fedlc"), "check", refuse)
     plan = planned(on_tiny_data.scale, on_tiny_data.scenarios, ["fedlc", "fedprox"], on_tiny_data.folder.parent)
     refused, taken = forecast_cells(plan, plan.scenarios[1])
     assert (refused.runs, refused.cost, refused.problem) == (0, None, "It takes no batches of 4.")

@@ -18,10 +18,9 @@ from sklearn.utils.class_weight import compute_sample_weight
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from conftest import Make, engine_of, go_on, simulate
+from conftest import Make, simulate
 from fedshift.core.contract import Batch, Context, Terms
 from fedshift.core.net import Net
-from fedshift.core.tensors import Tensors
 from fedshift.core.training import Train
 from fedshift.engines.engine import Engine
 from fedshift.engines.kernels import Kernels
@@ -93,43 +92,6 @@ def test_the_cross_entropy_of_a_batch_by_hand():
     assert batch.cross_entropy(logits, "none").tolist() == pytest.approx([ln2 / 2, 3 * ln2])
     assert batch.part(slice(1, None)).cross_entropy(logits[1:]).item() == pytest.approx(3 * ln2)
     assert Batch(torch.zeros(2), y).cross_entropy(logits).item() == pytest.approx(3 / 2 * ln2)
-
-
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=20), st.integers(0, 2**31))
-def test_over_all_samples_it_is_torchs_weighted_cross_entropy(labels: list[int], seed: int):
-    """F.cross_entropy(weight=w) divides by the sum of the weights, which over a client's samples is their number."""
-    y, generator = torch.tensor(labels), torch.Generator().manual_seed(seed)
-    logits = torch.randn(len(y), 4, generator=generator, dtype=torch.float64)
-    given_weights = torch.rand(4, generator=generator, dtype=torch.float64) + 0.1
-    scaled = given_weights * (len(y) / given_weights[y].sum())
-    ours = Batch(torch.zeros(len(y)), y, weight=scaled[y]).cross_entropy(logits)
-    assert ours.item() == pytest.approx(F.cross_entropy(logits, y, given_weights).item())
-
-
-def test_a_step_goes_down_the_weighted_risk(make: Make, tmp_path: Path):
-    """One step of plain SGD on all of a client's samples is torch's own, with the weights of balanced classes."""
-    changes = {"train.class_weights": "balanced", "train.batch": 64, "train.steps": 1, "train.momentum": 0.0}
-    one_site = rare(tmp_path, {"north": (24, 6, 3)})
-    simulation = simulate(make({**one_site, **changes}), 0)
-    start = {name: tensor.clone() for name, tensor in simulation.coordinator.state.shared.items()}
-    samples, net = simulation.federated.clients[0].train, engine_of(simulation).resident(simulation.setup).client.net
-    with torch.no_grad():
-        for name, tensor in net.tensors():
-            tensor.copy_(start[name])
-    go_on(simulation)
-    parameters = {name: start[name].clone().requires_grad_() for name, _ in net.parameters()}
-
-    def logits() -> Tensor:
-        x = simulation.federated.inputs.evaluation(samples.x).double()
-        parts = Tensors(parameters)
-        return net.call("head", parts.of("head"), net.call("encoder", parts.of("encoder"), x))
-
-    counts = torch.bincount(samples.y, minlength=3).double()
-    F.cross_entropy(logits(), samples.y, len(samples) / (3 * counts)).backward()
-    for name, parameter in parameters.items():
-        assert parameter.grad is not None
-        expected = parameter.detach() - 0.1 * parameter.grad
-        torch.testing.assert_close(simulation.coordinator.state.shared[name], expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY_METHOD if name not in REFUSING])

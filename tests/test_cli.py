@@ -236,7 +236,7 @@ def test_names_of_settings_complete():
 
 def test_every_spec_documents_its_settings():
     catalogues = (METHODS, DATASETS, MODELS, PROTOCOLS)
-    listed = [catalogue.get(name).cls for catalogue in catalogues for name in catalogue]
+    listed = [catalogue.get(name) for catalogue in catalogues for name in catalogue]
     for cls in [*(cls for cls in listed if cls.__module__.startswith("fedshift.")), *PLAIN.values()]:
         assert cls.__doc__
         assert all(about.help for about in cls.settings().values()), cls
@@ -346,7 +346,7 @@ def test_a_method_that_cannot_run_is_a_row_with_its_reason(
     def lacking(self: Any, model: Any) -> Any:
         raise FedshiftError("FedLC needs the 'logit' extra: pip install it")
 
-    monkeypatch.setattr(METHODS.get("fedlc").cls, "parts", lacking)
+    monkeypatch.setattr(METHODS.get("fedlc"), "parts", lacking)
     words = ["compare", str(experiment_file), "--method", "scaffold,fedavg,fedlc", "--set", "train.momentum=0.9"]
     forecast = ok(*words, "--dry-run")
     assert not (tmp_path / "runs").exists()

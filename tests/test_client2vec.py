@@ -329,8 +329,6 @@ def test_local_terms_by_hand(form: Literal["mean", "sum"], orth: float):
     [
         ({"index": {"name": "dsa-ign", "strategy": "global"}}, 5.0),
         ({"index": {"name": "dsa-ign", "strategy": "federated"}}, 1.0),
-        ({"local_weight": "base"}, 1.0),
-        ({"local_weight": "base", "base": {"name": "fedprox", "mu": 0.3}}, 0.3),
         ({"local_weight": 2.5}, 2.5),
     ],
 )

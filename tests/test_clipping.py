@@ -16,10 +16,9 @@ from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.feddyn import FedDyn
-from fedshift.methods.pfedme import PFedMe
 from fedshift.runs.lockstep import advance
 from fedshift.runs.simulation import Simulation
-from quadratics import OnQuadratics, Quadratics, at_rest, on_quadratics
+from quadratics import OnQuadratics, at_rest, on_quadratics
 from refusal import refuses
 
 __all__ = ["on_quadratics"]  # a fixture
@@ -52,18 +51,6 @@ def test_with_a_methods_own_limit_both_hold(
     ups = [1.0 * min(1.0, norm / (1 + 1e-6)), -4.0 * min(1.0, norm / (4 + 1e-6))]
     mean = 0.1 * sum(ups) / 2
     assert at_rest(simulation) == pytest.approx(2 * mean, abs=1e-12)  # h = -alpha mean, and w = mean - h / alpha
-
-
-def test_every_repeat_is_a_step_that_is_clipped(on_quadratics: OnQuadratics):
-    """K = 3 steps of pFedMe's theta and its step of w each have a gradient of norm 1e-3 at most.
-
-    Both clients have their optimum above w = 0. At a rate of 0.1 theta goes 1e-4 three times; the gradient of w, with
-    lam = 1, is then w - theta = -3e-4, below the limit, so w goes eta times as far: 0.1 * 3e-4.
-    """
-    above = Quadratics(slopes=(1.0, 0.5), labels=(1, 2), counts=(10, 10))
-    method = PFedMe(lam=1.0, personal_steps=3, eta=0.1, beta=1.0)
-    simulation = on_quadratics.run(method, {**ONE, "train.clip": 1e-3}, above)
-    assert at_rest(simulation) == pytest.approx(0.1 * 3e-4, rel=1e-3)
 
 
 def test_it_is_what_torch_does(make: Make):

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 import fedshift
-from conftest import Make, attach, evaluated, first_messages, go_on, names_sent, net_of, simulate, states
+from conftest import Make, attach, evaluated, first_messages, go_on, names_sent, simulate
 from fedshift.core.contract import (
     Exchange,
     LocalWork,
     Measure,
-    Optimiser,
     Part,
     Phase,
     ServerState,
@@ -27,9 +26,7 @@ from fedshift.core.model import ModelBuilder
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import can_fork
-from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
-from fedshift.runs.dry_run import planned_stages
 from fedshift.runs.events import Progress
 from fedshift.runs.simulation import Simulation
 from refusal import refuses
@@ -48,11 +45,6 @@ class Told(FedAvg):
 
     def told(self, work: LocalWork):
         return {"steps": torch.tensor(work.steps), "lr": torch.tensor(work.lr, dtype=torch.float64)}
-
-
-def test_a_client_knows_its_steps_and_its_rate(make: Make):
-    reply = first_messages(make({**PLAIN, "train.rounds": 1}).replace(method=Told()))["train", "up"]
-    assert (reply["steps"].item(), reply["lr"].item()) == (3, 0.05)
 
 
 def test_the_rate_that_a_client_knows_is_that_of_the_round(make: Make):
@@ -107,14 +99,6 @@ class Robust(FedAvg):
         return state.updated({"asked.value": asked})
 
 
-def test_a_snapshot_is_the_model_after_a_drawn_step(make: Make):
-    """With one step only the drawn step is the last, so that the snapshot is the model that is sent."""
-    simulation = simulate(make({**PLAIN, "train.steps": 1, "train.rounds": 1}).replace(method=Robust()))
-    state = simulation.coordinator.state
-    for name, tensor in state.down.of("snapshot").items():
-        assert torch.equal(tensor, state.shared[name])
-
-
 def test_the_drawn_step_is_the_same_for_all_and_changes_from_round_to_round(make: Make):
     """After s steps of SGD by hand: the snapshot of a round of 6 is where a round of s ends, for some s in 1..6."""
     drawn = []
@@ -140,7 +124,7 @@ def test_a_reply_of_nothing_else_says_the_number_of_samples(make: Make):
     """And one of which nothing is merged does not, whatever weighs the others."""
     simulation = simulate(make(PLAIN).replace(method=Robust()))
     assert names_sent(simulation, "score", "up") == {"samples"}
-    assert simulation.setup.categories(simulation.setup.stages[0].exchanges[1]) == {"samples": "count"}
+    assert simulation.setup.declaration(simulation.setup.stages[0].exchanges[1]).categories == {"samples": "count"}
     single = simulate(make({"method": {"name": "single", "weighting": "samples"}}))
     assert single.coordinator.bytes_up == 0
 
@@ -189,27 +173,6 @@ def test_a_measure_may_be_of_some_batches(make: Make, batches: int, size: int | 
         torch.testing.assert_close(reply["mean"], reply["mean_of_all"])
 
 
-def test_measured_batches_are_drawn_for_the_round_and_leave_those_of_training_alone(make: Make):
-    """Rounds differ, a round repeats, and training, its steps and its batches are those of FedAvg, to the bit."""
-    experiment = make({**PLAIN, "train.rounds": 3}).replace(method=Sampled())
-    sums = []
-
-    class Noting(Sampled):
-        """Notes what was measured."""
-
-        def merge(self, state, replies):
-            sums.append([up["sum"].item() for up in replies.ups])
-            return super().merge(state, replies)
-
-    noted = simulate(experiment.replace(method=Noting()))
-    assert len({each[0] for each in sums}) == 3
-    assert first_messages(experiment)["train", "up"]["sum"].item() == sums[0][0]
-    plain = simulate(make({**PLAIN, "train.rounds": 3}))
-    for name, tensor in plain.coordinator.state.shared.items():
-        assert torch.equal(tensor, noted.coordinator.state.shared[name])
-    assert [state.drawn for _, state in states(plain)] == [state.drawn for _, state in states(noted)]
-
-
 def test_engines_agree_on_some_batches(make: Make):
     """Clients of 36, 27 and 18 samples, and batches of 20, which the last does not fill."""
     unequal = {"data.domains": 4, "data.per_class": 13, "data.fewer": 3, "train.rounds": 2}
@@ -219,16 +182,6 @@ def test_engines_agree_on_some_batches(make: Make):
     if can_fork():
         with engine_named("workers") as workers:
             assert_same(alone, simulate(experiment, engine=workers))
-
-
-def test_a_measure_of_some_batches_takes_no_steps(make: Make):
-    """Neither planned nor told: what counts as a step is one of training."""
-    simulation = simulate(make({**PLAIN, "train.rounds": 1}).replace(method=Sampled()))
-    (stage,) = planned_stages(simulation)
-    assert stage.steps == 2 * 3
-    told = simulation.coordinator.ledger
-    assert any(entry.direction == "telemetry" for entry in told.entries)
-    assert first_messages(simulation.experiment)["train", "telemetry"]["steps"].item() == 3
 
 
 HEARD: list[tuple[str, int]] = []
@@ -265,17 +218,6 @@ def test_the_servers_hooks_know_the_round(make: Make, tmp_path: Path):
     assert again.coordinator.state.round == 1
     go_on(again)
     assert expected == HEARD
-
-
-def test_a_part_with_other_tensors_passes_gradients_on(make: Make):
-    """head(z; 2w) has, in w, twice the gradient in 2w: for the sum of logits over a batch of ones, 2 * 5 each."""
-    net = net_of(Simulation(make()))
-    z = torch.ones(5, 4)
-    w = net.of("head")
-    logits = net.call("head", w * 2, z)
-    torch.testing.assert_close(logits, 2 * net.head(z))
-    (gradient,) = torch.autograd.grad(logits.sum(), [w["weight"]])
-    torch.testing.assert_close(gradient, torch.full((3, 4), 10.0))
 
 
 def test_a_tensor_that_the_server_has_not_is_an_error():
@@ -322,49 +264,6 @@ def test_a_client_that_is_sent_tensors_of_its_own_has_a_model_of_its_own(make: M
     assert biases == [1.0, 2.0]
 
 
-class KeptHead(FedAvg):
-    """PartialFed (Fix) with the head fixed: it is averaged, but a client begins with its last one."""
-
-    def parts(self, model):
-        parts = super().parts(model)
-        return {**parts, "last": Part(model.head("last head"), "client")}
-
-    def begin(self, private, received):
-        return private.of("last").under("head")
-
-    def keep(self, work):
-        return work.trained.of("head").under("last")
-
-
-def test_a_client_may_begin_with_what_it_kept(make: Make):
-    """Without steps of training for the head (its rate is 0) it stays what the client began with in the first round."""
-    experiment = make({**PLAIN, "train.lr": 1e-30}).replace(method=KeptHead())
-    for engine in (None, Vectorised()):
-        simulation = simulate(experiment, engine=engine)
-        initial = simulation.site.initial["last.weight"]
-        assert not torch.equal(initial, Simulation(experiment).coordinator.state.shared["head.weight"])
-        torch.testing.assert_close(simulation.coordinator.state.shared["head.weight"], initial)
-
-
-def test_a_part_may_start_on_every_client_from_a_draw_of_its_own(make: Make):
-    """An own head that nobody moves: every engine leaves each client's where its number put it."""
-
-    class OwnHead(FedAvg):
-        """FedAvg with a head that a client begins with and never uses."""
-
-        def parts(self, model):
-            return {**super().parts(model), "own": Part(model.head("own"), "client", each=lambda own: own.head("own"))}
-
-    experiment = make(PLAIN).replace(method=OwnHead())
-    before = [Simulation(experiment).site.state(client).tensors["own.weight"] for client in (0, 1)]
-    assert not torch.equal(*before)
-    engines = ["sequential", "vectorised", *(["workers"] if can_fork() else [])]
-    for name in engines:
-        with engine_named(name) as engine:
-            after = [state.tensors["own.weight"] for _, state in states(simulate(experiment, engine=engine))]
-        assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
-
-
 @pytest.mark.parametrize(
     ("made", "has"),
     [
@@ -395,55 +294,3 @@ def test_only_a_private_part_starts_from_draws_of_its_own(make: Make):
 
     with refuses("'head'", "'shared'", "scope 'client'"):
         Simulation(make(PLAIN).replace(method=SharedHead()))
-
-
-def test_the_rate_of_an_objective_may_fall_from_round_to_round(make: Make):
-    """Rounds of one plain step at rates 1 and 0.5 of lr are two runs of a round at these rates, one after the other."""
-
-    class Falling(FedAvg):
-        """FedAvg whose rate halves."""
-
-        def phases(self):
-            return (Phase("train", (self.objective("train", optimiser=Optimiser(decay=0.5)),)),)
-
-    changes = {**PLAIN, "train.steps": 1, "train.rounds": 2}
-    falling = simulate(make(changes).replace(method=Falling())).coordinator.state.shared
-    first = Simulation(make(changes))
-    go_on(first)
-    half = Simulation(make({**changes, "train.lr": 0.025}))
-    half.coordinator.state, half.coordinator.position = first.coordinator.state, 1
-    for client, state in states(first):
-        half.site.store.put(client, state)
-    go_on(half)
-    for name, tensor in half.coordinator.state.shared.items():
-        torch.testing.assert_close(tensor, falling[name])
-
-
-def test_a_method_may_refuse_a_training_that_it_cannot_work_with(make: Make):
-    class Plain(FedAvg):
-        """Only plain SGD, as SCAFFOLD."""
-
-        def check(self, train):
-            if train.momentum:
-                raise FedshiftError(f"train.momentum = {train.momentum}: set it to 0.")
-
-    with refuses("train.momentum = 0.9", "set it to 0"):
-        make().replace(method=Plain()).check()
-
-
-class ReadsByName(FedAvg):
-    """Predicts with a private head that it calls by name, as PartialFed does."""
-
-    def parts(self, model):
-        parts = super().parts(model)
-        return {**parts, "mine": Part(model.head("mine"), "client")}
-
-    def predict(self, net, x, noise):
-        return net.call("head", net.of("mine"), self.features(net, x)).log_softmax(dim=1)
-
-
-def test_a_part_that_prediction_reads_by_name_makes_the_model_a_clients(make: Make):
-    simulation = simulate(make().replace(method=ReadsByName()))
-    assert simulation.evaluation.read == {"encoder", "head", "mine"}
-    rows = evaluated(simulation, simulation.coordinator.schedule[-1])["environments"]
-    assert {row["model"] for row in rows} == {"own", "unseen"}

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.stats
+import tomli_w
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +31,6 @@ from fedshift.clients.inputs import Inputs
 from fedshift.clients.partitions import Domains
 from fedshift.clients.preparation import Column
 from fedshift.clients.protocols import InDomain, LeaveOneDomainOut, Protocol
-from fedshift.errors import FedshiftError
 from fedshift.reporting.data_report import findings
 from fedshift.reporting.data_report.drift import REST, feature_drift
 from fedshift.reporting.data_report.duplicates import Roles, contents
@@ -188,43 +188,28 @@ def _one_class_at_a_site(data: DomainData) -> DomainData:
     return replace(data, y=data.y.where(data.domain != 0, 0))
 
 
-def _filled(rows: slice, column: int | slice, value: float) -> Plant:
-    def plant(data: DomainData) -> DomainData:
-        return changed(data, lambda x: x[rows, column].fill_(value))
-
-    return plant
-
-
-def _times(data: DomainData) -> DomainData:
-    return changed(data, lambda x: x[:200, 4].mul_(1000))
-
-
-ODD: dict[str, tuple[str, Plant, dict[str, str]]] = {
-    "few": ("rows", _few, {"few samples": "1 of 3 clients train on few samples, south: 18, where the median is 120"}),
-    "rare": ("rows", _rare, {"imbalance": "the class 'ill' has 351 samples and 'well' 9, 39 times fewer"}),
-    "lacking": (
-        "rows",
-        _one_class_at_a_site,
-        {"absent class": "1 of 3 clients train without a sample of some class: north lacks 'well'"},
+ODD: dict[str, tuple[Plant, str]] = {
+    "few samples": (_few, "1 of 3 clients train on few samples, south: 18, where the median is 120"),
+    "imbalance": (_rare, "the class 'ill' has 351 samples and 'well' 9, 39 times fewer"),
+    "absent class": (_one_class_at_a_site, "1 of 3 clients train without a sample of some class: north lacks 'well'"),
+    "missing values": (
+        lambda data: changed(data, lambda x: x[:100, 2].fill_(torch.nan)),
+        "Numbers are missing at 1 of 3 sites, most of all north 50 % of column 2.",
     ),
-    "missing": (
-        "rows",
-        _filled(slice(0, 100), 2, torch.nan),
-        {"missing values": "Numbers are missing at 1 of 3 sites, most of all north 50 % of column 2."},
+    "value ranges": (
+        lambda data: changed(data, lambda x: x[:200, 4].mul_(1000)),
+        "1 of 3 sites have values of another range: north, column 4 (",
     ),
-    "scaled": ("rows", _times, {"value ranges": "1 of 3 sites have values of another range: north, column 4 ("}),
 }
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_what_is_odd_is_found_with_its_numbers(name: str):
-    """Each with what necessarily comes with it: sites of other values are told apart, say."""
-    kind, plant, expected = ODD[name]
-    report = reported(plant(clean(kind)))
-    assert set(kinds(report)) - {"feature drift"} == set(expected)
-    for kind, words in expected.items():
-        assert any(words in finding.text for finding in report.findings if finding.kind == kind)
-    assert all(finding.remedy.endswith(".") for finding in report.findings)
+@pytest.mark.parametrize("kind", ODD)
+def test_what_is_odd_is_found_with_its_numbers(kind: str):
+    """Each with what necessarily comes with it: sites of other values are told apart."""
+    plant, words = ODD[kind]
+    report = reported(plant(clean()))
+    assert set(kinds(report)) - {"feature drift"} == {kind}
+    assert any(words in finding.text for finding in report.findings)
 
 
 def test_a_class_that_nobody_trains_on_is_found():
@@ -286,22 +271,19 @@ def test_equal_samples_of_sites_and_classes_are_found():
 
 
 def test_equal_samples_are_named_by_file_where_that_is_known(tmp_path: Path, make: Make):
-    """An image that lies at two sites, and rows of an array."""
-    draw = np.random.default_rng(0)
+    """An image that lies at two sites."""
     for site in ("a", "b"):
-        for label in ("ill", "well"):
-            (tmp_path / "photos" / site / label).mkdir(parents=True)
-            for number in range(8):
-                picture = draw.integers(0, 255, (6, 6), dtype=np.uint8)
-                Image.fromarray(picture).save(tmp_path / "photos" / site / label / f"{number}.png")
-    twin = tmp_path / "photos" / "b" / "well" / "3.png"
-    twin.write_bytes((tmp_path / "photos" / "a" / "well" / "5.png").read_bytes())
-    settings = {"data.path": str(tmp_path / "photos"), "data.size": 6, "data.channels": 1, "protocol.hold_out": "b"}
+        for number in range(8):
+            file = tmp_path / site / ("ill" if number % 2 else "well") / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (6, 6), 10 * number + 100 * (site == "b")).save(file)
+    twin, of = tmp_path / "b" / "well" / "2.png", tmp_path / "a" / "well" / "4.png"
+    twin.write_bytes(of.read_bytes())
+    settings = {"data.path": str(tmp_path), "data.size": 6, "data.channels": 1, "protocol.hold_out": "b"}
     report = fedshift.inspect_data(make(), data="folder", settings=settings, progress=Progress())
     assert [each.where for each in report.duplicates] == ["test", "sites"]
-    first = next(finding.text for finding in report.findings if finding.kind == "duplicates")
-    assert first.count(str(twin)) == 1
-    assert str(tmp_path / "photos" / "a" / "well" / "5.png") in first
+    assert str(twin) in report.findings[0].text
+    assert str(of) in report.findings[0].text
 
 
 # Drift --------------------------------------------------------------------------------------------
@@ -352,12 +334,6 @@ def test_samples_of_one_original_are_no_independent_samples():
     assert feature_drift(known, looked, "rows", Streams(0)) == ()  # 30 patients of a site are too few
 
 
-@pytest.mark.parametrize("kind", ["rows", "signals", "images", "arrays"])
-def test_where_nothing_varies_nothing_is_compared(kind: str):
-    report = reported(changed(clean(kind), lambda x: x.fill_(7)))
-    assert report.features == ()
-
-
 @pytest.mark.parametrize("kind", ["rows", "signals", "arrays"])
 def test_the_largest_numbers_can_be_compared(kind: str):
     drift = reported(changed(clean(kind), lambda x: x.mul_(1e37))).features
@@ -402,7 +378,7 @@ def test_without_scikit_learn_all_else_is_reported(monkeypatch: pytest.MonkeyPat
 
 
 def test_channels_are_all_named_or_none():
-    with refuses("channels names 1 of the 2 channels"):
+    with refuses("channels has 1 names", "x has 2"):
         replace(clean("signals"), channels=("left",))
 
 
@@ -475,19 +451,12 @@ def test_sites_that_give_other_drugs_are_told_apart():
 
 
 @pytest.fixture
-def ok(tmp_path: Path, make: Make) -> Callable[..., str]:
-    import tomli_w
-
+def ok(tmp_path: Path) -> Callable[..., str]:
     file = tmp_path / "tiny.toml"
     file.write_text(tomli_w.dumps(override(TINY, {"run.out": str(tmp_path / "runs")})))
 
-    def invoke(*words: str, code: int = 0) -> str:
-        result = RUNNER.invoke(app, ["data", str(file), *words])
-        assert result.exit_code == code, result.output
-        if code:
-            assert isinstance(result.exception, FedshiftError)
-            return str(result.exception)
-        return result.stdout
+    def invoke(*words: str) -> str:
+        return RUNNER.invoke(app, ["data", str(file), *words], catch_exceptions=False).stdout
 
     return invoke
 
@@ -501,36 +470,22 @@ def test_the_command_prints_and_writes_the_page(ok: Callable[..., str], tmp_path
     assert f"Written: {page}" in output
     Strict(page.read_text(encoding="utf-8"))
     assert not (tmp_path / "runs").exists()
+    (tmp_path / "file").touch()
+    for words, said in (
+        (["--dry-run"], "--dry-run"),
+        (["--hold-out", "nowhere"], "'nowhere'"),
+        (["--html", str(tmp_path / "file" / "page.html")], "cannot be written"),
+    ):
+        with refuses(said):
+            ok(*words)
 
 
 def test_the_command_prints_json_alone(ok: Callable[..., str]):
     table = json.loads(ok("--json", "--method", "fedavg,fedsr"))
+    assert [each["site"] for each in table["values"]] == ["dark", "gray"]
     assert (table["experiment"], table["data"], table["kind"], table["samples"]) == ("tiny", "tiny", "images", 90)
     assert not any("divide data" in note for note in table["notes"])
     assert table["sites"][2]["roles"] == {"training": 0, "validation": 0, "test": 30, "nobody": 0}
-
-
-def test_the_command_judges_tests_where_that_is_asked_for(ok: Callable[..., str]):
-    assert [each["site"] for each in json.loads(ok("--json"))["values"]] == ["dark", "gray"]
-    assert [each["site"] for each in json.loads(ok("--json", "--test"))["values"]][2:] == ["light"]
-
-
-def test_errors_are_errors(ok: Callable[..., str], tmp_path: Path):
-    assert "--dry-run" in ok("--dry-run", code=1)  # Typer's runner; the command's main makes it 2
-    assert "domain to hold out" in ok("--hold-out", "nowhere", code=1)
-    (tmp_path / "file").touch()
-    assert "cannot be written" in ok("--html", str(tmp_path / "file" / "page.html"), code=1)
-
-
-def test_a_model_that_cannot_take_the_data_is_told(make: Make, monkeypatch: pytest.MonkeyPatch):
-    experiment = make()
-
-    def refuse(model: object, inputs: object) -> None:
-        raise FedshiftError("No.")
-
-    monkeypatch.setattr(type(experiment.model), "check", refuse)
-    report = fedshift.inspect_data(experiment, progress=Progress())
-    assert report.findings[0].text == "A run would not begin. No."
 
 
 def test_a_division_that_a_run_refuses_is_reported(make: Make):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -18,17 +17,16 @@ from typer.testing import CliRunner
 from conftest import Make
 from federated import Local, members
 from fedshift.cli.app import app
-from fedshift.cli.federation_demo import compared
+from fedshift.cli.federation_make import compared
 from fedshift.deployment import shell
 from fedshift.deployment.agreement import Agreement, read_site
 from fedshift.deployment.coordinate import coordinate
-from fedshift.deployment.demo import EXPERIMENT, carry_out, experiment, planned_demo
+from fedshift.deployment.demo import EXPERIMENT, carried_out, carry_out, difference, experiment, planned_demo, rehearse
 from fedshift.deployment.folders import make
-from fedshift.deployment.processes import Processes
-from fedshift.deployment.rehearsal import carried_out, difference, rehearse
+from fedshift.deployment.sent import read_sent
 from fedshift.deployment.site_data import site_data
-from fedshift.deployment.supervisor import free_port
-from fedshift.errors import DamagedError, FedshiftError
+from fedshift.deployment.supervisor import Processes, free_port
+from fedshift.errors import FedshiftError
 from fedshift.runs.events import Progress
 from refusal import refuses
 
@@ -67,33 +65,11 @@ def none_left(folder: Path) -> None:
 # The demonstration -------------------------------------------------------------------------------
 
 
-def test_what_exists_is_not_touched(tmp_path: Path):
-    with pytest.raises(FedshiftError, match=r"exists\. Give another folder with --to"):
-        said("demo", "--to", str(tmp_path))
-
-
-def test_a_dry_run_writes_nothing(tmp_path: Path):
-    told = said("demo", "--to", str(tmp_path / "d"), "--sites", "2", "--rounds", "3", "--method", "fedavg", "--dry-run")
-    for words in (
-        "berlin",
-        "oslo",
-        "Rounds of fedavg: 3",
-        "fedshift federation join",
-        "federation run",
-        "Nothing was written.",
-    ):
-        assert words in told
-    assert "rome" not in told
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(FedshiftError, match="fedsr"):
-        said("demo", "--to", str(tmp_path / "d"), "--method", "fedrs")
-
-
 def test_each_site_has_other_digits_on_its_own_disk(tmp_path: Path):
     """Turned by 360 degrees and not at all, images are the same, so that equal ones would be seen."""
     pytest.importorskip("cryptography", reason="the extra 'flower' is not installed")
     folder = tmp_path / "d"
-    make(folder, planned_demo(folder, experiment("fedsr", 2), {"a": 0, "b": 360}))
+    make(folder, planned_demo(experiment("fedsr", 2), {"a": 0, "b": 360}))
     agreement, seen = Agreement.read(folder / "coordinator"), list[set[bytes]]()
     assert agreement.federation.shape == (1, 28, 28)
     assert agreement.experiment.train.min_answers == 0.5
@@ -123,7 +99,7 @@ SLEEPING = "import time; time.sleep(600)"
 def stubs(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A federation whose coordinator only listens; sites' processes and the run are up to the test."""
     port = free_port()
-    monkeypatch.setattr("fedshift.deployment.processes.with_parent", lambda command: [sys.executable, *command[1:]])
+    monkeypatch.setattr("fedshift.deployment.supervisor.with_parent", lambda command: [sys.executable, *command[1:]])
     monkeypatch.setattr(shell, "SERVE", ["-c", LISTENING.replace("PORT", str(port))])
     monkeypatch.setattr(shell, "JOIN", ["-c", SLEEPING])
     monkeypatch.setattr(shell, "RUN", ["-c", SLEEPING])
@@ -148,13 +124,6 @@ def test_a_process_that_ends_at_its_start_is_named_with_its_log(stubs: Path, mon
     assert str(raised.value) == f"The site '{site}' has ended (exit code 3): see '{logs[site]}'."
     assert logs[site].read_text() == "there is no key\n"
     assert [line.partition(" ")[0] for line in lines] == ["Starting"] * 3
-    none_left(stubs)
-
-
-def test_a_run_that_ends_before_it_begins_is_an_error(stubs: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shell, "RUN", ["-c", "exit(1)"])
-    with pytest.raises(FedshiftError, match=r"ended before its last round: see '.*run\.log' and '.*coordinator\.log'"):
-        carry_out(stubs, lambda line: None, Console(file=StringIO()))
     none_left(stubs)
 
 
@@ -193,48 +162,20 @@ def test_weights_that_differ_are_said_to(federation: Path, make: Make, tmp_path:
     assert f"weights differ by {apart:.2g} at most" in compared(run, theirs)
 
 
-def test_a_federation_that_has_not_run_yet_is_rehearsed_all_the_same(make: Make, tmp_path: Path):
-    folder = members(tmp_path / "trial", make(IN_DOMAIN))
-    told = said("rehearse", str(folder))
-    assert "is not finished: there are no weights to compare yet" in told
-    assert rehearse(folder, Progress()).finished
-    with pytest.raises(FedshiftError, match="has no folder coordinator"):
-        said("rehearse", str(folder / "coordinator"))
-
-
 def test_what_left_a_site_is_shown(federation: Path):
     """A join, and an answer in each of two rounds, the second with scores; the last model is scored alone."""
     site = federation / "sites/gray"
-    told = said("sent", str(site))
+    messages = read_sent(site / "sent.jsonl")
+    assert [message.what for message in messages] == ["join", "answer", "answer", "score"]
+    told, full = said("sent", str(site)), said("sent", str(site), "--full")
     assert "What has left gray" in told
     assert "Messages: 4 of" in told
     assert "without a tensor" not in told  # a join declares the number of samples
-    found = json.loads(said("sent", str(site), "--json"))
-    assert (found["site"], found["messages"]) == ("gray", 4)
-    updates = next(each for each in found["totals"] if each["category"] == "model update")
-    assert (updates["exchange"], updates["messages"]) == ("train", 2)
-    assert "sent" not in found
-    whole = json.loads(said("sent", str(site), "--json", "--full"))
-    assert [message["what"] for message in whole["sent"]] == ["join", "answer", "answer", "score"]
-    assert sum(message["bytes"] for message in whole["sent"]) == found["bytes"]
-    full = said("sent", str(site), "--full")
-    tensors = [tensor for message in whole["sent"] for tensor in message["tensors"]]
+    tensors = [tensor for message in messages for tensor in message.tensors]
     assert len(tensors) > 10
-    assert all(tensor["name"] in full and tensor["sha256"] in full for tensor in tensors)
-
-
-def test_what_left_is_not_shown_where_a_line_was_changed(federation: Path):
-    file = federation / "sites/gray/sent.jsonl"
-    file.write_text(file.read_text().replace('"join"', '"none"'))
-    with pytest.raises(DamagedError, match="Line 1 of"):
-        said("sent", str(file.parent))
-
-
-def test_nothing_has_left_before_a_run(make: Make, tmp_path: Path):
-    folder = members(tmp_path / "trial", make(IN_DOMAIN))
-    assert said("sent", str(folder / "sites/dark")) == "Nothing has left 'dark' yet."
-    with pytest.raises(FedshiftError, match=r"site\.toml' does not exist"):
-        said("sent", str(folder / "coordinator"))
+    assert all(tensor.name in full and tensor.sha256 in full for tensor in tensors)
+    (federation / "sites/gray/sent.jsonl").unlink()
+    assert said("sent", str(site)) == "Nothing has left 'gray' yet."
 
 
 # All of it ---------------------------------------------------------------------------------------
@@ -259,7 +200,6 @@ def test_the_demonstration_with_real_processes(tmp_path: Path):
         "Starting the coordinator at",
         f"1/1 {run.path.name}  done: ",
         f"Report: {run.path / 'report.html'}",
-        "What left each site",
         "Every process is ended.",
         f"fedshift federation rehearse {folder}",
     ):

@@ -15,11 +15,9 @@ from fedshift.core.contract import Part
 from fedshift.core.dropout import NOISE, Dropout, dropping, from_streams
 from fedshift.core.model import Model
 from fedshift.core.net import Net
-from fedshift.engines.sequential import Sequential
 from fedshift.experiments import Experiment
 from fedshift.methods.fedavg import FedAvg
 from fedshift.models import MODELS
-from fedshift.runs.simulation import Simulation
 from refusal import refuses
 from test_engines import ENGINES, engine_named
 from test_methods import tensors_of
@@ -42,20 +40,6 @@ def test_so_many_values_are_dropped_and_the_others_scaled():
     assert (out == 0).float().mean().item() == pytest.approx(0.3, abs=0.01)
     for axis in (0, 1):  # no row or column is special: a sigma is 0.032
         assert (out == 0).float().mean(dim=axis).sub(0.3).abs().max() < 0.16
-
-
-def test_steps_calls_and_layers_drop_independently():
-    """Two masks of probability 1/2 agree in half of 10,000 places, give or take 0.005 (one sigma)."""
-    x = torch.ones(100, 100)
-    first, second = dropped(Dropout(0.5), x, times=2)
-    (next_step,) = dropped(Dropout(0.5), x, key=2)
-    net = Net({"one": Dropout(0.5).train(), "two": Dropout(0.5).train()})
-    with dropping(net.dropouts, {NOISE: torch.tensor(1)}):
-        layers = net.one(x), net.two(x)
-    for a, b in ((first, second), (first, next_step), layers, (first[1:], first[:-1]), (first[:, 1:], first[:, :-1])):
-        assert (a == b).float().mean().item() == pytest.approx(0.5, abs=0.025)
-    (again,) = dropped(Dropout(0.5), x)
-    assert torch.equal(first, again)
 
 
 def test_what_is_dropped_is_pinned():
@@ -92,15 +76,6 @@ def test_nothing_is_dropped_in_evaluation_mode_and_no_generator_is_asked():
     assert torch.equal(torch.get_rng_state(), before)
     with refuses("Dropout", "module.eval()"):
         Dropout(0.5).train()(x)
-
-
-def test_layers_of_pytorch_are_replaced_wherever_they_are():
-    module = nn.ModuleDict({"a": nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.2)), "b": nn.Dropout2d(0.3)})
-    from_streams(module, "encoder")
-    assert [(layer.p, layer.together) for layer in module.modules() if isinstance(layer, Dropout)] == [
-        (0.2, 0),
-        (0.3, 2),
-    ]
 
 
 def test_another_kind_of_dropout_is_refused():
@@ -172,13 +147,3 @@ def test_a_resumed_run_drops_what_an_undisturbed_one_does(make: Make, tmp_path: 
     simulate(experiment_of(make), rounds=1, folder=tmp_path)
     resumed = simulate(experiment_of(make), folder=tmp_path)
     assert all(torch.equal(tensor, tensors_of(resumed)[name]) for name, tensor in tensors_of(whole).items())
-
-
-def test_a_prediction_drops_nothing(make: Make):
-    """The accuracy recorded is that of the layers without dropout, with the same tensors."""
-    simulation = simulate(experiment_of(make))
-    plain = Simulation(experiment_of(make, p=0.0))
-    plain.coordinator.state = simulation.coordinator.state
-    when = simulation.coordinator.schedule[-1]
-    one, other = (each.record(when, Sequential())["environments"] for each in (simulation, plain))
-    assert [row["accuracy"] for row in one] == [row["accuracy"] for row in other]

@@ -16,7 +16,7 @@ from fedshift import load
 from fedshift.core.contract import Round, Stage
 from fedshift.core.training import Train
 from fedshift.deployment.coordinate import coordinate
-from fedshift.deployment.rehearsal import rehearse
+from fedshift.deployment.demo import rehearse
 from fedshift.experiments import Experiment
 from fedshift.runs import runner
 from fedshift.runs.events import Progress

@@ -115,17 +115,6 @@ def test_a_lazy_sequence_behaves_as_a_tuple(length: int, slices: list[Any], inde
             lazy[index]
 
 
-def test_nothing_is_made_before_it_is_asked_for_and_then_alone():
-    table = Squares()
-    lazy = Lazy(table.__getitem__, range(10))
-    assert len(lazy[::-1][2:]) == 8
-    assert len(lazy.among([3, 5])) == 2
-    assert table.asked == []
-    assert lazy[::-1][2] == 49
-    assert lazy.among([3, 5])[-1] == 25
-    assert table.asked == [7, 5]
-
-
 # Federations -------------------------------------------------------------------------------------
 
 SHIFTS = ("train", "p=0", "p=0.1")
@@ -160,32 +149,6 @@ def test_a_federation_moves_as_a_whole_and_goes_on_sharing(protocol: Protocol, e
     there = federation.to(torch.device("cpu"))
     assert [client.train for client in there.clients] == [client.train for client in federation.clients]
     assert list(there.environments) == list(federation.environments)
-
-
-def test_pooled_training_samples_come_client_after_client_and_environments_become_the_ones():
-    federation = federate(LeaveOneDomainOut(hold_out="b"))
-    pooled = federation.pooled()
-    (client,) = pooled.clients
-    assert torch.equal(client.train.x, torch.cat([one.train.x for one in federation.clients]))
-    assert [e.client for e in federation.environments] == [0, 1, None, 2, 3]
-    assert [e.client for e in pooled.environments] == [0, 0, None, 0, 0]
-    assert [e.samples for e in pooled.to(torch.device("cpu")).environments] == [
-        e.samples for e in federation.environments
-    ]
-
-
-def test_environments_that_are_left_are_those_that_hold_samples():
-    """20 of each of 2 classes, dealt to 9 clients of a domain: 0 to 3 have 3 of a class, the others 2 of each.
-
-    Of 3, one is tested and one validated; of 2, one is tested and none validated: 5 clients in each of 3 domains.
-    """
-    federation = InDomain().federate(data(), IID(clients=9), Inputs(), Streams(0))
-    empty = [(e.role, e.client % 9) for e in federation.environments if not len(e.samples) and e.client is not None]
-    assert empty == [("validation", client) for client in range(4, 9)] * 3
-    checked = federation.checked()
-    assert list(checked.environments) == [e for e in federation.environments if len(e.samples)]
-    assert checked.notes[0].startswith("15 of 54 environments")
-    assert isinstance(checked.environments, Lazy)
 
 
 # Data on the disk --------------------------------------------------------------------------------

@@ -231,7 +231,7 @@ def test_what_crosses(make: Make):
     assert {part_of(name) for name in up} == {"encoder", "head", "class_counts"}
     setup = simulation.setup
     ((exchange,),) = (stage.exchanges for stage in setup.stages)
-    assert setup.categories(exchange)["class_counts.value"] == "count"
+    assert setup.declaration(exchange).categories["class_counts.value"] == "count"
     assert simulation.coordinator.state.down["class_counts.value"].tolist() == [
         18,
         18,

@@ -28,8 +28,8 @@ from refusal import refuses
 __all__ = ["on_quadratics"]  # a fixture
 
 M, V, W = "first_moment.encoder.w", "second_moment.encoder.w", "encoder.w"
-AVERAGING = [name for name in EVERY_METHOD if issubclass(METHODS.get(name).cls, Averaging)]
-BY_MEAN = [name for name in AVERAGING if METHODS.get(name).cls.merge is Averaging.merge]
+AVERAGING = [name for name in EVERY_METHOD if issubclass(METHODS.get(name), Averaging)]
+BY_MEAN = [name for name in AVERAGING if METHODS.get(name).merge is Averaging.merge]
 NOT_BY_MEAN = [name for name in AVERAGING if name not in BY_MEAN]
 ADAPTIVE = {"fedadagrad": FedAdagrad, "fedadam": FedAdam, "fedyogi": FedYogi}
 
@@ -166,7 +166,7 @@ def test_a_first_step_on_quadratics(on_quadratics: OnQuadratics, name: str):
 
 def takes_a_server_optimiser(name: str) -> bool:
     """Whether a method is given one; FedAvgM and its like have their own."""
-    cls = METHODS.get(name).cls
+    cls = METHODS.get(name)
     return not (issubclass(cls, FedAvg) and "server" in vars(cls)["__annotations__"])
 
 

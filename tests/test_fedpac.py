@@ -214,7 +214,7 @@ def test_what_leaves_and_what_is_kept(make: Make):
     model = {name for name, scope in simulation.setup.scopes.items() if scope == "shared"}
     statistics = {"before.value", "squares", "after.value", "class_counts.value", "samples"}
     assert names_sent(simulation, "train", "up") == model | statistics
-    categories = simulation.setup.categories(simulation.setup.stages[0].exchanges[0])
+    categories = simulation.setup.declaration(simulation.setup.stages[0].exchanges[0]).categories
     assert {name: categories[name] for name in statistics} == {
         **dict.fromkeys(("before.value", "squares", "after.value"), "statistic"),
         **dict.fromkeys(("class_counts.value", "samples"), "count"),

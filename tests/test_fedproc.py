@@ -171,7 +171,7 @@ def test_the_last_of_one_round_is_fedavg_with_a_projection(make: Make):
 def test_what_is_sent_says_what_it_is(make: Make):
     setup = Simulation(make({"method.name": "fedproc"})).setup
     ((exchange,),) = (stage.exchanges for stage in setup.stages)
-    beside = {name: what for name, what in setup.categories(exchange).items() if what != "model update"}
+    beside = {name: what for name, what in setup.declaration(exchange).categories.items() if what != "model update"}
     assert beside == {"class_sums.value": "statistic", "class_counts.value": "count"}
-    assert setup.declared(exchange)["class_sums.value"] == (torch.float32, (3, 256))
-    assert setup.declared(exchange)["class_counts.value"] == (torch.int64, (3,))
+    assert setup.declaration(exchange).reply["class_sums.value"] == (torch.float32, (3, 256))
+    assert setup.declaration(exchange).reply["class_counts.value"] == (torch.int64, (3,))

@@ -100,4 +100,4 @@ def test_most_models_of_the_catalogue_can_be_asked(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(memory, "available", lambda: 0)
     for name in ("mlp", "cnn", "digits-cnn", "cct-7-3x1"):
         with refuses("memory is free", "model.dim"):
-            ModelBuilder(MODELS.get(name).cls(), (3, 32, 32), 4, Streams(0), 2).encoder()
+            ModelBuilder(MODELS.get(name)(), (3, 32, 32), 4, Streams(0), 2).encoder()

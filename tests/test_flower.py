@@ -17,14 +17,13 @@ import torch
 from safetensors.torch import load_file
 
 from conftest import Make
-from federated import SITES, Local, request_of, set_site
+from federated import SITES, Local, request_of
 from fedshift.deployment import shell
 from fedshift.deployment.coordinate import coordinate
+from fedshift.deployment.demo import rehearse
+from fedshift.deployment.flower import Away
 from fedshift.deployment.keys import Authority, site_pair
-from fedshift.deployment.link import Away
-from fedshift.deployment.orphan import with_parent
-from fedshift.deployment.rehearsal import rehearse
-from fedshift.deployment.supervisor import end, free_port, listens, start
+from fedshift.deployment.supervisor import end, free_port, listens, start, with_parent
 from fedshift.deployment.wire import Work
 from fedshift.experiments import Experiment
 from fedshift.runs.events import Progress
@@ -58,13 +57,6 @@ def real(make: Make, monkeypatch: pytest.MonkeyPatch) -> Experiments:
 # Scenarios ----------------------------------------------------------------------------------------
 
 
-def nothing_happens(federation: Loopback, real: Experiments) -> None:
-    """A method of three stages."""
-    run = federation.agree(real("client2vec"))
-    federation.run()
-    as_simulated(federation, run)
-
-
 def the_coordinators_run_is_killed(federation: Loopback, real: Experiments) -> None:
     """In the second round of a method with client state, when sites have their orders; `run` carries it on."""
     run = federation.agree(real("fraug"))
@@ -88,7 +80,7 @@ def who_watches_the_run_is_killed(federation: Loopback, real: Experiments) -> No
         federation.crash("run")
         federation.begin_run()
     federation.end_run()
-    assert federation.processes.process("run").returncode == 0
+    assert federation.processes.running["run"].returncode == 0
     assert [event["done"] for event in events(run, "begin")] == [0]
     as_simulated(federation, run)
 
@@ -165,23 +157,10 @@ def a_site_is_killed(federation: Loopback, real: Experiments) -> None:
     as_replayed(federation, run)
 
 
-def a_refusal_ends_the_run_at_its_start(federation: Loopback, real: Experiments) -> None:
-    """And whoever typed `run` sees which site refuses which category, and of what."""
-    federation.agree(real("client2vec"))
-    set_site(federation.folder, "gray", domains=[], refuse=["embedding"])
-    said = federation.run()
-    set_site(federation.folder, "gray", domains=[])
-    assert "The site 'gray' refuses" in said
-    assert "embedding" in said
-    assert "pairs" in said
-
-
 # The federations, of which two can run at a time -----------------------------------------------------
 
 SCENARIOS = {
     "the run": (
-        a_refusal_ends_the_run_at_its_start,
-        nothing_happens,
         the_coordinators_run_is_killed,
         who_watches_the_run_is_killed,
         the_coordinator_is_killed,
@@ -272,7 +251,7 @@ def test_who_is_refused(real: Experiments, tmp_path: Path):
         def log(site: str) -> Path:
             return sites / site / "flower/supernode.log"
 
-        address = processes.agreement.federation.address
+        address = processes.federation.address
         processes.start_coordinator()
         (sites / "dark/keys/site.key").write_bytes(site_pair().private)
         (sites / "gray/certificates/ca.crt").write_bytes(Authority.make("another").pair().public)

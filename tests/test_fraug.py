@@ -19,10 +19,10 @@ from fedshift.core.state import ClientState
 from fedshift.core.tensors import Replies
 from fedshift.methods import METHODS
 from fedshift.methods.fedbn import FedBN
-from fedshift.methods.fraug import FRAug, Prototypes, entropy, make_generator, make_rtnet
+from fedshift.methods.fraug import FRAug
 from fedshift.methods.fraug_code import FRAugCode
+from fedshift.methods.fraug_networks import Prototypes, bandwidth, entropy, make_generator, make_rtnet, mmd, mmd_of_each
 from fedshift.methods.head_retraining import HeadRetraining, part_of
-from fedshift.methods.mmd import bandwidth, mmd, mmd_of_each
 from fedshift.runs.simulation import Simulation
 from refusal import refuses
 
@@ -271,19 +271,12 @@ def test_rtnets_loss_by_hand():
     )
 
 
-@pytest.mark.parametrize(
-    ("flag", "of_model", "of_rtnet"),
-    [
-        ("ema_term", {"cross_entropy", "synthetic"}, {"rtnet_entropy", "rtnet_mmd"}),
-        ("batch_term", {"cross_entropy", "synthetic_classes"}, {"rtnet_entropy_classes", "rtnet_mmd_classes"}),
-    ],
-)
-def test_an_ablated_term_leaves_both_losses(flag, of_model, of_rtnet):
-    net, method = net_of_one_dimension(), FRAug(**{flag: False})
+def test_an_ablated_term_leaves_both_losses():
+    net, method = net_of_one_dimension(), FRAug(ema_term=False)
     batch = Batch(column(1.0, 2.0), torch.tensor([0, 1]))
     noise = context(column(-0.5, -1.0), column(0.5, 0.0))
-    assert set(method.objective("model").evaluate(net, batch, noise)) == of_model
-    assert set(method.rtnet_loss(net, batch, noise)) == of_rtnet
+    assert set(method.objective("model").evaluate(net, batch, noise)) == {"cross_entropy", "synthetic"}
+    assert set(method.rtnet_loss(net, batch, noise)) == {"rtnet_entropy", "rtnet_mmd"}
 
 
 # Networks ----------------------------------------------------------------------------------------------
@@ -503,16 +496,6 @@ def test_prediction_uses_encoder_and_head_only():
     parts = net_of_one_dimension().parts
     net = Net({"encoder": parts["encoder"], "head": parts["head"]})
     assert FRAug().predict(net, column(1.0), {}).exp()[0, 0].item() == pytest.approx(0.8807971)
-
-
-def test_settings_that_leave_nothing_synthetic_are_refused():
-    with refuses("method.ema_term = False", "method.batch_term = False", "'fedbn'"):
-        FRAug(ema_term=False, batch_term=False)
-
-
-def test_a_batch_of_one_is_refused(make: Make):
-    with refuses("batch has 1", "train.batch", "2 or more"):
-        simulate(make(FRAUG | {"train.batch": 1}))
 
 
 @pytest.mark.parametrize("name", ["fraug", "fraug-code"])

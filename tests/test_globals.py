@@ -224,7 +224,7 @@ def test_a_trained_model_predicts_without_touching_a_global_generator(make: Make
 
 @pytest.mark.parametrize(
     "place",
-    [(fedshift.DATASETS.get("tiny").cls, "load"), (IID, "divide"), (MLP, "encoder")],
+    [(fedshift.DATASETS.get("tiny"), "load"), (IID, "divide"), (MLP, "encoder")],
     ids=lambda place: place[1],
 )
 def test_data_partitions_and_models_that_draw(make: Make, monkeypatch: pytest.MonkeyPatch, place: tuple[Any, str]):

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
-import pytest
-import tomli_w
-
 from conftest import Make
-from fedshift.content import digest
-from fedshift.experiments import Experiment
 from fedshift.methods.fedsr import FedSR
-from fedshift.study.grid import expand, override, read
+from fedshift.study.grid import expand, override
 from refusal import refuses
 
 
@@ -31,11 +25,6 @@ def test_any_field_can_be_an_axis_but_list_fields_are_values(tiny_document: dict
     assert [(e.train.lr, e.model.hidden) for e in experiments] == [(0.1, (8, 4)), (0.01, (8, 4))]
     experiments = expand(override(tiny_document, {"model.hidden": [[8], [4, 4]]}))
     assert [e.model.hidden for e in experiments] == [(8,), (4, 4)]
-
-
-def test_all_domains_are_held_out_in_turn(tiny_document: dict[str, Any]):
-    experiments = expand(override(tiny_document, {"protocol.hold_out": "all"}))
-    assert [e.protocol.hold_out for e in experiments] == ["dark", "gray", "light"]
 
 
 def test_a_common_field_reaches_the_methods_that_have_it(tiny_document: dict[str, Any]):
@@ -67,13 +56,6 @@ def test_published_settings_apply_by_data_set_or_by_name(tiny_document: dict[str
     assert (own.method.l2r, own.method.cmi) == (0.5, 0.001)
 
 
-def test_a_resolved_experiment_reads_back_to_itself(make: Make):
-    experiment = make({"method.name": "fedsr"})
-    again = Experiment.from_table(tomllib.loads(tomli_w.dumps(experiment.table())))
-    assert again == experiment
-    assert again.fingerprint == experiment.fingerprint
-
-
 def test_the_fingerprint_covers_what_decides_the_result(make: Make, tmp_path: Path):
     base = make().fingerprint
     assert make({"name": "other", "run.out": "elsewhere", "run.checkpoint_every": 7}).fingerprint == base
@@ -84,12 +66,6 @@ def test_the_fingerprint_covers_what_decides_the_result(make: Make, tmp_path: Pa
     first = make({"plugins": [str(plugin)]}).fingerprint
     plugin.write_text("# second")
     assert first != make({"plugins": [str(plugin)]}).fingerprint != base
-
-
-def test_the_shipped_experiment_is_the_main_job():
-    experiments = expand(read("rotated-mnist"))
-    assert [e.method_name for e in experiments] == ["fedavg", "fedsr"]
-    assert {e.train.rounds * e.train.steps for e in experiments} == {1500}
 
 
 def test_the_fingerprint_covers_what_files_hold_not_where_they_lie(make: Make, tmp_path: Path):
@@ -124,10 +100,3 @@ class Edited(fedshift.FedAvg):
     for answer in (1, 2):
         plugin.write_text(text.format(answer))
         assert make({"plugins": [str(plugin)], "method.name": "edited"}).method.answer == answer
-
-
-def test_no_path_is_not_the_folder_one_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "large").write_text("anything")
-    monkeypatch.chdir(tmp_path)
-    assert digest("") == digest("no such path") == ""
-    assert digest("large") != ""

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, get_args
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -15,15 +16,27 @@ from torch import Tensor
 from conftest import TINY
 from fedshift.core.contract import Category, Exchange
 from fedshift.core.messages import Answer, Telemetry, Up
+from fedshift.core.method import make_parts
+from fedshift.core.model import ModelBuilder
 from fedshift.core.setup import Setup
-from fedshift.deployment.agreement import FederationSettings
+from fedshift.deployment.federation_toml import FederationSettings
 from fedshift.deployment.leaving import CATEGORIES, Leaves, category, leaving, refusal, refused, what_leaves, without
 from fedshift.deployment.wire import Done, SiteScore
 from fedshift.experiments import Experiment
+from fedshift.streams import Streams
 from fedshift.study.grid import expand, override
 from reference import EVERY_METHOD, reference, small
 from refusal import refuses
-from separate import setup_of
+
+
+def setup_of(experiment: Experiment) -> Setup:
+    """What two members agree on, made without data."""
+    streams, device = Streams(experiment.seed), torch.device("cpu")
+    model = ModelBuilder(experiment.model, (1, 10, 10), 3, streams, 2, environments=2)
+    parts, names = make_parts(experiment.method, model), ("0", "1", "2")
+    train, evaluate = experiment.train, experiment.evaluate
+    return Setup("a run", experiment.method, model, parts, train, evaluate, streams, device, names)
+
 
 FEDERATION = FederationSettings(
     name="hospitals", sites=("a", "b"), shape=(1, 10, 10), classes=("x", "y", "z"), address="fl.example.org:8000"
@@ -38,7 +51,7 @@ def experiment(method: str, changes: dict[str, Any] | None = None) -> Experiment
 
 
 def setup(method: str, changes: dict[str, Any] | None = None) -> Setup:
-    return setup_of(experiment(method, changes), (1, 10, 10), 3, 2)
+    return setup_of(experiment(method, changes))
 
 
 @cache
@@ -60,25 +73,31 @@ def by_name(one: Setup, kind: str = "reply") -> dict[str, Category]:
 
 
 @pytest.mark.parametrize("name", DEPLOYED)
-def test_every_tensor_of_every_method_has_a_category(name: str):
+def test_every_tensor_of_every_method_has_a_category_and_is_once_on_the_page(name: str):
     one = setup(name)
-    for exchange in exchanges(one):
-        assert one.categories(exchange).keys() == one.declared(exchange).keys()
-        assert set(one.categories(exchange).values()) <= set(get_args(Category))
-        for tensor in one.returned(exchange):
-            assert one.categories(exchange)[tensor] == "model update"
-        for kind, declared in (("up", one.declared(exchange)), ("telemetry", one.telemetry(exchange))):
-            assert all(category(one, exchange, f"{kind}.{tensor}") in CATEGORIES for tensor in declared)
-    for kind, declared_by in (("reply", one.declared), ("telemetry", one.telemetry)):
+    page = what_leaves(one, FEDERATION)
+    tables = page.partition("## Every tensor")[2].partition("## To refuse")[0]
+    rows = re.findall(r"^\| `([^`]+)` \| \w+\d+ \|", tables, re.MULTILINE)
+    assert sorted(rows) == sorted(each.name for each in leaving(one))
+    never = page.partition("## What never leaves")[2].partition("##")[0]
+    assert all(f"`{part}`" in never for part, about in one.parts.items() if about.scope == "client")
+    declared = [(exchange, one.declaration(exchange)) for exchange in exchanges(one)]
+    for exchange, own in declared:
+        assert own.categories.keys() == own.reply.keys()
+        assert set(own.categories.values()) <= set(get_args(Category))
+        assert all(own.categories[tensor] == "model update" for tensor in own.returned)
+        for kind, tensors in (("up", own.reply), ("telemetry", own.telemetry)):
+            assert all(category(one, exchange, f"{kind}.{tensor}") in CATEGORIES for tensor in tensors)
+    for kind in ("reply", "telemetry"):
         listed = [(each.exchange, each.name) for each in leaving(one) if each.kind == kind]
-        assert listed == [(exchange.name, tensor) for exchange in exchanges(one) for tensor in declared_by(exchange)]
+        assert listed == [(exchange.name, name) for exchange, own in declared for name in getattr(own, kind)]
 
 
 @pytest.mark.parametrize("name", DEPLOYED)
 def test_what_is_listed_is_what_leaves(name: str):
     """The first messages of a run have the listed names, types, shapes and bytes."""
     run = reference(name)
-    one = setup_of(run.experiment, (1, 10, 10), 3, 2)
+    one = setup_of(run.experiment)
     stage = one.stages[0]
     for exchange in stage.exchanges:
         for kind, direction in (("reply", "up"), ("telemetry", "telemetry")):
@@ -115,7 +134,7 @@ def test_categories_by_hand():
 def test_how_often_and_how_much_by_hand():
     changes = {"train.rounds": 25, "evaluate.every": 10, "model": {"name": "mlp", "dim": 4, "hidden": [8]}}
     (one,) = expand(override(TINY, changes))
-    listed = leaving(setup_of(one, (1, 10, 10), 3, 2))
+    listed = leaving(setup_of(one))
     assert Leaves("train", "train", 25, "reply", "head.weight", "float32", (3, 4), "model update", 48, True) in listed
     assert Leaves("train", "train", 25, "telemetry", "steps", "int64", (), "count", 8, False) in listed
     assert Leaves("train", "", 3, "scores", "loss", "float64", (), "statistic", 8, False) in listed
@@ -133,22 +152,6 @@ def test_what_is_not_declared_has_no_category():
         category(one, None, "up.head.bias")
 
 
-# The page -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", DEPLOYED)
-def test_the_page_names_every_tensor_once_in_its_tables(name: str):
-    one = setup(name)
-    page = what_leaves(one, FEDERATION)
-    tables = page.partition("## Every tensor")[2].partition("## To refuse")[0]
-    rows = re.findall(r"^\| `([^`]+)` \| \w+\d+ \|", tables, re.MULTILINE)
-    assert sorted(rows) == sorted(each.name for each in leaving(one))
-    private = [part for part, about in one.parts.items() if about.scope == "client"]
-    never = page.partition("## What never leaves")[2].partition("##")[0]
-    assert all(f"`{part}`" in never for part in private)
-    assert "hospitals" in page and f"`{name}`" in page
-
-
 # What a site refuses ------------------------------------------------------------------------------
 
 
@@ -159,7 +162,7 @@ def test_a_policy_refuses_what_is_needed_of_its_categories(refuse: set[Category]
     expected = [
         (exchange.name, name)
         for exchange in exchanges(one)
-        for name, what in one.categories(exchange).items()
+        for name, what in one.declaration(exchange).categories.items()
         if what in refuse
     ]
     assert [(each.exchange, each.name) for each in found] == expected
@@ -187,7 +190,5 @@ def test_the_error_names_site_category_exchange_tensor_and_the_fix():
     words = "'clinic'", "category 'embedding', 'pairs'", "exchange 'pairs' of the stage 'index'. Choose another method"
     with refuses(*words):
         raise refusal(setup("client2vec", GLOBAL), "clinic", ["embedding"])
-    with refuses("'count', 'samples' (and 1 more)", "exchange 'probe'", "Set method.weighting = 'uniform' at every"):
+    with refuses("'count', 'samples' (and 1 more)", "exchange 'probe'", "method.weighting = 'uniform'"):
         raise refusal(setup("fediir", {"method.weighting": "samples"}), "clinic", ["count"])
-    with refuses("Choose another method", "'count'", "'model update'"):
-        raise refusal(setup("fedavg", {"method.weighting": "samples"}), "clinic", ["count", "model update"])

@@ -20,7 +20,7 @@ from fedshift.core.contract import Exchange, LocalWork, ServerState, Upload
 from fedshift.core.messages import Answer, Telemetry, Up
 from fedshift.core.tensors import Replies
 from fedshift.deployment.coordinate import coordinate
-from fedshift.deployment.link import Away
+from fedshift.deployment.flower import Away
 from fedshift.deployment.wire import Done, Failed, Join, Work
 from fedshift.errors import DivergedError
 from fedshift.methods import METHODS

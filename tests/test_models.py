@@ -24,7 +24,7 @@ def spec(model: Model, shape: tuple[int, ...] = (1, 28, 28), seed: int = 0) -> M
     return ModelBuilder(model, shape, 10, Streams(seed), clients=2)
 
 
-READY = [name for name in MODELS if not any(one.required for one in MODELS.get(name).cls.settings().values())]
+READY = [name for name in MODELS if not any(one.required for one in MODELS.get(name).settings().values())]
 
 
 @pytest.mark.parametrize("name", READY)

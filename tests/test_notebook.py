@@ -17,7 +17,7 @@ from torch import nn
 import fedshift
 from conftest import Make, at, simulate
 from fedshift import page
-from fedshift.errors import DivergedError, FedshiftError, Problems, UnknownNameError
+from fedshift.errors import FedshiftError, Problems, UnknownNameError
 from fedshift.reporting.live import LiveProgress
 from fedshift.reporting.notebook import in_notebook
 from fedshift.runs.events import Progress
@@ -105,18 +105,13 @@ def test_a_place_that_is_given_is_used_in_a_notebook_too(cell: Cell):
 # Errors -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "error", [FedshiftError("x = 3: no."), DivergedError("NaN."), UnknownNameError("method", "a", ["b"])], ids=str
-)
-def test_an_error_is_its_message_and_the_traceback_is_there_when_asked_for(error: FedshiftError):
+def test_an_error_is_its_message_and_the_traceback_is_there_when_asked_for():
     """IPython calls _render_traceback_ while it handles the error, and %tb calls it again afterwards."""
+    error = UnknownNameError("method", "a", ["b"])
     try:
         raise error
     except FedshiftError as caught:
-        assert caught._render_traceback_() == [
-            f"{type(error).__name__}: {error}",
-            "(%tb shows where it was raised.)",
-        ]
+        assert caught._render_traceback_() == [f"UnknownNameError: {error}", "(%tb shows where it was raised.)"]
     later = error._render_traceback_()
     assert later == traceback.format_exception(error)
     assert "raise error" in "".join(later)
@@ -202,25 +197,15 @@ def test_every_exported_class_is_among_them(values: list[Any]):
     assert lacking == []
 
 
-def test_a_comparison_is_a_text_in_a_kernel_too(make: Make, monkeypatch: pytest.MonkeyPatch):
-    """Where rich knows that it is in a notebook, it shows there whatever is printed to a console."""
-    comparison = fedshift.compare(make(), progress=Progress())
-    expected = str(comparison)
-    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    assert repr(comparison) == str(comparison) == expected
-    assert "fedavg" in expected
-
-
-def test_texts_say_what_matters(make: Make):
+def test_texts_say_what_matters(make: Make, monkeypatch: pytest.MonkeyPatch):
     assert repr(fedshift.FedSR()) == "FedSR()"
     assert repr(fedshift.FedSR(l2r=0.05, bn="local")) == "FedSR(bn='local', l2r=0.05)"
     assert eval(repr(fedshift.FedSR(l2r=0.05)), {"FedSR": fedshift.FedSR}) == fedshift.FedSR(l2r=0.05)
     stage = page.Stage("train", 9, (page.Exchange("train"),))
-    assert repr(page.Round(stage, 3)) == "Round(3 of 9 of the stage 'train')"
+    assert repr(stage).startswith("Stage(name='train', rounds=9, exchanges: 1")
     comparison = fedshift.compare(make(), progress=Progress())
-    assert repr(comparison) == str(comparison)
-    assert "fedavg" in repr(comparison)
+    expected = str(comparison)
+    assert "fedavg" in expected
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)  # where rich would show there what is printed
+    assert repr(comparison) == str(comparison) == expected
     assert repr(comparison.runs[0]) == f"Run('{comparison.runs[0].path}')"
-    html = make({"name": "<i>", "method": {"name": "fedsr", "l2r": 0.5}})._repr_html_()
-    assert "FedSR(l2r=0.5)" in html
-    assert "&lt;i&gt;" in html

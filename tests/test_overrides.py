@@ -62,13 +62,6 @@ def test_what_is_named_again_keeps_its_settings():
     assert (digits, lines) == ({"data": {"angles": [0, 15], "name": "rotated-mnist"}}, [])
 
 
-def test_the_table_of_a_single_method_stays():
-    document = {"method": {"name": "fedprox", "mu": 0.5, "fedsr": {"l2r": 0.1}}}
-    changed, lines = overridden(document, {"method.name": "fedsr"})
-    assert changed == {"method": {"name": "fedsr", "fedsr": {"l2r": 0.1}}}
-    assert lines[0].endswith("not used: mu")
-
-
 def test_a_whole_table_takes_the_place_of_another():
     document = {"method": {"name": "fedsr", "l2r": 0.1, "cmi": 0.2, "fedavg": {"bn": "local"}}}
     changed, lines = overridden(document, {"method": {"name": "fedsr", "cmi": 0.5}})
@@ -80,11 +73,6 @@ def test_what_is_given_now_wins_over_a_methods_own_table():
     document = {"method": {"name": ["fedavg", "fedsr"], "fedsr": {"l2r": 0.1, "weighting": "samples"}}}
     changed = override(document, {"method.l2r": 0.5, "method.fedsr.weighting": "uniform"})
     assert changed["method"]["fedsr"] == {"l2r": 0.5, "weighting": "uniform"}
-
-
-def test_a_key_through_a_value_is_an_error():
-    with refuses("train.lr.x", "'lr' is a value"):
-        override({"train": {"lr": 0.1}}, {"train.lr.x.y": 1})
 
 
 def test_python_warns_once_of_what_is_not_used():

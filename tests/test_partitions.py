@@ -10,12 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import TINY
 from fedshift.clients.domains import DomainData
 from fedshift.clients.partitions import IID, ByClass, Dirichlet, Domains, FlowerPartitioner, Partition
 from fedshift.clients.protocols import divide
 from fedshift.streams import Streams
-from fedshift.study.grid import expand, override
 from refusal import refuses
 
 PACS = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
@@ -145,19 +143,6 @@ def test_dirichlet_is_flowers_own_assignment_for_the_same_seed():
             assert len(held) >= 3
 
 
-def test_a_small_beta_skews_labels_and_a_large_one_does_not():
-    """The share of a client's most frequent class of 3: near 1 for beta = 0.05, near 1/3 for beta = 1000."""
-    data = square(300, 3, 1)
-
-    def largest_share(beta: float) -> float:
-        parts = Dirichlet(clients=3, beta=beta, min_samples=1).assign(data, Streams(0))
-        counts = torch.stack([torch.bincount(data.y[parts == p], minlength=3) for p in range(3)]).float()
-        return float((counts.max(1).values / counts.sum(1)).mean())
-
-    assert largest_share(0.05) > 0.7
-    assert largest_share(1000) < 0.4
-
-
 def test_flowers_partitioners_by_name():
     """Pathological with one class each: a part has one label. Shards of 10 give 30 rows to 3 parts of 10."""
     data = square(10, 3, 2)
@@ -191,15 +176,6 @@ def test_what_cannot_be_divided_says_why(partition: Partition, words: str):
 
 
 # From an experiment ------------------------------------------------------------------------------
-
-
-def test_a_list_of_lists_is_one_value_and_three_deep_is_an_axis():
-    groups = [["class 0"], ["class 1", "class 2"]]
-    document = override(TINY, {"partition.name": "classes", "partition.groups": groups})
-    (experiment,) = expand(document)
-    assert experiment.partition == ByClass(groups=(("class 0",), ("class 1", "class 2")))
-    both = expand(override(document, {"partition.groups": [groups, [["class 0"]]]}))
-    assert [len(e.partition.groups) for e in both] == [2, 1]
 
 
 def test_without_flower_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):

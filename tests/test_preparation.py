@@ -27,9 +27,10 @@ from fedshift.core.contract import Upload
 from fedshift.core.preparation import PREPARATION
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.coordinate import coordinate
+from fedshift.deployment.demo import rehearse
 from fedshift.deployment.inspection import inspect
-from fedshift.deployment.rehearsal import rehearse
-from fedshift.deployment.site_data import prepared, site_data
+from fedshift.deployment.leaving import leaving
+from fedshift.deployment.site_data import site_data
 from fedshift.engines.sequential import Sequential
 from fedshift.errors import AuditError
 from fedshift.experiments import Experiment
@@ -204,11 +205,8 @@ def test_rows_of_validation_and_test_change_no_bit_of_the_weights(tmp_path: Path
 # Runs --------------------------------------------------------------------------------------------
 
 OTHER_METHODS = [
-    {"name": "fedsr"},
     {"name": "fedpin", "alpha": 1.0, "global_steps": 2, "personal_steps": 2},
-    {"name": "fediir"},
     {"name": "fedbn"},
-    {"name": "centralised"},
     {"name": "client2vec", "index": {"name": "feature-average", "encoder": {"name": "offline", "size": 8}}},
 ]
 
@@ -348,7 +346,8 @@ def test_a_federation_ends_with_the_bits_of_a_simulation(tmp_path: Path, statist
 def test_what_leaves_says_the_statistics_and_a_policy_refuses_them(tmp_path: Path):
     folder = institutions(tmp_path, "pooled")
     found = inspect(folder / "sites" / "Oslo")
-    told = {each.name: each.category for each in found.leaves if each.stage == PREPARATION and each.kind == "reply"}
+    leaves = leaving(Agreement.read(folder / "coordinator").setup(torch.device("cpu")))
+    told = {each.name: each.category for each in leaves if each.stage == PREPARATION and each.kind == "reply"}
     assert told == {
         "rows": "count",
         "present": "count",
@@ -359,8 +358,8 @@ def test_what_leaves_says_the_statistics_and_a_policy_refuses_them(tmp_path: Pat
     assert "### Stage `preparation`: the exchange `preparation`, the reply" in found.page
     path = folder / "sites" / "Oslo" / "mine.csv"
     set_site(folder, "Oslo", domains=[], data={"path": str(path)}, refuse=["statistic"])
-    problems = [str(problem) for problem in inspect(folder / "sites" / "Oslo").problems]
-    assert any("refuses what the run needs" in problem and "'mean'" in problem for problem in problems)
+    with refuses("refuses what the run needs", "'mean'"):
+        inspect(folder / "sites" / "Oslo").problems.check()
     with refuses("refuses", "'mean'", "data.statistics = 'site'", "'none'"):
         coordinate(folder / "coordinator", Local(folder), Progress())
 
@@ -370,13 +369,12 @@ def test_a_site_with_other_columns_is_named(tmp_path: Path):
     path = folder / "sites" / "Oslo" / "mine.csv"
     frame = pd.read_csv(path)
 
-    def problems(changed: pd.DataFrame) -> str:
-        changed.to_csv(path, index=False)
-        return "\n".join(str(problem) for problem in inspect(folder / "sites" / "Oslo").problems)
-
-    words = problems(frame.assign(dose=["high"] * EACH))
-    assert "'dose' holds categories, but the federation agreed on numbers" in words
-    assert "Unknown column of inputs" in problems(frame.drop(columns="dose"))
+    frame.assign(dose=["high"] * EACH).to_csv(path, index=False)
+    with refuses("'dose' holds categories, but the federation agreed on numbers"):
+        inspect(folder / "sites" / "Oslo").problems.check()
+    frame.drop(columns="dose").to_csv(path, index=False)
+    with refuses("Unknown column of inputs"):
+        inspect(folder / "sites" / "Oslo").problems.check()
     agreement = Agreement.read(folder / "sites" / "Oslo")
     frame.loc[3, "sex"] = "x"
     frame["region"] = np.nan
@@ -387,6 +385,3 @@ def test_a_site_with_other_columns_is_named(tmp_path: Path):
     assert mine.x[3, 2] == UNSEEN
     assert mine.x[:, 3].isnan().all()
     assert any("no category 'x' of the column 'sex'" in note for note in mine.notes)
-    (first, again) = (prepared(agreement, settings, data, site) for _ in range(2))
-    assert torch.equal(first.x.nan_to_num(-9), again.x.nan_to_num(-9))
-    assert first.columns == again.columns

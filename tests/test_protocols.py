@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import Make, evaluated, models_of, simulate, states
+from conftest import Make, evaluated, simulate
 from fedshift.clients.client import Client
 from fedshift.clients.domains import DomainData
 from fedshift.clients.environments import Environment
@@ -67,24 +67,6 @@ def test_the_target_belongs_to_nobody_and_sources_keep_a_tenth():
         ("c", "validation", 1, 8),
     ]
     assert [(client.name, len(client.train)) for client in federation.clients] == [("a", 72), ("c", 72)]
-
-
-def test_sources_may_train_on_a_part_of_what_is_left():
-    """20 of each of 4 classes: 2 of each held out, and half of the other 18, which are 9, to train."""
-    whole, half = federate(LeaveOneDomainOut(hold_out="b")), federate(LeaveOneDomainOut(hold_out="b", fraction=0.5))
-    assert [len(client.train) for client in half.clients] == [36, 36]
-    for before, now in zip(whole.environments, half.environments, strict=True):
-        assert numbers(before.samples) == numbers(now.samples)
-
-
-def test_clients_of_a_partition_validate_under_their_domains_name():
-    """4 clients a domain: 20 samples each, 5 of a class, of which max(round(0.5), 1) = 1 is held out."""
-    federation = federate(LeaveOneDomainOut(hold_out="c"), IID(clients=4))
-    assert [client.name for client in federation.clients] == [f"{d}/{p}" for d in "ab" for p in range(4)]
-    assert [(e.name, e.client, len(e.samples)) for e in of(federation, "validation")] == [
-        (d, 4 * i + p, 4) for i, d in enumerate("ab") for p in range(4)
-    ]
-    assert [len(e.samples) for e in of(federation, "test")] == [80]
 
 
 def test_fedpins_clients_are_scored_on_the_target_with_their_own_classes_and_models():
@@ -206,15 +188,6 @@ def test_a_held_out_validation_looks_at_no_shift():
         assert {int(data.environment[n]) for n in numbers(validation.samples)} == {0}
 
 
-def test_a_partition_divides_the_environments_with_the_clients():
-    """2 clients a domain: half of each class in every environment."""
-    federation = federate(PersonalUnderShift(), IID(clients=2), shifted())
-    assert [client.name for client in federation.clients] == [f"{d}/{p}" for d in DOMAINS for p in (0, 1)]
-    for client in federation.clients:
-        for samples in (client.train, *(e.samples for e in of(federation, "test", client.id))):
-            assert Counter(samples.y.tolist()) == {0: 5, 1: 5}
-
-
 @pytest.mark.parametrize(
     ("protocol", "data", "words"),
     [
@@ -274,21 +247,3 @@ def test_a_partition_runs_with_clients_smaller_than_a_batch(make: Make, protocol
     record = evaluated(simulation, simulation.coordinator.schedule[-1])
     assert len(record["environments"]) == 3 * 3 * 2
     assert len(simulation.federated.clients) == (1 if method == "centralised" else 9)
-
-
-def test_a_client_that_has_not_trained_is_scored_as_an_unseen_one(make: Make):
-    """FedPIN's personal model of such a client would be the initial one; it is scored with the global model."""
-    changes = {
-        "method": {"name": "fedpin", "alpha": 0.0},
-        "train.participation": 0.3,
-        "protocol": {"name": "in-domain"},
-    }
-    simulation = simulate(make(changes), rounds=1)
-    (trained,) = [client for client, _ in states(simulation)]
-    rows = evaluated(simulation, simulation.coordinator.schedule[0])["environments"]
-    names = [client.name for client in simulation.federated.clients]
-    for row in rows:
-        assert row["model"] == ("own" if names.index(row["environment"]) == trained else "unseen")
-    other = next(e for e in simulation.federated.environments if e.client != trained)
-    (model,) = models_of(simulation, other)
-    assert torch.equal(model["personal_head.weight"], simulation.coordinator.state.shared["head.weight"])

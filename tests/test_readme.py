@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +58,6 @@ def test_the_python_example_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert "fedsr" in capsys.readouterr().out
     assert set(names["frame"]["method"]) == {"fedavg", "fedsr"}
     assert names["model"](torch.zeros(2, 1, 28, 28, dtype=torch.uint8)).shape == (2, 10)
-
-
-def test_the_commands_are_one_line_each_and_pinned():
-    for marker in ("main", "test"):
-        (line,) = block(marker).splitlines()
-        assert "-c constraints.txt" in line
-        assert line.startswith("python3 -m venv .venv && ")
-
-
-def test_every_extra_is_named():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    assert [name for name in sorted(extras.keys() - {"dev"}) if f"| `{name}` |" not in README] == []
 
 
 def test_what_the_federations_page_writes_into_site_toml_is_read(tmp_path: Path):

@@ -246,7 +246,7 @@ def test_a_report_names_what_was_refused_and_why(tiny_document: dict[str, Any], 
         raise FedshiftError("It takes no batches of 4.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(METHODS.get("fedprox").cls, "check", refuse)
+        patch.setattr(METHODS.get("fedprox"), "check", refuse)
         compare(tiny_document, method=["fedavg", "fedprox"], progress=Progress())
     root = Path(tiny_document["run"]["out"]) / "tiny"
     (note,) = (note for note in load(root).notes() if "fedprox" in note)

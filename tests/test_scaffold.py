@@ -14,7 +14,7 @@ from fedshift.core.contract import Batch, LocalWork, ServerState, Upload
 from fedshift.core.messages import Down, Up
 from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Replies, Tensors
-from fedshift.deployment.agreement import FederationSettings
+from fedshift.deployment.federation_toml import FederationSettings
 from fedshift.deployment.leaving import what_leaves
 from fedshift.engines.vectorised import Vectorised
 from fedshift.errors import AuditError

@@ -13,12 +13,13 @@ import pytest
 import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from typer.testing import CliRunner
 
 from conftest import TINY, Make
 from fedshift.cli.app import app
+from fedshift.cli.catalogues import print_list, print_named, print_schema, shown_names
 from fedshift.cli.json_schema import CATALOGUES, described, json_schema
-from fedshift.experiments import Experiment
 from fedshift.spec import Spec
 from fedshift.study.shipped import shipped, shipped_text
 from refusal import refuses
@@ -27,6 +28,7 @@ from test_settings import SCALARS
 ROOT = Path(__file__).parents[1]
 SCHEMA = json_schema()
 CHECK = jsonschema.Draft202012Validator(SCHEMA)
+MARKS = re.compile(r"``|:\w+:`|:class:| at 0x|…|\*Choices|Choices\*|Choices\.\*|\bA [aeiou]|3e\+38|= None")
 
 
 def problems(document: dict[str, Any]) -> list[str]:
@@ -52,14 +54,9 @@ def test_it_is_a_json_schema_and_the_command_prints_it():
     assert json.loads(text)["$schema"].endswith("draft/2020-12/schema")
 
 
-@pytest.mark.parametrize("name", shipped())
-def test_every_shipped_experiment_is_valid(name: str):
-    assert problems(tomllib.loads(shipped_text(name))) == []
-
-
-def test_every_example_of_the_documentation_is_valid():
+def test_every_shipped_experiment_and_every_example_of_the_documentation_is_valid():
     assert toml_examples()
-    for text in toml_examples():
+    for text in (*map(shipped_text, shipped()), *toml_examples()):
         assert problems(tomllib.loads(text)) == [], text
 
 
@@ -70,9 +67,8 @@ def test_a_resolved_experiment_is_valid(make: Make):
         assert problems(tomllib.loads(tomli_w.dumps(table))) == []
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_what_is_refused_is_no_valid_file():
+    for text in (
         "trian = 1",
         "[train]\nround = 3",
         "[train]\nlr = 0",
@@ -89,15 +85,12 @@ def test_a_resolved_experiment_is_valid(make: Make):
         "[method]\nname = 'client2vec'\nindex = { name = 'dsa-ign', encoder = { name = 'clip', size = 3 } }",
         "[method]\nname = 'fedsr'\npreset = 'pasc'",
         "data = 'foldr'",
-    ],
-)
-def test_what_is_refused_is_no_valid_file(text: str):
-    assert problems(tomllib.loads(text))
+    ):
+        assert problems(tomllib.loads(text)), text
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_what_is_taken_is_a_valid_file():
+    for text in (
         "seed = [0, 1]\n[train]\nlr = [0.1, 0.01]\nmin_answers = ['all', 0.5]",
         "[protocol]\nhold_out = [0, '15']",
         "[model]\nname = 'mlp'\nhidden = [[8], [4, 4]]",
@@ -107,10 +100,8 @@ def test_what_is_refused_is_no_valid_file(text: str):
         "[method]\nname = 'client2vec'\nbase = 'moon'\nindex = ['dsa-ign', { name = 'file', path = 'x' }]",
         "[method]\nname = 'client2vec'\nindex = { epochs = [1, 2], encoder = 'clip' }",
         "[method]\nname = ['fedavg', 'fedsr']\nl2r = 0.1\npreset = 'pacs'\n[method.fedprox]\nmu = 0.2",
-    ],
-)
-def test_what_is_taken_is_a_valid_file(text: str):
-    assert problems(tomllib.loads(text)) == []
+    ):
+        assert problems(tomllib.loads(text)) == [], text
 
 
 NUMBERS = st.integers(-5, 5) | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
@@ -130,22 +121,27 @@ def test_the_schema_takes_what_the_checks_take(where: tuple[str, type[Spec], str
         assert one.is_valid(value) or one.is_valid([value]) or jsonschema.Draft202012Validator(listed).is_valid(value)
 
 
-def test_every_setting_is_described_with_its_default():
-    text = json.dumps(SCHEMA)
-    for _, cls, name in SCALARS:
-        assert json.dumps(cls.settings()[name].help)[1:-1] in text
-    train = SCHEMA["properties"]["train"]["anyOf"][0]
-    assert train["properties"]["rounds"]["default"] == 300
-
-
-def test_the_page_has_every_table_entry_and_setting():
-    page = printed("schema")
-    for catalogue in CATALOGUES.values():
-        for name in catalogue:
-            assert name in page
-            assert all(setting in page for setting in catalogue.get(name).settings())
+def test_what_is_printed_fits_the_terminal_with_every_entry_and_setting(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """At 80 columns no line is longer, and nothing is cut or shown as it stands in the source."""
+    monkeypatch.setenv("COLUMNS", "80")
+    print_schema(as_json=False)
+    page = capsys.readouterr().out
+    print_list("all")
+    texts = [page, capsys.readouterr().out]
     assert "> 0, <= 1000" in page
-    assert all(name in page for name in Experiment.settings())
+    for name in shown_names():
+        print_named(name, {})
+        texts.append(capsys.readouterr().out)
+        assert name in texts[-1]
+        for catalogue in (catalogue for catalogue in CATALOGUES.values() if name in catalogue):
+            assert name in texts[1]
+            assert all(setting in page and setting in texts[-1] for setting in catalogue.get(name).settings()), name
+    for text in texts:
+        assert [line for line in text.splitlines() if cell_len(line.rstrip()) > 80] == []
+        assert MARKS.findall(text) == []
+    assert "head_lr = (not set)" in " ".join(page.split())  # TOML has no word for None
 
 
 # What an experiment would run -------------------------------------------------------------------------
@@ -170,12 +166,6 @@ def test_show_resolves_an_experiment_and_says_where_values_are_from():
     assert rows["method.l2r"] == ["0.1", "published for rotated-mnist"]
     assert rows["method.optimiser_state"] == ['"kept"', "file"]
     assert rows["run.engine"] == ['"auto"', "default"]
-
-
-def test_show_still_shows_the_text_and_the_data_set_of_the_same_name():
-    output = printed("show", "rotated-mnist")
-    assert shipped_text("rotated-mnist") in output
-    assert "MNIST digits turned by each of several angles." in output
 
 
 def test_show_of_a_file_shows_what_each_method_has(tmp_path: Path):

@@ -17,7 +17,7 @@ import fresh
 from conftest import CNN_WITH_BN, TINY, Make, a_folder, interrupt_after, results, resume
 from federated import Local, as_sent, kill_after, members
 from fedshift.deployment.coordinate import coordinate
-from fedshift.deployment.rehearsal import rehearse
+from fedshift.deployment.demo import rehearse
 from fedshift.errors import DamagedError, FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.runs import runner

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from fedshift.cli.app import app
 from fedshift.deployment import serving, shell, supervisor
-from fedshift.deployment.serving import Registry, inner_port, join, parts_of_coordinator, run, serve
+from fedshift.deployment.serving import Registry, inner_port, join, run, serve
 from fedshift.deployment.supervisor import ChildProcess, free_port, listens, supervise
 from fedshift.errors import FedshiftError
 from refusal import refuses
@@ -28,8 +28,8 @@ from flwr.supercore.constant import TaskType
 
 from conftest import Make
 from fedshift.deployment import executor, folders
-from fedshift.deployment.agreement import FederationSettings
 from fedshift.deployment.executor import carry_out_tasks
+from fedshift.deployment.federation_toml import FederationSettings
 from fedshift.deployment.keys import site_pair
 
 PATIENCE = 120.0
@@ -161,7 +161,7 @@ def trial(make: Make, tmp_path: Path) -> Path:
         name="trial", sites=("a", "b"), shape=(1, 10, 10), classes=("0", "1", "2"), address=address
     )
     experiment = make({"protocol": {"name": "in-domain"}, "data": {"name": "arrays", "path": "data/samples.npz"}})
-    folders.make(tmp_path / "trial", folders.planned(tmp_path / "trial", agreed, experiment))
+    folders.make(tmp_path / "trial", folders.planned(agreed, experiment))
     return tmp_path / "trial"
 
 
@@ -182,7 +182,7 @@ def test_dry_runs_show_commands_of_flower_that_leave_apps_alone(trial: Path):
     assert "python -m fedshift.deployment.gate . 9000" in served
     assert "--enable-supernode-auth" in served
     assert "--insecure" not in served + joined
-    assert "fedshift.deployment.executor site . --address 127.0.0.1:" in joined
+    assert "fedshift.deployment.executor site . 127.0.0.1:" in joined
     assert "flwr run " in printed("run", str(trial / "coordinator"), "--dry-run")
     assert sorted(trial.rglob("*")) == before
 
@@ -207,23 +207,6 @@ def test_ports_that_cannot_be_are_refused(trial: Path):
         inner_port("fl.example.org:65535")
     with refuses("8000", "--control-port"):
         inner_port("fl.example.org:8000", 8000)
-
-
-def test_a_port_that_is_taken_is_named(trial: Path):
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with refuses(f"port {port}", "--control-port"):
-            serve(trial / "coordinator", port, print)
-
-
-def test_the_superlink_is_reached_from_its_machine_only():
-    superlink, gate, executor = parts_of_coordinator(9000)
-    at = superlink.command.index("--host")
-    assert superlink.command[at : at + 4] == ["--host", "127.0.0.1", "--port", "9000"]
-    assert gate.after is None
-    assert executor.after is superlink
 
 
 class Known:
@@ -289,6 +272,6 @@ def test_tasks_of_other_kinds_are_neither_asked_for_nor_done(
     monkeypatch.setattr(executor, "_client", lambda *_, **__: Flower())
     monkeypatch.setattr(executor, "SECONDS_BETWEEN_ASKING", {role: 0.0})
     with pytest.raises(EnoughError):
-        carry_out_tasks(role, tmp_path, "127.0.0.1:1", b"secret", lambda folder, address, token: done.append(token))
+        carry_out_tasks(role, tmp_path, "127.0.0.1:1", b"secret", done.append)
     assert done == ["yes"]
     assert all(each == [kind] for each in asked)

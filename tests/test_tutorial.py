@@ -51,11 +51,6 @@ def test_the_blocks_together_are_the_files():
     assert TUTORIAL.count("```python") == len([*blocks("plugin"), *methods, *blocks("check")])
 
 
-def test_its_method_needs_fedshift_alone():
-    imports = re.findall(r"^(?:from|import) (\S+)", held(FILES["plugin"]), re.MULTILINE)
-    assert set(imports) == {"fedshift", "fedshift.page"}
-
-
 def test_its_tests_pass(examples: dict[str, ModuleType], tmp_path: Path):
     checks = [getattr(examples["check"], name) for name in dir(examples["check"]) if name.startswith("test_")]
     assert len(checks) == 3

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from fedshift.core.messages import Down, Up, pack_in_pieces
+from fedshift.core.messages import Answer, Down, Order, Telemetry, Up, pack_in_pieces
 from fedshift.streams import Draw, Streams, sample_draws
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
@@ -66,6 +66,21 @@ def test_an_empty_message_is_not_sent():
 def test_a_cut_message_is_refused():
     with pytest.raises(SafetensorError):
         Up.from_bytes(Up({"w": torch.ones(100)}).to_bytes()[:-1])
+
+
+def test_orders_and_answers_survive_the_wire_bit_for_bit():
+    tensors = {"w": torch.tensor([float("nan"), -0.0, 1e-45]), "n": torch.tensor(3), "b": torch.tensor([True])}
+    order = Order("r", "train", 3, "train", 7, Down(tensors))
+    again = Order.from_bytes(order.to_bytes())
+    assert again.to_bytes() == order.to_bytes()
+    assert (again.run, again.stage, again.round, again.exchange, again.client) == ("r", "train", 3, "train", 7)
+    assert Order.from_bytes(Order("r", "s", 1, "x", 0, Down({})).to_bytes()).down.keys() == set()
+    telemetry = Telemetry.from_numbers({"cross_entropy": 0.1 + 0.2}, 5)
+    answer = Answer("r", "train", 3, "train", 7, Up(tensors), telemetry)
+    back = Answer.from_bytes(answer.to_bytes())
+    assert back.to_bytes() == answer.to_bytes()
+    assert back.telemetry.terms == {"cross_entropy": 0.1 + 0.2}
+    assert int(back.telemetry["steps"]) == 5
 
 
 def test_streams_are_equal_for_equal_keys_and_differ_otherwise():

@@ -24,7 +24,7 @@ from .datasets import DATASETS as DATASETS
 from .datasets.dataset import Dataset as Dataset
 from .datasets.dataset import ImageDataset as ImageDataset
 from .datasets.in_memory import in_memory as in_memory
-from .deployment.site_model import site_model as site_model
+from .deployment.site_data import site_model as site_model
 from .errors import FedshiftError as FedshiftError
 from .errors import FedshiftWarning as FedshiftWarning
 from .experiments import Experiment as Experiment
@@ -40,7 +40,9 @@ from .methods.fedadg import FedADG as FedADG
 from .methods.fedavg import FedAvg as FedAvg
 from .methods.fedavgm import FedAvgM as FedAvgM
 from .methods.fedbn import FedBN as FedBN
+from .methods.fedcir import FedAlign as FedAlign
 from .methods.fedcir import FedCiR as FedCiR
+from .methods.fedcir import FedReg as FedReg
 from .methods.feddyn import FedDyn as FedDyn
 from .methods.fedgen import FedGen as FedGen
 from .methods.fediir import FedIIR as FedIIR
@@ -51,6 +53,8 @@ from .methods.fedopt import FedYogi as FedYogi
 from .methods.fedpac import FedPAC as FedPAC
 from .methods.fedpin import Anchored as Anchored
 from .methods.fedpin import FedPIN as FedPIN
+from .methods.fedpin import FedPINGamma0 as FedPINGamma0
+from .methods.fedpin import FedPINLambda0 as FedPINLambda0
 from .methods.fedpin_global import FineTuned as FineTuned
 from .methods.fedpin_global import GlobalModel as GlobalModel
 from .methods.fedproc import FedProc as FedProc
@@ -58,6 +62,8 @@ from .methods.fedprox import FedProx as FedProx
 from .methods.fedrep import FedRep as FedRep
 from .methods.fedrod import FedRoD as FedRoD
 from .methods.fedsdr import FedSDR as FedSDR
+from .methods.fedsr import FedCMI as FedCMI
+from .methods.fedsr import FedL2R as FedL2R
 from .methods.fedsr import FedSR as FedSR
 from .methods.fraug import FRAug as FRAug
 from .methods.fraug_code import FRAugCode as FRAugCode

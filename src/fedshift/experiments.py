@@ -7,11 +7,10 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from fedshift.catalogue import Catalogue, From
+from fedshift.catalogue import Catalogue, From, built_in
 from fedshift.clients import PARTITIONS, PROTOCOLS
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.partitions import Partition
@@ -69,15 +68,6 @@ class Experiment(Spec):
     def check(self) -> None:
         """Raise an error if the method cannot work with this training, so that the run cannot be carried out."""
         self.method.core.check(self.train)
-
-    def _repr_html_(self) -> str:
-        named = (("settings", self._plain()), *((name, getattr(self, name)) for name in self.nested()))
-        rows = "".join(f"<tr><th>{name}</th><td>{escape(str(about))}</td></tr>" for name, about in named)
-        return f"<table><caption>{escape(self.run_name)}</caption>{rows}</table>"
-
-    def _plain(self) -> str:
-        """The settings outside of tables, in words."""
-        return ", ".join(f"{name} = {getattr(self, name)!r}" for name in self.settings() if name not in self.nested())
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:
@@ -143,7 +133,7 @@ class Experiment(Spec):
             name = Path(path).name
             found[f"{name} ({list(self.plugins).index(path)})" if name in found else name] = digest(path)
         for cls in {type(spec) for _, spec in self.specs()}:
-            if cls.__module__.startswith("fedshift.") or _file_of(cls) in self.plugins:
+            if built_in(cls) or _file_of(cls) in self.plugins:
                 continue
             found[cls.__qualname__] = digest_of(_source(cls).encode())
         return {what: content for what, content in sorted(found.items()) if content}

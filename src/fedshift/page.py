@@ -66,6 +66,7 @@ from fedshift.spec import Spec as Spec
 from fedshift.spec import Steps as Steps
 from fedshift.spec import WholeNumber as WholeNumber
 from fedshift.spec import Width as Width
+from fedshift.spec import fixed as fixed
 from fedshift.spec import setting as setting
 from fedshift.streams import Draw as Draw
 from fedshift.streams import Draws as Draws

@@ -18,12 +18,11 @@ from weakref import finalize
 import numpy as np
 import torch
 
-from fedshift.datasets.arrays import Arrays
 from fedshift.datasets.in_memory import in_memory
 from fedshift.errors import FedshiftError, needs
 from fedshift.runs.events import Progress
 from fedshift.runs.predictions import probabilities
-from fedshift.runs.run import Picked, Run
+from fedshift.runs.run import Picked
 from fedshift.runs.trained import Trained
 from fedshift.study import api
 
@@ -137,8 +136,18 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._temporary = _Temporary() if self.out is None else None
         folder = Path(str(self.out)) if self._temporary is None else self._temporary.path
         by_site = {name: (x[names == name], codes[names == name]) for name in self.sites_.tolist()}
+        table = {
+            "name": NAME,
+            "protocol": {"name": "train-on-all", "validation": self.validation_fraction},
+            "train": {"optimiser": "adam", "lr": LR},
+            "run": {} if self._temporary is None else {"checkpoint_every": int(self.rounds)},
+        }
+        asked: dict[str, Any] = {
+            name: getattr(self, name) for name in ("method", "model", "rounds", "seed", "settings")
+        }
         data = in_memory(by_site, self.classes_.astype(str).tolist(), folder / "data")
-        self.run_ = self._carried_out(folder, data)
+        progress = None if self.verbose else Progress()
+        self.run_ = api.compare(table, progress=progress, data=data, out=folder / "runs", **asked).runs[0]
         self._models = self._trained()
         return self
 
@@ -162,8 +171,11 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_consistent_length(x, names)
         found = np.empty((len(x), len(self.classes_)))
         for name in np.unique(names):
-            rows = names == name
-            found[rows] = torch.cat(list(probabilities(self._model_of(name), [x[rows]], BATCH))).numpy()
+            rows, model = names == name, self._models.get("", self._models.get(name))
+            if model is None:
+                whose = f"The site '{name}' has no model" if name else "Every site has a model of its own"
+                raise FedshiftError(f"{whose}: give sites=..., for each sample one of {', '.join(self.sites_)}.")
+            found[rows] = torch.cat(list(probabilities(model, [x[rows]], BATCH))).numpy()
         return found
 
     def predict(self, X: Any, sites: Any = None) -> Array:  # noqa: N803
@@ -176,17 +188,6 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """All but the run, whose files are this object's alone."""
         return {name: value for name, value in super().__getstate__().items() if name not in ("run_", "_temporary")}
 
-    def _carried_out(self, folder: Path, data: Arrays) -> Run:
-        table = {
-            "name": NAME,
-            "protocol": {"name": "train-on-all", "validation": self.validation_fraction},
-            "train": {"optimiser": "adam", "lr": LR},
-            "run": {} if self._temporary is None else {"checkpoint_every": int(self.rounds)},
-        }
-        options: dict[str, Any] = {"data": data, "method": self.method, "model": self.model, "rounds": self.rounds}
-        asked = api.experiment(table, **options, seed=self.seed, out=folder / "runs", settings=self.settings)
-        return api.compare(asked, progress=None if self.verbose else Progress()).runs[0]
-
     def _trained(self) -> dict[str, Trained]:
         """The models, by site; one that all share is called "", as is that of the only site."""
         try:
@@ -194,12 +195,6 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         except FedshiftError:
             models = {name: self.run_.model(name, self.round).double() for name in self.sites_.tolist()}
             return models if len(models) > 1 else {"": next(iter(models.values()))}
-
-    def _model_of(self, site: str) -> Trained:
-        if found := self._models.get("", self._models.get(site)):
-            return found
-        whose = f"The site '{site}' has no model" if site else "Every site has a model of its own"
-        raise FedshiftError(f"{whose}: give sites=..., for each sample one of {', '.join(self.sites_)}.")
 
 
 class _Temporary:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from inspect import getdoc
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
@@ -63,11 +64,8 @@ def _folder_name(name: str) -> str:
 
 
 def _folder_path(path: str) -> str:
-    parts = Path(path).parts
-    if not path or not path.isprintable() or len(path) > 1000 or any(len(part.encode()) > 255 for part in parts):
-        raise ValueError(
-            "it names a folder: 1 to 1,000 printable characters in UTF-8, at most 255 bytes between two slashes"
-        )
+    if not path or not path.isprintable() or len(path) > 1000:
+        raise ValueError("it names a folder: 1 to 1,000 printable characters")
     return path
 
 
@@ -194,7 +192,6 @@ class Spec(BaseModel):
 
     Attributes:
         section: the table of an experiment that holds its settings, as messages and ``--set`` call it.
-        listed_as: the catalogue's name for it where its class does not tell: for a variant of the class.
     """
 
     model_config = ConfigDict(
@@ -209,15 +206,13 @@ class Spec(BaseModel):
     )
     section: ClassVar[str] = ""
 
-    listed_as: str = fixed("")
-
     def __init__(self, /, **values: Any) -> None:
         """Check the settings.
 
         Raises:
             FedshiftError: a name is no setting, or a value is wrong; the message names what is right.
         """
-        check_names(values, {**self.settings(), "listed_as": None}, self.section or type(self).__name__)
+        check_names(values, self.settings(), self.section or type(self).__name__)
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -231,6 +226,11 @@ class Spec(BaseModel):
 
     def __post_init__(self) -> None:
         """Raise an error if settings do not fit each other."""
+
+    @classmethod
+    def help(cls) -> str:
+        """What it is: the class's documentation."""
+        return getdoc(cls) or ""
 
     def __str__(self) -> str:
         return repr(self)
@@ -288,7 +288,7 @@ class Spec(BaseModel):
         Raises:
             FedshiftError: a name is no setting, or a value is wrong.
         """
-        values = {name: getattr(self, name) for name in ("listed_as", *self.settings())}
+        values = {name: getattr(self, name) for name in self.settings()}
         return type(self)(**{**values, **changes})
 
     def changed(self) -> dict[str, Any]:
@@ -426,10 +426,7 @@ def is_text(hint: Any) -> bool:
 
 def shown(value: Any) -> str:
     """A value in a message, however long it is."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python does not write out whole numbers of thousands of digits
-        return "a number of thousands of digits"
+    text = repr(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 10]}...{text[-5:]}"
 
 

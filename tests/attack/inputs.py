@@ -211,7 +211,7 @@ def samples(change: str) -> Files:
 {HEAD}
 from dataclasses import replace
 from fedshift.datasets.dataset import Dataset
-Tiny = fedshift.DATASETS.get("tiny").cls
+Tiny = fedshift.DATASETS.get("tiny")
 @fedshift.DATASETS.register("mine")
 class Mine(Tiny):
     \"\"\"Data.\"\"\"

@@ -25,16 +25,16 @@ def held() -> bool:
 
 def wait_where_held() -> None:
     """Let the site of this process answer only what it may."""
-    from fedshift.deployment import apps
+    from fedshift.deployment import attend
 
-    class Attendant(apps.Attendant):
+    class Attendant(attend.Attendant):
         def answer(self, data: bytes) -> bytes:
             while held():
                 WAITING.touch()
                 time.sleep(0.1)
             return super().answer(data)
 
-    apps.Attendant = Attendant
+    attend.Attendant = Attendant
 
 
 def wait_less() -> None:

@@ -15,7 +15,6 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from fedshift.catalogue import Entry
 from fedshift.cli.console import open_console
 from fedshift.cli.json_schema import CATALOGUES, described, json_schema
 from fedshift.core.contract import term_names
@@ -46,9 +45,9 @@ def print_list(kind: str) -> None:
         if one == "experiments":
             lines = {name: shipped_text(name).splitlines()[0].lstrip("# ") for name in shipped()}
         else:
-            lines = {name: CATALOGUES[one].get(name).help.splitlines()[0] for name in CATALOGUES[one]}
+            lines = {name: CATALOGUES[one].get(name).help().splitlines()[0] for name in CATALOGUES[one]}
         for name, line in lines.items():
-            paper = f" [dim]({METHODS.get(name).paper})[/dim]" if one == "methods" else ""
+            paper = f" [dim]({METHODS.get(name).cited()})[/dim]" if one == "methods" else ""
             table.add_row(f"[bold]{escape(name)}[/bold]", f"{escape(plain(line)).removesuffix('.')}{paper}.")
         console.print(table)
         console.print()
@@ -63,7 +62,7 @@ def print_named(name: str, changes: Mapping[str, Any]) -> None:
     """
     console = open_console()
     entries = [(catalogue.table, catalogue.get(name)) for catalogue in CATALOGUES.values() if name in catalogue]
-    entries += [(name, Entry(PLAIN[name]))] if name in PLAIN else []
+    entries += [(name, PLAIN[name])] if name in PLAIN else []
     is_experiment = name in shipped() or Path(name).suffix == ".toml" or Path(name).is_file()
     if not entries and not is_experiment:
         raise UnknownNameError("name", name, shown_names(), hint="`fedshift list` shows them with a line each.")
@@ -71,8 +70,8 @@ def print_named(name: str, changes: Mapping[str, Any]) -> None:
         raise FedshiftError(
             f"--set changes an experiment, and '{name}' is none; `fedshift list experiments` names them."
         )
-    for table, entry in entries:
-        _print_entry(console, name, table, entry)
+    for table, cls in entries:
+        _print_entry(console, name, table, cls)
     if is_experiment:
         text = shipped_text(name) if name in shipped() else text_of(Path(name))
         console.print(f"[bold]The experiment {escape(name)}[/bold]\n", highlight=False)
@@ -120,7 +119,7 @@ def _origin(key: str, method: str, document: Mapping[str, Any], changes: Mapping
         return "file"
     data = given.get("data.name", given.get("data", DEFAULT_NAMES["data"]))
     preset, (table, _, setting) = str(given.get("method.preset", data)), key.partition(".")
-    published = table == "method" and setting in METHODS.get(method).presets.get(preset, {})
+    published = table == "method" and setting in METHODS.get(method).published().get(preset, {})
     return f"published for {preset}" if published else "default"
 
 
@@ -131,33 +130,33 @@ def print_schema(as_json: bool) -> None:
         return
     console = open_console()
     console.print("An experiment is a TOML file; a list where one value is expected makes a run for each.")
-    tables: dict[str, Entry[Any]] = {"before any table": Entry(Experiment)}
-    tables |= {f"[{name}]": Entry(cls) for name, cls in PLAIN.items()}
+    tables: dict[str, type[Spec]] = {"before any table": Experiment}
+    tables |= {f"[{name}]": cls for name, cls in PLAIN.items()}
     for catalogue in CATALOGUES.values():
         tables |= {f"{catalogue.kind} {name}": catalogue.get(name) for name in catalogue}
-    for title, entry in tables.items():
+    for title, cls in tables.items():
         console.print(f"\n[bold]{escape(title)}[/bold]", highlight=False)
-        for setting in entry.settings():
-            _print_setting(console, entry.cls, setting)
+        for setting in cls.settings():
+            _print_setting(console, cls, setting)
 
 
-def _print_entry(console: Console, name: str, prefix: str, entry: Entry[Any]) -> None:
+def _print_entry(console: Console, name: str, prefix: str, cls: type[Spec]) -> None:
     """What an entry or a table is, and every setting it has."""
-    page = sys.modules[entry.cls.__module__].__doc__ or ""
-    console.print(f"[bold]{name}[/bold]: {escape(plain(entry.help))}\n", highlight=False)
+    page = sys.modules[cls.__module__].__doc__ or ""
+    console.print(f"[bold]{name}[/bold]: {escape(plain(cls.help()))}\n", highlight=False)
     if "Choices" in page:
         console.print(f"{plain(page.strip())}\n", highlight=False, markup=False)
     console.print(f"Settings, with defaults (--set {prefix}.NAME=VALUE):\n", highlight=False)
-    inherited = Averaging.settings() if issubclass(entry.cls, Method) else {}
-    for setting in sorted(entry.settings(), key=lambda setting: setting in inherited):
-        _print_setting(console, entry.cls, setting)
-    for data, preset in entry.presets.items():
-        values = ", ".join(f"{key} = {value_in_words(value)}" for key, value in preset.items())
-        console.print(f"Published for {data}: {values}", highlight=False)
-    if entry.presets:
-        console.print("They apply when data.name is that name, or with --set method.preset=NAME.", highlight=False)
-    if issubclass(entry.cls, Method):
-        console.print(f"Loss terms, whose means leave the client: {', '.join(_terms(entry()))}", highlight=False)
+    inherited = Averaging.settings() if issubclass(cls, Method) else {}
+    for setting in sorted(cls.settings(), key=lambda setting: setting in inherited):
+        _print_setting(console, cls, setting)
+    if issubclass(cls, Method):
+        for data, preset in cls.published().items():
+            values = ", ".join(f"{key} = {value_in_words(value)}" for key, value in preset.items())
+            console.print(f"Published for {data}: {values}", highlight=False)
+        if cls.presets:
+            console.print("They apply when data.name is that name, or with --set method.preset=NAME.", highlight=False)
+        console.print(f"Loss terms, whose means leave the client: {', '.join(_terms(cls()))}", highlight=False)
     console.print()
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from shlex import join as typed
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedshift.cli.console import interruptible
 from fedshift.cli.options import (
     Commands,
     DataOption,
@@ -20,6 +25,9 @@ from fedshift.cli.options import (
     folder_names,
     names_of,
 )
+
+if TYPE_CHECKING:
+    from fedshift.deployment.supervisor import ChildProcess
 
 federation = typer.Typer(
     cls=Commands,
@@ -85,7 +93,7 @@ def init(
     dry_run: Annotated[bool, _named("--dry-run", "Show what would be made; write nothing.")] = False,
 ) -> None:
     """Make a ready folder for the coordinator and each site: settings, keys, certificates, and READMEs to follow."""
-    from fedshift.cli.federation_init import init
+    from fedshift.cli.federation_make import init
     from fedshift.written import parse_value, parse_words
 
     options: dict[str, Any] = {
@@ -101,14 +109,12 @@ def init(
     init(to.expanduser() / Path(name).expanduser(), sites, experiment, options, set_ or [], address, sample, dry_run)
 
 
-@federation.command(epilog=_examples("check", "check sites/a --json > found.json"))
-def check(
-    folder: SiteArgument = Path(), json: Annotated[bool, _named("--json", "Print what was found as JSON.")] = False
-) -> None:
+@federation.command(epilog=_examples("check", "check sites/a"))
+def check(folder: SiteArgument = Path()) -> None:
     """At a site: hold its folder and its data against what was agreed, and show what will leave it."""
-    from fedshift.cli.federation_check import check
+    from fedshift.cli.federation_site import check
 
-    check(folder, json)
+    check(folder)
 
 
 @federation.command(
@@ -125,9 +131,16 @@ def serve(
     dry_run: DryRunOption = False,
 ) -> None:
     """At the coordinator: start the SuperLink, and let sites connect, until Ctrl-C."""
-    from fedshift.cli.federation_serve import serve
+    from fedshift.deployment import shell
+    from fedshift.deployment.federation_toml import read_federation
+    from fedshift.deployment.serving import inner_port, parts_of_coordinator, serve
 
-    serve(folder, control_port, dry_run)
+    if dry_run:
+        address = read_federation(folder, shell.OF_COORDINATOR).address
+        _print_parts(folder, parts_of_coordinator(inner_port(address, control_port)))
+        return
+    with _going_on():
+        serve(folder, control_port, typer.echo)
 
 
 @federation.command(epilog=_examples("join", "join lungs/sites/berlin", "join lungs/sites/berlin --dry-run"))
@@ -139,22 +152,41 @@ def join(
     dry_run: DryRunOption = False,
 ) -> None:
     """At a site: connect to the coordinator, and answer its requests, until Ctrl-C."""
-    from fedshift.cli.federation_serve import join
+    from fedshift.deployment import shell
+    from fedshift.deployment.federation_toml import read_federation
+    from fedshift.deployment.serving import join, parts_of_site
+    from fedshift.deployment.supervisor import free_port
 
-    join(folder, address, dry_run)
+    if dry_run:
+        reached = address or read_federation(folder, shell.OF_SITE).address
+        _print_parts(folder, parts_of_site(reached, free_port()))
+        return
+    with _going_on():
+        join(folder, address, typer.echo)
 
 
 @federation.command(epilog=_examples("run", "run lungs/coordinator --dry-run"))
 def run(folder: CoordinatorArgument = Path(), dry_run: DryRunOption = False) -> None:
     """At the coordinator, while `serve` runs: start the run or carry it on, and show its progress."""
-    from fedshift.cli.federation_serve import run
+    from fedshift.deployment import shell
+    from fedshift.deployment.federation_toml import read_federation
+    from fedshift.deployment.flower import APP
+    from fedshift.deployment.serving import run
 
-    run(folder, dry_run)
+    if dry_run:
+        federation = read_federation(folder, (shell.AUTHORITY,)).name
+        typer.echo(
+            f"In '{folder.resolve()}', with what `fedshift federation serve` writes there, this would be started:"
+        )
+        typer.echo(f"  {typed(shell.start_run(str(APP), federation))}")
+        return
+    with interruptible("; the run goes on. The same command shows it again, and `flwr stop` ends it."):
+        code = run(folder)
+    if code:
+        raise typer.Exit(code)
 
 
-@federation.command(
-    epilog=_examples("demo", "demo --to elsewhere --method fedavg --sites 5", "demo --rounds 3 --dry-run")
-)
+@federation.command(epilog=_examples("demo", "demo --to elsewhere --method fedavg --sites 5", "demo --rounds 3"))
 def demo(
     to: Annotated[Path, typer.Option("--to", help="The folder that is made.", autocompletion=folder_names)] = Path(
         "federation-demo"
@@ -164,12 +196,11 @@ def demo(
     ] = "fedsr",
     rounds: Annotated[int, typer.Option("--rounds", help="Communication rounds.", min=1)] = 8,
     sites: Annotated[int, typer.Option("--sites", help="How many institutions take part.", min=2, max=6)] = 3,
-    dry_run: Annotated[bool, _named("--dry-run", "Say what would be done; do nothing.")] = False,
 ) -> None:
     """On one laptop: make a federation, start all its processes, carry out its run, and show what came of it."""
-    from fedshift.cli.federation_demo import demo
+    from fedshift.cli.federation_make import demo
 
-    demo(to, method, rounds, sites, dry_run)
+    demo(to, method, rounds, sites)
 
 
 @federation.command(epilog=_examples("rehearse federation-demo", "rehearse"))
@@ -179,21 +210,20 @@ def rehearse(
     ] = Path(),
 ) -> None:
     """Where all sites' folders are: carry out a federation's run as a simulation, in this process."""
-    from fedshift.cli.federation_demo import rehearse
+    from fedshift.cli.federation_make import rehearse
 
     rehearse(folder)
 
 
-@federation.command(epilog=_examples("sent", "sent sites/a --full | less", "sent sites/a --json > sent.json"))
+@federation.command(epilog=_examples("sent", "sent sites/a --full | less"))
 def sent(
     folder: SiteArgument = Path(),
     full: Annotated[bool, _named("--full", "Every message, and every tensor in it.")] = False,
-    json: Annotated[bool, _named("--json", "Print it as JSON.")] = False,
 ) -> None:
     """At a site: what has left it so far, from its sent.jsonl, in which no line may have been changed."""
-    from fedshift.cli.federation_sent import sent
+    from fedshift.cli.federation_site import sent
 
-    sent(folder, full, json)
+    sent(folder, full)
 
 
 @federation.command(epilog=_examples("confirm berlin", "confirm berlin lungs/coordinator"))
@@ -201,6 +231,25 @@ def confirm(
     site: Annotated[str, typer.Argument(help="The site's name.")], folder: CoordinatorArgument = Path()
 ) -> None:
     """At the coordinator: take a site out of quarantine, once you know that it is the site and no thief of its key."""
-    from fedshift.cli.federation_serve import confirm
+    from fedshift.deployment.members import confirm
 
-    confirm(site, folder)
+    why = confirm(folder, site)
+    typer.echo(f"'{site}' takes part again from the next round on. It was in quarantine as it {why.partition(';')[0]}.")
+
+
+@contextmanager
+def _going_on() -> Iterator[None]:
+    """Go on until somebody interrupts."""
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        typer.echo(
+            "You are root. Better start this as a user who can read this folder and nothing else that is private."
+        )
+    with interruptible("; every process is ended. The same command goes on."):
+        yield
+
+
+def _print_parts(folder: Path, parts: Sequence[ChildProcess]) -> None:
+    """What would be started in a member's folder."""
+    typer.echo(f"These commands would be started in '{folder.resolve()}', and started again when one ends:")
+    for part in parts:
+        typer.echo(f"  {typed(part.command if part.command[0] != '-m' else ['python', *part.command])}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from fedshift.catalogue import Catalogue, Entry, From
+from fedshift.catalogue import Catalogue, From
 from fedshift.core.servers import SERVERS
 from fedshift.experiments import NAMED, Experiment
 from fedshift.methods import METHODS
@@ -34,7 +34,7 @@ def json_schema() -> Schema:
 
     Settings without a default are not required, since a command line may give them.
     """
-    table = _table(Entry(Experiment))
+    table = _table(Experiment)
     table["properties"] |= {"method": {"$ref": "#/$defs/method"}, "search": SEARCH}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -52,7 +52,7 @@ def described(cls: type[Spec], name: str) -> Schema:
         key = next(key for key, catalogue in CATALOGUES.items() if catalogue is nested.catalogue)
         return {key: schema[key] for key in ("description", "default") if key in schema} | {"$ref": f"#/$defs/{key}"}
     if nested:
-        return _table(Entry(nested.cls))
+        return _table(nested.cls)
     found: Schema = _for_toml(schema, is_text(setting_type(cls, name)))
     return found
 
@@ -74,9 +74,9 @@ def _for_toml(schema: Any, text: bool) -> Any:
     return {key: _for_toml(value, text) for key, value in schema.items() if not (key == "default" and value is None)}
 
 
-def _table(entry: Entry[Any], name: Schema | None = None) -> Schema:
-    """The table of an entry's settings."""
-    properties = {field: _or_list(described(entry.cls, field)) for field in entry.settings()}
+def _table(cls: type[Spec], name: Schema | None = None) -> Schema:
+    """The table of a class's settings."""
+    properties = {field: _or_list(described(cls, field)) for field in cls.settings()}
     named = {"name": name} if name else {}
     return {"type": "object", "properties": named | properties, "additionalProperties": False}
 
@@ -92,8 +92,8 @@ def _choice(catalogue: Catalogue[Any]) -> Schema:
     """An entry: its name alone, or a table; one without a name is of the default."""
     tables = []
     for name in catalogue:
-        entry = catalogue.get(name)
-        tables.append({"title": name, **_table(entry, {"const": name, "description": entry.help.splitlines()[0]})})
+        cls = catalogue.get(name)
+        tables.append({"title": name, **_table(cls, {"const": name, "description": cls.help().splitlines()[0]})})
     return {"anyOf": [{"enum": [*catalogue]}, *tables]}
 
 

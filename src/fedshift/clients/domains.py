@@ -66,10 +66,9 @@ class DomainData:
         _check_inputs(self.x, len(self.columns))
         for name in ("domains", "classes", "environments", "train_environments", "channels"):
             _check_words(name, getattr(self, name))
-        if len(self.channels) not in (0, self.x.shape[1]):
-            raise FedshiftError(
-                f"channels names {len(self.channels)} of the {self.x.shape[1]} channels of x; name all or none."
-            )
+        for name, count in (("channels", self.x.shape[1]), ("where", len(self.x))):
+            if (named := len(getattr(self, name))) not in (0, count):
+                raise FedshiftError(f"{name} has {named} names, but x has {count}; name all or none.")
         numbered = {"y": self.classes, "domain": self.domains, "group": None}
         if self.environment is not None:
             numbered["environment"] = self.environments
@@ -77,8 +76,6 @@ class DomainData:
             numbered["train_environment"] = self.train_environments
         for name, names in numbered.items():
             _check_numbers(name, getattr(self, name), len(self.x), names)
-        if len(self.where) not in (0, len(self.x)):
-            raise FedshiftError(f"where names {len(self.where)} places of {len(self.x)} samples; name all or none.")
 
     def __repr__(self) -> str:
         shape = tuple(self.x.shape[1:])
@@ -132,14 +129,9 @@ def _check_words(name: str, words: object) -> None:
 
 def _check_numbers(name: str, numbers: object, samples: int, names: tuple[str, ...] | None) -> None:
     """A number for each sample, which stands for a name, where there are names."""
-    if not isinstance(numbers, Tensor):
-        raise FedshiftError(f"{name} is of type {type(numbers).__name__}; give an int64 tensor ({samples},).")
-    if numbers.dtype != torch.int64:
-        raise FedshiftError(f"{name} is {numbers.dtype}; give int64.")
-    if tuple(numbers.shape) != (samples,):
-        raise FedshiftError(
-            f"{name} has the shape {tuple(numbers.shape)}; x holds {samples} samples, so give ({samples},)."
-        )
+    if not isinstance(numbers, Tensor) or numbers.dtype != torch.int64 or tuple(numbers.shape) != (samples,):
+        found = f"{numbers.dtype} {tuple(numbers.shape)}" if isinstance(numbers, Tensor) else type(numbers).__name__
+        raise FedshiftError(f"{name} is {found}; x holds {samples} samples, so give an int64 tensor ({samples},).")
     if names is None:
         return
     wrong = ((numbers < 0) | (numbers >= len(names))).nonzero().flatten().tolist()

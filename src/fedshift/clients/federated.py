@@ -97,20 +97,15 @@ class FederatedData:
                     f"Client '{client.name}' has no training sample: give it more samples, or divide the domains among "
                     "fewer clients (partition.clients, partition.min_samples)."
                 )
-        scored: list[int] = []
-        left: dict[tuple[str, str], bool] = {}  # whether anybody has a sample of it
-        for place, environment in enumerate(self.environments):
-            key, some = (environment.role, environment.name), len(environment.samples) > 0
-            left[key] = left.get(key, False) or some
-            if some:
-                scored.append(place)
-        for (role, name), some in left.items():
-            if not some:
-                raise FedshiftError(
-                    f"No {role} sample of '{name}' is left to score: give it more samples, or "
-                    "hold out a larger part (protocol.validation, protocol.test), or divide the domains among fewer "
-                    "clients (partition.clients)."
-                )
+        sizes = [((each.role, each.name), len(each.samples)) for each in self.environments]
+        some = {key for key, size in sizes if size}
+        for role, name in (key for key, _ in sizes if key not in some):
+            raise FedshiftError(
+                f"No {role} sample of '{name}' is left to score: give it more samples, or "
+                "hold out a larger part (protocol.validation, protocol.test), or divide the domains among fewer "
+                "clients (partition.clients)."
+            )
+        scored = [place for place, (_, size) in enumerate(sizes) if size]
         dropped = len(self.environments) - len(scored)
         if not dropped:
             return self

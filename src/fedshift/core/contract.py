@@ -8,7 +8,7 @@ over all samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Self
 
@@ -23,7 +23,7 @@ from fedshift.core.messages import Down
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, holder
 from fedshift.core.state import OptimiserState
-from fedshift.core.tensors import VALUE, Replies, Tensors, counted, full_name
+from fedshift.core.tensors import VALUE, Replies, Tensors, full_name
 from fedshift.streams import Draws, Streams
 
 Scope = Literal["shared", "client", "server", "down"]
@@ -86,8 +86,21 @@ class Batch(NamedTuple):
         return f"Batch({', '.join(f'{name} {tuple(tensor.shape)}' for name, tensor in given.items())})"
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Brief:
+    """A value whose text has its names and numbers, and of all else how many there are."""
+
+    def __repr__(self) -> str:
+        texts = []
+        for name, value in vars(self).items():
+            if isinstance(value, str | int):
+                texts.append(f"{name}={value!r}")
+            elif isinstance(value, Sized) and not isinstance(value, Tensor):
+                texts.append(f"{name}: {len(value)}")
+        return f"{type(self).__name__}({', '.join(texts)})"
+
+
+@dataclass(frozen=True, repr=False)
+class Context(Brief):
     """What an objective may know besides the net and the batch.
 
     Attributes:
@@ -110,13 +123,9 @@ class Context:
     measured: Tensors = field(default_factory=Tensors)
     replies: Replies = field(default_factory=Replies)
 
-    def __repr__(self) -> str:
-        received, noise = counted(self.received, "tensor"), ", ".join(self.noise) or "none"
-        return f"Context(round {self.round} of {self.rounds}, received {received}, noise: {noise})"
 
-
-@dataclass(frozen=True)
-class Part:
+@dataclass(frozen=True, repr=False)
+class Part(Brief):
     """A named module and who may see its tensors.
 
     ``shared`` tensors are sent, trained and merged; ``client`` ones never leave the client's store; ``server`` ones
@@ -152,10 +161,6 @@ class Part:
         trainable = Net({name: part.module for name, part in parts.items()}).parameters()
         return cls.state({name: torch.zeros_like(parameter) for name, parameter in trainable}, scope)
 
-    def __repr__(self) -> str:
-        tensors = counted(self.module.state_dict(), "tensor")
-        return f"Part({type(self.module).__name__} of {tensors}, {self.scope!r}{', apart' * self.apart})"
-
 
 def no_draws(model: ModelBuilder, batch: int) -> Draws:
     """No noise at all."""
@@ -181,8 +186,8 @@ class Optimiser:
 Loss = Callable[[Net, Batch, Context], Terms]
 
 
-@dataclass(frozen=True)
-class Objective:
+@dataclass(frozen=True, repr=False)
+class Objective(Brief):
     """A pure loss and the parts it moves.
 
     ``loss(net, batch, context)`` returns named scalar terms, some or all of ``terms``; their sum is minimised, and the
@@ -200,17 +205,14 @@ class Objective:
     repeats: int = 1
     encode: Callable[[Net, Batch, Context], Batch] | None = None
 
-    def __repr__(self) -> str:
-        return f"Objective({self.name!r}, moves {', '.join(self.moves)})"
-
     def evaluate(self, net: Net, batch: Batch, context: Context) -> Terms:
         """The loss of a batch, which is encoded first."""
         with dropping(net.dropouts, context.noise):
             return self.loss(net, batch if self.encode is None else self.encode(net, batch, context), context)
 
 
-@dataclass(frozen=True)
-class Phase:
+@dataclass(frozen=True, repr=False)
+class Phase(Brief):
     """Steps: each draws one batch and minimises every objective on it, in order.
 
     Without ``steps``, ``epochs`` or ``batch`` they are what the experiment's ``[train]`` says. On the server batches
@@ -238,12 +240,9 @@ class Phase:
         steps, epochs = (count, None) if unit == "steps" else (None, count)
         return cls(name, objectives, steps=steps, epochs=epochs)
 
-    def __repr__(self) -> str:
-        return f"Phase({self.name!r}, objectives: {', '.join(one.name for one in self.objectives)})"
 
-
-@dataclass(frozen=True)
-class Measure:
+@dataclass(frozen=True, repr=False)
+class Measure(Brief):
     """A phase that trains nothing: named tensors, summed over batches that cover every training sample once.
 
     With ``steps`` it is so many batches instead, as training would draw them, but in an order drawn for the round, so
@@ -257,9 +256,6 @@ class Measure:
     draws: Callable[[ModelBuilder, int], Draws] = no_draws
     steps: int | None = None
     batch: int | None = None
-
-    def __repr__(self) -> str:
-        return f"Measure({self.name!r})"
 
 
 Phases = tuple[Phase | Measure, ...]
@@ -283,8 +279,8 @@ def term_names(phases: Phases) -> dict[tuple[str, str, str], str]:
     return names
 
 
-@dataclass(frozen=True)
-class LocalWork:
+@dataclass(frozen=True, repr=False)
+class LocalWork(Brief):
     """What a client has after its phases, from which it makes its reply and what it keeps.
 
     Attributes:
@@ -311,10 +307,6 @@ class LocalWork:
     lr: float
     seen: Mapping[str, int] = field(default_factory=dict)
 
-    def __repr__(self) -> str:
-        trained, private = counted(self.trained, "trained tensor"), counted(self.private, "private tensor")
-        return f"LocalWork({self.steps} steps on {counted(self.train, 'sample')}, {trained}, {private})"
-
     @property
     def samples(self) -> int:
         """How many training samples the client has."""
@@ -326,8 +318,8 @@ class LocalWork:
         return Tensors({name: total / self.seen[name] for name, total in self.measured.items()})
 
 
-@dataclass(frozen=True)
-class ServerState:
+@dataclass(frozen=True, repr=False)
+class ServerState(Brief):
     """Everything the server has: ``shared`` and ``down`` tensors are sent, ``server`` ones never.
 
     Attributes:
@@ -352,10 +344,6 @@ class ServerState:
         for scope in ("shared", "down", "server", "measured"):
             object.__setattr__(self, scope, Tensors(getattr(self, scope)))
 
-    def __repr__(self) -> str:
-        scopes = (f"{scope}: {counted(getattr(self, scope), 'tensor')}" for scope in ("shared", "down", "server"))
-        return f"ServerState({', '.join(scopes)}, clients: {self.clients})"
-
     @property
     def tensors(self) -> Tensors:
         """All of them, by full name."""
@@ -372,14 +360,11 @@ class ServerState:
         unknown = tensors.keys() - known
         if unknown:
             raise KeyError(f"The server has no tensor '{min(unknown)}'.")
-        scopes = {scope: getattr(self, scope) for scope in ("shared", "down", "server")}
-        return replace(
-            self,
-            **{
-                scope: mine | {name: tensors[name] for name in tensors.keys() & mine.keys()}
-                for scope, mine in scopes.items()
-            },
+        shared, down, server = (
+            Tensors({name: tensors.get(name, tensor) for name, tensor in scope.items()})
+            for scope in (self.shared, self.down, self.server)
         )
+        return replace(self, shared=shared, down=down, server=server)
 
 
 Declared = dict[str, tuple[torch.dtype, tuple[int | None, ...]]]
@@ -443,8 +428,8 @@ def uniform(state: ServerState, clients: Sequence[int], count: int, generator: t
     return [clients[i] for i in order.tolist()]
 
 
-@dataclass(frozen=True)
-class Exchange:
+@dataclass(frozen=True, repr=False)
+class Exchange(Brief):
     """One trip to the clients and back.
 
     Attributes:
@@ -479,16 +464,9 @@ class Exchange:
     server: Phases = ()
     select: Select | None = None
 
-    def __repr__(self) -> str:
-        words = [f"{what}: {', '.join(one.name for one in named)}" for what, named in self._named().items() if named]
-        return f"Exchange({', '.join([repr(self.name), *words])})"
 
-    def _named(self) -> dict[str, Sequence[Phase | Measure | Upload]]:
-        return {"phases": self.phases, "uploads": self.uploads, "server": self.server}
-
-
-@dataclass(frozen=True)
-class Stage:
+@dataclass(frozen=True, repr=False)
+class Stage(Brief):
     """Rounds that repeat the same exchanges with one cohort each.
 
     Attributes:
@@ -517,21 +495,13 @@ class Stage:
         trains = (each for each in reversed(self.exchanges) if any(isinstance(one, Phase) for one in each.phases))
         return next(trains, self.exchanges[-1])
 
-    def __repr__(self) -> str:
-        return (
-            f"Stage({self.name!r}, rounds: {self.rounds}, exchanges: {', '.join(one.name for one in self.exchanges)})"
-        )
 
-
-@dataclass(frozen=True)
-class Round:
+@dataclass(frozen=True, repr=False)
+class Round(Brief):
     """A round of a stage, from 1."""
 
     stage: Stage
     number: int
-
-    def __repr__(self) -> str:
-        return f"Round({self.number} of {self.stage.rounds} of the stage {self.stage.name!r})"
 
     @property
     def key(self) -> tuple[str, int]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from torch import Tensor
 
-from fedshift.catalogue import From
+from fedshift.catalogue import From, built_in
 from fedshift.clients.federated import FederatedData
 from fedshift.core.contract import (
     Batch,
@@ -62,8 +62,19 @@ class Method(Spec):
 
     @property
     def label(self) -> str:
-        """What notes call it: a variant's name, or the class's."""
-        return self.listed_as or type(self).__name__
+        """What notes call it."""
+        return type(self).__name__
+
+    @classmethod
+    def published(cls) -> dict[str, dict[str, object]]:
+        """The presets, without what is fixed in this class."""
+        known = cls.settings()
+        return {data: {key: preset[key] for key in preset if key in known} for data, preset in cls.presets.items()}
+
+    @classmethod
+    def cited(cls) -> str:
+        """Where the method comes from; the paper of a class that a user's is derived from is not the user's."""
+        return cls.paper if built_in(cls) else str(vars(cls).get("paper", ""))
 
     def all_parts(self, model: ModelBuilder) -> dict[str, Part]:
         """The named parts, fresh from their initial values, with what the server's optimiser keeps."""
@@ -90,12 +101,10 @@ class Averaging(Method):
     Attributes:
         terms: the names of the terms that its loss returns.
         uploads: what a reply carries besides, made by a method ``upload``.
-        regulariser: the setting that weighs what it adds to the risk, if one does.
     """
 
     terms: ClassVar[tuple[str, ...]] = ()
     uploads: ClassVar[tuple[Upload, ...]] = ()
-    regulariser: ClassVar[str] = ""
 
     weighting: Literal["uniform", "samples"] = setting(
         "uniform", help="how clients weigh in the average", source="methods differ; all five papers: uniform"

@@ -43,7 +43,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.
 
 
 @dataclass(frozen=True, eq=False)
-class _Declaration:
+class Declaration:
     """What an exchange declares: what is sent and returned, by name; of what comes back type, shape and category."""
 
     exchange: Exchange
@@ -250,44 +250,12 @@ class Setup:
 
     # What an exchange declares ------------------------------------------------------------------
 
-    def sent(self, exchange: Exchange) -> tuple[str, ...]:
-        """The names of the tensors that every client receives."""
-        return self._declaration(exchange).sent
-
-    def returned(self, exchange: Exchange) -> tuple[str, ...]:
-        """The names of the shared tensors that a reply carries."""
-        return self._declaration(exchange).returned
-
-    def declared(self, exchange: Exchange) -> Declared:
-        """Type and shape of every tensor of a reply; None stands for any length."""
-        return self._declaration(exchange).reply
-
     def named(self, exchange: Exchange, uploaded: Mapping[str, Tensor]) -> Tensors:
         """What is uploaded, by the names that the exchange declares; see :meth:`Part.state`."""
-        declared = self.declared(exchange)
+        declared = self.declaration(exchange).reply
         return Tensors({full_name(name) if full_name(name) in declared else name: t for name, t in uploaded.items()})
 
-    def categories(self, exchange: Exchange) -> dict[str, Category]:
-        """What each tensor of a reply says, by full name.
-
-        A tensor that is uploaded in the place of a returned one is what the :class:`Upload` of that name says, and a
-        model update, as the one returned, where none is declared.
-        """
-        return self._declaration(exchange).categories
-
-    def bounds(self, exchange: Exchange) -> dict[str, Bound]:
-        """The tensors of a reply that are counts, by full name, with how large these may be."""
-        return self._declaration(exchange).bounds
-
-    def reveals(self, exchange: Exchange) -> dict[str, str]:
-        """The tensors of a reply from which a private part follows, as they declare, with that part's name."""
-        return self._declaration(exchange).reveals
-
-    def telemetry(self, exchange: Exchange) -> Declared:
-        """Type and shape of all that a client may tell beside its reply; see :func:`told`."""
-        return self._declaration(exchange).telemetry
-
-    def _declaration(self, exchange: Exchange) -> _Declaration:
+    def declaration(self, exchange: Exchange) -> Declaration:
         """What an exchange declares, worked out when it is first asked for and not for every client."""
         known = self._declarations.get(id(exchange))
         if known is None or known.exchange is not exchange:
@@ -295,10 +263,10 @@ class Setup:
         return known
 
     @cached_property
-    def _declarations(self) -> dict[int, _Declaration]:
+    def _declarations(self) -> dict[int, Declaration]:
         return {}
 
-    def _work_out(self, exchange: Exchange) -> _Declaration:
+    def _work_out(self, exchange: Exchange) -> Declaration:
         always = (name for name, part in self.parts.items() if not part.apart)
         parts = frozenset(always if exchange.sends is None else exchange.sends)
         sent = [n for n, scope in self.scopes.items() if scope in ("shared", "down") and part_of(n) in parts]
@@ -325,7 +293,7 @@ class Setup:
             bounds[SAMPLES] = "total"
         telemetry: Declared = {STEPS: (torch.int64, ())}
         telemetry |= {f"{TERM}{name}": (torch.float64, ()) for name in term_names(exchange.phases).values()}
-        return _Declaration(exchange, tuple(sent), tuple(returned), reply, categories, bounds, reveals, telemetry)
+        return Declaration(exchange, tuple(sent), tuple(returned), reply, categories, bounds, reveals, telemetry)
 
     @cached_property
     def shapes(self) -> Tensors:
@@ -353,16 +321,10 @@ def told(name: str) -> Category:
 def check_terms(objective: Objective) -> None:
     """Raise an error unless an objective declares its loss terms: some, each once, and not too many."""
     terms = objective.terms
-    if not terms or not isinstance(terms, tuple) or not all(isinstance(term, str) for term in terms):
+    fine = isinstance(terms, tuple) and all(isinstance(term, str) for term in terms) and len(set(terms)) == len(terms)
+    if not fine or not 0 < len(terms) <= MOST_TERMS:
         raise FedshiftError(
-            f"The objective '{objective.name}' declares the loss terms {terms!r}: name those that its loss returns, as "
-            'terms = ("cross_entropy",) in the method\'s class, or as terms= of the objective.'
+            f"The objective '{objective.name}' declares the loss terms {terms!r}: name each that its loss returns, "
+            f'at most {MOST_TERMS}, since their means leave the client, as terms = ("cross_entropy",) in the method\'s '
+            "class, or as terms= of the objective."
         )
-    if len(terms) > MOST_TERMS:
-        raise FedshiftError(
-            f"The objective '{objective.name}' declares {len(terms)} loss terms; their means leave the client, so "
-            f"there are at most {MOST_TERMS}: add terms up in its loss."
-        )
-    if len(set(terms)) < len(terms):
-        twice = next(term for term in terms if terms.count(term) > 1)
-        raise FedshiftError(f"The objective '{objective.name}' declares the loss term '{twice}' twice: name it once.")

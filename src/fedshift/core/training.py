@@ -127,22 +127,12 @@ class Train(Spec):
                 "choose one of the two."
             )
 
-    def check_plain(self, why: str) -> None:
-        """Raise an error unless steps are those of plain SGD, which a method needs, and say why it does."""
-        plain = {"optimiser": "sgd", "momentum": 0.0, "clip": "off"}
-        given = [f"train.{name} = {getattr(self, name)!r}" for name in plain if getattr(self, name) != plain[name]]
+    def need(self, why: str, **needed: object) -> None:
+        """Raise an error that says why, unless settings are what a method needs."""
+        given = [f"train.{name} = {getattr(self, name)!r}" for name in needed if getattr(self, name) != needed[name]]
         if given:
-            raise FedshiftError(
-                f"{', '.join(given)}: {why}; that is so under plain SGD alone: set train.optimiser = 'sgd', "
-                "train.momentum = 0 and train.clip = 'off'."
-            )
-
-    @property
-    def balances(self) -> str:
-        """The setting by which classes count otherwise than by how many samples there are; empty if none does."""
-        return next(
-            (name for name in ("class_weights", "batches") if getattr(self, name) not in ("none", "shuffled")), ""
-        )
+            fix = ", ".join(f"train.{name} = {value!r}" for name, value in needed.items())
+            raise FedshiftError(f"{', '.join(given)}: {why}: set {fix}, or choose another method.")
 
     def lr_in(self, round: int, rounds: int) -> float:
         """The learning rate in a round, from 1, of a stage of so many.

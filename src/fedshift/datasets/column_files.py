@@ -32,6 +32,7 @@ class ColumnFiles(Dataset):
     """A file, or a folder of them, with a column of classes and, if a file is not a site, one of sites."""
 
     seeded: ClassVar[bool] = False
+    kind: ClassVar[str] = "inputs"  # what columns without another use are, for messages
 
     path: str = setting(help="a file that ends in .csv or .parquet, or a folder of them", path=True)
     label: str = setting("label", help="the column of the class")
@@ -54,11 +55,8 @@ class ColumnFiles(Dataset):
         """The values of the domain's column, or the files' names."""
         found = []
         for file in self.files():
-            if self.domain:
-                check_present(file, column_names(file), self.named_apart)
-                found.append(self.domain_of(file, read_columns(file, [self.domain], names=[self.domain])))
-            else:
-                found.append(Names.all(file.stem, 0))
+            frame = self.read(file, (), {self.domain: "data.domain"}) if self.domain else ()
+            found.append(self.domain_of(file, frame))
         return sorted_names("domain", found)
 
     def files(self) -> list[Path]:
@@ -75,14 +73,18 @@ class ColumnFiles(Dataset):
         return [self.label, *([self.domain] if self.domain else [])]
 
     @property
-    def as_written(self) -> list[str]:
-        """The columns of names that are read as they are written: 01 is not 1."""
-        return [self.domain] if self.domain else []
-
-    @property
     def named_apart(self) -> dict[str, str]:
         """The columns that are no inputs, and the setting that names each."""
         return {self.label: "data.label"} | ({self.domain: "data.domain"} if self.domain else {})
+
+    def read(self, file: Path, inputs: Sequence[str], named: Mapping[str, str], texts: Sequence[str] = ()) -> Any:
+        """The columns of inputs and those that settings name, as a table of pandas; see :func:`read_columns`.
+
+        Names of sites and the like are read as they are written: 01 is not 1.
+        """
+        check_present(file, column_names(file), {**named, **dict.fromkeys(inputs, "")}, self.kind)
+        names = [name for name, setting in named.items() if setting in ("data.domain", "data.recording", "data.group")]
+        return read_columns(file, [*inputs, *named], texts, names)
 
     def label_of(self, file: Path, frame: Any) -> Names:
         """The classes of a file's rows."""
@@ -95,8 +97,6 @@ class ColumnFiles(Dataset):
 
 class InputColumns(ColumnFiles):
     """Files in which all columns that have no other use are inputs, unless they are named."""
-
-    kind: ClassVar[str] = "inputs"  # what these columns are, for messages
 
     columns: tuple[str, ...] = setting((), help="the columns of the inputs, in order; none: all others")
 
@@ -128,9 +128,8 @@ class InputColumns(ColumnFiles):
             )
         return others
 
-    def check_columns(self, file: Path, inputs: Sequence[str]) -> None:
-        """Raise an error unless every column that is read is there and, where inputs are not named, no other."""
-        check_present(file, column_names(file), self.named_apart | dict.fromkeys(inputs, ""), self.kind)
+    def check_alike(self, file: Path, inputs: Sequence[str]) -> None:
+        """Raise an error if a file has other columns than the inputs, where these are not named."""
         more = [] if self.columns else [name for name in self.others(file) if name not in {*inputs}]
         if more:
             raise FedshiftError(
@@ -203,25 +202,23 @@ def read_columns(file: Path, columns: Sequence[str], texts: Sequence[str] = (), 
             frame = parquet.read(file, columns).to_pandas(ignore_metadata=True)
         else:
             warnings.simplefilter("error", pd.errors.ParserWarning)  # that it drops what a row has too many
-            frame = _parsed(file, dict.fromkeys([*texts, *names], str))
-            truths = [name for name in columns if frame[name].dtype.kind == "b"]  # True may be written TRUE or true
-            if truths:
-                frame = _parsed(file, dict.fromkeys([*texts, *names, *truths], str))
+            frame = pd.read_csv(
+                file,
+                header=0,
+                names=(present := column_names(file)),
+                encoding=ENCODING,
+                dtype=dict.fromkeys([*texts, *names], str),
+                na_filter=False,
+                low_memory=False,
+                index_col=False,
+                skip_blank_lines=len(present) > 1,  # of a single column, such a line is an empty cell
+            )
             for name in names:
                 if all(USUAL.fullmatch(cell.strip()) for cell in frame[name].unique()):
                     frame[name] = pd.to_numeric(frame[name].str.strip())
     if not len(frame):
         raise FedshiftError(f"'{file}' has no row; write one for each sample.")
     return frame[list(columns)]
-
-
-def _parsed(file: Path, kinds: Mapping[str, type]) -> Any:
-    """A CSV file as a table of pandas; of a single column, a line without a character is an empty cell."""
-    import pandas as pd
-
-    present = column_names(file)
-    options = {"na_filter": False, "low_memory": False, "index_col": False, "skip_blank_lines": len(present) > 1}
-    return pd.read_csv(file, header=0, names=present, encoding=ENCODING, dtype=dict(kinds), **options)
 
 
 @contextmanager

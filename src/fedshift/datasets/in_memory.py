@@ -67,14 +67,19 @@ def _arrays(sites: Any, classes: Sequence[str]) -> dict[str, Array]:
     if {type(name) for name in sites} not in ({str}, {int}):
         raise FedshiftError(f"Sites are called {list(sites)!r:.200}; give names as text, or whole numbers.")
     parts, notes, names = list[Labelled](), dict[str, None](), list[Array]()
-    columns: dict[Any, list[str]] = {}  # of pandas
+    columns: dict[Any, str] = {}  # of pandas
     problems = Problems("sites cannot be used")
     for name in sorted(sites):
         with problems.gathered():
             given = _columns(sites[name], f"site '{name}'")
             if hasattr(given["x"], "columns"):
-                columns[name] = [*map(str, given["x"].columns)]
-                _check_columns(columns, name)
+                columns[name] = ", ".join(map(str, given["x"].columns))
+                first = next(iter(columns))
+                if columns[name] != columns[first]:
+                    raise FedshiftError(
+                        f"x of the site '{name}' has the columns {columns[name]:.200}, but of the site '{first}' "
+                        f"{columns[first]:.200}; give the same at every site, in the same order."
+                    )
             _check_index(given["x"], given["y"], name)
             arrays = {key: _array(value, f"{key} of the site '{name}'") for key, value in given.items()}
             arrays["x"], own = _converted(arrays["x"])
@@ -91,15 +96,6 @@ def _arrays(sites: Any, classes: Sequence[str]) -> dict[str, Array]:
     if data.notes:
         arrays["notes"] = np.array(data.notes)
     return arrays
-
-
-def _check_columns(columns: Mapping[Any, Sequence[str]], name: Any) -> None:
-    first = next(iter(columns))
-    if columns[name] != columns[first]:
-        raise FedshiftError(
-            f"x of the site '{name}' has the columns {', '.join(columns[name])[:200]}, but of the site '{first}' "
-            f"{', '.join(columns[first])[:200]}; give the same at every site, in the same order."
-        )
 
 
 def _check_index(x: Any, y: Any, name: str) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -17,12 +16,9 @@ from fedshift.clients.preparation import Column
 from fedshift.datasets.column_files import (
     Cells,
     InputColumns,
-    check_present,
-    column_names,
     column_of,
     names_in,
     not_looked_at,
-    read_columns,
     times,
 )
 from fedshift.datasets.labelled import Array, Labelled, Names, beside, each_read, joined
@@ -90,67 +86,64 @@ class Signals(InputColumns, WindowedDataset):
         """
         channels = self.input_columns()
         used = {name: use for name, use in self.named_apart.items() if name in (*self.recording, self.time)}
-        check_present(file, column_names(file), used | dict.fromkeys(channels, ""), self.kind)
         counts = Counter[str]()
-        found = self._read(file, channels, list(used), counts)
-        windows = self.cut([found.recording(place) for place in range(len(found.rows))], counts)
+        recordings = self._recordings(file, self.read(file, channels, used), channels, counts)
+        windows = self.cut(recordings, counts)
         notes = (f"{note.removesuffix('.')} (of '{file}')." for note in self.described(counts))
-        return Unlabelled(windows.x, found.names(windows), (*not_looked_at(file, (*channels, *used)), *notes))
+        return Unlabelled(windows.x, _names(windows, recordings), (*not_looked_at(file, (*channels, *used)), *notes))
 
     def _part(self, file: Path, channels: Sequence[str], counts: Counter[str]) -> Labelled:
         """The windows of a file."""
-        self.check_columns(file, channels)
-        found = self._read(file, channels, list(self.named_apart), counts)
-        label = self.label_of(file, found.frame)
-        domain = self.domain_of(file, found.frame)
-        group = names_in(found.frame, self.group, file) if self.group else None
-        for rows, where in zip(found.rows, found.where, strict=True):
-            _check_one(domain, rows, where, self.domain, "set data.recording to the columns that name it")
+        frame = self.read(file, channels, self.named_apart)
+        self.check_alike(file, channels)
+        label, domain = self.label_of(file, frame), self.domain_of(file, frame)
+        group = names_in(frame, self.group, file) if self.group else None
+        recordings = self._recordings(file, frame, channels, counts, label.which.numpy())
+        for recording in recordings:
+            _check_one(domain, recording, self.domain, "set data.recording to the columns that name it")
             if group is not None:
-                _check_one(group, rows, where, self.group, "name each recording apart")
-        labels = label.which.numpy()
-        windows = self.cut([found.recording(place, labels) for place in range(len(found.rows))], counts)
-        begin = [int(rows[0]) for rows in found.rows]
+                _check_one(group, recording, self.group, "name each recording apart")
+        windows = self.cut(recordings, counts)
+        begin = [int(recording.rows[0]) for recording in recordings]
         first = torch.tensor(begin)[windows.recording]  # a row of each window's recording
-        kept = Names(found.where, begin, windows.recording)
+        kept = Names([recording.where for recording in recordings], begin, windows.recording)
         if group is not None:
             kept = group._replace(which=group.which[first])
         y, site = label._replace(which=windows.y), domain._replace(which=domain.which[first])
-        return Labelled(str(file), windows.x, y, site, kept, found.names(windows))
+        return Labelled(str(file), windows.x, y, site, kept, _names(windows, recordings))
 
-    def _read(self, file: Path, channels: Sequence[str], others: list[str], counts: Counter[str]) -> _Recorded:
+    def _recordings(
+        self, file: Path, frame: Any, channels: Sequence[str], counts: Counter[str], labels: Array | None = None
+    ) -> list[Recording]:
         """The recordings of a file, with what is missing filled in.
 
         Args:
             file: the file.
+            frame: its rows, as a table of pandas.
             channels: its columns of channels.
-            others: the other columns that are read.
             counts: what :meth:`described` says, added to.
+            labels: the class's number in each row; None: they are not known.
         """
-        frame = read_columns(file, [*channels, *others], names=[name for name in self.as_written if name in others])
-        cells = [Cells.of(frame, name, file, self.missing) for name in channels]
-        values = np.stack([self._channel(own) for own in cells], axis=1)
+        values = np.stack([self._channel(Cells.of(frame, name, file, self.missing)) for name in channels], axis=1)
+        labels = np.zeros(len(frame), np.int64) if labels is None else labels
         time = times(frame[self.time], column_of(self.time, file)) if self.time else None
-        which, called = np.zeros(len(frame), np.int64), [""]
-        if self.recording:
-            named = [names_in(frame, name, file) for name in self.recording]
+        named = [names_in(frame, name, file) for name in self.recording]
+        which, keys = np.zeros(len(frame), np.int64), np.empty((1, 0), np.int64)
+        if named:
             together = np.stack([each.which.numpy() for each in named], axis=1)
-            pairs, which = np.unique(together, axis=0, return_inverse=True)
-            called = [
-                ", ".join(
-                    f"{column} '{each.values[place]}'"
-                    for column, each, place in zip(self.recording, named, pair, strict=True)
-                )
-                for pair in pairs.tolist()
-            ]
+            keys, which = np.unique(together, axis=0, return_inverse=True)
         order = np.argsort(which.reshape(-1), kind="stable")
-        stops = np.searchsorted(which.reshape(-1)[order], np.arange(len(called) + 1)).tolist()
-        found = _Recorded(str(file), frame, values, [order[start:stop] for start, stop in pairwise(stops)], called)
-        for rows, where in zip(found.rows, found.where, strict=True):
+        found = np.split(order, np.flatnonzero(np.diff(which.reshape(-1)[order])) + 1)
+        recordings = []
+        for key, rows in zip(keys.tolist(), found, strict=True):
+            names = zip(self.recording, named, key, strict=True)
+            called = ", ".join(f"{column} '{each.values[place]}'" for column, each, place in names)
+            where = f"The recording ({called}) of '{file}'" if called else f"'{file}'"
             if time is not None and len(rows) > 1:
                 self._check_time(frame[self.time], time, rows, file, counts)
             self._fill(values, time, rows, where, channels, counts)
-        return found
+            recordings.append(Recording(where, values[rows], labels[rows], called, rows))
+        return recordings
 
     def _channel(self, cells: Cells) -> Array:
         if self.impute == "none":
@@ -186,11 +179,6 @@ class Signals(InputColumns, WindowedDataset):
                 counts[FILLED] += int(gone.sum())
 
     @property
-    def as_written(self) -> list[str]:
-        """The columns of sites, recordings and groups."""
-        return list(dict.fromkeys([*super().as_written, *self.recording, *([self.group] if self.group else [])]))
-
-    @property
     def uses(self) -> list[str]:
         """The columns that are named, each of which has one use, but that those of the recording may have another."""
         return [self.label, *self.columns, *(name for name in self.named_apart if name != self.label)]
@@ -203,46 +191,18 @@ class Signals(InputColumns, WindowedDataset):
         return named | {name: f"data.{use}" for use, name in single.items() if name}
 
 
-class _Recorded(NamedTuple):
-    """The recordings of one file.
-
-    Attributes:
-        file: the file, for errors.
-        frame: its rows, as a table of pandas.
-        values: of the channels, (rows, channels), float64.
-        rows: those of each recording, in the order of time.
-        called: what each recording is called; nothing, where the file is one.
-    """
-
-    file: str
-    frame: Any
-    values: Array
-    rows: Sequence[Array]
-    called: Sequence[str]
-
-    @property
-    def where(self) -> list[str]:
-        """What errors call each recording."""
-        return [f"The recording ({name}) of '{self.file}'" if name else f"'{self.file}'" for name in self.called]
-
-    def recording(self, place: int, labels: Array | None = None) -> Recording:
-        """A recording, with the classes' numbers of all rows, or one for all."""
-        rows = self.rows[place]
-        own = np.zeros(len(rows), np.int64) if labels is None else labels[rows]
-        return Recording(self.where[place], self.values[rows], own)
-
-    def names(self, windows: Windows) -> list[str]:
-        """What windows are called: the recording, and the step at which each begins, from 0."""
-        pairs = zip(windows.recording.tolist(), windows.start.tolist(), strict=True)
-        return [", ".join(filter(None, (self.called[place], f"step {start}"))) for place, start in pairs]
+def _names(windows: Windows, recordings: Sequence[Recording]) -> list[str]:
+    """What windows are called: the recording, and the step at which each begins, from 0."""
+    pairs = zip(windows.recording.tolist(), windows.start.tolist(), strict=True)
+    return [", ".join(filter(None, (recordings[place].called, f"step {start}"))) for place, start in pairs]
 
 
-def _check_one(names: Names, rows: Array, where: str, column: str, fix: str) -> None:
+def _check_one(names: Names, recording: Recording, column: str, fix: str) -> None:
     """All rows of a recording have one name."""
-    own = names.which.numpy()[rows]
-    other = np.flatnonzero(own != own[0])
-    if len(other):
+    rows, own = recording.rows, names.which.numpy()[recording.rows].tolist()
+    other = next((place for place, name in enumerate(own) if name != own[0]), None)
+    if other is not None:
         raise FedshiftError(
-            f"{where} has '{names.values[own[0]]}' in row {rows[0]} of the column '{column}' and "
-            f"'{names.values[own[other[0]]]}' in row {rows[other[0]]}; a recording has one: {fix}."
+            f"{recording.where} has '{names.values[own[0]]}' in row {rows[0]} of the column '{column}' and "
+            f"'{names.values[own[other]]}' in row {rows[other]}; a recording has one: {fix}."
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -20,11 +19,8 @@ from fedshift.datasets.column_files import (
     Cells,
     InputColumns,
     as_number,
-    check_present,
-    column_names,
     column_of,
     not_looked_at,
-    read_columns,
 )
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.labelled import Array, Labelled, Names, beside, each_read, joined, names_of, shown, sorted_names
@@ -116,11 +112,11 @@ class TableFile(InputColumns, TableDataset):
             if name not in names:
                 raise UnknownNameError("column in data.categories", name, names)
         rows = each_read(lambda file: self._rows(file, names), files, f"things are wrong with the table '{self.path}'")
-        cells = zip(*(each.cells for each in rows), strict=True)
+        cells = zip(*(own for _, own, _, _ in rows), strict=True)
         columns = tuple(self._column(name, own) for name, own in zip(names, cells, strict=True))
         parts = [
-            Labelled(each.where, torch.from_numpy(self._numbers(each.cells, columns)), each.y, each.domain)
-            for each in rows
+            Labelled(where, torch.from_numpy(self._numbers(own, columns)), label, domain)
+            for where, own, label, domain in rows
         ]
         notes = _notes_on_reading(columns, parts) if self.prepared else ()
         return joined(parts, notes=(*beside(self.path, files), *notes), columns=columns)
@@ -147,16 +143,15 @@ class TableFile(InputColumns, TableDataset):
             FedshiftError: a column is not there, or holds what it cannot.
         """
         names = [column.name for column in columns]
-        check_present(file, column_names(file), dict.fromkeys(names, ""))
-        frame = read_columns(file, names, [column.name for column in columns if column.categories is not None])
+        frame = self.read(file, names, {}, [column.name for column in columns if column.categories is not None])
         return torch.from_numpy(self._numbers([Cells.of(frame, name, file, self.missing) for name in names], columns))
 
-    def _rows(self, file: Path, names: Sequence[str]) -> _Rows:
-        """The rows of a file, with their cells as they are."""
-        self.check_columns(file, names)
-        frame = read_columns(file, [*names, *self.named_apart], self.categories, self.as_written)
+    def _rows(self, file: Path, names: Sequence[str]) -> tuple[str, list[Cells], Names, Names]:
+        """A file, with the cells of its columns as they are, its classes and domains."""
+        frame = self.read(file, names, self.named_apart, self.categories)
+        self.check_alike(file, names)
         cells = [Cells.of(frame, name, file, self.missing) for name in names]
-        return _Rows(str(file), cells, self.label_of(file, frame), self.domain_of(file, frame))
+        return str(file), cells, self.label_of(file, frame), self.domain_of(file, frame)
 
     def _column(self, name: str, cells: Sequence[Cells]) -> Column:
         """What a column holds in all files together.
@@ -190,16 +185,6 @@ class TableFile(InputColumns, TableDataset):
                 with np.errstate(over="ignore"):  # what float32 does not hold becomes infinite, which is refused
                     x[:, place] = own.checked("" if self.prepared else PREPARED)
         return x
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """The rows of one file: the cells of each column, classes and domains."""
-
-    where: str
-    cells: Sequence[Cells]
-    y: Names
-    domain: Names
 
 
 def _check_categories(name: str, words: Sequence[Cells], numbers: Sequence[Cells]) -> None:
@@ -244,20 +229,20 @@ def _notes_on_reading(columns: Sequence[Column], parts: Sequence[Labelled]) -> I
     named = [f"'{column.name}' ({len(column.categories)})" for column in columns if column.categories is not None]
     if named:
         yield f"Columns read as categories (how many): {', '.join(named)}."
-    if listed := _counted(columns, torch.stack([part.x.isnan().sum(dim=0) for part in parts]).sum(dim=0)):
-        yield f"Columns with missing cells (how many), which are filled in: {listed}."
+    yield from _note_on_missing(columns, torch.stack([part.x.isnan().sum(dim=0) for part in parts]).sum(dim=0))
 
 
-def _counted(columns: Sequence[Column], counts: Tensor) -> str:
-    """The columns that have some cells, and how many, of counts (columns,)."""
+def _note_on_missing(columns: Sequence[Column], counts: Tensor, of: str = "") -> Iterator[str]:
+    """Which columns lack cells, and how many, of counts (columns,)."""
     pairs = zip(columns, counts.tolist(), strict=True)
-    return ", ".join(f"'{column.name}' ({count})" for column, count in pairs if count)
+    listed = ", ".join(f"'{column.name}' ({count})" for column, count in pairs if count)
+    if listed:
+        yield f"Columns{of} with missing cells (how many), which are filled in: {listed}."
 
 
 def _notes_on_filling(file: Path, columns: Sequence[Column], x: Tensor) -> Iterator[str]:
     """What stands for cells of rows x (N, columns) that are missing, or of categories that a model does not know."""
-    if listed := _counted(columns, x.isnan().sum(dim=0)):
-        yield f"Columns of '{file}' with missing cells (how many), which are filled in as in training: {listed}."
+    yield from _note_on_missing(columns, x.isnan().sum(dim=0), f" of '{file}'")
     for place, column in enumerate(columns):
         rows = (x[:, place] == UNSEEN).nonzero().flatten().tolist()
         if column.categories is not None and rows:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,11 +26,8 @@ from fedshift.clients.preparation import Column
 from fedshift.content import digest
 from fedshift.datasets.column_files import (
     ColumnFiles,
-    check_present,
-    column_names,
     column_of,
     not_looked_at,
-    read_columns,
 )
 from fedshift.datasets.labelled import Labelled, beside, each_read, joined, shown
 from fedshift.errors import FedshiftError, needs
@@ -41,7 +37,6 @@ from fedshift.streams import Streams
 
 HASHING = "hashing"
 BATCH = 1000  # texts that are tokenized together
-PARALLEL = "TOKENIZERS_PARALLELISM"
 
 
 class TextFile(ColumnFiles):
@@ -88,15 +83,13 @@ class TextFile(ColumnFiles):
 
     def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
         """The column of the text."""
-        check_present(file, column_names(file), {self.text: "data.text"})
         odd: list[int] = []
-        x = self._numbers(read_columns(file, [self.text], [self.text]), file, odd)
+        x = self._numbers(self.read(file, (), {self.text: "data.text"}, [self.text]), file, odd)
         return Unlabelled(x, range(len(x)), (*not_looked_at(file, [self.text]), *self._notes(odd, len(x))))
 
     def _part(self, file: Path, odd: list[int]) -> Labelled:
         """The rows of a file; to ``odd`` a number is added for each text that a note should count."""
-        check_present(file, column_names(file), {self.text: "data.text"} | self.named_apart)
-        frame = read_columns(file, [self.text, *self.named_apart], [self.text], self.as_written)
+        frame = self.read(file, (), {self.text: "data.text"} | self.named_apart, [self.text])
         x = self._numbers(frame, file, odd)
         return Labelled(str(file), x, self.label_of(file, frame), self.domain_of(file, frame))
 
@@ -130,9 +123,9 @@ class TextFile(ColumnFiles):
         tokenizer = self._tokenizer()
         x = torch.full((len(texts), self.length), tokenizer.pad_token_id)
         for start in range(0, len(texts), BATCH):
-            with _alone():
-                found = tokenizer(texts[start : start + BATCH], verbose=False)["input_ids"]
-                cut = tokenizer(texts[start : start + BATCH], truncation=True, max_length=self.length)["input_ids"]
+            some = texts[start : start + BATCH]
+            found = tokenizer(some, verbose=False)["input_ids"]
+            cut = tokenizer(some, truncation=True, max_length=self.length)["input_ids"]
             for row, own in enumerate(cut, start):
                 if not own:
                     raise FedshiftError(
@@ -182,6 +175,7 @@ def _read(source: str, commit: str | None, content: str) -> Any:
     """A tokenizer; read again only if its content has changed."""
     with needs("text", "A tokenizer"):
         import transformers
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # threads, of which it would warn when workers are forked
     try:
         with hub(source):
             tokenizer = transformers.AutoTokenizer.from_pretrained(source, revision=commit or "main")
@@ -193,17 +187,3 @@ def _read(source: str, commit: str | None, content: str) -> Any:
         ) from error
     tokenizer.padding_side = tokenizer.truncation_side = "right"
     return tokenizer
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Lets a tokenizer start no threads, of which it would warn when worker processes are forked."""
-    before = os.environ.get(PARALLEL)
-    os.environ[PARALLEL] = "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[PARALLEL]
-        else:
-            os.environ[PARALLEL] = before

@@ -26,11 +26,15 @@ class Recording(NamedTuple):
         where: what errors call it, with its file.
         values: (steps, channels), float64, finite.
         labels: the class's number at each step, (steps,), int64.
+        called: what it is called in its file; nothing, where the file is one recording.
+        rows: its rows in the file, in order.
     """
 
     where: str
     values: Array
     labels: Array
+    called: str = ""
+    rows: Array = np.empty(0, np.int64)
 
 
 class Windows(NamedTuple):
@@ -81,8 +85,8 @@ class WindowedDataset(Dataset):
             FedshiftError: a recording is too short, no window is left, or they do not fit into memory.
         """
         stride = self.stride or self.window
-        each_read(self._check_length, recordings, f"recordings are shorter than data.window = {self.window} steps")
-        chosen = [self._chosen(recording, stride, counts) for recording in recordings]
+        what = f"recordings are shorter than data.window = {self.window} steps"
+        chosen = each_read(lambda recording: self._chosen(recording, stride, counts), recordings, what)
         total = sum(len(starts) for starts, _ in chosen)
         channels = recordings[0].values.shape[1] if recordings else 0
         memory.check(
@@ -125,19 +129,17 @@ class WindowedDataset(Dataset):
         }
         return tuple(sentence for key, sentence in said.items() if counts[key])
 
-    def _check_length(self, recording: Recording) -> None:
-        if self.short == "error" and len(recording.values) < self.window:
-            raise FedshiftError(
-                f"{recording.where} has {len(recording.values)} steps, fewer than data.window = {self.window}: choose "
-                "a shorter window, or leave such recordings out: --set data.short=drop"
-            )
-
     def _chosen(self, recording: Recording, stride: int, counts: Counter[str]) -> tuple[Array, Array]:
         """The steps at which a recording's windows begin, and their labels."""
         steps = len(recording.values)
         counts[STEPS] += steps
         starts = np.arange(0, steps - self.window + 1, stride)
         if not len(starts):
+            if self.short == "error":
+                raise FedshiftError(
+                    f"{recording.where} has {steps} steps, fewer than data.window = {self.window}: choose a shorter "
+                    "window, or leave such recordings out: --set data.short=drop"
+                )
             counts[SHORT] += 1
             counts[UNUSED] += steps
             return starts, np.empty(0, np.int64)

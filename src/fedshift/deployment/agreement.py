@@ -11,93 +11,40 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
-from annotated_types import Ge, Le
+from annotated_types import Ge
 
 from fedshift.clients.inputs import Inputs
-from fedshift.clients.names import check_names as check_spelling
 from fedshift.clients.partitions import Domains
 from fedshift.clients.preparation import Column
 from fedshift.clients.protocols import InDomain, PersonalUnderShift
 from fedshift.core.contract import Category
 from fedshift.core.method import make_parts
 from fedshift.core.model import ModelBuilder
-from fedshift.core.preparation import preparation_part
+from fedshift.core.preparation import PREPARATION, preparation_part
 from fedshift.core.setup import Setup
 from fedshift.datasets.column_files import InputColumns
 from fedshift.datasets.dataset import Dataset
-from fedshift.deployment.shell import check_address
+from fedshift.deployment.federation_toml import FEDERATION, FederationSettings, read_federation, read_member_file
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.files import digest_of
-from fedshift.spec import FolderName, NonNegative, Processors, Spec, as_toml, check_names, setting
+from fedshift.rounds.evaluation import parts_predicted
+from fedshift.runs.schema import Blueprint
+from fedshift.spec import FolderName, Processors, Spec, as_toml, setting
 from fedshift.streams import Streams
-from fedshift.written import read_toml
 
-FEDERATION, EXPERIMENT, SITE = "federation.toml", "experiment.toml", "site.toml"
+EXPERIMENT, SITE = "experiment.toml", "site.toml"
 NOT_AGREED = ("run", "plugins")  # where and how each member carries the experiment out
 _AGREED = ("name", "sites", "shape", "classes", "columns", "environments")  # of federation.toml
-Seconds = Annotated[float, Ge(1), Le(10**7)]
-Megabytes = Annotated[int, Ge(1), Le(2000)]
-
-
-class FederationSettings(Spec):
-    """federation.toml: who takes part, what a sample is, and how long is waited for whom."""
-
-    name: FolderName = setting(help="what the federation is called")
-    sites: tuple[FolderName, ...] = setting(help="the institutions' names; their order numbers the clients")
-    shape: tuple[int, ...] = setting(help="the shape of a sample, such as [1, 28, 28]")
-    classes: tuple[str, ...] = setting(help="the classes' names; a site may lack some")
-    columns: tuple[tuple[str, ...], ...] = setting(
-        (), help="of a table that is prepared, each column's name, and after it the categories of one that is no number"
-    )
-    address: str = setting(help="host and port at which sites reach the coordinator's SuperLink")
-    deadline: Seconds = setting(600.0, help="seconds that sites have for an exchange; a later answer is not merged")
-    wait: Seconds = setting(600.0, help="seconds that the coordinator waits for sites to connect before a run")
-    largest: Megabytes = setting(1000, help="megabytes of a message at most")
-    environments: tuple[str, ...] = setting(
-        (), help="the environments that every site scores, where the data bring their own; none: each site's is its own"
-    )
-    norm_factor: NonNegative = setting(
-        20.0, help="how many times the median norm of its cohort an update may have to be merged; 0: any"
-    )
-
-    def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            FedshiftError: one is wrong.
-        """
-        super().__post_init__()
-        check_spelling("site", dict.fromkeys(self.sites, "in federation.toml"))
-        check_spelling("class", dict.fromkeys(self.classes, "in federation.toml"))
-        check_spelling("environment", dict.fromkeys(self.environments, "in federation.toml"))
-        if len(set(self.sites)) < len(self.sites) or not self.sites:
-            raise FedshiftError(f"sites = {list(self.sites)}: give at least one site, each once.")
-        if 0 < self.norm_factor <= 1:
-            raise FedshiftError(
-                f"norm_factor = {self.norm_factor:g} in federation.toml would leave out every update above the median: "
-                "give a factor above 1, such as 20, or 0 for no comparison."
-            )
-        if len(self.classes) < 2 or not self.shape or min(self.shape) < 1:
-            raise FedshiftError("federation.toml needs two classes at least, and a shape of numbers from 1.")
-        if self.columns and (not all(self.columns) or self.shape != (len(self.columns),)):
-            raise FedshiftError(
-                f"federation.toml: shape = {list(self.shape)}, but columns names {len(self.columns)} of them; name "
-                "each column of a sample."
-            )
-        check_address(self.address, "address")
-
-    @property
-    def names_of_columns(self) -> tuple[str, ...]:
-        """The columns' names, where they are said."""
-        return tuple(name for name, *_ in self.columns)
 
 
 class SiteSettings(Spec):
     """site.toml: what a site says of itself; its [data] stand over those of the experiment."""
+
+    section: ClassVar[str] = SITE
 
     name: FolderName = setting(help="which of the federation's sites it is")
     domains: tuple[str, ...] = setting((), help="the domains of the data set that are this site's; none: all")
@@ -131,9 +78,7 @@ class Agreement:
         Raises:
             FedshiftError: a file is missing or wrong.
         """
-        path = folder / FEDERATION
-        federation = FederationSettings(**_settings(path, _toml(path), FederationSettings))
-        return cls(folder, federation, _toml(folder / EXPERIMENT))
+        return cls(folder, read_federation(folder), read_member_file(folder / EXPERIMENT))
 
     def __post_init__(self) -> None:
         """Check that institutions can carry the experiment out.
@@ -187,7 +132,7 @@ class Agreement:
             FedshiftError: the files there say something else.
         """
         for file, mine in ((FEDERATION, self.federation.table()), (EXPERIMENT, self.table)):
-            theirs = _toml(folder / file)
+            theirs = read_member_file(folder / file)
             names = sorted(name for name in theirs if name not in NOT_AGREED and theirs[name] != mine.get(name))
             if names:
                 raise FedshiftError(f"'{folder / file}' differs from the coordinator's in {', '.join(names)}.")
@@ -267,6 +212,40 @@ class Agreement:
         names = tuple(self.federation.classes)
         return Setup(self.run, experiment.method, model, parts, train, evaluate, streams, device, names, preparation)
 
+    @cached_property
+    def blueprint(self) -> Blueprint:
+        """What models are rebuilt from without data."""
+        federation, sites = self.federation, tuple(self.clients.values())
+        columns = tuple(name for name, *_ in federation.columns)
+        return Blueprint(
+            shape=federation.shape,
+            classes=federation.classes,
+            clients=self.clients,
+            inputs=self.inputs,
+            environments=sites,
+            columns=columns,
+            domains=self.clients,
+            norm_factor=federation.norm_factor,
+        )
+
+    def parts_of_model(self, setup: Setup) -> frozenset[str]:
+        """The parts that a prediction reads.
+
+        Raises:
+            FedshiftError: no model could be made for the site that is held out.
+        """
+        sample = self.inputs.like(self.federation.shape).to(setup.device)
+        read = parts_predicted(setup.method, setup.model, setup.parts, self.inputs, sample)
+        own = sorted(part for part in read if any(name.startswith(f"{part}.") for name in setup.initial("client")))
+        if own and self.target is not None:
+            shared = "data.statistics = 'pooled'" if own == [PREPARATION] else "a method whose model is shared"
+            raise FedshiftError(
+                f"'{self.experiment.method_name}' predicts with what each client keeps ({', '.join(own)}), so the site "
+                f"'{self.target}', which never trains, has no model here; only a simulation can make one. Use "
+                f"protocol.name = 'in-domain', or {shared}."
+            )
+        return read
+
     # What must be equal everywhere ---------------------------------------------------------------
 
     @cached_property
@@ -304,32 +283,11 @@ def read_site(folder: Path) -> tuple[SiteSettings, dict[str, Any]]:
     Raises:
         FedshiftError: site.toml is missing or wrong.
     """
-    table = _toml(folder / SITE)
+    table = read_member_file(folder / SITE)
     data = table.pop("data", {})
     if not isinstance(data, dict):
         raise FedshiftError(f"'{folder / SITE}': data = {data!r} is a value where a table belongs; write [data]")
-    return SiteSettings(**_settings(folder / SITE, table, SiteSettings)), data
-
-
-def _settings(path: Path, table: dict[str, Any], cls: type[Spec]) -> dict[str, Any]:
-    """The settings in a file.
-
-    Raises:
-        FedshiftError: it lacks one, or has another.
-    """
-    check_names(table, cls.settings(), path.name)
-    missing = [name for name, about in cls.settings().items() if about.required and name not in table]
-    if missing:
-        raise FedshiftError(f"'{path}' lacks {', '.join(missing)}.")
-    return table
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise FedshiftError(
-            f"'{path}' does not exist: give the folder of a member, as `fedshift federation init` makes them."
-        )
-    return read_toml(path)
+    return SiteSettings(**table), data
 
 
 def put_setting(table: dict[str, Any], names: Sequence[str], value: Any) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
@@ -18,19 +18,18 @@ from typing import Any
 
 from filelock import FileLock
 
-from fedshift import files
+from fedshift import content, files
 from fedshift.clients.federated import FederatedData
 from fedshift.core.contract import Category, Round, ServerState
-from fedshift.core.messages import Order
+from fedshift.core.messages import Order, pack
 from fedshift.core.setup import Setup
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import Tensors
-from fedshift.deployment.agreement import Agreement, SiteSettings, read_site
-from fedshift.deployment.leaving import category, models_scored, refusal, refused, without
-from fedshift.deployment.limits import of_requests
+from fedshift.deployment.agreement import EXPERIMENT, SITE, Agreement, SiteSettings, read_site
+from fedshift.deployment.federation_toml import FEDERATION
+from fedshift.deployment.leaving import category, models_scored, of_requests, refusal, refused, without
 from fedshift.deployment.sent import SENT, SentLog
-from fedshift.deployment.site_data import prepared, site_federation
-from fedshift.deployment.site_model import keep_model
+from fedshift.deployment.site_data import MODEL, site_data, site_federation
 from fedshift.deployment.turns import Turn, Turns
 from fedshift.deployment.wire import (
     DECIMALS,
@@ -76,6 +75,8 @@ class Attendant:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()  # "." has no name
         self._began, self._seconds = 0.0, dict[str, float]()
+        self._files: list[str] = []
+        self._samples: tuple[dict[str, str], FederatedData] | None = None
 
     def answer(self, data: bytes) -> bytes:
         """The reply to a request, which is written down before it leaves.
@@ -86,19 +87,21 @@ class Attendant:
         """
         state = self.folder / STATE
         files.make_folder(state)
-        state.chmod(0o700)  # it has a copy of the samples
+        state.chmod(0o700)  # it has what the client keeps
         with FileLock(state / ".lock"):
             request: Request | None = None
+            turns: Turns | None = None
             self._began, self._seconds = time.perf_counter(), {}
             try:
                 with self._timed("request"):
+                    self._forget_what_changed()
                     request = read_request(data, of_requests(self.agreement, self.setup))
-                reply = self._reply(request)
+                turns = self.turns() if request.run == self.setup.run else None
+                reply = self._reply(request, turns)
             except Exception as error:
                 reply = self._failure(error)
-            turns = self._turns_of(request)
             if request is not None and turns is not None:
-                reply = replace(reply, proof=make_proof(turns.last_reply(request.session.known), data))
+                reply = replace(reply, proof=make_proof(turns.last_reply(request.known), data))
             with self._timed("reply"):
                 sent = reply.to_bytes()
             self._write_down(request, reply, sent)
@@ -106,38 +109,29 @@ class Attendant:
                 turns.replied(digest(sent))
             return sent
 
-    def _turns_of(self, request: Request | None) -> Turns | None:
-        """What was asked in the run of a request; None where that is unknown, or cannot be read."""
-        try:
-            return None if request is None or request.session.run != self.setup.run else self.turns()
-        except FedshiftError:  # which is the reply's reason already
-            return None
-
     def turns(self) -> Turns:
         """What the site was asked in the run, and what it replied."""
         return Turns(self.folder / STATE / self.setup.run)
 
     # What is asked --------------------------------------------------------------------------------
 
-    def _reply(self, request: Request) -> Reply:
-        session = request.session
+    def _reply(self, request: Request, turns: Turns | None) -> Reply:
         if request.site != self.settings.name:
             raise CannotError("order", f"This site is '{self.settings.name}'; the request is for '{request.site}'.")
-        if isinstance(request, Join) and (different := self.agreement.differences(request.agreed)):
-            known = tuple(name for name in different if name in request.agreed)  # others are this site's business
+        if isinstance(request, Join) and (different := self.agreement.differences(request.settings)):
+            known = tuple(name for name in different if name in request.settings)  # others are this site's business
             raise CannotError("experiment", f"The coordinator has other settings: {', '.join(different)}", known)
-        if session.run != self.setup.run:
-            raise CannotError("order", f"The run {session.run} is not this site's, {self.setup.run}.")
-        if session.agreed != self.agreement.digest:
+        if turns is None:
+            raise CannotError("order", f"The run {request.run} is not this site's, {self.setup.run}.")
+        if request.agreed != self.agreement.digest:
             raise CannotError("experiment", "The coordinator has other settings.")
-        return self._join() if isinstance(request, Join) else self._work(request)
+        return self._join(turns) if isinstance(request, Join) else self._work(request, turns)
 
-    def _join(self) -> Joined:
+    def _join(self, turns: Turns) -> Joined:
         """Take part in a run, whose coordinator has been started."""
         self._check_policy()
-        federation, turns = self._loaded(), self.turns()
         packages = environment().packages
-        samples = sum(len(client.train) for client in federation.clients)
+        samples = sum(len(client.train) for client in self._loaded().clients)
         return Joined(
             self.settings.name,
             {name: packages[name] for name in ("fedshift", "torch")},
@@ -145,11 +139,11 @@ class Attendant:
             None if "count" in self.settings.refuse else samples,
         )
 
-    def _work(self, work: Work) -> Done:
-        """SiteScore a model, then carry out an order."""
-        turns, order, model, scored = self.turns(), work.order, work.score, work.position - (work.order is not None)
-        if work.session.number != turns.session:
-            raise CannotError("session", f"The session {work.session.number} is not the newest, {turns.session}.")
+    def _work(self, work: Work, turns: Turns) -> Done:
+        """Score a model, then carry out an order."""
+        order, model, scored = work.order, work.score, work.position - (work.order is not None)
+        if work.session != turns.session:
+            raise CannotError("session", f"The session {work.session} is not the newest, {turns.session}.")
         if work.saved > scored:
             raise CannotError("order", f"A checkpoint of {work.saved} rounds has more than the {scored} that are done.")
         turn = Turn("order", work.position, 0 if order is None else self._check_order(work, order))
@@ -195,12 +189,13 @@ class Attendant:
         return Done(self.settings.name, answer)
 
     def _scored(self, site: Site, order: Order, turns: Turns, turn: Turn) -> Done:
-        """SiteScore what an order brings on every environment whose model can be made here."""
+        """Score what an order brings on every environment whose model can be made here."""
         _check_kept(site, order, turns, turn)
         client, stage = self.agreement.client(self.settings.name), self.setup.find(order.stage, order.exchange)[0]
         if self._ends_with(order):
             kept = {} if client is None else site.state(client).tensors
-            keep_model(self.folder / STATE / self.setup.run, order.down, client, kept)
+            private = {f"client.{client}.{name}": tensor for name, tensor in kept.items()}
+            files.write(self.folder / STATE / self.setup.run / MODEL, pack({**order.down, **private}))
         whole, evaluation = site.federated, Evaluation(site)
         unscored: dict[str, Unscored] = {}
         own = []
@@ -244,7 +239,7 @@ class Attendant:
         """What the members agreed on."""
         return Agreement.read(self.folder)
 
-    @cached_property
+    @property
     def settings(self) -> SiteSettings:
         """What the site says of itself."""
         return self._site[0]
@@ -264,19 +259,27 @@ class Attendant:
         options = self.agreement.experiment.run.replace(engine="sequential", threads=self.settings.threads)
         return asked_for(self.setup, options)
 
+    def _forget_what_changed(self) -> None:
+        """Have the site's files read again if one was changed since the last request."""
+        now = [content.digest(self.folder / name) for name in (FEDERATION, EXPERIMENT, SITE)]
+        if now != self._files:
+            self._files, self._samples = now, None
+            for name in ("agreement", "_site", "setup", "_engine"):
+                vars(self).pop(name, None)
+
     def _loaded(self) -> FederatedData:
         """The site's samples, read again only when what they are read from has changed."""
+        settings, data = self._site
         try:
             with self._timed("data"):
-                return self._federation
+                now = self.agreement.with_data(data).contents
+                if self._samples is None or self._samples[0] != now:
+                    samples = site_data(self.agreement, settings, data)
+                    federated = site_federation(self.agreement, settings, samples).to(self.setup.device)
+                    self._samples = now, federated
+                return self._samples[1]
         except FedshiftError as error:
             raise CannotError("data", str(error)) from error
-
-    @cached_property
-    def _federation(self) -> FederatedData:
-        settings, data = self._site
-        samples = prepared(self.agreement, settings, data, self.folder / STATE)
-        return site_federation(self.agreement, settings, samples).to(self.setup.device)
 
     def _check_order(self, work: Work, order: Order) -> int:
         """The place of an order's exchange in its round.
@@ -284,8 +287,7 @@ class Attendant:
         Raises:
             FedshiftError: the order is not for this site, or none that a coordinator would give.
         """
-        self._check_trip(order, self.agreement.client(self.settings.name))
-        round = self._round(order, work.position)
+        round = self._round(order, work.position, self.agreement.client(self.settings.name))
         place = next((n for n, each in enumerate(round.stage.exchanges) if each.name == order.exchange), None)
         if place is None:
             raise CannotError("order", f"The stage '{order.stage}' has no exchange '{order.exchange}'.")
@@ -299,19 +301,15 @@ class Attendant:
             FedshiftError: the message says which.
         """
         client = self.agreement.client(self.settings.name)
-        self._check_trip(score, NOBODY if client is None else client)
-        if not self.setup.scored(self._round(score, scored)):
+        if not self.setup.scored(self._round(score, scored, NOBODY if client is None else client)):
             raise CannotError("order", f"The model of round {score.round} is not to be scored.")
         if client is not None:  # the target is sent more than any client is
             check_order(self.setup, score, self.setup.find(score.stage, score.exchange)[1])
 
-    def _check_trip(self, order: Order, client: int | None) -> None:
-        """Refuse what is not for this site's client."""
+    def _round(self, order: Order, position: int, client: int | None) -> Round:
+        """The round of an order, which must be that after which so many are done, or fewer where stages end early."""
         if (order.run, order.client) != (self.setup.run, client):
             raise CannotError("order", f"This is client {order.client} of the run {order.run}, not this site's.")
-
-    def _round(self, order: Order, position: int) -> Round:
-        """The round of an order, which must be that after which so many are done, or fewer where stages end early."""
         stage = next((stage for stage in self.setup.stages if stage.name == order.stage), None)
         if stage is not None and 1 <= order.round <= stage.rounds:
             before = self.setup.stages[: self.setup.stages.index(stage)]
@@ -345,16 +343,17 @@ class Attendant:
         """A line in the list of all that left, and one in the log."""
         order = request.order if isinstance(request, Work) else None
         what = {Joined: "join", Done: "score" if order is None else "answer", Failed: "failure"}[type(reply)]
-        run = "" if request is None else request.session.run
-        about: Callable[[str], Category] = _nothing
-        if not isinstance(reply, Failed):
-            about = partial(category, self.setup, self.setup.find(order.stage, order.exchange)[1] if order else None)
+        run = "" if request is None else request.run
         with self._timed("sent.jsonl"):
-            SentLog(self.folder / SENT).add(data, about, run=run, what=what, trip=order)
+            SentLog(self.folder / SENT).add(data, partial(self._category, order), run=run, what=what, trip=order)
         if not isinstance(reply, Failed):
             whole = round(time.perf_counter() - self._began, 3)
             trip = {} if order is None else {name: getattr(order, name) for name in ("stage", "round", "exchange")}
             self.log(what, bytes=len(data), **trip, seconds={**self._seconds, "all": whole})
+
+    def _category(self, order: Order | None, name: str) -> Category:
+        """What a tensor says that leaves, in answer to an order or without one."""
+        return category(self.setup, self.setup.find(order.stage, order.exchange)[1] if order else None, name)
 
     def log(self, what: str, why: str = "", **more: Any) -> None:
         """Write a line of the site's log."""
@@ -367,11 +366,6 @@ class Attendant:
         started = time.perf_counter()
         yield
         self._seconds[what] = round(time.perf_counter() - started, 3)
-
-
-def _nothing(name: str) -> Category:
-    """The category of a tensor in a message that has none."""
-    raise FedshiftError(f"'{name}' was not sent: such a message carries no tensor.")
 
 
 def _check_kept(site: Site, order: Order, turns: Turns, turn: Turn) -> None:

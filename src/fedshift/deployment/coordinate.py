@@ -14,22 +14,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedshift.core.contract import Round, ServerState
+from fedshift.core.contract import Round
 from fedshift.core.messages import Missing, Order
 from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import Agreement
-from fedshift.deployment.doubts import Doubts
-from fedshift.deployment.journal import Journal
+from fedshift.deployment.flower import Away, Link
+from fedshift.deployment.journal import Doubts, Journal, Scoring
 from fedshift.deployment.leaving import CATEGORIES, refusal, refused
-from fedshift.deployment.link import Away, Link
 from fedshift.deployment.members import ROSTER, Came, Members, Roster, refuses
-from fedshift.deployment.scoring import Scoring
-from fedshift.deployment.site_model import blueprint_of, parts_of_model
-from fedshift.deployment.wire import Done, Failed, Joined, Work
+from fedshift.deployment.wire import Done, Failed, Joined, Reason, Work
 from fedshift.engines.choice import asked_for, open_engine
 from fedshift.engines.engine import Engine, ServerJob
 from fedshift.errors import DivergedError, FedshiftError, Problems
-from fedshift.rounds.coordinator import Coordinator, Received, Request, Suspect
+from fedshift.rounds.coordinator import Coordinator, Received, Request
 from fedshift.rounds.outliers import Limits
 from fedshift.runs.checkpoint import Execution
 from fedshift.runs.events import PlannedStage, Progress, RunEvents
@@ -39,6 +36,13 @@ from fedshift.runs.simulation import choose_device
 from fedshift.runs.weights import Weights, read_weights
 
 RUNS = "runs"
+_LOG = " Its log.jsonl has the whole error."
+_ADVICE: Mapping[Reason, str] = {  # about a site that cannot take part
+    "models": " Raise evaluate.every in every experiment.toml, or ask the site to raise max_models in its site.toml.",
+    "experiment": " Give every member the same experiment.toml and federation.toml, and the same plugins.",
+    "error": _LOG,
+    "state": _LOG,
+}
 
 
 def coordinate(folder: Path, link: Link, progress: Progress) -> Run:
@@ -61,9 +65,7 @@ def coordinate(folder: Path, link: Link, progress: Progress) -> Run:
         setup = agreement.setup(choose_device(agreement.experiment.run.device))
         choice = asked_for(setup, agreement.experiment.run.replace(engine="sequential"))
         with open_engine(choice, progress.note) as engine:
-            under_way = _Run(agreement, setup, run, link, engine, progress)
-            while not under_way.carry_out():
-                under_way = _Run(agreement, setup, run, link, engine, progress, under_way.display)
+            _Run(agreement, setup, run, link, engine, progress).carry_out()
     return run
 
 
@@ -75,58 +77,62 @@ class _Run:
     """A run under way."""
 
     def __init__(
-        self,
-        agreement: Agreement,
-        setup: Setup,
-        folder: Run,
-        link: Link,
-        engine: Engine,
-        progress: Progress,
-        display: RunEvents | None = None,
+        self, agreement: Agreement, setup: Setup, folder: Run, link: Link, engine: Engine, progress: Progress
     ) -> None:
-        """Go back to the last checkpoint, if there is one; ``display`` is that of the run which goes back."""
-        self.agreement, self.setup, self.folder, self.engine = agreement, setup, folder, engine
-        self.read = parts_of_model(agreement, setup)
-        samples = dict[int, int]()  # of the clients that have joined
-        limits = Limits(agreement.federation.norm_factor, samples, self._tell_left_out)
-        self.coordinator = Coordinator(self.setup, agreement.clients, limits)
-        self.recorder = Recorder(folder, self.coordinator, self.read)
-        self.doubts = Doubts()
+        self.agreement, self.setup, self.folder, self.link, self.engine = agreement, setup, folder, link, engine
+        self.read = agreement.parts_of_model(setup)
+        self.sites = agreement.federation.sites
+        self.called = f"Flower with {len(self.sites)} sites"  # in timings.jsonl
         self.scoring: Scoring | None = None  # of the model that waits for scores, if one does
         self.scored: Weights | None = None  # that model's
         self._go_back()
-        self.display = display or self._begin_display(progress)
-        roster = Roster(agreement.folder / ROSTER / agreement.run)
-        self.members = Members(agreement, setup, link, roster, self.display, samples)
-        self.refusing = set[str]()  # who refused the last order
+        coordinator = self.coordinator
+        self.display = RunEvents(folder.path.name, progress, folder.path / EVENTS, self.position)
+        self.display.begin(
+            [  # a round's work is counted in answers here, since only sites know their steps
+                PlannedStage(
+                    name=stage.name,
+                    rounds=coordinator.rounds_of(stage),
+                    steps=len(stage.exchanges) * coordinator.cohort(stage),
+                )
+                for stage in setup.stages
+            ]
+        )
 
     @property
     def position(self) -> int:
         """How many rounds are done."""
         return self.coordinator.position
 
-    @property
-    def sites(self) -> tuple[str, ...]:
-        """Every site, in order."""
-        return self.agreement.federation.sites
-
-    def carry_out(self) -> bool:
-        """Round after round to the end; whether it was reached: if not, the run begins again from its checkpoint."""
+    def carry_out(self) -> None:
+        """Round after round to the end, which may be reached from an earlier checkpoint."""
+        roster = Roster(self.agreement.folder / ROSTER / self.agreement.run)
         try:
-            if self.scoring is not None or self.position < len(self.coordinator.schedule):
-                self._join()
-            while self.position < len(self.coordinator.schedule):
-                clients = tuple(self.agreement.clients.values())
-                self.members.wait_for(clients, self._fewest(len(clients)), self._fewest(len(clients)))
-                self._round()
-            self._score()
-            self._finish()
-        except _GoesBackError:
-            return False
+            while True:
+                self.members = Members(self.agreement, self.setup, self.link, roster, self.display, self.samples)
+                self.refusing = set[str]()  # who refused the last order
+                try:
+                    self._go_on()
+                    break
+                except _GoesBackError:
+                    self._go_back()
         except Exception as error:
             self.display.failed(str(error))
             raise
-        return True
+        self.recorder.write_times(self.called)
+        self.recorder.finish(self._notes())
+        self.recorder.keep_only(self.position)
+        self.display.end()
+
+    def _go_on(self) -> None:
+        """Carry out the rounds that are left."""
+        if self.scoring is not None or self.position < len(self.coordinator.schedule):
+            self._join()
+        while self.position < len(self.coordinator.schedule):
+            clients = tuple(self.agreement.clients.values())
+            self.members.wait_for(clients, self._fewest(len(clients)), self._fewest(len(clients)))
+            self._round()
+        self._score()
 
     # Who takes part -------------------------------------------------------------------------------
 
@@ -155,7 +161,8 @@ class _Run:
                 problems.add(refusal(self.setup, site, what))
             elif refuses(reply) or strict or not self.position:
                 why = "sent no reply to the request to join" if isinstance(reply, Done) else str(reply)
-                problems.add(FedshiftError(f"The site '{site}' {why}.{_advice(reply)}"))
+                advice = _ADVICE.get(reply.reason, "") if isinstance(reply, Failed) else ""
+                problems.add(FedshiftError(f"The site '{site}' {why}.{advice}"))
         problems.check()
 
     # A round --------------------------------------------------------------------------------------
@@ -171,8 +178,12 @@ class _Run:
             request: Request = next(asking)
             while True:
                 if isinstance(request, ServerJob):
-                    came = self._served(request)
-                    request = asking.throw(came) if isinstance(came, Exception) else asking.send(came)
+                    try:
+                        served = self.engine.serve(request)
+                    except Exception as error:  # which is the coordinator's to judge
+                        request = asking.throw(error)
+                    else:
+                        request = asking.send(served)
                     continue
                 if orders:  # whose answers are merged now
                     journal.add(place - 1, orders, received)
@@ -181,21 +192,14 @@ class _Run:
         self.display.round(self.position, self.coordinator.bytes_down, self.coordinator.bytes_up)
         self.recorder.count(time.perf_counter() - started, "")
         if self.setup.scored(round):
-            self._write_times()
-            self.scoring = Scoring.after(round, self.coordinator, self.agreement)
+            self.recorder.write_times(self.called)
+            self.scoring = Scoring.of(self.coordinator.record(round), self.coordinator, self.agreement)
             self.scored = read_weights(self.coordinator, self.read)
             if self.setup.train.patience != "off":  # which decides whether there is a next round
                 if orders:  # what is merged must not change once a site has seen the model
                     journal.add(place - 1, orders, received)
                 self._score()
         self._save()
-
-    def _served(self, job: ServerJob) -> tuple[ServerState, dict[str, float]] | Exception:
-        """What comes of the server's work; an error is the coordinator's to judge."""
-        try:
-            return self.engine.serve(job)
-        except Exception as error:
-            return error
 
     def _score(self) -> None:
         """Have the model scored that waits for it, if one does, by messages of their own."""
@@ -240,20 +244,15 @@ class _Run:
                     f"repeated without the answer of {name}, the largest of its cohort"
                 )
                 self.members.tell("coordinator", "goes back", why)
-                Journal(self.folder.path, self.position).remove_all()
-                self._take_back(suspect)
+                Journal(self.folder.path, self.position).remove(this_too=True)
+                self.doubts.go_back(suspect)
+                sound = self.doubts.sound  # whose checkpoint becomes the newest
+                self.recorder.amend(sound, self.recorder.saved[sound].host | {"doubts": self.doubts.model_dump()})
+                self.recorder.keep_only(sound)
                 raise _GoesBackError
         # Later exchanges of a round are sent a model that no checkpoint has yet.
         if worked and (not exchange or exchange == self.coordinator.next_round.stage.exchanges[0].name):
             self.doubts.works(self.position)
-
-    def _take_back(self, without: Suspect) -> None:
-        """Make the checkpoint of the newest model with which a site could work the newest."""
-        sound = self.doubts.sound
-        self.doubts.go_back(without)
-        host = self.recorder.saved[sound].host | {"doubts": self.doubts.model_dump()}
-        self.recorder.amend(sound, host)
-        self.recorder.keep_only(sound)
 
     def _check_refusals(self, came: Mapping[str, Came]) -> None:
         """Raise an error where most sites refuse their orders, as they would refuse all that follow.
@@ -265,7 +264,7 @@ class _Run:
                 self.refusing.add(site)
             else:
                 self.refusing.discard(site)
-        if 2 * len(self.refusing) > len(self.sites) and self.doubts.left_out is None:
+        if 2 * len(self.refusing) > len(self.sites) and not self.doubts.tried:
             name = self.agreement.run
             raise FedshiftError(
                 f"{', '.join(sorted(self.refusing))} refuse the orders of round {self.position + 1} of the run: a site "
@@ -278,7 +277,7 @@ class _Run:
         """What a site is asked for: the order, if there is one, and the model that it scores."""
         score = self.scoring.orders.get(site) if self.scoring else None
         number = self.position + (order is not None)
-        return Work(self.members.session(site), site, number, self._saved, order=order, score=score)
+        return Work(**self.members.address(site), position=number, saved=self._saved, order=order, score=score)
 
     def _note_scores(self, came: Mapping[str, Came]) -> None:
         """Complete the record that waits for scores, if one does."""
@@ -300,17 +299,21 @@ class _Run:
 
     def _go_back(self) -> None:
         """Go back to the newest checkpoint; before the first round one is written, to which a run can go back."""
-        checkpoint = self.folder.checkpoint
+        checkpoint, federation = self.folder.checkpoint, self.agreement.federation
+        self.samples = dict[int, int]()  # of the clients that have joined
+        limits = Limits(federation.norm_factor, self.samples, self._tell_left_out)
+        self.coordinator = Coordinator(self.setup, self.agreement.clients, limits)
+        self.recorder = Recorder(self.folder, self.coordinator, self.read)
         host = checkpoint.host if checkpoint else {}
         self.doubts = Doubts.model_validate(host.get("doubts", {}))
+        self.recorder.begin(self.agreement.blueprint, keep=[self.doubts.sound])
         self._saved = self.doubts.sound
-        self.recorder.begin(blueprint_of(self.agreement), keep=[self.doubts.sound])
-        self.coordinator.suspects = self.doubts.suspects
-        if suspect := self.doubts.left_out:
+        self.coordinator.suspects = self.doubts.merged
+        for suspect in self.doubts.tried[-1:]:
             why = "with its answer, the largest of its cohort, most sites could not work with the model"
             self.coordinator.left_out = {(suspect.position, suspect.exchange): {suspect.client: why}}
-        Journal(self.folder.path, self.position).remove_others()
-        pending = host.get("pending")
+        Journal(self.folder.path, self.position).remove()
+        pending = host.get("pending")  # the record of the model that waits for scores, if one does
         self.scoring = Scoring.of(pending, self.coordinator, self.agreement) if pending else None
         self.scored = read_weights(self.coordinator, self.read) if self.position else None
         if checkpoint is None:
@@ -324,18 +327,11 @@ class _Run:
     def _save(self) -> None:
         """Write a checkpoint, beside that of the newest model with which a site could work."""
         self.doubts.renew(self.coordinator.suspects)
-        self.coordinator.suspects = self.doubts.suspects
+        self.coordinator.suspects = self.doubts.merged
         self.recorder.save(Execution({"engine": "federation"}, (self.folder.path.name,)), self._host())
         self.recorder.keep_only(self.position, self.doubts.sound)
         self._saved = self.doubts.sound
-        Journal(self.folder.path, self.position).remove_others()
-
-    def _finish(self) -> None:
-        """Write what a finished run has."""
-        self._write_times()
-        self.recorder.finish(self._notes())
-        self.recorder.keep_only(self.position)
-        self.display.end()
+        Journal(self.folder.path, self.position).remove()
 
     def _notes(self) -> list[str]:
         """What a reader of the results must know."""
@@ -352,31 +348,9 @@ class _Run:
             notes.append(f"The last evaluation lacks scores of {names}; records.jsonl says why.")
         return [*notes, *self.setup.notes_on_rates, *self.setup.method.notes(self.coordinator.state)]
 
-    # What is told ---------------------------------------------------------------------------------
-
     def _tell_left_out(self, site: str, why: str, about: Mapping[str, Any]) -> None:
         """Tell of an answer that is as declared, and not merged."""
         self.members.tell(site, "left out", why, **about)
-
-    def _begin_display(self, progress: Progress) -> RunEvents:
-        """A round's work is counted in answers here, since only sites know their steps."""
-        coordinator = self.coordinator
-        events = RunEvents(self.folder.path.name, progress, self.folder.path / EVENTS, self.position)
-        events.begin(
-            [
-                PlannedStage(
-                    name=stage.name,
-                    rounds=coordinator.rounds_of(stage),
-                    steps=len(stage.exchanges) * coordinator.cohort(stage),
-                )
-                for stage in self.setup.stages
-            ]
-        )
-        return events
-
-    def _write_times(self) -> None:
-        """Write what the rounds since the last line took; scoring is a part of the next rounds."""
-        self.recorder.write_times(f"Flower with {len(self.sites)} sites")
 
 
 def _received(order: Order, site: str, came: Came) -> Received:
@@ -390,17 +364,3 @@ def _received(order: Order, site: str, came: Came) -> Received:
     kind = DivergedError if isinstance(came, Failed) and came.reason == "diverged" else FedshiftError
     what = str(came) if isinstance(came, Failed | FedshiftError) else "sent no answer to its order"
     return kind(f"The site '{site}' {what}.")
-
-
-def _advice(came: Came) -> str:
-    """What to do about a site that cannot take part."""
-    match came.reason if isinstance(came, Failed) else "":
-        case "models":
-            return (
-                " Raise evaluate.every in every experiment.toml, or ask the site to raise max_models in its site.toml."
-            )
-        case "experiment":
-            return " Give every member the same experiment.toml and federation.toml, and the same plugins."
-        case "error" | "state":
-            return " Its log.jsonl has the whole error."
-    return ""

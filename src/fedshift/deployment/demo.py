@@ -1,10 +1,11 @@
-"""A federation on one laptop: sites with digits of their own, made and carried out by real processes."""
+"""A federation on one machine: a demonstration by real processes, and any run as a simulation, with the same bits."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from subprocess import TimeoutExpired
@@ -14,15 +15,23 @@ import numpy as np
 from rich.console import Console
 from torch import Tensor
 
+from fedshift.clients.federated import FederatedData
 from fedshift.datasets.mnist import RotatedMNIST
-from fedshift.deployment.agreement import FederationSettings
-from fedshift.deployment.folders import DATA, SITES, Planned, planned
-from fedshift.deployment.processes import Processes
-from fedshift.deployment.supervisor import free_port
+from fedshift.deployment.agreement import Agreement, read_site
+from fedshift.deployment.coordinate import RUNS
+from fedshift.deployment.federation_toml import FederationSettings
+from fedshift.deployment.folders import DATA, Planned, planned
+from fedshift.deployment.shell import COORDINATOR, SITES
+from fedshift.deployment.site_data import site_data, site_federation
+from fedshift.deployment.supervisor import Processes, free_port
+from fedshift.engines.choice import asked_for
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.reporting.follow import follow
+from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
+from fedshift.runs.simulation import Simulation
+from fedshift.runs.together import carry_out as simulate
 from fedshift.streams import Streams
 
 CITIES = ("berlin", "oslo", "rome", "lisbon", "vienna", "athens")
@@ -61,11 +70,10 @@ def experiment(method: str, rounds: int) -> Experiment:
     )
 
 
-def planned_demo(folder: Path, experiment: Experiment, sites: Mapping[str, float]) -> Planned:
+def planned_demo(experiment: Experiment, sites: Mapping[str, float]) -> Planned:
     """All files of the demonstration's federation, with the samples of each site in its own folder.
 
     Args:
-        folder: the federation's.
         experiment: what :func:`experiment` gave.
         sites: as :func:`members` says.
 
@@ -84,7 +92,7 @@ def planned_demo(folder: Path, experiment: Experiment, sites: Mapping[str, float
         deadline=SECONDS_TO_WAIT,
         wait=SECONDS_TO_WAIT,
     )
-    files = planned(folder, federation, experiment, at_sites=AT_SITES)
+    files = planned(federation, experiment, at_sites=AT_SITES)
     for number, site in enumerate(sites):
         own = (data.domain == number) & (data.group % len(sites) == number)  # no two sites have the same digit
         files[f"{SITES}/{site}/{DATA}/{FILE}"] = _written(data.x[own], data.y[own], data.classes)
@@ -111,34 +119,87 @@ def carry_out(folder: Path, say: Callable[[str], None], console: Console) -> Run
         FedshiftError: a process or the run has ended too early; the message says where its log is.
     """
     with Processes(folder) as started:
-        sites, address = started.agreement.federation.sites, started.agreement.federation.address
+        sites, address = started.federation.sites, started.federation.address
         say(f"Starting the coordinator at {address}, with TLS ...")
         started.start_coordinator()
         say(f"Starting the sites {', '.join(sites)} ...")
         for site in sites:
             started.start_site(site)
         say("Starting the run ...")
-        started.start_run()
-        return _follow(started, console)
+        process, run = started.start_run(), carried_out(folder)
+        logs = f"'{started.log('run')}' and '{started.log(COORDINATOR)}'"
+        ended = FedshiftError(f"The run has ended before its last round: see {logs}.")
 
+        def look() -> None:
+            started.check()
+            if process.poll() is not None and not run.finished:
+                raise ended
 
-def _follow(started: Processes, console: Console) -> Run:
-    """Show the run until it is over."""
-    run, process = Run(started.coordinator / "runs" / started.agreement.run), started.process("run")
-    logs = f"'{started.log('run')}' and '{started.log('coordinator')}'"
-    ended = FedshiftError(f"The run has ended before its last round: see {logs}.")
-
-    def look() -> None:
-        started.check()
-        if process.poll() is not None and not run.finished:
+        while not run.begun:
+            look()
+            time.sleep(0.2)
+        follow(run.path, console, meanwhile=look)
+        if not run.finished:
             raise ended
+        with suppress(TimeoutExpired):
+            process.wait(SECONDS_TO_LEAVE)  # so that the SuperLink knows that it is over
+        return run
 
-    while not run.begun:
-        look()
-        time.sleep(0.2)
-    follow(run.path, console, meanwhile=look)
-    if not run.finished:
-        raise ended
-    with suppress(TimeoutExpired):
-        process.wait(SECONDS_TO_LEAVE)  # so that the SuperLink knows that it is over
+
+# The same as a simulation -----------------------------------------------------------------------
+
+
+def rehearse(folder: Path, progress: Progress) -> Run:
+    """Carry out the run of a federation's folder with the sequential engine, in its folder ``rehearsal``.
+
+    Args:
+        folder: the federation's, with those of the coordinator and of all sites in it.
+        progress: hears of it.
+
+    Raises:
+        FedshiftError: a site's folder or data are missing or wrong.
+    """
+    run = Run(folder / "rehearsal" / carried_out(folder).path.name)
+    agreement, alone = Agreement.read(folder / COORDINATOR), list[FederatedData]()
+    for place in (folder / SITES / site for site in agreement.federation.sites):
+        (settings, data), own = read_site(place), agreement.at(place)
+        alone.append(site_federation(own, settings, site_data(own, settings, data, progress.embedded)))
+    whole = replace(
+        alone[0],
+        clients=tuple(client for each in alone for client in each.clients),
+        environments=tuple(environment for each in alone for environment in each.environments),
+        notes=tuple(dict.fromkeys(note for each in alone for note in each.notes)),
+    )
+    simulation = Simulation(agreement.experiment, progress.embedded, whole)
+    if run.finished:
+        progress.reused(run.path.name)
+        return run
+    choice = asked_for(simulation.setup, agreement.experiment.run.replace(engine="sequential"))
+    for error in simulate([(simulation, run)], choice, progress).values():
+        raise error
     return run
+
+
+def carried_out(folder: Path) -> Run:
+    """The folder of the run that a federation's coordinator carries out, which may not have begun.
+
+    Raises:
+        FedshiftError: it is no federation's folder.
+    """
+    if not (folder / COORDINATOR).is_dir():
+        raise FedshiftError(
+            f"'{folder}' has no folder {COORDINATOR}: give a federation's, as `fedshift federation init` makes it, "
+            f"with those of all its sites in {folder / SITES}."
+        )
+    return Run(folder / COORDINATOR / RUNS / Agreement.read(folder / COORDINATOR).run)
+
+
+def difference(one: Run, other: Run) -> float:
+    """How far numbers of the final tensors that two finished runs both have are apart at most; 0.0: they are equal.
+
+    Raises:
+        FedshiftError: a run is not finished, or its weights are damaged.
+    """
+    ours, theirs = one.weights, other.weights
+    both = ((ours[name].double() - theirs[name].double()).abs() for name in ours.keys() & theirs.keys())
+    return max(float(apart.max()) for apart in both if apart.numel())

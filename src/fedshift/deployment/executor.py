@@ -4,24 +4,27 @@ Flower's SuperLink and SuperNode hand out tasks to whoever knows their secret, a
 (``--isolation process``). A site answers every message in this one process. The coordinator starts a process for each
 run. What goes wrong beyond an answer ends the process, which its supervisor starts again.
 
-    python -m fedshift.deployment.executor site FOLDER --address 127.0.0.1:9094 --secret FILE
-    python -m fedshift.deployment.executor coordinator FOLDER --address 127.0.0.1:8001 --secret FILE
+    python -m fedshift.deployment.executor site FOLDER 127.0.0.1:9094 FILE-OF-THE-SECRET
+    python -m fedshift.deployment.executor coordinator FOLDER 127.0.0.1:8001 FILE-OF-THE-SECRET
 """
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from queue import Queue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedshift.deployment.orphan import with_parent
+from fedshift.deployment.federation_toml import read_federation
+from fedshift.deployment.flower import TYPE, FlowerLink, content, data_of, is_ours, sites_by_key
+from fedshift.deployment.shell import AUTHORITY, KEYS
+from fedshift.deployment.supervisor import with_parent
 from fedshift.errors import FedshiftError, needs
 
 with needs("flower", "A federation"):
@@ -37,32 +40,34 @@ with needs("flower", "A federation"):
     )
     from flwr.supercore.retry import make_simple_http_retry_invoker
     from flwr.supercore.runtime import RuntimeHttpClient
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+    from fedshift.deployment.attend import Attendant
 
 SECONDS_BETWEEN_ASKING = {"site": 0.3, "coordinator": 1.0}
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
-AUTHORITY = "certificates/ca.crt"
+FOREIGN = "The run was started with another app than fedshift's. Nothing of it was run."
+UNANSWERED = "The site could not answer; its logs show why."
 TASKS = {"site": TaskType.CLIENT_APP, "coordinator": TaskType.SERVER_APP}  # no others are ever asked for
 
 
 def main() -> None:
     """Carry out tasks until this process is ended."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("role", choices=["site", "coordinator", "run"])
-    parser.add_argument("folder", type=Path, help="the member's")
-    parser.add_argument("--address", required=True, help="host:port at which Flower hands out tasks")
-    parser.add_argument("--secret", type=Path, help="the file of the secret that Flower was started with")
-    options = parser.parse_args()
-    folder = options.folder.resolve()
-    if options.role == "run":
-        carry_out_run(folder, options.address, sys.stdin.readline().strip())
+    role, place, address, *secret = sys.argv[1:]
+    folder = Path(place).resolve()
+    if role == "run":
+        carry_out_run(folder, address, sys.stdin.readline().strip())
         return
-    task = {"site": answer_message, "coordinator": start_run}[options.role]
-    carry_out_tasks(options.role, folder, options.address, options.secret.read_bytes(), task)
+    task = partial(start_run, folder, address)
+    if role == "site":
+        from fedshift.deployment.attend import Attendant  # before a message waits for it
+
+        task = partial(answer_message, Attendant(folder), address)
+    carry_out_tasks(role, folder, address, Path(*secret).read_bytes(), task)
 
 
-def carry_out_tasks(
-    role: str, folder: Path, address: str, secret: bytes, task: Callable[[Path, str, str], None]
-) -> None:
+def carry_out_tasks(role: str, folder: Path, address: str, secret: bytes, task: Callable[[str], None]) -> None:
     """Ask for tasks, one after the other, and carry each out.
 
     Args:
@@ -70,16 +75,14 @@ def carry_out_tasks(
         folder: the member's.
         address: of the SuperNode or the SuperLink, which has TLS.
         secret: what it was started with.
-        task: takes the folder, the address and the token of one task.
+        task: takes the token of one task.
     """
-    if role == "site":
-        import fedshift.deployment.apps  # noqa: F401  # before a message waits for it
     signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={ACQUIRE})
     client = _client(folder, address, signed, tls=role == "coordinator")
     while True:
         acquired = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TASKS[role]]))
         if acquired.HasField("task") and acquired.token and acquired.task.type == TASKS[role]:
-            task(folder, address, acquired.token)
+            task(acquired.token)
         else:
             time.sleep(SECONDS_BETWEEN_ASKING[role])
 
@@ -87,18 +90,16 @@ def carry_out_tasks(
 # At a site ----------------------------------------------------------------------------------------
 
 
-def answer_message(folder: Path, address: str, token: str) -> None:
+def answer_message(attendant: Attendant, address: str, token: str) -> None:
     """Answer the message of a task; whatever is wrong, the coordinator gets a fixed text."""
     from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-    from fedshift.deployment.apps import attend
-
-    client = _client(folder, address, RuntimeTokenHttpInterceptor(token), tls=False)
+    client = _client(attendant.folder, address, RuntimeTokenHttpInterceptor(token), tls=False)
     try:
         with _heartbeats(client):
             message, context, _, app = pull_task_input(client)
             try:
-                reply, status = attend(folder, message, app.content), SubStatus.COMPLETED
+                reply, status = attend(attendant, message, app.content), SubStatus.COMPLETED
             except FedshiftError as error:
                 traceback.print_exception(error)
                 failed = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error))
@@ -109,12 +110,55 @@ def answer_message(folder: Path, address: str, token: str) -> None:
         client.close()
 
 
+def attend(attendant: Attendant, message: Message, app: bytes) -> Message:
+    """Answer one request of the coordinator.
+
+    Args:
+        attendant: the site.
+        message: the request.
+        app: the app bundle that the run was started with.
+
+    Raises:
+        FedshiftError: there is no answer, since the bundle is another app's (which the site's log says), the message
+            is no request, or a file of the folder cannot be read or written. The text may leave the site.
+    """
+    try:
+        if not is_ours(app):
+            attendant.log("refused", FOREIGN)
+        elif message.metadata.message_type == TYPE:
+            return Message(content(attendant.answer(data_of(message))), reply_to=message)
+    except Exception as error:
+        raise FedshiftError(UNANSWERED) from error
+    raise FedshiftError(UNANSWERED)
+
+
 # At the coordinator -------------------------------------------------------------------------------
+
+
+def carry_out(folder: Path, grid: Grid, app: bytes) -> None:
+    """Carry out the run of a coordinator's folder; standard error shows how far it is.
+
+    Args:
+        folder: the coordinator's.
+        grid: Flower's way to the sites.
+        app: the app bundle that the run was started with.
+
+    Raises:
+        FedshiftError: the bundle is another app's, or the run cannot go on.
+    """
+    from fedshift.deployment.coordinate import coordinate
+    from fedshift.reporting.live import LiveProgress
+
+    if not is_ours(app):
+        raise FedshiftError(f"{FOREIGN} Start runs with `fedshift federation run`.")
+    link = FlowerLink(grid, sites_by_key(folder / KEYS, read_federation(folder).sites))
+    with LiveProgress(1) as progress:
+        coordinate(folder, link, progress)
 
 
 def start_run(folder: Path, address: str, token: str) -> None:
     """Carry out a run in a process of its own, to its end."""
-    command = with_parent(["-m", "fedshift.deployment.executor", "run", str(folder), "--address", address])
+    command = with_parent(["-m", "fedshift.deployment.executor", "run", str(folder), address])
     subprocess.run(command, input=f"{token}\n".encode(), check=False)  # Flower has been told what came of it
 
 
@@ -124,8 +168,6 @@ def carry_out_run(folder: Path, address: str, token: str) -> None:
     from flwr.supercore.logger import flush_logs, mirror_output_to_queue, start_log_uploader, stop_log_uploader
     from flwr.supercore.task_identity import TaskIdentity
     from flwr.superlink.grid import HttpGrid
-
-    from fedshift.deployment.apps import carry_out
 
     printed: Queue[str | None] = Queue()
     mirror_output_to_queue(printed)

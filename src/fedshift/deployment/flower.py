@@ -9,14 +9,14 @@ import time
 import tomllib
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from lzma import LZMAError
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from zipfile import BadZipFile, ZipFile
 
 from fedshift.deployment.keys import read_public_key
-from fedshift.deployment.link import Away
 from fedshift.errors import FedshiftError, needs
 
 ARRAY, RECORD = "message", "fedshift"
@@ -27,6 +27,27 @@ APP = Path(__file__).with_name("app")
 SETTINGS, CODE = "pyproject.toml", "fedshift_federation.py"
 MANIFEST = ".info/CONTENT"  # digests of the other two, which Flower's builder adds
 LARGEST = 10_000  # bytes of a file that is looked at
+
+
+@dataclass(frozen=True)
+class Away:
+    """That no reply came from a site: ``what`` is one word, such as "offline", ``why`` more, if more is known."""
+
+    what: str
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}" if self.why else self.what
+
+
+class Link(Protocol):
+    """Carries requests to sites and their replies back."""
+
+    def online(self) -> set[str]:
+        """The sites that are connected now, each known by its registered key."""
+
+    def exchange(self, requests: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes | Away]]:
+        """Send each site its request; what came of each, as it comes, and of all after ``deadline`` seconds at most."""
 
 
 def is_ours(bundle: bytes) -> bool:

@@ -29,18 +29,16 @@ from fedshift.datasets.dataset import ImageDataset
 from fedshift.deployment import shell
 from fedshift.deployment.agreement import (
     EXPERIMENT,
-    FEDERATION,
     SITE,
     Agreement,
-    FederationSettings,
     SiteSettings,
     own_files,
     put_setting,
 )
+from fedshift.deployment.federation_toml import FEDERATION, FederationSettings
 from fedshift.deployment.keys import Authority, site_pair
 from fedshift.deployment.leaving import what_leaves
 from fedshift.deployment.pages import render
-from fedshift.deployment.site_model import parts_of_model
 from fedshift.errors import DiskError, FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.files import make_folder, write
@@ -49,7 +47,6 @@ from fedshift.spec import Spec, as_toml
 
 DATA, PLUGINS, FILES = "data", "plugins", "files"  # folders of a member
 LEAVES = "what-leaves.md"
-COORDINATOR, SITES = "coordinator", "sites"
 IN_COMPOSE = "superlink"  # what containers call the coordinator's
 UNPRIVILEGED = "1000:1000"  # a user and group without rights, as the Dockerfile has them
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # what file systems, shells, Flower and Docker all take
@@ -152,7 +149,6 @@ def for_institutions(experiment: Experiment, sample: Schema) -> Experiment:
 
 
 def planned(
-    folder: Path,
     federation: FederationSettings,
     experiment: Experiment,
     domains: Sequence[str] = (),
@@ -161,7 +157,6 @@ def planned(
     """All files of a federation, with new keys.
 
     Args:
-        folder: the federation's, where its coordinator's will lie.
         federation: who takes part.
         experiment: what is carried out. Its plugins, and local files that it names, are copied to every member; local
             data are not, and looked for in each site's own folder.
@@ -176,7 +171,7 @@ def planned(
     table, copies = _relative(experiment)
     agreement = Agreement(Path(), federation, experiment.table())
     setup = agreement.setup(torch.device("cpu"))
-    parts_of_model(agreement, setup)  # which the site that is held out must have
+    agreement.parts_of_model(setup)  # which the site that is held out must have
     own = _own_domains(experiment, federation.sites, domains)
     host, port = shell.host_and_port(federation.address)
     me = f"{os.getuid()}:{os.getgid()}" if hasattr(os, "getuid") else UNPRIVILEGED  # as Docker takes them
@@ -191,7 +186,7 @@ def planned(
         experiment=experiment,
         target=target,
         data_set=DATASETS.name_of(experiment.data),
-        about_data=DATASETS.entry_of(experiment.data).help.splitlines()[0],
+        about_data=experiment.data.help().splitlines()[0],
         data_help=_help_of_data(experiment, table),
         own=own,
         local=host in shell.LOOPBACK,
@@ -210,7 +205,7 @@ def planned(
         FEDERATION: commented(federation, f"The federation {federation.name}: this file is the same at every member."),
         EXPERIMENT: _written(table),
         LEAVES: what_leaves(setup, federation),
-        "certificates/ca.crt": trusted.public,
+        shell.AUTHORITY: trusted.public,
         **copies,
     }
     coordinator: Planned = {
@@ -242,10 +237,10 @@ def planned(
         "Dockerfile": page("Dockerfile"),
         "authority/ca.crt": trusted.public,
         "authority/ca.key": trusted.private,
-        **{f"{COORDINATOR}/{name}": content for name, content in coordinator.items()},
+        **{f"{shell.COORDINATOR}/{name}": content for name, content in coordinator.items()},
     }
     for site, mine in sites.items():
-        files |= {f"{SITES}/{site}/{name}": content for name, content in mine.items()}
+        files |= {f"{shell.SITES}/{site}/{name}": content for name, content in mine.items()}
     return files
 
 

@@ -4,17 +4,17 @@ Flower's SuperLink has the interface of its SuperNodes at the same port as those
 asks for no login there. So it listens on 127.0.0.1 only, and the gate passes on what SuperNodes ask with the key of a
 site, and nothing else. A request is judged by its first line and its headers, before any of its body is read.
 
-    python -m fedshift.deployment.gate FOLDER PORT
+    python -m fedshift.deployment.gate FOLDER PORT-OF-THE-SUPERLINK
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
 import os
 import socket
 import ssl
+import sys
 from base64 import b64decode
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -24,9 +24,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from fedshift.deployment.federation_toml import read_federation
 from fedshift.deployment.flower import sites_by_key
-from fedshift.deployment.serving import KEYS, OF_COORDINATOR, Member
-from fedshift.deployment.shell import GATE_ADDRESS, LOOPBACK, host_and_port
+from fedshift.deployment.shell import GATE_ADDRESS, KEYS, LOOPBACK, OF_COORDINATOR, host_and_port
 from fedshift.errors import FedshiftError, needs
 
 with needs("flower", "The gate of a federation"):
@@ -114,9 +114,9 @@ def run_gate(folder: Path, upstream_port: int, address: str | None = None) -> No
         FedshiftError: the folder is no coordinator's, a site's key is missing, the certificates cannot be read or do
             not belong together, or something listens there already.
     """
-    member = Member.read(folder, OF_COORDINATOR)  # without the experiment, whose plugins have no business here
-    sites = sites_by_key(member.folder / KEYS, member.sites)
-    limits, place, certificates = CallerLimits.of(len(sites)), address or member.address, member.folder / CERTIFICATES
+    federation = read_federation(folder, OF_COORDINATOR)  # without the experiment: plugins have no business here
+    sites = sites_by_key(folder / KEYS, federation.sites)
+    limits, place, certificates = CallerLimits.of(len(sites)), address or federation.address, folder / CERTIFICATES
     try:
         trusted = ssl.create_default_context(cafile=certificates / "ca.crt")
         gate = Gate(sites, upstream_port, trusted, limits)
@@ -455,20 +455,12 @@ def _is_passed_back(name: bytes) -> bool:
 
 def main() -> None:
     """Be the gate of a coordinator's folder."""
-    parser = argparse.ArgumentParser(description="Pass on what a federation's sites ask of the SuperLink.")
-    parser.add_argument("folder", type=Path, help="the coordinator's")
-    parser.add_argument("port", type=int, help="where the SuperLink listens, on 127.0.0.1")
-    parser.add_argument(
-        "--address",
-        help=f"host:port at which sites come; by default the variable {GATE_ADDRESS}, or as federation.toml says",
-        default=os.environ.get(GATE_ADDRESS),
-    )
-    options = parser.parse_args()
+    folder, port = sys.argv[1:]
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     try:
-        run_gate(options.folder, options.port, options.address)
+        run_gate(Path(folder), int(port), os.environ.get(GATE_ADDRESS))
     except FedshiftError as error:
-        parser.exit(2, f"Error: {error}\n")
+        sys.exit(f"Error: {error}")
 
 
 if __name__ == "__main__":

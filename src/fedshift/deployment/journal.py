@@ -1,29 +1,38 @@
-"""What came of the exchanges of a round, so that a coordinator which is killed in it goes on to the same bits.
-
-A later exchange brings what an earlier one was merged to, and a site answers one order for each exchange. So a
-coordinator that is started again must merge the same answers, without those of a site that was away before.
-"""
+"""What a coordinator keeps of rounds: merged exchanges, answers in doubt, and a model that is being scored."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
+from pydantic import BaseModel, Field
 from safetensors import SafetensorError
 from safetensors.torch import load
 
 from fedshift import files
-from fedshift.core.messages import Answer, Missing, Order, metadata, pack
+from fedshift.core.messages import Answer, Down, Missing, Order, metadata, pack
+from fedshift.deployment.agreement import Agreement
+from fedshift.deployment.members import Came
+from fedshift.deployment.wire import NOBODY, UNSCORED, Done
 from fedshift.errors import DamagedError
-from fedshift.rounds.coordinator import Received
+from fedshift.rounds.coordinator import Coordinator, Received, Suspect
+from fedshift.rounds.evaluation import metrics_of
+from fedshift.runs.schema import Record, Size
+
+# Merged exchanges ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Journal:
     """The exchanges of one round that were merged, each a file.
+
+    A later exchange brings what an earlier one was merged to, and a site answers one order for each exchange. So a
+    coordinator that is killed in a round and started again must merge the same answers, without those of a site that
+    was away before.
 
     Attributes:
         folder: the run's.
@@ -66,16 +75,140 @@ class Journal:
                 missing[str(order.client)] = came.why if isinstance(came, Missing) else str(came)
         files.write(self._path(place), pack(answers, {"missing": json.dumps(missing)}))
 
-    def remove_others(self) -> None:
-        """Remove the files of other rounds: of those before there is a checkpoint, those after are taken back."""
+    def remove(self, *, this_too: bool = False) -> None:
+        """Remove the files of other rounds: those before have a checkpoint, those after are taken back."""
         for path in self.folder.glob("exchange-*@*.safetensors"):
-            if path.stem.partition("@")[2] != str(self.position):
+            if this_too or path.stem.partition("@")[2] != str(self.position):
                 files.remove(path)
-
-    def remove_all(self) -> None:
-        """Remove every file, as a round is repeated to another end."""
-        for path in self.folder.glob("exchange-*@*.safetensors"):
-            files.remove(path)
 
     def _path(self, place: int) -> Path:
         return self.folder / f"exchange-{place}@{self.position}.safetensors"
+
+
+# Answers in doubt ---------------------------------------------------------------------------------
+
+
+class Doubts(BaseModel):
+    """The rounds of a run that may be taken back.
+
+    A merged model may pass every comparison of norms and still let all sites diverge. So the checkpoint of the newest
+    model that a site has scored, or trained on, stays beside that of the newest round. Where most sites report of a
+    newer model that it diverges, the coordinator goes back to the former and repeats the rounds after it without the
+    answer that was the largest for its cohort; if the model diverges again, without the next largest instead.
+
+    A checkpoint has the doubts of its time. To go back is to put those of now into the older one and to remove the
+    newer, so a coordinator that is killed in between finds the same sites diverging, and decides the same again.
+
+    Attributes:
+        sound: after how many rounds the model was the newest with which a site could work.
+        merged: the answers that were merged since.
+        tried: what was left out since, first to last; the last one still is.
+    """
+
+    sound: Size = 0
+    merged: list[Suspect] = Field(default_factory=list)
+    tried: list[Suspect] = Field(default_factory=list)
+
+    def works(self, position: int) -> None:
+        """A site could work with the model after so many rounds, so nothing before is taken back any more."""
+        self.sound = position
+        self.renew(self.merged)
+        self.tried = [each for each in self.tried if each.position > position]
+
+    def renew(self, suspects: Sequence[Suspect]) -> None:
+        """Keep, for the next checkpoint, which answers were merged since the sound model."""
+        self.merged = [each for each in suspects if each.position > self.sound]
+
+    def next_of(self, suspects: Sequence[Suspect]) -> Suspect | None:
+        """The largest answer since the sound model that was not left out before; None where there is none."""
+        tried = {(each.position, each.exchange, each.client) for each in self.tried}
+        untried = (
+            each
+            for each in suspects
+            if each.position > self.sound and (each.position, each.exchange, each.client) not in tried
+        )
+        return max(untried, key=lambda each: each.ratio, default=None)
+
+    def go_back(self, without: Suspect) -> None:
+        """Repeat the rounds after the sound model without an answer."""
+        self.merged = []
+        self.tried.append(without)
+
+
+# A model that is being scored ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What is to be scored after a round.
+
+    Attributes:
+        orders: the model that each site scores.
+        environments: the names of the environments that each site may score.
+        record: the record of the round, but for the scores.
+        metrics: the names of the metrics that every score has.
+        clients: how many clients there are, so models at most.
+    """
+
+    orders: Mapping[str, Order]
+    environments: Mapping[str, Collection[str]]
+    record: Record
+    metrics: tuple[str, ...]
+    clients: int
+
+    @classmethod
+    def of(cls, record: Record, coordinator: Coordinator, agreement: Agreement) -> Self:
+        """Have the coordinator's model scored for a record.
+
+        A client scores what it would be sent, a site without a client all that is sent.
+        """
+        round, state = coordinator.schedule[coordinator.position - 1], coordinator.state
+        last, orders = round.stage.training, {}
+        for site in agreement.federation.sites:
+            client = agreement.client(site)
+            down = Down(state.shared | state.down) if client is None else coordinator.down(last, client)
+            number = NOBODY if client is None else client
+            orders[site] = Order(coordinator.setup.run, round.stage.name, round.number, last.name, number, down)
+        environments = {site: frozenset(agreement.environments(site)) for site in orders}
+        return cls(orders, environments, record, coordinator.setup.metrics, len(agreement.clients))
+
+    def completed(self, came: Mapping[str, Came]) -> Record:
+        """The record with what came; what is lacking is in it with the reason."""
+        rows, unscored = list[Record](), list[dict[str, str]]()
+        for site in self.orders:
+            scored, lacking = self._rows(site, came[site])
+            rows += scored
+            unscored += lacking
+        return self.record | {"environments": rows} | ({"unscored": unscored} if unscored else {})
+
+    def _rows(self, site: str, came: Came) -> tuple[list[Record], list[dict[str, str]]]:
+        """A site's rows of a record, and what it has not scored, with the reason."""
+        if not isinstance(came, Done):
+            return [], [{"site": site, "why": str(came)}]
+        agreed, seen = self.environments[site], set[tuple[str, str]]()
+        rows, lacking = list[Record](), list[dict[str, str]]()
+
+        def leave_out(environment: str, why: str) -> None:
+            lacking.append({"site": site, "environment": environment, "why": why})
+
+        for name, reason in came.unscored.items():
+            leave_out(name, UNSCORED[reason])
+        for score in came.scores:
+            place = score.environment, score.role
+            if score.environment not in agreed:
+                leave_out(score.environment, f"it is none of those agreed on ({', '.join(sorted(agreed))})")
+            elif place in seen:
+                leave_out(score.environment, "it sent two scores of it")
+            elif score.models > self.clients:
+                leave_out(score.environment, f"it scored {score.models} models of {self.clients} clients")
+            elif score.accuracy is None or score.loss is None:
+                leave_out(score.environment, "its policy withholds scores")
+            elif score.metrics.keys() != set(self.metrics):
+                leave_out(score.environment, "it sent other metrics than were agreed on")
+            else:
+                row = {name: value for name, value in vars(score).items() if value is not None and name != "metrics"}
+                rows.append(row | metrics_of([{name: score.metrics[name] for name in self.metrics}]))
+            seen.add(place)
+        if not (came.scores or came.unscored):
+            lacking.append({"site": site, "why": "sent no scores"})
+        return rows, lacking

@@ -52,32 +52,16 @@ class Authority:
             FedshiftError: the extra 'flower' is not installed.
         """
         key = _new_key()
-        from cryptography import x509
-
-        name = _name(f"{federation}: authority for trials")
-        builder = _certificate(name, name, key)
-        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
-        return cls(_signed(builder, key), key)
+        return cls(_certificate(f"{federation}: authority for trials", key, None, ()), key)
 
     def pair(self) -> Pair:
         """The authority's certificate and its key, in PEM."""
-        return Pair(_pem(self.certificate), _private_pem(self.key))
+        return _pem(self.certificate, self.key)
 
     def server(self, hosts: Sequence[str]) -> Pair:
         """A new certificate, for a server that is reached under these host names and addresses, and its key, in PEM."""
-        from cryptography import x509
-        from cryptography.x509.oid import ExtendedKeyUsageOID
-
         key = _new_key()
-        builder = _certificate(_name(hosts[0][:64]), self.certificate.subject, key)  # the standard has 64 at most
-        alternatives = x509.SubjectAlternativeName([_general_name(host) for host in dict.fromkeys(hosts)])
-        builder = builder.add_extension(alternatives, critical=False)
-        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
-        builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
-        return Pair(_pem(_signed(builder.add_extension(issuer, critical=False), self.key)), _private_pem(key))
+        return _pem(_certificate(hosts[0][:64], key, self, hosts), key)  # the standard has 64 letters at most
 
 
 def site_pair() -> Pair:
@@ -121,11 +105,41 @@ def _new_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP384R1())
 
 
-def _name(text: str) -> x509.Name:
+def _certificate(
+    name: str, key: ec.EllipticCurvePrivateKey, issuer: Authority | None, hosts: Sequence[str]
+) -> x509.Certificate:
+    """A certificate of a server at some hosts; without an issuer, that of an authority, which it signs itself."""
     from cryptography import x509
-    from cryptography.x509.oid import NameOID
+    from cryptography.hazmat.primitives.hashes import SHA384
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+    subject, now = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), datetime.now(UTC)
+    is_authority, signer = issuer is None, key if issuer is None else issuer.key
+    usage = dict.fromkeys(("content_commitment", "key_encipherment", "data_encipherment", "key_agreement"), False)
+    usage |= {"digital_signature": not is_authority, "key_cert_sign": is_authority, "crl_sign": is_authority}
+    extensions: list[tuple[x509.ExtensionType, bool]] = [
+        (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
+        (x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None), True),
+        (x509.KeyUsage(**usage, encipher_only=False, decipher_only=False), True),
+    ]
+    if issuer is not None:
+        names = [_general_name(host) for host in dict.fromkeys(hosts)]
+        extensions += [
+            (x509.SubjectAlternativeName(names), False),
+            (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+            (x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), False),
+        ]
+    builder = x509.CertificateBuilder(
+        issuer_name=subject if issuer is None else issuer.certificate.subject,
+        subject_name=subject,
+        public_key=key.public_key(),
+        serial_number=x509.random_serial_number(),
+        not_valid_before=now - EARLIER,
+        not_valid_after=now + timedelta(days=365 * YEARS),
+    )
+    for extension, critical in extensions:
+        builder = builder.add_extension(extension, critical)
+    return builder.sign(signer, SHA384())
 
 
 def _general_name(host: str) -> x509.GeneralName:
@@ -138,46 +152,8 @@ def _general_name(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
-    """What every certificate says."""
-    from cryptography import x509
-
-    now = datetime.now(UTC)
-    builder = x509.CertificateBuilder(subject_name=subject, issuer_name=issuer, public_key=key.public_key())
-    builder = builder.serial_number(x509.random_serial_number())
-    builder = builder.not_valid_before(now - EARLIER).not_valid_after(now + timedelta(days=365 * YEARS))
-    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-
-
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    from cryptography import x509
-
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
-    from cryptography.hazmat.primitives.hashes import SHA384
-
-    return builder.sign(key, SHA384())
-
-
-def _pem(certificate: x509.Certificate) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    return certificate.public_bytes(Encoding.PEM)
-
-
-def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _pem(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Pair:
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-    return key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
+    return Pair(certificate.public_bytes(Encoding.PEM), private)

@@ -5,28 +5,33 @@ The same list is the page for an auditor, the check at a site, and what a site's
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import prod
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 import torch
+from torch import Tensor
 
 from fedshift.core.contract import Category, Declared, Exchange, Round, Stage
 from fedshift.core.messages import Telemetry
 from fedshift.core.preparation import PREPARATION
 from fedshift.core.setup import Setup, told
 from fedshift.core.tensors import counted, part_of
-from fedshift.deployment.agreement import FederationSettings, SiteSettings
+from fedshift.deployment.agreement import Agreement, SiteSettings
+from fedshift.deployment.federation_toml import FederationSettings
 from fedshift.deployment.pages import render
-from fedshift.deployment.wire import DECIMALS, METRIC, REASONS, Done
+from fedshift.deployment.wire import DECIMALS, METRIC, REASONS, Done, MessageLimits
 from fedshift.errors import FedshiftError
 from fedshift.methods import METHODS
 from fedshift.reporting.units import bytes_text
-from fedshift.spec import Spec
 
-S = TypeVar("S", bound=Spec)
+MEGABYTE = 10**6
+ABOUT_ONE = 512  # bytes of a header for one tensor: its name, type, shape and place
+ABOUT_ALL = 1 << 16  # bytes of a header for everything else
+SCORE = 64  # bytes of the numbers of a score, without metrics
 
 Kind = Literal["join", "reply", "telemetry", "scores"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
@@ -111,9 +116,9 @@ def category(setup: Setup, exchange: Exchange | None, name: str) -> Category:
         return JOINED.category
     if kind == "scores" and (number := own.partition(".")[2]) in (scores := _of_scores(setup)):
         return scores[number]
-    if exchange is not None and kind == "up" and own in setup.categories(exchange):
-        return setup.categories(exchange)[own]
-    if exchange is not None and kind == "telemetry" and own in setup.telemetry(exchange):
+    if exchange is not None and kind == "up" and own in setup.declaration(exchange).categories:
+        return setup.declaration(exchange).categories[own]
+    if exchange is not None and kind == "telemetry" and own in setup.declaration(exchange).telemetry:
         return told(own)
     where = f"the exchange '{exchange.name}'" if exchange is not None else "scoring"
     raise FedshiftError(f"'{name}' was not sent: {where} does not declare it.")
@@ -122,9 +127,9 @@ def category(setup: Setup, exchange: Exchange | None, name: str) -> Category:
 def _of_stage(setup: Setup, stage: Stage) -> Iterator[Leaves]:
     for exchange in stage.exchanges:
         often = stage.name, exchange.name, stage.rounds
-        yield from _leaves(*often, "reply", setup.declared(exchange), setup.categories(exchange))
+        yield from _leaves(*often, "reply", setup.declaration(exchange).reply, setup.declaration(exchange).categories)
         if setup.evaluate.telemetry:
-            telemetry = setup.telemetry(exchange)
+            telemetry = setup.declaration(exchange).telemetry
             yield from _leaves(*often, "telemetry", telemetry, {name: told(name) for name in telemetry})
     if stage.scored:
         scores = _of_scores(setup)
@@ -182,34 +187,15 @@ def refusal(setup: Setup, site: str, refuse: Collection[Category]) -> FedshiftEr
             more = f" (and {len(mine) - 1} more)" if len(mine) > 1 else ""
             where = f"in the exchange '{mine[0].exchange}' of the stage '{mine[0].stage}'"
             what.append(f"a tensor of the category '{category}', '{mine[0].name}'{more}, {where}")
-    settings, uniform = _by_samples(setup), replace(setup, method=_uniform(setup.method))
     fix = "Choose another method or setting"
     if {each.stage for each in needed} == {PREPARATION}:
         fix = "Set data.statistics = 'site' (or 'none') at every member"
-    elif settings and not refused(uniform, refuse):
-        fix = f"Set {' and '.join(settings)} at every member"
+    elif "count" in refuse:
+        fix += ", such as method.weighting = 'uniform', at every member"
     return FedshiftError(
         f"The site '{site}' refuses what the run needs: {'; '.join(what)}. {fix}, or talk to the site, whose site.toml "
         "says what it refuses."
     )
-
-
-def _by_samples(setup: Setup) -> list[str]:
-    """What to write in the place of settings that weigh clients by their numbers of samples."""
-    specs: Iterable[tuple[tuple[str, ...], Spec]] = setup.method.specs()
-    return [
-        f"{'.'.join(('method', *names, 'weighting'))} = 'uniform'"
-        for names, spec in specs
-        if "weighting" in spec.settings() and vars(spec)["weighting"] == "samples"
-    ]
-
-
-def _uniform(spec: S) -> S:
-    """The same settings, but that all clients weigh the same."""
-    changes: dict[str, Any] = {name: _uniform(getattr(spec, name)) for name in spec.nested()}
-    if "weighting" in spec.settings():
-        changes["weighting"] = "uniform"
-    return spec.replace(**changes) if changes else spec
 
 
 # The page -----------------------------------------------------------------------------------------
@@ -230,7 +216,6 @@ def what_leaves(setup: Setup, federation: FederationSettings) -> str:
         words=WORDS,
         leaves=leaves,
         groups=[(group[0], group) for group in groups],
-        short=[row for group in groups for row in _short(group)],
         private=private,
         norms=sorted(kept - set(private)),
         revealed=_revealed(setup),
@@ -243,29 +228,11 @@ def what_leaves(setup: Setup, federation: FederationSettings) -> str:
     )
 
 
-def _short(group: Sequence[Leaves]) -> Iterator[dict[str, str]]:
-    """A row for each category of what leaves together."""
-    for category in CATEGORIES:
-        mine = [each for each in group if each.category == category]
-        if not mine:
-            continue
-        first, sizes = mine[0], [each.bytes for each in mine if each.bytes is not None]
-        yield {
-            "stage": first.stage,
-            "exchange": first.exchange,
-            "kind": first.kind,
-            "often": f"{first.rounds} times" if first.rounds > 1 else "at each start" if first == JOINED else "once",
-            "tensors": counted(mine, "tensor"),
-            "bytes": bytes_text(sum(sizes)) if len(sizes) == len(mine) else "",
-            "category": category,
-        }
-
-
 def _sent(setup: Setup) -> Iterator[tuple[str, str, str, list[str]]]:
     """For each exchange what the coordinator sends: how many tensors, and of which parts."""
     for stage in setup.stages:
         for exchange in stage.exchanges:
-            names = setup.sent(exchange)
+            names = setup.declaration(exchange).sent
             yield stage.name, exchange.name, counted(names, "tensor"), [part_of(name) for name in names]
 
 
@@ -277,3 +244,39 @@ def _revealed(setup: Setup) -> dict[str, list[str]]:
         if upload.reveals:
             found.setdefault(upload.reveals, []).append(upload.name)
     return found
+
+
+# Sizes --------------------------------------------------------------------------------------------
+
+
+def of_replies(agreement: Agreement, setup: Setup) -> MessageLimits:
+    """The limits of what a site may send."""
+    exchanges = [exchange for stage in setup.stages for exchange in stage.exchanges]
+    ups = [setup.declaration(exchange).reply | setup.declaration(exchange).telemetry for exchange in exchanges]
+    scores = 2 * len(agreement.environments(agreement.federation.sites[0])) * (SCORE + 8 * len(setup.metrics))
+    tensors = max(map(len, ups), default=0) + scores // 8
+    return _limits(agreement, [_bytes(up) for up in ups], scores, tensors)
+
+
+def of_requests(agreement: Agreement, setup: Setup) -> MessageLimits:
+    """The limits of what a coordinator may send: an order and a model to be scored, or all that was agreed on."""
+    sent: Mapping[str, Tensor] = setup.initial("shared") | setup.initial("down")
+    exchanges = [exchange for stage in setup.stages for exchange in stage.exchanges]
+    known = all(exchange.send is None for exchange in exchanges)
+    size = 2 * sum(tensor.nbytes for tensor in sent.values()) if known else None
+    return _limits(agreement, [size], len(json.dumps(agreement.agreed)), 2 * len(sent) + 2 * len(setup.shapes))
+
+
+def _bytes(declared: Declared) -> int | None:
+    """The bytes of declared tensors; None where a length is not known before."""
+    if any(length is None for _, shape in declared.values() for length in shape):
+        return None
+    return sum(prod(length or 0 for length in shape) * dtype.itemsize for dtype, shape in declared.values())
+
+
+def _limits(agreement: Agreement, sizes: Iterable[int | None], more: int, tensors: int) -> MessageLimits:
+    """The limits of messages of some sizes, with more beside them; where a size is not known, what was agreed on."""
+    most = agreement.federation.largest * MEGABYTE
+    header = ABOUT_ALL + ABOUT_ONE * tensors + 2 * more
+    known = [most if size is None else size for size in sizes]
+    return MessageLimits(min(most, max(known, default=0) + more + header), header)

@@ -16,8 +16,8 @@ from typing import Any
 from fedshift import files
 from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import Agreement
-from fedshift.deployment.limits import of_replies
-from fedshift.deployment.link import Away, Link
+from fedshift.deployment.flower import Away, Link
+from fedshift.deployment.leaving import of_replies
 from fedshift.deployment.wire import (
     Done,
     Failed,
@@ -25,7 +25,6 @@ from fedshift.deployment.wire import (
     Joined,
     Reply,
     Request,
-    Session,
     Work,
     commitment,
     digest,
@@ -169,15 +168,15 @@ class Members:
 
     # Requests -------------------------------------------------------------------------------------
 
-    def session(self, site: str) -> Session:
-        """What a request to a site begins with."""
-        last = self._roster.entry(site).last
-        known = commitment(last) if last else ""
-        return Session(self._agreement.run, self._agreement.digest, self._sessions.get(site, 0), known)
+    def address(self, site: str) -> dict[str, Any]:
+        """What every request to a site has, see :class:`fedshift.deployment.wire.Asked`."""
+        last, agreement = self._roster.entry(site).last, self._agreement
+        about = {"site": site, "run": agreement.run, "agreed": agreement.digest}
+        return about | {"session": self._sessions.get(site, 0), "known": commitment(last) if last else ""}
 
     def join(self, sites: Sequence[str]) -> dict[str, Came]:
         """Ask sites to take part, which begins a session of each that does."""
-        came = self._exchange({site: Join(self.session(site), site, self._agreement.agreed) for site in sites})
+        came = self._exchange({site: Join(**self.address(site), settings=self._agreement.agreed) for site in sites})
         for site, reply in came.items():
             if isinstance(reply, Joined):
                 self._sessions[site] = reply.session
@@ -197,7 +196,7 @@ class Members:
     def _in_session(self, works: Mapping[str, Work]) -> dict[str, Came]:
         new = [site for site in works if site not in self._sessions]
         cannot = {site: came for site, came in self.join(new).items() if not isinstance(came, Joined)} if new else {}
-        asked = {site: replace(work, session=self.session(site)) for site, work in works.items() if site not in cannot}
+        asked = {site: replace(work, **self.address(site)) for site, work in works.items() if site not in cannot}
         came = cannot | self._exchange(asked)
         for site, each in came.items():
             if isinstance(each, Failed) and each.reason == "session":

@@ -7,8 +7,8 @@ are missing at the end leave no gap: keep a copy, or the last chain, elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from json import dumps
@@ -29,7 +29,6 @@ from fedshift.runs.schema import File, Size
 
 SENT = "sent.jsonl"
 START = ""  # of the chain
-_BLOCK = 1 << 16  # bytes at the end of the file that are read first
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -105,21 +104,13 @@ class SentLog:
 
     def _end(self) -> str:
         """The end of the chain; what a crash cut off after it is dropped, as its message was not handed over."""
-        if not self.path.exists():
-            return START
-        try:
-            block, size = _BLOCK, self.path.stat().st_size
-            while (tail := _tail(self.path, block)).count(b"\n") < 2 and block < size:
-                block *= 4
-        except OSError as error:
-            raise _unreadable(self.path, error) from error
-        whole, _, cut_off = tail.rpartition(b"\n")
+        *lines, cut_off = _lines(self.path)
         if cut_off:
-            files.write(self.path, self.path.read_bytes()[: size - len(cut_off)])
-        if not whole:
+            files.write(self.path, b"".join(line + b"\n" for line in lines))
+        if not lines:
             return START
         try:
-            return str(parsed(whole.rpartition(b"\n")[2])["chain"])
+            return str(parsed(lines[-1])["chain"])
         except (ValueError, LookupError, TypeError) as error:
             raise DamagedError(
                 f"The last line of '{self.path}' is not what was written ({error}): nothing is sent before somebody "
@@ -127,15 +118,12 @@ class SentLog:
             ) from error
 
 
-def _tail(path: Path, length: int) -> bytes:
-    """The last bytes of a file."""
-    with path.open("rb") as file:
-        file.seek(-min(length, path.stat().st_size), 2)
-        return file.read()
-
-
-def _unreadable(path: Path, error: OSError) -> DamagedError:
-    return DamagedError(f"'{path}' cannot be read ({error.strerror or error}).")
+def _lines(path: Path) -> list[bytes]:
+    """The lines of the file, the last one as far as it was written."""
+    try:
+        return path.read_bytes().split(b"\n") if path.exists() else [b""]
+    except OSError as error:
+        raise DamagedError(f"'{path}' cannot be read ({error.strerror or error}).") from error
 
 
 def _describe(name: str, tensor: Tensor, category: Category) -> dict[str, Any]:
@@ -161,10 +149,7 @@ def read_sent(path: Path) -> list[SentMessage]:
     Raises:
         DamagedError: a line is not what was written, or does not go on from the one before it.
     """
-    try:
-        *lines, _cut_off = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    except OSError as error:
-        raise _unreadable(path, error) from error
+    *lines, _cut_off = _lines(path)
     messages, chain = list[SentMessage](), START
     for number, line in enumerate(lines, start=1):
         try:
@@ -182,46 +167,37 @@ def read_sent(path: Path) -> list[SentMessage]:
 # In short -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class Total:
     """What left in one exchange of a category.
 
     Attributes:
         exchange: its name; empty for messages that answer no order.
         category: what the tensors say.
-        messages: how many had such tensors.
-        tensors: how many these were.
-        bytes: theirs.
-        first: when the first left.
+        first: when the first message left that had such tensors.
         last: when the last did.
+        messages: how many did.
+        tensors: how many tensors these were.
+        bytes: theirs.
     """
 
     exchange: str
     category: Category
-    messages: int
-    tensors: int
-    bytes: int
     first: str
-    last: str
+    last: str = ""
+    messages: int = 0
+    tensors: int = 0
+    bytes: int = 0
 
 
-def summary(path: Path) -> list[Total]:
-    """What has left so far, by exchange and category, in the order in which each left first.
-
-    Raises:
-        DamagedError: the file is not what was written.
-    """
+def totals(messages: Iterable[SentMessage]) -> list[Total]:
+    """What has left so far, by exchange and category, in the order in which each left first."""
     found: dict[tuple[str, Category], Total] = {}
-    for message in read_sent(path):
+    for message in messages:
         for category in dict.fromkeys(tensor.category for tensor in message.tensors):
-            tensors = [tensor for tensor in message.tensors if tensor.category == category]
-            new = Total(message.exchange, category, 0, 0, 0, message.time, message.time)
-            total = found.get((message.exchange, category), new)
-            found[message.exchange, category] = replace(
-                total,
-                messages=total.messages + 1,
-                tensors=total.tensors + len(tensors),
-                bytes=total.bytes + sum(tensor.bytes for tensor in tensors),
-                last=message.time,
-            )
+            of_it = [tensor.bytes for tensor in message.tensors if tensor.category == category]
+            new = Total(message.exchange, category, message.time)
+            total = found.setdefault((message.exchange, category), new)
+            total.last, total.messages = message.time, total.messages + 1
+            total.tensors, total.bytes = total.tensors + len(of_it), total.bytes + sum(of_it)
     return list(found.values())

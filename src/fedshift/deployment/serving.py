@@ -2,78 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tomli_w
 
 from fedshift.deployment import shell
+from fedshift.deployment.federation_toml import read_federation
 from fedshift.deployment.flower import APP
 from fedshift.deployment.keys import read_public_key
-from fedshift.deployment.orphan import with_parent
-from fedshift.deployment.supervisor import ChildProcess, environment, free_port, listens, supervise
+from fedshift.deployment.supervisor import ChildProcess, environment, free_port, listens, supervise, with_parent
 from fedshift.errors import FedshiftError, needs
 from fedshift.files import make_folder, write
 from fedshift.written import read_toml
 
-FEDERATION = "federation.toml"
 CONNECTION = f"{shell.FLOWER}/config.toml"  # where Flower's commands find the SuperLink
-AUTHORITY = "certificates/ca.crt"
-KEYS = "keys"
-OF_COORDINATOR = (AUTHORITY, "certificates/superlink.crt", "certificates/superlink.key")
-OF_SITE = (AUTHORITY, "keys/site.key")
 SECONDS_BETWEEN_KEYS = 5.0
 RUNNING = ("starting", "running")
-
-
-class Member(NamedTuple):
-    """What a member's processes need to know; it is read without the experiment, which only a run needs."""
-
-    folder: Path
-    federation: str
-    address: str
-    sites: tuple[str, ...]
-
-    @classmethod
-    def read(cls, folder: Path, required: Sequence[str]) -> Member:
-        """Read a member's folder.
-
-        Args:
-            folder: the member's.
-            required: the files that it must have, besides federation.toml.
-
-        Raises:
-            FedshiftError: a file is missing, or federation.toml lacks the name, the sites or the address.
-        """
-        with needs("flower", "A federation"):
-            import flwr  # noqa: F401
-        path = folder.resolve() / FEDERATION
-        if not path.is_file():
-            raise FedshiftError(
-                f"'{path}' does not exist: give the folder of a member, as `fedshift federation init` makes them."
-            )
-        table = read_toml(path)
-        try:
-            name, address, sites = str(table["name"]), str(table["address"]), tuple(map(str, table["sites"]))
-        except (KeyError, TypeError) as error:
-            raise FedshiftError(f"'{path}' lacks {error}.") from error
-        shell.check_address(address, f"'{path}': address")
-        for file in required:
-            if not (path.parent / file).is_file():
-                raise FedshiftError(f"'{path.parent / file}' does not exist. Is this the folder of the right member?")
-        return cls(path.parent, name, address, sites)
-
-
-def advice_to_root() -> str:
-    """A line for whoever starts a member's processes with all rights; empty for others."""
-    if not hasattr(os, "geteuid") or os.geteuid() != 0:
-        return ""
-    return "You are root. Better start this as a user who can read this folder, and nothing else that is private."
 
 
 # The coordinator --------------------------------------------------------------------------------------
@@ -116,26 +65,26 @@ def serve(folder: Path, port: int | None, say: Callable[[str], None]) -> None:
     Raises:
         FedshiftError: the folder lacks something, or a port is taken.
     """
-    member = Member.read(folder, OF_COORDINATOR)
-    inner = inner_port(member.address, port)
-    for number in (shell.host_and_port(member.address)[1], inner):
+    folder, federation = folder.resolve(), read_federation(folder, shell.OF_COORDINATOR)
+    inner = inner_port(federation.address, port)
+    for number in (shell.host_and_port(federation.address)[1], inner):
         if listens("127.0.0.1", number):
             raise FedshiftError(
                 f"Something listens at port {number} of this machine already: end it, or choose other ports (address "
                 "in every member's federation.toml, --control-port)."
             )
-    connection = {"address": f"127.0.0.1:{inner}", "root-certificates": str(member.folder / AUTHORITY)}
-    make_folder(member.folder / shell.FLOWER)
-    write(member.folder / CONNECTION, tomli_w.dumps({"superlink": {member.federation: connection}}))
+    connection = {"address": f"127.0.0.1:{inner}", "root-certificates": str(folder / shell.AUTHORITY)}
+    make_folder(folder / shell.FLOWER)
+    write(folder / CONNECTION, tomli_w.dumps({"superlink": {federation.name: connection}}))
     parts = superlink, gate, _ = parts_of_coordinator(inner)
-    registry = Registry(member.folder, inner, say)
+    registry = Registry(folder, inner, say)
 
     def meanwhile() -> None:
         if superlink.listens and registry.look():
             gate.stop()  # it knows the keys that were there when it was started
 
-    say(f"Sites reach this coordinator at {member.address}.")
-    supervise(member.folder, parts, say, meanwhile)
+    say(f"Sites reach this coordinator at {federation.address}.")
+    supervise(folder, parts, say, meanwhile)
 
 
 @contextmanager
@@ -171,7 +120,7 @@ class Registry:
     """Registers the sites' keys with the SuperLink, also those that come while it runs."""
 
     def __init__(self, folder: Path, port: int, say: Callable[[str], None]) -> None:
-        self._keys, self._authority = folder / KEYS, folder / AUTHORITY
+        self._keys, self._authority = folder / shell.KEYS, folder / shell.AUTHORITY
         self._port, self._say = port, say
         self._seen: dict[Path, bytes] = {}
         self._due = 0.0
@@ -188,22 +137,19 @@ class Registry:
         if now == self._seen:
             return False
         try:
-            self._register(list(now))
+            with control(self._port, self._authority) as client:
+                from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
+
+                known = {bytes(node.public_key) for node in client.ListNodes(ListNodesRequest()).nodes_info}
+                for file in now:
+                    if (key := read_public_key(file)) not in known:  # one that was taken back is known, too
+                        client.RegisterNode(RegisterNodeRequest(public_key=key, name=file.stem))
+                        self._say(f"The key of {file.stem} is registered.")
         except FedshiftError as error:
             self._say(f"The keys in '{self._keys}' are not all registered yet: {error}")
             return False
         changed, self._seen = bool(self._seen), now
         return changed
-
-    def _register(self, keys: Sequence[Path]) -> None:
-        with control(self._port, self._authority) as client:
-            from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
-
-            known = {bytes(node.public_key) for node in client.ListNodes(ListNodesRequest()).nodes_info}
-            for file in keys:
-                if (key := read_public_key(file)) not in known:  # one that was taken back is known, too
-                    client.RegisterNode(RegisterNodeRequest(public_key=key, name=file.stem))
-                    self._say(f"The key of {file.stem} is registered.")
 
 
 def run(folder: Path) -> int:
@@ -217,40 +163,30 @@ def run(folder: Path) -> int:
     Raises:
         FedshiftError: `fedshift federation serve` does not run here, or the folder is wrong.
     """
-    member = Member.read(folder, (AUTHORITY,))
-    port = port_of_superlink(member.folder)
-    if port is None or not listens("127.0.0.1", port):
+    folder, federation = folder.resolve(), read_federation(folder, (shell.AUTHORITY,))
+    superlinks = read_toml(folder / CONNECTION)["superlink"] if (folder / CONNECTION).is_file() else {}
+    ports = [shell.host_and_port(each["address"])[1] for each in superlinks.values()]
+    if not any(listens("127.0.0.1", port) for port in ports):
         raise FedshiftError(
-            f"The SuperLink of '{member.folder}' does not run. Start it first, in another terminal: "
-            f"fedshift federation serve {member.folder}"
+            f"The SuperLink of '{folder}' does not run. Start it first, in another terminal: "
+            f"fedshift federation serve {folder}"
         )
     from fedshift.deployment.agreement import Agreement
     from fedshift.deployment.coordinate import RUNS
     from fedshift.runs.run import Run, is_locked
 
-    of_run = Run(member.folder / RUNS / Agreement.read(member.folder).run)
-    command = shell.start_run(str(APP), member.federation)
+    of_run = Run(folder / RUNS / Agreement.read(folder).run)
+    command = shell.start_run(str(APP), federation.name)
     if is_locked(of_run.path):
-        with control(port, member.folder / AUTHORITY) as client:
+        with control(ports[0], folder / shell.AUTHORITY) as client:
             from flwr.proto.control_pb2 import ListRunsRequest
 
             runs = client.ListRuns(ListRunsRequest(limit=20)).run_dict.values()
         if under_way := [run for run in runs if run.status.status in RUNNING]:
             newest = max(under_way, key=lambda run: run.running_at)
-            command = shell.follow_run(newest.run_id, member.federation)
-    code = subprocess.run(
-        with_parent(command), cwd=member.folder, env=environment(member.folder), check=False
-    ).returncode
+            command = shell.follow_run(newest.run_id, federation.name)
+    code = subprocess.run(with_parent(command), cwd=folder, env=environment(folder), check=False).returncode
     return code or int(not of_run.finished)
-
-
-def port_of_superlink(folder: Path) -> int | None:
-    """Where the coordinator's SuperLink listens, as `serve` has written it down; None: it has not."""
-    path = folder / CONNECTION
-    if not path.is_file():
-        return None
-    connections = read_toml(path).get("superlink", {})
-    return next((shell.host_and_port(each["address"])[1] for each in connections.values()), None)
 
 
 # A site -----------------------------------------------------------------------------------------------
@@ -273,9 +209,9 @@ def join(folder: Path, address: str | None, say: Callable[[str], None]) -> None:
     Raises:
         FedshiftError: the folder lacks something.
     """
-    member = Member.read(folder, (*OF_SITE, "site.toml"))
+    folder, federation = folder.resolve(), read_federation(folder, shell.OF_SITE)
     if address is not None:
         shell.check_address(address, "--address")
-    reached = address or member.address
-    say(f"This site takes part in '{member.federation}'; the coordinator is at {reached}.")
-    supervise(member.folder, parts_of_site(reached, free_port()), say)
+    reached = address or federation.address
+    say(f"This site takes part in '{federation.name}'; the coordinator is at {reached}.")
+    supervise(folder, parts_of_site(reached, free_port()), say)

@@ -11,11 +11,16 @@ from fedshift.errors import FedshiftError
 
 Command = list[str]
 
+COORDINATOR, SITES = "coordinator", "sites"  # folders of a federation's
 LAST_PORT = 65535
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 FLOWER = "flower"  # the folder in a member's where Flower keeps its things
 SECRET = f"{FLOWER}/secret"  # what the processes of a member that is at work know each other by
 ENVIRONMENT = "flower.env"
+KEYS = "keys"
+AUTHORITY = "certificates/ca.crt"
+OF_COORDINATOR = (AUTHORITY, "certificates/superlink.crt", "certificates/superlink.key")
+OF_SITE = (AUTHORITY, "keys/site.key", "site.toml")
 GATE_ADDRESS = "FEDSHIFT_GATE_ADDRESS"  # where the gate listens in a container, which has an address of its own
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 SERVE: Command = ["fedshift", "federation", "serve"]
@@ -62,7 +67,7 @@ def superlink(port: int) -> Command:
         "flower-superlink",
         *("--host", "127.0.0.1"),
         *("--port", str(port)),
-        *("--ssl-ca-certfile", "certificates/ca.crt"),
+        *("--ssl-ca-certfile", AUTHORITY),
         *("--ssl-certfile", "certificates/superlink.crt"),
         *("--ssl-keyfile", "certificates/superlink.key"),
         "--enable-supernode-auth",
@@ -92,7 +97,7 @@ def supernode(address: str, port: int) -> Command:
     return [
         "flower-supernode",
         *("--superlink", address),
-        *("--root-certificates", "certificates/ca.crt"),
+        *("--root-certificates", AUTHORITY),
         *("--auth-supernode-private-key", "keys/site.key"),
         *("--port", str(port)),
         *("--isolation", "process"),
@@ -107,11 +112,7 @@ def executor(role: str, port: int) -> Command:
         role: "coordinator" or "site".
         port: where the member's SuperLink or SuperNode listens.
     """
-    return [
-        *("-m", "fedshift.deployment.executor", role, "."),
-        *("--address", f"127.0.0.1:{port}"),
-        *("--secret", SECRET),
-    ]
+    return ["-m", "fedshift.deployment.executor", role, ".", f"127.0.0.1:{port}", SECRET]
 
 
 def start_run(app: str, federation: str) -> Command:

@@ -1,33 +1,29 @@
-"""A site's own data as its part of the federation; nothing here knows of any other site's."""
+"""A site's own data as its part of the federation, and its own model; nothing here knows of any other site's."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import fields, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load
 
-from fedshift import files
 from fedshift.clients.checks import check_data
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.preparation import recoded
 from fedshift.core.frozen import Embedding, embedded, silent
-from fedshift.core.messages import pack
-from fedshift.deployment.agreement import Agreement, SiteSettings
-from fedshift.errors import DamagedError, FedshiftError, Problems, UnknownNameError
+from fedshift.deployment.agreement import Agreement, SiteSettings, read_site
+from fedshift.errors import FedshiftError, Problems, UnknownNameError
 from fedshift.experiments import Experiment
-from fedshift.manifest import Manifest, read_file, write_file
+from fedshift.runs.trained import Trained, rebuilt
 from fedshift.streams import Streams
 
-PREPARED, MANIFEST_OF_PREPARED = "prepared.safetensors", "prepared.json"
+MODEL = "model.safetensors"
 
 
 def site_data(
@@ -182,69 +178,26 @@ def _check_inputs(agreement: Agreement, experiment: Experiment) -> None:
     experiment.model.check(agreed)
 
 
-# Kept from message to message ---------------------------------------------------------------------
+# Its model ----------------------------------------------------------------------------------------
 
 
-class PreparedSamples(Manifest):
-    """The manifest of prepared samples; ``run`` is the key of what they are made of."""
+def site_model(folder: str | Path) -> Trained:
+    """The final model of a site, as a module in evaluation mode, from the site's folder alone.
 
-    environments: list[str]
-    notes: list[str]
+    Where a method leaves every client with a model of its own this is the site's; else it is the one that all share.
 
-
-def prepared(agreement: Agreement, settings: SiteSettings, data: Mapping[str, Any], folder: Path) -> DomainData:
-    """As :func:`site_data`, read from a file of a folder if what they are made of has not changed since.
-
-    Every message of Flower comes to a new process; images are decoded, and embedded, only for the first.
+    Args:
+        folder: the site's.
 
     Raises:
-        FedshiftError: as there; or the file cannot be written.
+        FedshiftError: the folder is none of a site's, or the run has not ended there.
     """
-    experiment = agreement.with_data(data)
-    _check_inputs(agreement, experiment)
-    key = _key(agreement, settings, experiment)
-    with suppress(DamagedError):  # they are prepared again
-        return _read(folder, PreparedSamples.read(folder / MANIFEST_OF_PREPARED, key), agreement, settings)
-    made = site_data(agreement, settings, data)
-    tensors = {"x": made.x, "y": made.y, "group": made.group}
-    if made.environment is not None:
-        tensors["environment"] = made.environment
-    named = {PREPARED: write_file(folder / PREPARED, pack(tensors), private=True)}
-    about = {"environments": list(made.environments), "notes": list(made.notes)}
-    PreparedSamples(run=key, files=named, **about).write(folder / MANIFEST_OF_PREPARED)
-    return made
-
-
-def _key(agreement: Agreement, settings: SiteSettings, experiment: Experiment) -> str:
-    """A digest of all that decides the samples, and of the fedshift that prepared them."""
-    federation = agreement.federation
-    decides = [
-        version("fedshift"),
-        experiment.table()["data"],
-        experiment.table()["model"],
-        experiment.contents,
-        experiment.seed_of_data,
-        str(agreement.inputs),
-        federation.classes,
-        federation.shape,
-        settings.name,
-        settings.domains,
-    ]
-    return files.digest_of(json.dumps(decides, sort_keys=True).encode())
-
-
-def _read(folder: Path, about: PreparedSamples, agreement: Agreement, settings: SiteSettings) -> DomainData:
-    tensors = load(read_file(folder / PREPARED, about.files.get(PREPARED)))
-    sites = agreement.federation.sites
-    return DomainData(
-        x=tensors["x"],
-        y=tensors["y"],
-        domain=torch.full_like(tensors["y"], sites.index(settings.name)),
-        domains=sites,
-        classes=agreement.federation.classes,
-        group=tensors["group"],
-        environment=tensors.get("environment"),
-        environments=tuple(about.environments),
-        notes=tuple(about.notes),
-        columns=agreement.inputs.preparation.columns if agreement.inputs.preparation is not None else (),
-    )
+    agreement, (settings, _) = Agreement.read(Path(folder)), read_site(Path(folder))
+    path = Path(folder) / "state" / agreement.run / MODEL
+    try:
+        weights = load(path.read_bytes())
+    except FileNotFoundError as error:
+        raise FedshiftError(f"'{path}' does not exist: a site has its model when the run has ended.") from error
+    except (OSError, SafetensorError) as error:
+        raise FedshiftError(f"'{path}' is damaged ({error}).") from error
+    return rebuilt(agreement.experiment, agreement.blueprint, weights, agreement.client(settings.name))

@@ -1,30 +1,126 @@
-"""A member's processes: they are started, started again when one ends, and ended together."""
+"""A member's processes: they are started, started again when one ends, and ended together.
+
+    python -m fedshift.deployment.supervisor PARENT flower-supernode --superlink ...
+    python -m fedshift.deployment.supervisor PARENT -m fedshift.deployment.executor site ...
+
+carries out an installed command, or a module, in this process, which ends when the process PARENT has ended.
+"""
 
 from __future__ import annotations
 
 import os
+import runpy
 import secrets
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Self
 
 from filelock import FileLock, Timeout
 
 from fedshift import files
 from fedshift.deployment import shell
-from fedshift.deployment.orphan import with_parent
+from fedshift.deployment.federation_toml import read_federation
 from fedshift.errors import FedshiftError
 
 SECONDS_BETWEEN_LOOKS = 0.2
+SECONDS_TO_START = 120.0
 SECONDS_TO_END = 5.0
 LONG = 60.0  # seconds after which a process that ends counts as one that had worked
 PAUSES = 1.0, 30.0  # seconds before a process is started again: at first, and at most
+RUN = "run"
+
+
+# One process ------------------------------------------------------------------------------------------
+
+
+def with_parent(command: list[str]) -> list[str]:
+    """A command that ends with this process.
+
+    Args:
+        command: an installed command with its arguments, or ``-m``, a module and its arguments.
+    """
+    # -P: nothing is imported from the folder that it works in, which is a member's.
+    return [sys.executable, "-P", "-m", "fedshift.deployment.supervisor", str(os.getpid()), *command]
+
+
+def start(command: Sequence[str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
+    """Start a process in a member's folder, with the member's environment.
+
+    Args:
+        command: the program with its arguments.
+        folder: the member's.
+        log: where it writes what it prints, after what is there.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment(folder),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,  # Ctrl-C is for whoever started it, and its children can be found
+        )
+
+
+def end(running: Sequence[subprocess.Popen[bytes]], seconds: float = SECONDS_TO_END) -> None:
+    """End processes with their children; a second Ctrl-C does not wait.
+
+    Args:
+        running: the processes, each the first of its session.
+        seconds: that they have to end by themselves.
+    """
+    # The number of one that was waited for may be another's by now; its children have ended by themselves.
+    running = [process for process in running if process.returncode is None]
+    try:
+        for process in running:
+            process.send_signal(signal.SIGTERM)
+        until = time.monotonic() + seconds
+        for process in running:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+    finally:
+        for process in running:
+            with suppress(ProcessLookupError, PermissionError):  # none of its group is left
+                os.killpg(process.pid, signal.SIGKILL)
+        for process in running:
+            process.wait()
+
+
+def environment(folder: Path) -> Mapping[str, str]:
+    """The environment of a member's processes; Flower finds its own commands beside this Python."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**os.environ, "PATH": path, **shell.environment(folder)}
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def listens(host: str, port: int) -> bool:
+    """Whether something listens there."""
+    try:
+        with socket.create_connection((host, port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+# A member's -------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -103,23 +199,18 @@ def supervise(
     with _alone(folder):
         try:
             while True:
-                _look_after(folder, parts, say)
+                for part in parts:
+                    if how := part.find_end():
+                        say(f"The {part.name} has ended ({how}). See '{folder / part.log}'.")
+                        for other in parts:
+                            if other.after is part:
+                                other.stop()  # what it was asked to do, nobody waits for any more
+                    if part.start_if_due(folder):
+                        say(f"The {part.name} is started.")
                 meanwhile()
                 time.sleep(SECONDS_BETWEEN_LOOKS)
         finally:
             end([part.process for part in reversed(parts) if part.process is not None])
-
-
-def _look_after(folder: Path, parts: Sequence[ChildProcess], say: Callable[[str], None]) -> None:
-    """Start what is not running."""
-    for part in parts:
-        if how := part.find_end():
-            say(f"The {part.name} has ended ({how}). See '{folder / part.log}'.")
-            for other in parts:
-                if other.after is part:
-                    other.stop()  # what it was asked to do, nobody waits for any more
-        if part.start_if_due(folder):
-            say(f"The {part.name} is started.")
 
 
 @contextmanager
@@ -140,72 +231,108 @@ def _alone(folder: Path) -> Iterator[None]:
         ) from error
 
 
-# Processes --------------------------------------------------------------------------------------------
+# All members' -----------------------------------------------------------------------------------------
 
 
-def start(command: Sequence[str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
-    """Start a process in a member's folder, with the member's environment.
+class Processes:
+    """A federation's members on one machine: the commands that they type, each in its folder, as processes.
 
-    Args:
-        command: the program with its arguments.
-        folder: the member's.
-        log: where it writes what it prints, after what is there.
+    Attributes:
+        folder: the federation's.
+        coordinator: the coordinator's folder.
+        federation: what its members agreed on.
+        control_port: where the coordinator's SuperLink listens.
+        running: the processes by name: ``coordinator``, ``run``, and each site's by the site's.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as file:
-        return subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment(folder),
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            start_new_session=True,  # Ctrl-C is for whoever started it, and its children can be found
-        )
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        self.coordinator = self.folder / shell.COORDINATOR
+        self.federation = read_federation(self.coordinator)
+        self.control_port = free_port()
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start_coordinator(self) -> None:
+        """Start `fedshift federation serve` and wait until sites can connect.
+
+        Raises:
+            FedshiftError: they cannot; the message says where its log is.
+        """
+        address = self.federation.address
+        serving = self._start(shell.COORDINATOR, [*shell.SERVE, "--control-port", str(self.control_port)])
+        until = time.monotonic() + SECONDS_TO_START
+        while not (listens(*shell.host_and_port(address)) and listens("127.0.0.1", self.control_port)):
+            if serving.poll() is not None or time.monotonic() > until:
+                raise FedshiftError(
+                    f"The coordinator does not listen at {address}: see '{self.log(shell.COORDINATOR)}', and the logs "
+                    "beside it."
+                )
+            time.sleep(0.1)
+
+    def start_site(self, site: str) -> None:
+        """Start a site's `fedshift federation join`."""
+        self._start(site, shell.JOIN)
+
+    def start_run(self) -> subprocess.Popen[bytes]:
+        """Start `fedshift federation run`; the process ends with the run."""
+        return self._start(RUN, shell.RUN)
+
+    def log(self, name: str) -> Path:
+        """Where a process writes what it prints."""
+        if name in (shell.COORDINATOR, RUN):
+            return self.coordinator / shell.FLOWER / f"{name}.log"
+        return self.folder / shell.SITES / name / shell.FLOWER / "site.log"
+
+    def check(self) -> None:
+        """Look whether all that should go on does.
+
+        Raises:
+            FedshiftError: a process has ended, other than the run's; the message says where its log is.
+        """
+        for name, process in self.running.items():
+            if name != RUN and process.poll() is not None:
+                called = "The coordinator" if name == shell.COORDINATOR else f"The site '{name}'"
+                raise FedshiftError(f"{called} has ended (exit code {process.returncode}): see '{self.log(name)}'.")
+
+    def kill(self, name: str) -> None:
+        """SIGKILL a process, whose children then end by themselves."""
+        process = self.running.pop(name)
+        process.kill()
+        process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End every process with its children, in the reverse order of their start; a second Ctrl-C does not wait."""
+        try:
+            end(list(reversed(self.running.values())), 3 * SECONDS_TO_END)
+        finally:
+            self.running.clear()
+
+    def _start(self, name: str, command: shell.Command) -> subprocess.Popen[bytes]:
+        log = self.log(name)
+        self.running[name] = start(with_parent(["-m", *command]), log.parents[1], log)
+        return self.running[name]
 
 
-def end(running: Sequence[subprocess.Popen[bytes]], seconds: float = SECONDS_TO_END) -> None:
-    """End processes with their children; a second Ctrl-C does not wait.
-
-    Args:
-        running: the processes, each the first of its session.
-        seconds: that they have to end by themselves.
-    """
-    # The number of one that was waited for may be another's by now; its children have ended by themselves.
-    running = [process for process in running if process.returncode is None]
-    try:
-        for process in running:
-            process.send_signal(signal.SIGTERM)
-        until = time.monotonic() + seconds
-        for process in running:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, until - time.monotonic()))
-    finally:
-        for process in running:
-            with suppress(ProcessLookupError, PermissionError):  # none of its group is left
-                os.killpg(process.pid, signal.SIGKILL)
-        for process in running:
-            process.wait()
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)  # as a kill, after which a run goes on from its last checkpoint
 
 
-def environment(folder: Path) -> Mapping[str, str]:
-    """The environment of a member's processes; Flower finds its own commands beside this Python."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return {**os.environ, "PATH": path, **shell.environment(folder)}
+def main() -> None:
+    """Carry the command out."""
+    parent, *sys.argv = sys.argv[1:]
+    threading.Thread(target=_watch, args=(int(parent),), daemon=True).start()
+    if sys.argv[0] == "-m":
+        del sys.argv[0]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        (command,) = entry_points(group="console_scripts", name=sys.argv[0])
+        sys.exit(command.load()())
 
 
-def free_port() -> int:
-    """A port of this machine that nothing listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def listens(host: str, port: int) -> bool:
-    """Whether something listens there."""
-    try:
-        with socket.create_connection((host, port), timeout=1):
-            return True
-    except OSError:
-        return False
+if __name__ == "__main__":
+    main()

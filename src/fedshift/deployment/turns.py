@@ -16,8 +16,7 @@ from pydantic import Field
 
 from fedshift import files
 from fedshift.core.messages import Order
-from fedshift.deployment.limits import MessageLimits
-from fedshift.deployment.wire import CannotError, Done, commitment, digest, read_reply
+from fedshift.deployment.wire import CannotError, Done, MessageLimits, commitment, digest, read_reply
 from fedshift.errors import DamagedError, FedshiftError
 from fedshift.manifest import checked, parsed
 from fedshift.runs.schema import File, Size
@@ -43,20 +42,13 @@ class Turn(NamedTuple):
     position: int
     place: int = 0
 
-    def __str__(self) -> str:
-        return f"{self.kind}@{self.position}-{self.place}"
-
-    @classmethod
-    def read(cls, text: str) -> Turn:
-        """The inverse of ``str``."""
-        kind, _, key = text.partition("@")
-        position, place = map(int, key.split("-"))
-        return cls("order" if kind == "order" else "score", position, place)
-
 
 class TakenTurn(File):
-    """A request: a digest of it, its round such as "train 3", and whether it was answered, or failed."""
+    """A request: its turn, a digest of it, its round such as "train 3", and whether it was answered, or failed."""
 
+    kind: Kind
+    position: Size
+    place: Size
     digest: str
     round: str
     state: Literal["begun", "answered", "failed"] = "begun"
@@ -67,13 +59,13 @@ class TurnsFile(File):
 
     Attributes:
         session: the number of the newest session.
-        taken: the requests, by turn.
+        taken: the requests.
         replaced: how many failed requests were replaced by others.
         replies: the digests of the last replies, the newest last.
     """
 
     session: Size
-    taken: dict[str, TakenTurn] = Field(default_factory=dict)
+    taken: list[TakenTurn] = Field(default_factory=list)
     replaced: Size = 0
     replies: list[str] = Field(default_factory=list)
 
@@ -97,6 +89,7 @@ class Turns:
             raise DamagedError(
                 f"'{self._path}' is not what was written ({error}). Remove it before the coordinator is started again."
             ) from error
+        self._taken = {Turn(each.kind, each.position, each.place): each for each in self._now.taken}
 
     @property
     def session(self) -> int:
@@ -112,8 +105,7 @@ class Turns:
 
     def answered(self, kind: Kind) -> list[Turn]:
         """The turns that were answered, sorted."""
-        turns = (Turn.read(name) for name, taken in self._now.taken.items() if taken.state == "answered")
-        return sorted(turn for turn in turns if turn.kind == kind)
+        return sorted(turn for turn, taken in self._taken.items() if (turn.kind, taken.state) == (kind, "answered"))
 
     def reply(self, turn: Turn, order: Order, make: Callable[[], Done]) -> Done:
         """The reply that is kept; where there is none, it is made and kept.
@@ -127,7 +119,7 @@ class Turns:
             FedshiftError: something else was asked for at this turn, or there is no reply.
         """
         self._take(turn, digest(order.to_bytes()), f"{order.stage} {order.round}")
-        path = self._replies / f"{turn}.safetensors"
+        path = self._reply(turn)
         if turn in self.answered(turn.kind) and path.exists():
             return _read(path)
         try:
@@ -146,13 +138,12 @@ class Turns:
             CannotError: something else was asked for before, the round came at another position, or a later order was
                 answered.
         """
-        taken, replaced, what = self._now.taken, self._now.replaced, f"The {_WHAT[turn.kind]}"
-        for name, each in taken.items():
-            other = Turn.read(name)
+        replaced, what = self._now.replaced, f"The {_WHAT[turn.kind]}"
+        for other, each in self._taken.items():
             same = (other.kind, other.place, each.round) == (turn.kind, turn.place, round)
             if same and each.state != "failed" and other != turn:
                 raise CannotError("order", f"{what} of round {round} came at position {other.position} before.")
-        before = taken.get(str(turn))
+        before = self._taken.get(turn)
         if before is not None and before.digest == digest:
             return
         if before is not None:
@@ -173,20 +164,23 @@ class Turns:
             for each in self.answered("order")
         ):
             raise CannotError("order", f"{what} of position {turn.position} came after a later order.")
-        self._write(replaced=replaced, taken={**taken, str(turn): TakenTurn(digest=digest, round=round)})
+        self._taken[turn] = TakenTurn(**turn._asdict(), digest=digest, round=round)
+        self._write(replaced=replaced)
 
     def end(self, turn: Turn, state: Literal["answered", "failed"]) -> None:
         """Write down what came of a request that was taken."""
-        taken = self._now.taken
-        if taken[str(turn)].state != state:
-            self._write(taken={**taken, str(turn): taken[str(turn)].model_copy(update={"state": state})})
+        if self._taken[turn].state != state:
+            self._taken[turn] = self._taken[turn].model_copy(update={"state": state})
+            self._write()
 
     def prune(self, position: int) -> None:
         """Remove the replies that a coordinator cannot ask for again when it has a checkpoint of a position."""
-        for path in self._replies.glob("*@*.safetensors"):
-            turn = Turn.read(path.stem)
+        for turn in self._taken:
             if turn.position < position + (turn.kind == "order"):
-                files.remove(path)
+                files.remove(self._reply(turn))
+
+    def _reply(self, turn: Turn) -> Path:
+        return self._replies / f"{turn.kind}@{turn.position}-{turn.place}.safetensors"
 
     # Replies --------------------------------------------------------------------------------------
 
@@ -199,9 +193,8 @@ class Turns:
         return next((each for each in reversed(self._now.replies) if commitment(each) == known), "")
 
     def _write(self, **changes: object) -> None:
-        said = self._now.model_copy(update=changes)
-        files.write(self._path, said.model_dump_json(), private=True)
-        self._now = said
+        self._now = self._now.model_copy(update={**changes, "taken": list(self._taken.values())})
+        files.write(self._path, self._now.model_dump_json(), private=True)
 
 
 def _read(path: Path) -> Done:

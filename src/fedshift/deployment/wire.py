@@ -15,7 +15,7 @@ from hashlib import sha256
 from hmac import compare_digest
 from hmac import new as hmac
 from math import isnan, nan
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import (
@@ -39,7 +39,6 @@ from torch import Tensor
 
 from fedshift.core.messages import Answer, Down, Order, Telemetry, Up, metadata, pack
 from fedshift.core.tensors import Tensors
-from fedshift.deployment.limits import MessageLimits
 from fedshift.errors import FedshiftError
 from fedshift.reporting.units import printable
 
@@ -136,40 +135,37 @@ class Packet:
         return pack(self.tensors(), {word: json.dumps(_PACKETS[word].dump_python(self))})
 
 
-@dataclass(frozen=True)
-class Session:
-    """What every request of a coordinator begins with.
+@dataclass(frozen=True, kw_only=True)
+class Asked(Packet):
+    """What every request of a coordinator has.
 
     Attributes:
+        site: the site's name.
         run: the run's name, which all members derive from the experiment.
         agreed: a digest of all that the members agreed on.
-        number: the site's own count of sessions, which it gives when the coordinator joins it; 0 until then.
+        session: the site's own count of sessions, which it gives when the coordinator joins it; 0 until then.
         known: :func:`commitment` to the last reply that the coordinator has of the site; empty if it has none.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    site: Name
     run: Name
     agreed: Name
-    number: NonNegativeInt = 0
+    session: NonNegativeInt = 0
     known: Name = ""
 
 
-@dataclass(frozen=True)
-class Join(Packet):
-    """Asks a site whether it can take part; ``agreed`` is what the coordinator has, by dotted name."""
+@dataclass(frozen=True, kw_only=True)
+class Join(Asked):
+    """Asks a site whether it can take part; ``settings`` is what the coordinator has, by dotted name."""
 
-    session: Session
-    site: Name
-    agreed: dict[Name, Any]
+    settings: dict[Name, Any]
 
 
-@dataclass(frozen=True)
-class Work(Packet):
+@dataclass(frozen=True, kw_only=True)
+class Work(Asked):
     """Asks a site to score a model, if ``score`` is given, and then to carry out an order, if there is one.
 
     Attributes:
-        session: the session that the site has begun for this coordinator.
-        site: the site's name.
         position: how many rounds are done after this one.
         saved: how many rounds the oldest checkpoint has to which the coordinator may go back.
         same: whether the model that is to be scored is what the order begins with, so that it is sent once.
@@ -177,8 +173,6 @@ class Work(Packet):
         score: the model that is to be scored, and after which round.
     """
 
-    session: Session
-    site: Name
     position: NonNegativeInt
     saved: NonNegativeInt
     same: bool = False
@@ -224,14 +218,12 @@ class SiteScore:
     n: Annotated[int, Field(ge=1, le=MOST_SAMPLES)] | None = None
     metrics: Mapping[Name, Share | None] = field(default_factory=dict)
 
-
-def score_tensors(score: SiteScore) -> dict[str, Tensor]:
-    """The numbers of a score, as they leave a site; an undefined metric is nan."""
-    given = {"accuracy": score.accuracy, "loss": score.loss}
-    numbers = {name: value for name, value in given.items() if value is not None}
-    numbers |= {METRIC + name: nan if value is None else value for name, value in score.metrics.items()}
-    tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
-    return tensors | ({} if score.n is None else {"n": torch.tensor(score.n)})
+    def tensors(self) -> dict[str, Tensor]:
+        """The numbers, as they leave a site; an undefined metric is nan."""
+        numbers = {"accuracy": self.accuracy, "loss": self.loss}
+        numbers |= {METRIC + name: nan if value is None else value for name, value in self.metrics.items()}
+        given = {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items() if value is not None}
+        return given | ({} if self.n is None else {"n": torch.tensor(self.n)})
 
 
 def _read_scores(headers: list[dict[str, Any]], info: ValidationInfo) -> tuple[SiteScore, ...]:
@@ -263,25 +255,29 @@ def _sent_samples(value: object, info: ValidationInfo) -> object:
 
 
 @dataclass(frozen=True)
-class Joined(Packet):
+class Replied(Packet):
+    """What every reply of a site has: the site's name, and a proof, see :func:`make_proof`."""
+
+    site: Name
+    proof: Name = field(default="", compare=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Joined(Replied):
     """A site can take part.
 
     Attributes:
-        site: the site's name.
         versions: of what computes there, by package.
         session: the number of the session that begins with this reply.
         samples: how many samples the site trains on; None where its policy withholds counts. It is sent as a tensor, so
             that it is on record as a count.
-        proof: see :func:`make_proof`.
     """
 
-    site: Name
     versions: Annotated[dict[Name, Name], Field(max_length=MOST_VERSIONS)]
     session: NonNegativeInt = 0
     samples: Annotated[Samples | None, Field(exclude=True, validate_default=True), BeforeValidator(_sent_samples)] = (
         None
     )
-    proof: Name = field(default="", compare=False)
 
     def tensors(self) -> Mapping[str, Tensor]:
         """The number of samples."""
@@ -289,22 +285,18 @@ class Joined(Packet):
 
 
 @dataclass(frozen=True)
-class Done(Packet):
+class Done(Replied):
     """What came of a :class:`Work`.
 
     Attributes:
-        site: whose.
         answer: to the order.
         scores: of the model.
         unscored: why an environment has no score, by its name.
-        proof: see :func:`make_proof`.
     """
 
-    site: Name
     answer: SentAnswer | None = None
     scores: Annotated[tuple[SiteScore, ...], PlainValidator(_read_scores), PlainSerializer(_headers)] = ()
     unscored: Annotated[Mapping[Name, Unscored], Field(max_length=MOST_SCORES)] = field(default_factory=dict)
-    proof: Name = field(default="", compare=False)
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Those of the answer, and the numbers of the scores."""
@@ -312,25 +304,21 @@ class Done(Packet):
         if self.answer is not None:
             tensors |= self.answer.up.under("up") | self.answer.telemetry.under("telemetry")
         for place, score in enumerate(self.scores):
-            tensors |= Tensors(score_tensors(score)).under(f"scores.{place}")
+            tensors |= Tensors(score.tensors()).under(f"scores.{place}")
         return tensors
 
 
 @dataclass(frozen=True)
-class Failed(Packet):
+class Failed(Replied):
     """That a site could not, or would not, do what it was asked.
 
     Attributes:
-        site: whose.
         reason: one of :data:`REASONS`.
         what: the settings that differ, or the categories that the site's policy refuses.
-        proof: see :func:`make_proof`.
     """
 
-    site: Name
     reason: Reason
     what: Annotated[tuple[Name, ...], Field(max_length=MOST_NAMED)] = ()
-    proof: Name = field(default="", compare=False)
 
     def __str__(self) -> str:
         text = REASONS[self.reason]
@@ -342,6 +330,22 @@ Reply = Joined | Done | Failed
 
 
 # Reading ------------------------------------------------------------------------------------------
+
+
+class MessageLimits(NamedTuple):
+    """How large a message may be, in bytes: all of it, and its header, which is parsed before anything else."""
+
+    message: int
+    header: int
+
+    def check(self, data: bytes) -> None:
+        """Raise an error where a message is larger than that."""
+        header = int.from_bytes(data[:8], "little")
+        if len(data) > self.message:
+            raise FedshiftError(f"sent {len(data):,} bytes, of {self.message:,} at most")
+        if header > self.header:
+            raise FedshiftError(f"sent what is no message: a header of {header:,} bytes, of {self.header:,} at most")
+
 
 _PACKETS: Mapping[str, TypeAdapter[Any]] = {
     kind.__name__.lower(): TypeAdapter(kind) for kind in (Join, Work, Joined, Done, Failed)

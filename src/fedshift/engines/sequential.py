@@ -130,7 +130,7 @@ def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
 def reply_of(job: Job, work: LocalWork) -> Up:
     """The parts that the exchange returns, what it uploads besides, and the number of samples where it is counted."""
     uploaded = job.setup.named(job.exchange, job.exchange.upload(work) if job.exchange.upload else {})
-    reply = work.trained.only(job.setup.returned(job.exchange)) | uploaded
+    reply = work.trained.only(job.setup.declaration(job.exchange).returned) | uploaded
     count = {SAMPLES: torch.tensor(work.samples)} if job.exchange.counted else {}
     return Up(reply | count)
 

@@ -13,13 +13,9 @@ COUNTS = "class_counts"  # how many training samples of each class the client ha
 CLASS_COUNTS = Upload.like(COUNTS, COUNTS, "count", bound="total")
 
 
-def check_unbalanced(train: Train, method: str, why: str) -> None:
-    """Raise an error if classes are weighed or balanced for a method whose loss does that itself, in words ``why``."""
-    if name := train.balances:
-        raise FedshiftError(
-            f"train.{name} = {getattr(train, name)!r} is not for {method}: its {why} would count rare classes twice. "
-            f"Set it to {Train.settings()[name].default!r}, or choose another method."
-        )
+def check_unbalanced(train: Train, why: str) -> None:
+    """Raise an error if classes are weighed or balanced for a method whose loss does that itself."""
+    train.need(f"{why}, which would count rare classes twice", class_weights="none", batches="shuffled")
 
 
 def no_counts(model: ModelBuilder) -> Part:

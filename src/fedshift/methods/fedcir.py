@@ -158,3 +158,21 @@ class FedCiR(Probabilistic):
     def after_mean(self, state: ServerState, replies: Replies) -> Tensors:
         """The class Gaussians that were estimated."""
         return state.measured.only(state.down)
+
+
+class FedReg(FedCiR):
+    """FedCiR without the alignment: clients learn from generated representations alone."""
+
+    paper: ClassVar[str] = "Li et al., IEEE TMC 2024, Eq. 18 with the weight of L_align 0"
+
+    l_align: NonNegative = fixed(0.0)
+    mle_samples: BatchNormSize = fixed(256)
+    sigma_floor: Positive = fixed(1e-3)
+
+
+class FedAlign(FedCiR):
+    """FedCiR without generated representations: clients align with the class Gaussians alone."""
+
+    paper: ClassVar[str] = "Li et al., IEEE TMC 2024, Eq. 18 with the weight of L_reg 0"
+
+    l_reg: NonNegative = fixed(0.0)

@@ -31,7 +31,6 @@ class FedDyn(FedAvg):
     """FedAvg with a dynamic regulariser on each client and its correction on the server."""
 
     paper: ClassVar[str] = "Acar et al., ICLR 2021, Algorithm 1"
-    regulariser: ClassVar[str] = "alpha"
     terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "linear", "proximal")
 
     alpha: Positive = setting(

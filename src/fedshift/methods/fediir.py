@@ -53,7 +53,6 @@ class FedIIR(FedAvg):
     """FedAvg with a penalty on how far a batch's head gradient is from the federation's; lam = 0 is FedAvg."""
 
     paper: ClassVar[str] = "Guo et al., ICML 2023"
-    regulariser: ClassVar[str] = "lam"
     terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "invariance")
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "rotated-mnist": {"lam": 1e-2},

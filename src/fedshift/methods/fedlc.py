@@ -55,7 +55,7 @@ class FedLC(FedAvg):
 
     def check(self, train: Train) -> None:
         """The margins are by the client's counts already."""
-        check_unbalanced(train, "FedLC", "margins by the client's class counts")
+        check_unbalanced(train, "FedLC has margins by the client's class counts")
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """The calibrated cross-entropy, mean over the batch."""

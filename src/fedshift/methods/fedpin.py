@@ -192,3 +192,21 @@ class Anchored(Personalised):
         if self.mu > 0:
             terms["anchor"] = self.mu / 2 * PERSONAL.distance(net, context.received)
         return terms
+
+
+class FedPINLambda0(FedPIN):
+    """FedPIN with lambda = 0: a personal model on its own, but for the variance of its features."""
+
+    paper: ClassVar[str] = "Tang et al., ICML 2024, Table 2 (lambda = 0)"
+
+    lam: NonNegative = fixed(0.0)
+    anchor: Literal["predictions", "features"] = fixed("predictions")
+    temperature: Positive = fixed(0.5)
+
+
+class FedPINGamma0(FedPIN):
+    """FedPIN with gamma = 0: the contrast alone."""
+
+    paper: ClassVar[str] = "Tang et al., ICML 2024, Table 2 (gamma = 0)"
+
+    gamma: NonNegative = fixed(0.0)

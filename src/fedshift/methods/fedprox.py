@@ -21,7 +21,6 @@ class FedProx(FedAvg):
     """FedAvg with a proximal term; mu = 0 is FedAvg."""
 
     paper: ClassVar[str] = "Li et al., MLSys 2020, Eq. 2"
-    regulariser: ClassVar[str] = "mu"
     terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "proximal")
 
     mu: NonNegative = setting(0.1, help="weight of the proximal term", source="Eq. 2", search=(0.1, 0.5, 0.9))

@@ -59,7 +59,7 @@ class FedRoD(FedAvg):
 
     def check(self, train: Train) -> None:
         """The generic model's risk is balanced by the client's counts already."""
-        check_unbalanced(train, "FedRoD", "softmax, balanced by the client's class counts,")
+        check_unbalanced(train, "FedRoD balances its softmax by the client's class counts")
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """The balanced risk of the generic model, and the risk of both heads together, which moves h_P alone."""

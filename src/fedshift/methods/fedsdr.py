@@ -31,13 +31,12 @@ Choices, also ours:
   those of the models stay (``bn = "local"``). In round 1 nobody has learned one, so the second step is without D.
 - A global model is trained by FedAvg beside them. Phi starts from its initial values, and a client that never trained
   is predicted for with it. All three take the steps that ``[train]`` says, on batches of their own.
-- With lam = 0 there is no Psi, nothing leaves besides the model, and it is FedAvg beside local training.
 - An absent client's own model stands still, while Psi moves on; that of a client whose answer came too late has moved.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from fedshift.methods.classes import of_each, one_hot
 from fedshift.methods.personal import PersonalModel
@@ -85,8 +84,9 @@ class FedSDR(PersonalModel):
     """A personal model that is independent, given y, of shortcuts that all clients discover together."""
 
     paper: ClassVar[str] = "Tang et al., ICLR 2024"
+    uploads: ClassVar[tuple[Upload, ...]] = (Upload(ENVIRONMENTS, (None,)),)
 
-    lam: NonNegative = setting(
+    lam: Positive = setting(
         1.0,
         help="weight of the dependence on shortcut features given y",
         source="ours",
@@ -96,38 +96,27 @@ class FedSDR(PersonalModel):
     # What it is made of -------------------------------------------------------------------------
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
-        """FedAvg's parts, the client's own encoder and head, and Psi and e where the dependence weighs.
+        """FedAvg's parts, the client's own encoder and head, and Psi and e.
 
         Raises:
             FedshiftError: clients train in a single environment, in which no shortcut can be told.
         """
-        parts = super().parts(model)
-        if self.lam == 0:
-            return parts
         if model.environments < 2:
             raise FedshiftError(
                 f"{self.label} tells shortcuts by how environments differ, but all clients train in one: give data "
-                "of several (for colored-mnist and waterbird another seed, or more data.train_p), or method.lam = 0."
+                "of several (for colored-mnist and waterbird another seed, or more data.train_p)."
             )
         sizes = model.dim, model.classes, model.environments
         head = model.initialised("environment head", lambda: EnvironmentHead(*sizes))
         psi = model.encoder("shortcut encoder")
-        return {**parts, "shortcut": Part(psi, follows_bn=False), "environment_head": Part(head)}
-
-    def exchange(self, name: str, **changes: Any) -> Exchange:
-        """FedAvg's exchange, with the client's environments in replies."""
-        if self.lam == 0:
-            return super().exchange(name, **changes)
-        return super().exchange(name, uploads=(Upload(ENVIRONMENTS, (None,)),), upload=self.environments, **changes)
+        return {**super().parts(model), "shortcut": Part(psi, follows_bn=False), "environment_head": Part(head)}
 
     # On a client --------------------------------------------------------------------------------
 
     def phases(self) -> Phases:
         """Discovery, removal, and FedAvg's training."""
-        terms = ("personal", "dependence") if self.lam > 0 else ("personal",)
+        terms = ("personal", "dependence")
         removal = Phase("removal", (Objective("removal", self.personal_loss, self.own.names, terms),))
-        if self.lam == 0:
-            return (removal, *super().phases())
         discovery = Objective("discovery", self.environment_loss, SHORTCUT, ("environment",))
         return (Phase("discovery", (discovery,), environments=True), removal, *super().phases())
 
@@ -140,13 +129,13 @@ class FedSDR(PersonalModel):
         """The risk of Phi + lam D(logits, e(Psi(x), y) | y); the first alone in the first round."""
         logits = self.own.logits(net, batch.x)
         terms = {"personal": batch.cross_entropy(logits)}
-        if self.lam == 0 or context.round == 1:
+        if context.round == 1:
             return terms
         z = net.frozen("shortcut", context.received.of("shortcut"), batch.x)
         shortcut = net.frozen("environment_head", context.received.of("environment_head"), z, batch.y)
         return terms | {"dependence": self.lam * dependence(logits, shortcut, batch.y)}
 
-    def environments(self, work: LocalWork) -> Tensors:
+    def upload(self, work: LocalWork) -> Tensors:
         """The part of the client's samples that is of each environment, (environments,)."""
         like, *_ = work.trained.of("environment_head").values()
         count = torch.bincount(work.train.environment, minlength=len(like) // len(work.counts))
@@ -156,10 +145,7 @@ class FedSDR(PersonalModel):
 
     def merge(self, state: ServerState, replies: Replies) -> ServerState:
         """The mean of the models; in that of Psi and e each environment of the round's clients weighs the same."""
-        merged = super().merge(state, replies)
-        if self.lam == 0:
-            return merged
         held = of_each(replies, ENVIRONMENTS).cpu().double() * torch.tensor(replies.weights).double().unsqueeze(1)
         weights = (held / held.sum(dim=0).clamp(min=torch.finfo(held.dtype).tiny)).sum(dim=1)
         shortcut = state.shared.of_parts(SHORTCUT)
-        return merged.updated(replies.weighted(weights.tolist()).mean(shortcut))
+        return super().merge(state, replies).updated(replies.weighted(weights.tolist()).mean(shortcut))

@@ -93,3 +93,29 @@ class FedSR(Probabilistic):
             norm = batch.z.square().sum(dim=1) if self.l2r_form == "squared" else batch.z.norm(dim=1)
             terms["l2r"] = self.l2r * norm.mean()
         return terms
+
+
+class FedL2R(FedSR):
+    """FedSR without CMI: a deterministic encoder and the norm of z. With l2r = 0 it is FedAvg."""
+
+    paper: ClassVar[str] = "Nguyen, Lim and Torr, NeurIPS 2022, Eq. 9 with the CMI weight 0"
+
+    cmi: NonNegative = fixed(0.0)
+    reference_scope: Literal["shared", "client"] = fixed("shared")
+    cmi_scale: bool = fixed(False)
+    test_samples: WholeNumber = fixed(20)
+
+
+class FedCMI(FedSR):
+    """FedSR without the norm: the conditional mutual information alone."""
+
+    paper: ClassVar[str] = "Nguyen, Lim and Torr, NeurIPS 2022, Eq. 9 with the L2R weight 0"
+    presets: ClassVar[dict[str, dict[str, object]]] = {
+        "rotated-mnist": {"cmi": 0.3},
+        "pacs": {"cmi": 0.01},
+        "office-home": {"cmi": 0.0005},
+        "domainnet": {"cmi": 0.005},
+    }
+
+    l2r: NonNegative = fixed(0.0)
+    l2r_form: Literal["squared", "norm"] = fixed("squared")

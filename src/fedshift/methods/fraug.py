@@ -24,9 +24,8 @@ Choices, where the paper leaves something open or its public code does otherwise
 - Each of a step's three objectives draws z and z' anew (Algorithm 1 draws them once a step).
 - g, its batch norm included, is averaged. Linear layers before a batch norm have no bias, which it would cancel.
   Each client's RTNet starts from a draw of its own (Algorithm 1); the prototypes have nothing to draw.
-- Table 3's ablations: without RTNet u^ = u + l_syn g(z, y) and there is no Eq. 6; without the batch or the EMA term
-  its sums are left out of Eq. 2 and 6 (Eq. 5 keeps the batch, without which g has no loss); without smoothing
-  l_syn = 1.
+- Table 3's ablations: without RTNet u^ = u + l_syn g(z, y) and there is no Eq. 6; without the EMA term its sums are
+  left out of Eq. 2 and 6; without smoothing l_syn = 1.
 - The paper does not print its weights and rates: the presets take those that the public code fixes, and of a grid
   there the first that is not 0. The public code's losses differ from the paper's: :mod:`fedshift.methods.fraug_code`.
 - An absent client's batch norm, RTNet and prototypes stand still, while the generator moves on.
@@ -35,102 +34,24 @@ Choices, where the paper leaves something open or its public code does otherwise
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
-from fedshift.methods.classes import one_hot
 from fedshift.methods.fedavg import FedAvg
-from fedshift.methods.generator import Conditional
-from fedshift.methods.mmd import bandwidth, mmd, mmd_of_each
+from fedshift.methods.fraug_networks import (
+    Prototypes,
+    Synthetic,
+    bandwidth,
+    entropy,
+    make_generator,
+    mmd,
+    mmd_of_each,
+    noise_dim,
+    own_rtnet,
+)
 from fedshift.page import *
 
 GENERATOR_TERMS = ("generator_cross_entropy", "generator_mmd")
 RTNET_TERMS = ("rtnet_entropy", "rtnet_mmd", "rtnet_entropy_classes", "rtnet_mmd_classes")
-
-
-def make_generator(classes: int, dim: int) -> Conditional:
-    """g: noise (B, d/2) and classes to client-agnostic representations (B, d), all of them >= 0."""
-    return Conditional(
-        classes, nn.Sequential(*_layer(noise_dim(dim) + classes, dim), nn.ReLU(), *_layer(dim, dim), nn.ReLU())
-    )
-
-
-def make_rtnet(classes: int, dim: int) -> Conditional:
-    """m: representations (B, d) of any client and their classes to residuals (B, d) of this one."""
-    half = noise_dim(dim)
-    return Conditional(classes, nn.Sequential(*_layer(dim + classes, half), nn.ReLU(), *_layer(half, dim)))
-
-
-def _rtnet(model: ModelBuilder) -> nn.Module:
-    return model.initialised("rtnet", lambda: make_rtnet(model.classes, model.dim))
-
-
-def noise_dim(dim: int) -> int:
-    """The dimension of z: half of the representation's."""
-    return max(1, dim // 2)
-
-
-def _layer(inputs: int, outputs: int) -> tuple[nn.Module, nn.Module]:
-    return nn.Linear(inputs, outputs, bias=False), nn.BatchNorm1d(outputs)
-
-
-class Prototypes(nn.Module):
-    """The moving average u_c of each class's representations (Eq. 4); never trained.
-
-    Attributes:
-        mean: (classes, d); zeros for a class that was never seen.
-        seen: (classes,), bool.
-    """
-
-    mean: Tensor
-    seen: Tensor
-
-    def __init__(self, classes: int, dim: int) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(classes, dim))
-        self.register_buffer("seen", torch.zeros(classes, dtype=torch.bool))
-
-    @torch.no_grad()
-    def forward(self, u: Tensor, y: Tensor, rate: float) -> tuple[Tensor, Tensor]:
-        """The prototypes and which classes have one; in training mode the batch u (B, d), y (B,) counts first.
-
-        As in a batch norm, training mode changes the buffers and evaluation mode does not.
-        """
-        if self.training:
-            member = one_hot(y, len(self.mean), u)
-            count = member.sum(dim=0).unsqueeze(1)
-            batch_mean = member.T @ u / count.clamp(min=1)
-            moved = torch.where(self.seen.unsqueeze(1), (1 - rate) * self.mean + rate * batch_mean, batch_mean)
-            self.mean.copy_(torch.where(count > 0, moved, self.mean))
-            self.seen.logical_or_(count.squeeze(1) > 0)
-        return self.mean, self.seen
-
-
-def entropy(logits: Tensor) -> Tensor:
-    """The entropy of each softmax, in nats: (B, classes) to (B,)."""
-    log_probabilities = logits.log_softmax(dim=1)
-    return -(log_probabilities.exp() * log_probabilities).sum(dim=1)
-
-
-class Synthetic(NamedTuple):
-    """What one step makes (Eq. 3); without the EMA term there are no rows for classes.
-
-    Attributes:
-        batch: u^ (B, d).
-        classes: u^_c (C, d).
-        labels: their classes c (C,), int64.
-        prototypes: u_c (C, d).
-        seen: which of these classes have a prototype, 0 or 1, (C,).
-    """
-
-    batch: Tensor
-    classes: Tensor
-    labels: Tensor
-    prototypes: Tensor
-    seen: Tensor
-
-    def over_classes(self, values: Tensor) -> Tensor:
-        """The sum of one value a row of ``classes`` over the classes that have a prototype."""
-        return (values * self.seen).sum()
 
 
 class FRAug(FedAvg):
@@ -176,28 +97,14 @@ class FRAug(FedAvg):
     )
     rtnet: bool = setting(True, help="transform what the generator makes for each client", source="Table 3")
     ema_term: bool = setting(True, help="synthetic representations around class prototypes", source="Table 3")
-    batch_term: bool = setting(True, help="synthetic representations around those of the batch", source="Table 3")
     smoothing: bool = setting(True, help="l_syn follows the ramp; otherwise it is syn_weight", source="Table 3")
-
-    def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            FedshiftError: nothing synthetic is left.
-        """
-        super().__post_init__()
-        if not (self.ema_term or self.batch_term):
-            raise FedshiftError(
-                "method.ema_term = False and method.batch_term = False leave nothing synthetic to learn from: set one "
-                "of them, or take the method 'fedbn'."
-            )
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """FedBN's parts, the shared generator, and what stays at home: RTNet and the prototypes."""
         made = model.initialised("generator", lambda: make_generator(model.classes, model.dim))
         parts = {**super().parts(model), "generator": Part(made, follows_bn=False)}
         if self.rtnet:
-            parts["rtnet"] = Part(_rtnet(model), "client", each=_rtnet)
+            parts["rtnet"] = Part(own_rtnet(model), "client", each=own_rtnet)
         if self.ema_term:
             parts["prototypes"] = Part(Prototypes(model.classes, model.dim), "client")
         return parts
@@ -263,20 +170,10 @@ class FRAug(FedAvg):
         return Synthetic(u + residuals[: len(y)], prototypes + residuals[len(y) :], labels, prototypes, seen)
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """CE(h(u), y) + CE(h(u^), y) + sum over c of CE(h(u^_c), c), the last two for the head only (Eq. 1-2).
-
-        Raises:
-            FedshiftError: the batch is too small for the generator's batch norm.
-        """
-        if len(batch.y) < 2:
-            raise FedshiftError(
-                "FRAug's generator has batch norm, which learns from 2 samples or more, but the batch has "
-                f"{len(batch.y)}: set train.batch to 2 or more, and give every client as many images."
-            )
+        """CE(h(u), y) + CE(h(u^), y) + sum over c of CE(h(u^_c), c), the last two for the head only (Eq. 1-2)."""
         synthetic = self.synthesise(net, batch.z, batch.y, context, self.l_syn(context))
         terms = super().loss(net, batch, context)
-        if self.batch_term:
-            terms["synthetic"] = batch.cross_entropy(net.head(synthetic.batch))
+        terms["synthetic"] = batch.cross_entropy(net.head(synthetic.batch))
         if self.ema_term:
             of_each = F.cross_entropy(net.head(synthetic.classes), synthetic.labels, reduction="none")
             terms["synthetic_classes"] = synthetic.over_classes(of_each)
@@ -295,10 +192,10 @@ class FRAug(FedAvg):
         """-(H(h(u^)) + sum_c H(h(u^_c))) + beta (MMD(u^, u) + sum_c MMD(u^_c, u_c)) (Eq. 6)."""
         u = self.fixed_features(net, batch.x)
         synthetic = self.synthesise(net, u, batch.y, context, 1.0)
-        terms: Terms = {}
-        if self.batch_term:
-            terms["rtnet_entropy"] = -entropy(net.head(synthetic.batch)).mean()
-            terms["rtnet_mmd"] = self.beta * mmd(synthetic.batch, u)
+        terms = {
+            "rtnet_entropy": -entropy(net.head(synthetic.batch)).mean(),
+            "rtnet_mmd": self.beta * mmd(synthetic.batch, u),
+        }
         if self.ema_term:
             distances = mmd_of_each(synthetic.classes, synthetic.prototypes, bandwidth(synthetic.batch, u))
             terms["rtnet_entropy_classes"] = -synthetic.over_classes(entropy(net.head(synthetic.classes)))

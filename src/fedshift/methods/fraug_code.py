@@ -24,8 +24,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from fedshift.methods.fraug import FRAug, entropy, noise_dim
-from fedshift.methods.mmd import mmd
+from fedshift.methods.fraug import FRAug
+from fedshift.methods.fraug_networks import entropy, mmd, noise_dim
 from fedshift.page import *
 
 Distance = Literal["mmd", "squared"]
@@ -83,8 +83,7 @@ class FRAugCode(FRAug):
         r = torch.as_tensor(self.rising(context), dtype=batch.z.dtype).clamp(max=0.5)
         share = r / (len(terms) - 1)
         terms["cross_entropy"] = (1 - r) * terms["cross_entropy"]
-        if self.batch_term:
-            terms["synthetic"] = share * terms["synthetic"]
+        terms["synthetic"] = share * terms["synthetic"]
         if self.ema_term:
             terms["synthetic_classes"] = share * terms["synthetic_classes"] / len(batch.y)
         return terms
@@ -109,10 +108,10 @@ class FRAugCode(FRAug):
         """Half of -(H(h(u^)) + mean over c of H(h(u^_c))) + beta (D(u^, u) + D(u^_c, u_c))."""
         u = self.fixed_features(net, batch.x)
         synthetic = self.synthesise(net, u, batch.y, context, 1.0)
-        terms: Terms = {}
-        if self.batch_term:
-            terms["rtnet_entropy"] = -entropy(net.head(synthetic.batch)).mean()
-            terms["rtnet_mmd"] = self.beta * self.gap(synthetic.batch, u)
+        terms = {
+            "rtnet_entropy": -entropy(net.head(synthetic.batch)).mean(),
+            "rtnet_mmd": self.beta * self.gap(synthetic.batch, u),
+        }
         if self.ema_term:
             terms["rtnet_entropy_classes"] = -entropy(net.head(synthetic.classes)).mean()
             terms["rtnet_mmd_classes"] = self.beta * self.gap(synthetic.classes, synthetic.prototypes)

@@ -39,7 +39,6 @@ class MOON(Projected):
     """FedAvg with a contrast of models; mu = 0 without projection is FedAvg."""
 
     paper: ClassVar[str] = "Li, He and Song, CVPR 2021, Eq. 4"
-    regulariser: ClassVar[str] = "mu"
     terms: ClassVar[tuple[str, ...]] = (*Projected.terms, "contrastive")
 
     mu: NonNegative = setting(1.0, help="weight of the contrastive term", source="Eq. 4", search=(0.01, 0.1, 1.0))

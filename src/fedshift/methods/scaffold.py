@@ -53,7 +53,8 @@ class SCAFFOLD(FedAvg):
     def check(self, train: Train) -> None:
         """Option II takes w_t - w_k for a sum of gradients, which it is under plain SGD alone."""
         if self.variate == "steps":
-            train.check_plain("SCAFFOLD takes (w_t - w_k) / (K lr) for a gradient, unless method.variate = 'gradient'")
+            why = "method.variate = 'steps' needs plain SGD, unlike method.variate = 'gradient'"
+            train.need(why, optimiser="sgd", momentum=0.0, clip="off")
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """FedAvg's parts, the server's control variate c, and each client's c_k, all 0 at first."""

@@ -147,7 +147,7 @@ def own_model(
     if not callable(what):
         raise FedshiftError(f"{type(what).__name__} is no module, nor a class or function that makes one.")
     with Streams(0).as_global("a module that is only looked at"):
-        without(made(what), head or "", look=True)
+        check_head(made(what), head or "")
     name = type(what).__name__ if isinstance(what, nn.Module) else getattr(what, "__name__", type(what).__name__)
     path = keep(what, name.strip("<>"), Path(folder).expanduser().resolve())
     return Own(path=str(path), head=head or "", dim=dim or 0)
@@ -176,21 +176,24 @@ def made(what: Any) -> nn.Module:
     return module
 
 
-def without(module: nn.Module, head: str, look: bool = False) -> nn.Module:
-    """A module with an identity in the place of a submodule; ``look`` only sees whether there is one.
+def without(module: nn.Module, head: str) -> nn.Module:
+    """A module with an identity in the place of a submodule.
 
     Raises:
         FedshiftError: it has no such submodule.
     """
-    if not head:
-        return module
-    known = [name for name, _ in module.named_modules() if name]
-    if head not in known:
-        raise UnknownNameError(f"submodule of {type(module).__name__} (head)", head, known)
-    if not look:
+    check_head(module, head)
+    if head:
         parent, _, name = head.rpartition(".")
         setattr(module.get_submodule(parent), name, nn.Identity())
     return module
+
+
+def check_head(module: nn.Module, head: str) -> None:
+    """Raise an error unless a module has a submodule."""
+    known = [name for name, _ in module.named_modules()]
+    if head not in known:
+        raise UnknownNameError(f"submodule of {type(module).__name__} (head)", head, known[1:])
 
 
 @torch.no_grad()
@@ -208,8 +211,7 @@ def check_output(module: nn.Module, shape: Shape) -> int:
                 "float32 (module.float()); a run that computes in another precision says so (train.precision)."
             )
     module.eval()
-    given: Any = None
-    refused: list[str] = []
+    given, refused = None, list[str]()
     dtypes = (torch.float32, torch.int64) if len(shape) == 1 else (torch.float32,)  # sequences may be of tokens
     for dtype in dtypes:
         try:
@@ -221,12 +223,10 @@ def check_output(module: nn.Module, shape: Shape) -> int:
     if given is None:
         sample = ", ".join(["B", *map(str, shape)])
         raise FedshiftError(f"Inputs ({sample}) do not fit the module {name}, {'; '.join(refused)}")
-    if not isinstance(given, Tensor):
-        raise FedshiftError(f"The module {name} gives a {type(given).__name__}; it should give a tensor (B, features).")
-    if given.ndim != 2 or len(given) != BATCH or given.dtype is not torch.float32:
-        sizes = ["B" if size == BATCH and not place else str(size) for place, size in enumerate(given.shape)]
+    if not isinstance(given, Tensor) or given.ndim != 2 or len(given) != BATCH or given.dtype is not torch.float32:
+        shaped = f"{given.dtype} of shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
         raise FedshiftError(
-            f"The module {name} gives {str(given.dtype).removeprefix('torch.')} of shape ({', '.join(sizes)}); it "
-            "should give features (B, F) in float32: end it with pooling or nn.Flatten()."
+            f"The module {name} gives {shaped} for {BATCH} inputs; it should give features (B, F) in float32: end it "
+            "with pooling or nn.Flatten()."
         )
     return int(given.shape[1])

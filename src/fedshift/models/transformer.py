@@ -287,19 +287,15 @@ class Reader(nn.Module):
         return {"inputs_embeds": x}, None
 
     def _pooled(self, outputs: Any, mask: Tensor | None) -> Tensor:
-        if self.pooling == "pooler":
-            pooled: Tensor | None = getattr(outputs, "pooler_output", None)
-            if pooled is None:
-                raise FedshiftError(
-                    f"model.pooling = 'pooler', but {type(self.network).__name__} pools nothing: --set "
-                    "model.pooling=mean"
-                )
-            return pooled.flatten(1)
-        hidden: Tensor = outputs.last_hidden_state
-        if hidden.ndim == 4 and self.pooling == "first":
+        name = "pooler_output" if self.pooling == "pooler" else "last_hidden_state"
+        hidden: Tensor | None = getattr(outputs, name, None)
+        if hidden is None or (hidden.ndim == 4 and self.pooling == "first"):
             raise FedshiftError(
-                f"model.pooling = 'first', but {type(self.network).__name__} gives maps: --set model.pooling=mean"
+                f"model.pooling = '{self.pooling}', which {type(self.network).__name__} does not give: --set "
+                "model.pooling=mean"
             )
+        if self.pooling == "pooler":
+            return hidden.flatten(1)
         if hidden.ndim == 4:
             hidden = hidden.flatten(2).transpose(1, 2)
         if self.pooling == "first":

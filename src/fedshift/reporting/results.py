@@ -303,7 +303,7 @@ class Results:
         name = self.runs[0].table["protocol"]["name"]
         if name not in PROTOCOLS:  # a plugin's, which is not imported for a report
             return role
-        protocol = PROTOCOLS.get(name).cls
+        protocol = PROTOCOLS.get(name)
         return protocol.test_label if role == "test" else protocol.validation_label
 
 

@@ -72,7 +72,8 @@ def audit(job: Job, outcome: Outcome, train: Samples, inputs: Inputs, initial: T
     Raises:
         AuditError: which client, round, exchange and tensor, and what it contains.
     """
-    returned = {name: tensor for name, tensor in outcome.up.items() if name in job.setup.returned(job.exchange)}
+    declaration = job.setup.declaration(job.exchange)
+    returned = {name: tensor for name, tensor in outcome.up.items() if name in declaration.returned}
     uploaded = {name: tensor for name, tensor in outcome.up.items() if name not in returned}
     public = [*job.down.values(), *initial.values()]
     before = list(_private(job.state.tensors, "as it was before", public))
@@ -80,7 +81,7 @@ def audit(job: Job, outcome: Outcome, train: Samples, inputs: Inputs, initial: T
     for of_samples in _of_samples(train, inputs):
         _search(job, outcome.up, [of_samples])
     _search(job, returned, before)
-    reveals = job.setup.reveals(job.exchange)
+    reveals = declaration.reveals
     for name, tensor in uploaded.items():
         revealed = reveals.get(name)
         _search(job, {name: tensor}, [each for each in (*before, *after) if not revealed or each.part != revealed])

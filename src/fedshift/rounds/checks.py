@@ -78,7 +78,7 @@ def check_answer(setup: Setup, answer: Answer, exchange: Exchange, where: str) -
         FedshiftError: the reply is not what the exchange declares.
     """
     check_scopes(setup, answer.up, exchange, "upload", where)
-    declared, up = setup.declared(exchange), answer.up
+    declared, up = setup.declaration(exchange).reply, answer.up
     about = f"The reply of {where} in the exchange '{exchange.name}'"
     missing, unknown = sorted(declared.keys() - up.keys()), sorted(up.keys() - declared.keys())
     if missing:
@@ -114,7 +114,7 @@ def check_numbers(setup: Setup, answer: Answer, exchange: Exchange, where: str, 
     """
     about = f"The reply of {where} in the exchange '{exchange.name}'"
     n = MOST_SAMPLES if samples is None else samples
-    for name, bound in setup.bounds(exchange).items():
+    for name, bound in setup.declaration(exchange).bounds.items():
         _check_counts_in(name, answer.up[name].cpu().double(), _most(bound, setup, exchange, n), bound, about)
     for name, tensor in answer.up.items():
         if name.endswith(VARIANCE) and (tensor < 0).any():
@@ -160,7 +160,7 @@ def _check_telemetry(setup: Setup, telemetry: Telemetry, exchange: Exchange, whe
     about = f"The telemetry of {where} in the exchange '{exchange.name}'"
     if telemetry and not setup.evaluate.telemetry:
         raise FedshiftError(f"{about} holds '{min(telemetry)}', though evaluate.telemetry = false: send none.")
-    declared = setup.telemetry(exchange)
+    declared = setup.declaration(exchange).telemetry
     if unknown := sorted(telemetry.keys() - declared.keys()):
         raise FedshiftError(
             f"{about} holds '{unknown[0]}'{_more(unknown)}, which no objective of the exchange declares: name it in "
@@ -199,7 +199,7 @@ def first_not_finite(tensors: Tensors) -> str:
 
 def _declared_down(setup: Setup, exchange: Exchange) -> Declared:
     """Type and shape of every tensor that all clients receive."""
-    like = setup.shapes.only(setup.sent(exchange))
+    like = setup.shapes.only(setup.declaration(exchange).sent)
     return {name: (setup.kept_as(name, tensor), tuple(tensor.shape)) for name, tensor in like.items()}
 
 

@@ -87,7 +87,7 @@ def excesses(
         answers: what each client received and sent, by id.
         limits: what is allowed.
     """
-    categories, worst = setup.categories(exchange), dict.fromkeys(answers, Excess(0.0, ""))
+    categories, worst = setup.declaration(exchange).categories, dict.fromkeys(answers, Excess(0.0, ""))
     groups: dict[Group, dict[int, _Size]] = defaultdict(dict)
     for client, (down, up) in answers.items():
         for group, size in _sizes(categories, down, up).items():

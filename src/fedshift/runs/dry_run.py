@@ -145,7 +145,7 @@ def _cost(simulation: Simulation, stage: Stage, step: float | None) -> StageCost
 
 def _replies(simulation: Simulation, exchange: Exchange, jobs: Sequence[Job]) -> Replies:
     """What clients would send without a step, where they declare no length or the server trains on it; else nothing."""
-    declared = simulation.setup.declared(exchange).values()
+    declared = simulation.setup.declaration(exchange).reply.values()
     of_any_length = any(None in shape for _, shape in declared)
     trained_on = any(isinstance(phase, Phase) and phase.samples is not None for phase in exchange.server)
     if not (of_any_length or trained_on):
@@ -160,7 +160,7 @@ def _replies(simulation: Simulation, exchange: Exchange, jobs: Sequence[Job]) ->
 
 def _declared_bytes(simulation: Simulation, exchange: Exchange) -> int:
     """The bytes of a reply whose tensors are all declared with their lengths."""
-    declared = simulation.setup.declared(exchange).items()
+    declared = simulation.setup.declaration(exchange).reply.items()
     return wire_bytes(tuple((name, dtype, cast(tuple[int, ...], shape)) for name, (dtype, shape) in sorted(declared)))
 
 

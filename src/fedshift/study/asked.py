@@ -188,24 +188,19 @@ def _changes(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
 
 def _document(source: str | Mapping[str, Any] | Experiment, changes: dict[str, Any]) -> Mapping[str, Any]:
     """The tables of a source; of the default one those for other data, if it is changed to these."""
+    if isinstance(source, Experiment):
+        tables = source.table()
+        for table in NAMED.keys() & changes.keys():  # is replaced: its defaults may not be the other's
+            stated = {"name", *getattr(source, table).changed()}
+            tables[table] = {name: value for name, value in tables[table].items() if name in stated}
+        return tables
     data = changes.get("data")
     name = data.get("name") if isinstance(data, Mapping) else data
-    if isinstance(source, Experiment):
-        return _stated(source, changes)
     if source != DEFAULT or name in (None, DEFAULT):
         return source if isinstance(source, Mapping) else read(source)
     changes.setdefault("name", name)
     protocol = "leave-one-domain-out" if "protocol.hold_out" in changes else "in-domain"
     return {**read(DEFAULT), "protocol": {"name": protocol}}  # its own held-out domain is none of theirs
-
-
-def _stated(source: Experiment, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables of an experiment; of an entry that is replaced without its defaults, which may not be the other's."""
-    tables = source.table()
-    for table in NAMED.keys() & changes.keys():
-        settings = {"name", *getattr(source, table).changed()}
-        tables[table] = {name: value for name, value in tables[table].items() if name in settings}
-    return tables
 
 
 def _chosen(option: str, value: Any) -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from fedshift.catalogue import built_in
 from fedshift.errors import FedshiftError
 from fedshift.experiments import load_plugins
 from fedshift.methods import METHODS
@@ -50,7 +51,7 @@ def rows(names: Sequence[str] | None = None) -> list[str]:
     if names is not None and not names:
         raise FedshiftError(f"No method is named: give some, such as {BASE}, or '{ALL}' for the published ones.")
     left_out = contents()["left_out"]
-    published = [name for name in METHODS if name not in left_out and METHODS.get(name).built_in]
+    published = [name for name in METHODS if name not in left_out and built_in(METHODS.get(name))]
     found = [each for name in (names or [ALL]) for each in (published if name == ALL else [name])]
     for name in found:
         METHODS.get(name)
@@ -62,7 +63,7 @@ def rows(names: Sequence[str] | None = None) -> list[str]:
 
 def exhibit_of_methods(methods: Sequence[str], plugins: Sequence[str], known: Sequence[Scenario]) -> Exhibit:
     """The benchmark's table; a user's plugins are a part of the runs of their own methods alone."""
-    its = [(name, [] if METHODS.get(name).built_in else [*plugins]) for name in methods]
+    its = [(name, [] if built_in(METHODS.get(name)) else [*plugins]) for name in methods]
     return Exhibit(
         name="benchmark",
         paper="",
@@ -287,7 +288,7 @@ def _accuracy(done: Benchmark) -> Table:
         columns += [scenario.title, f"{scenario.title} worst"] if scenario.worst else [scenario.title]
     rows = []
     for method in done.by_rank():
-        cells = [METHODS.get(method).paper]
+        cells = [METHODS.get(method).cited()]
         for scenario in done.columns:
             cells.append(_ranked(done, scenario, method))
             cells += [_text(done.mean(scenario.name, method, "worst"))] if scenario.worst else []

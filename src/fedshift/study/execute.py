@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from fedshift import files
+from fedshift.catalogue import built_in
 from fedshift.errors import DamagedError, DiskError, DivergedError, FedshiftError, FedshiftWarning, LockedError
 from fedshift.experiments import Experiment
-from fedshift.methods import METHODS
 from fedshift.reporting.results import REFUSED, Row
 from fedshift.runs import runner
 from fedshift.runs.dry_run import estimate
@@ -255,7 +255,7 @@ def why_lacking(error: Exception, experiments: Callable[[], Sequence[Experiment]
             Simulation(each)
     except FedshiftError as refusal:
         return Lacking(str(refusal), "refused")
-    if METHODS.get(asked[0].method_name).built_in:
+    if built_in(type(asked[0].method)):
         return None
     name = "" if isinstance(error, FedshiftError) else f"{type(error).__name__}: "
     return Lacking(f"{name}{error}", "failed")

@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from fedshift.catalogue import Catalogue, Entry, From
+from fedshift.catalogue import Catalogue, From
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import DEFAULT_NAMES, NAMED, Experiment, load_plugins
 from fedshift.methods import METHODS
@@ -116,13 +116,13 @@ def _placed(value: Any, folder: Path) -> Any:
 
 
 def _places(
-    table: Document, entries: list[Entry[Any]], choice: Catalogue[Any] | None = None
-) -> Iterator[tuple[Document, list[Entry[Any]], Catalogue[Any] | None]]:
-    """A table and those in it: each with the entries whose settings it has, and the catalogue that it names them of."""
-    yield table, entries, choice
+    table: Document, classes: list[type[Spec]], choice: Catalogue[Any] | None = None
+) -> Iterator[tuple[Document, list[type[Spec]], Catalogue[Any] | None]]:
+    """A table and those in it: each with the classes whose settings it has, and the catalogue that it names them of."""
+    yield table, classes, choice
     for name, value in list(table.items()):
-        owner = next((entry for entry in entries if name in entry.settings()), None)
-        mark = owner.cls.nested().get(name) if owner else None
+        owner = next((cls for cls in classes if name in cls.settings()), None)
+        mark = owner.nested().get(name) if owner else None
         if not isinstance(value, dict):
             continue
         if owner and isinstance(mark, From):
@@ -130,16 +130,16 @@ def _places(
             inner = [mark.catalogue.get(each) for each in names if each in mark.catalogue]
             yield from _places(value, inner, mark.catalogue)
         elif mark:
-            yield from _places(value, [Entry(mark.cls)])
+            yield from _places(value, [mark.cls])
         elif choice is METHODS and name in METHODS:  # [method.fedsr], say
             yield from _places(value, [METHODS.get(name)], METHODS)
 
 
 def _given(document: Document) -> Iterator[tuple[Document, str, type[Spec]]]:
     """The settings that a document gives and that are no tables: the table of each, its name, and its class."""
-    for table, entries, _ in _places(document, [Entry(Experiment)]):
+    for table, classes, _ in _places(document, [Experiment]):
         for name, value in list(table.items()):
-            owner = next((entry.cls for entry in entries if name in entry.settings()), None)
+            owner = next((cls for cls in classes if name in cls.settings()), None)
             if owner and not (name in owner.nested() and isinstance(value, dict)):
                 yield table, name, owner
 
@@ -184,15 +184,15 @@ def _change(document: Document, where: Sequence[str], value: Any) -> list[str]:
 def _change_entry(document: Document, where: Sequence[str], entry: Document) -> list[str]:
     """Put an entry in the place of another, of which only what every entry of the catalogue has stays."""
     held = _table(document, where)
-    places = _places(document, [Entry(Experiment)])
-    entries, choice = next(((entries, choice) for table, entries, choice in places if table is held), ([], None))
+    places = _places(document, [Experiment])
+    classes, choice = next(((classes, choice) for table, classes, choice in places if table is held), ([], None))
     kept: Document = {}
     if choice is not None and entry.keys() == {"name"}:
-        new, old = _as_list(entry["name"]), [each.name for each in entries]
-        settings = {name for each in new for name in choice.get(str(each)).settings()}
+        new = [choice.get(str(name)) for name in _as_list(entry["name"])]
+        settings = {name for cls in new for name in cls.settings()}
         stays = {*getattr(choice.base(), "common", choice.base().settings())} & settings
         stays |= {*(_own_tables(document) if choice is METHODS else ())}
-        again = all(name in old for name in new)
+        again = all(cls in classes for cls in new)
         kept = {name: value for name, value in held.items() if again or name in stays}
     _table(document, where[:-1])[where[-1]] = kept | entry
     return [name for name in held if name not in (*kept, *entry, "name")]
@@ -218,7 +218,7 @@ def _methods(document: Mapping[str, Any]) -> Iterator[Document]:
     check_names(given, dict.fromkeys(known), f"method] for {', '.join(names)}")
     for name, entry in entries.items():
         common = {field: value for field, value in given.items() if field in entry.settings()}
-        yield {"name": name, **entry.presets.get(str(preset), {}), **common, **own.get(name, {})}
+        yield {"name": name, **entry.published().get(str(preset), {}), **common, **own.get(name, {})}
 
 
 def _product(table: Document) -> Iterator[Document]:

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
-from fedshift.catalogue import From
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import Experiment
 from fedshift.methods import METHODS
@@ -166,7 +165,7 @@ def in_words(search: Search) -> str:
 
 
 def settings_of(experiment: Experiment) -> dict[str, Setting]:
-    """Every setting that can be searched, by dotted name; not those that a variant fixes."""
+    """Every setting that can be searched, by dotted name."""
     return {
         key: setting
         for table in SEARCHED
@@ -176,8 +175,8 @@ def settings_of(experiment: Experiment) -> dict[str, Setting]:
 
 
 def _settings(owner: Spec, name: str, prefix: str) -> Iterator[tuple[str, Setting]]:
-    spec, mark = getattr(owner, name), owner.nested()[name]
-    for field in mark.catalogue.entry_of(spec).settings() if isinstance(mark, From) else spec.settings():
+    spec = getattr(owner, name)
+    for field in spec.settings():
         if field in spec.nested():
             yield from _settings(spec, field, f"{prefix}.{field}")
         else:

@@ -23,8 +23,7 @@ Choices, where the paper leaves something open:
   the mean.
 - q_i = N_i / N in Eq. 3 weighs clients by their samples, as all rows of the paper do: put it on, and compare it with, a
   base of ``weighting = "samples"``.
-- ``local_weight``: 1 with a federated index and 5 with a global one (Tables 1 and 7), or App. D.2's other rule: the
-  weight of the base's own regulariser, 1 if it has none.
+- ``local_weight``: 1 with a federated index and 5 with a global one (Tables 1 and 7).
 - The cohort that is remembered is the one that answered. A client that missed the index has zeros for vectors and
   counts as one sample: similar to nobody, it is sampled and weighed as if all were equally far.
 """
@@ -63,8 +62,8 @@ class Client2Vec(Method):
     local_form: Literal["mean", "sum"] = setting(
         "mean", help="||z_P B_f||_1: mean over clients, of norm 1, or sum over clients as they are", source="Eq. 4: sum"
     )
-    local_weight: NonNegative | Literal["strategy", "base"] = setting(
-        "strategy", help="weight of use 3: 1 (federated index) or 5 (global); base: the base's own weight", source="D.2"
+    local_weight: NonNegative | None = setting(
+        None, help="weight of use 3; by default 1 with a federated index and 5 with a global one", source="Tables 1, 7"
     )
     compared: Literal["both", "feature", "label"] = setting(
         "both", help="which parts of the index similarity compares", source="Table 2"
@@ -223,11 +222,8 @@ class Client2Vec(Method):
         return {f"index_{name}": weight * terms[name] for name in self._local_names()}
 
     def _weight(self) -> float:
-        if self.local_weight == "strategy":
-            return 5.0 if getattr(self.index, "strategy", "") == "global" else 1.0
-        if self.local_weight == "base":
-            return float(getattr(self.base, self.base.regulariser)) if self.base.regulariser else 1.0
-        return self.local_weight
+        by_index = 5.0 if getattr(self.index, "strategy", "") == "global" else 1.0
+        return by_index if self.local_weight is None else self.local_weight
 
 
 def sample_counts(state: ServerState, cohort: Sequence[int]) -> Tensor:

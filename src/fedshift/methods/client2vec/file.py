@@ -10,7 +10,6 @@ from fedshift.methods.client2vec.encoder import Encoder
 from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, ClientIndex
 from fedshift.methods.client2vec.offline import Offline
 from fedshift.page import *
-from fedshift.spec import fixed
 
 
 class IndexFile(ClientIndex):

@@ -17,7 +17,6 @@ from fedshift.methods.client2vec.encoder import Encoder
 from fedshift.methods.client2vec.index import ClientIndex
 from fedshift.methods.client2vec.offline import Offline
 from fedshift.page import *
-from fedshift.spec import fixed
 
 
 class FeatureAverage(ClientIndex):

@@ -1,21 +1,38 @@
-"""What ``fedshift federation init`` makes and prints."""
+"""What ``fedshift federation init``, ``demo`` and ``rehearse`` do and print."""
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from shlex import join
+from shlex import join, quote
 from typing import Any
 
-from fedshift.cli.federation_serve import say
+import typer
+
+from fedshift.cli.console import interruptible, open_console, print_report
 from fedshift.cli.options import listed, warnings_as_notes
 from fedshift.deployment import shell
-from fedshift.deployment.agreement import FederationSettings
-from fedshift.deployment.folders import COORDINATOR, SITES, check_new, for_institutions, make, planned, schema
+from fedshift.deployment.demo import (
+    IMAGES_PER_CLASS,
+    carried_out,
+    carry_out,
+    difference,
+    experiment,
+    members,
+    planned_demo,
+)
+from fedshift.deployment.demo import rehearse as simulate
+from fedshift.deployment.federation_toml import FederationSettings
+from fedshift.deployment.folders import check_new, for_institutions, make, planned, schema
+from fedshift.deployment.shell import COORDINATOR, SITES
 from fedshift.errors import FedshiftError, FedshiftWarning
 from fedshift.experiments import Experiment
 from fedshift.files import check_folder
+from fedshift.reporting.live import LiveProgress
+from fedshift.reporting.units import clock
+from fedshift.runs.run import Run
 from fedshift.study import api
 from fedshift.written import parse_assignments
 
@@ -64,19 +81,19 @@ def init(
     chosen, known = for_institutions(told, found), found._asdict()
     domains = known.pop("domains")
     members = FederationSettings(name=folder.name, sites=named, address=address, **known)
-    files = planned(folder, members, chosen, domains)
+    files = planned(members, chosen, domains)
     if not dry_run:
         make(folder, files)
     for line in [*_made(folder, files, members), *_changes(told, chosen)]:
-        say(line)
+        typer.echo(line)
     if dry_run:
-        say("Nothing was written.")
+        typer.echo("Nothing was written.")
         return
     coordinator, site = str(folder / COORDINATOR), str(folder / SITES / named[0])
-    say("\nNext:")
+    typer.echo("\nNext:")
     for command in (["fedshift", "federation", "check", site], [*shell.SERVE, coordinator], [*shell.JOIN, site]):
-        say(f"  {join(command)}")
-    say(f"All commands, in order: {folder / 'README.md'}")
+        typer.echo(f"  {join(command)}")
+    typer.echo(f"All commands, in order: {folder / 'README.md'}")
 
 
 def _without_target(experiment: Experiment, sites: Sequence[str]) -> Experiment:
@@ -134,3 +151,74 @@ def _made(folder: Path, files: Iterable[str], members: FederationSettings) -> It
     if others := members.sites[1:]:
         yield f"  {', '.join(f'{SITES}/{name}/' for name in others)}: as {site}"
     yield f"  {', '.join(name for name in inside if '/' not in name)}"
+
+
+# On one machine ---------------------------------------------------------------------------------------
+
+
+def demo(to: Path, method: str, rounds: int, sites: int) -> None:
+    """Make a federation, carry out its run with real processes, and print what came of it.
+
+    Args:
+        to: the folder that is made.
+        method: its method.
+        rounds: its rounds.
+        sites: how many take part.
+
+    Raises:
+        FedshiftError: the folder exists, or something that was started ends too early.
+    """
+    folder = to.expanduser().resolve()
+    if folder.exists() or folder.is_symlink():
+        raise FedshiftError(
+            f"'{folder}' exists. Give another folder with --to, or remove it. What is in it goes on by the commands of "
+            "its README.md."
+        )
+    chosen, named, console = experiment(method, rounds), members(sites), open_console()
+
+    began = time.monotonic()
+    typer.echo(f"Making '{folder}': a coordinator, and {', '.join(named)} with {10 * IMAGES_PER_CLASS} digits each ...")
+    with interruptible("; nothing is left."):
+        make(folder, planned_demo(chosen, named))
+    readme = folder / "README.md"
+    with interruptible(f", and every process is ended. The run goes on by the commands in '{readme}'."):
+        run = carry_out(folder, typer.echo, console)
+    took = time.monotonic() - began
+    print_report(api.load(run.path), run.path)
+    typer.echo(f"All of it took {clock(took)} minutes. Every process is ended. What to look at next:")
+    for line in (
+        f"  {readme}: the same by hand, in {sites + 2} terminals or on several machines",
+        f"  {folder / SITES / next(iter(named))}: all that a site has; what-leaves.md says what may leave it",
+        f"  fedshift federation sent {quote(str(folder / SITES / next(iter(named))))}",
+        f"  fedshift federation rehearse {quote(str(folder))}",
+    ):
+        typer.echo(line)
+
+
+def rehearse(folder: Path) -> None:
+    """Carry out a federation's run as a simulation, print its report, and hold its weights against the federation's.
+
+    Args:
+        folder: the federation's.
+
+    Raises:
+        FedshiftError: it cannot be carried out.
+    """
+    again = f". `fedshift federation rehearse {quote(str(folder))}` goes on from the last checkpoint."
+    with interruptible(again), LiveProgress(1) as progress:
+        run = simulate(folder, progress)
+    print_report(api.load(run.path), run.path)
+    typer.echo(compared(run, carried_out(folder)))
+
+
+def compared(run: Run, theirs: Run) -> str:
+    """How the weights compare with those of the federation's run."""
+    if not theirs.finished:
+        return f"The federation's own run, '{theirs.path}', is not finished: there are no weights to compare yet."
+    apart = difference(run, theirs)
+    if not apart:
+        return "Compared with the federation's own run: equal weights, bit for bit."
+    return (
+        f"Compared with the federation's own run: weights differ by {apart:.2g} at most. Sites that were away, other "
+        "numbers of threads and other machines make such differences."
+    )

@@ -1,0 +1,101 @@
+"""federation.toml, which is the same at every member: who takes part, what a sample is, how long is waited for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Ge, Le
+
+from fedshift.clients.names import check_names as check_spelling
+from fedshift.deployment.shell import check_address
+from fedshift.errors import FedshiftError, needs
+from fedshift.spec import FolderName, NonNegative, Spec, setting
+from fedshift.written import read_toml
+
+FEDERATION = "federation.toml"
+Seconds = Annotated[float, Ge(1), Le(10**7)]
+Megabytes = Annotated[int, Ge(1), Le(2000)]
+
+
+class FederationSettings(Spec):
+    """federation.toml: who takes part, what a sample is, and how long is waited for whom."""
+
+    section: ClassVar[str] = FEDERATION
+
+    name: FolderName = setting(help="what the federation is called")
+    sites: tuple[FolderName, ...] = setting(help="the institutions' names; their order numbers the clients")
+    shape: tuple[int, ...] = setting(help="the shape of a sample, such as [1, 28, 28]")
+    classes: tuple[str, ...] = setting(help="the classes' names; a site may lack some")
+    columns: tuple[tuple[str, ...], ...] = setting(
+        (), help="of a table that is prepared, each column's name, and after it the categories of one that is no number"
+    )
+    address: str = setting(help="host and port at which sites reach the coordinator's SuperLink")
+    deadline: Seconds = setting(600.0, help="seconds that sites have for an exchange; a later answer is not merged")
+    wait: Seconds = setting(600.0, help="seconds that the coordinator waits for sites to connect before a run")
+    largest: Megabytes = setting(1000, help="megabytes of a message at most")
+    environments: tuple[str, ...] = setting(
+        (), help="the environments that every site scores, where the data bring their own; none: each site's is its own"
+    )
+    norm_factor: NonNegative = setting(
+        20.0, help="how many times the median norm of its cohort an update may have to be merged; 0: any"
+    )
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            FedshiftError: one is wrong.
+        """
+        super().__post_init__()
+        for kind, names in (("site", self.sites), ("class", self.classes), ("environment", self.environments)):
+            check_spelling(kind, dict.fromkeys(names, "in federation.toml"))
+        if len(set(self.sites)) < len(self.sites) or not self.sites:
+            raise FedshiftError(f"sites = {list(self.sites)}: give at least one site, each once.")
+        if 0 < self.norm_factor <= 1:
+            raise FedshiftError(
+                f"norm_factor = {self.norm_factor:g} in federation.toml would leave out every update above the median: "
+                "give a factor above 1, such as 20, or 0 for no comparison."
+            )
+        if len(self.classes) < 2 or not self.shape or min(self.shape) < 1:
+            raise FedshiftError("federation.toml needs two classes at least, and a shape of numbers from 1.")
+        if self.columns and (not all(self.columns) or self.shape != (len(self.columns),)):
+            raise FedshiftError(
+                f"federation.toml: shape = {list(self.shape)}, but columns names {len(self.columns)} of them; name "
+                "each column of a sample."
+            )
+        check_address(self.address, "address")
+
+
+def read_federation(folder: Path, required: Sequence[str] = ()) -> FederationSettings:
+    """Read a member's federation.toml; its experiment, which plugins may be part of, is not read.
+
+    Args:
+        folder: the member's.
+        required: files that the member's processes need in it, besides Flower.
+
+    Raises:
+        FedshiftError: a file is missing, or wrong.
+    """
+    if required:
+        with needs("flower", "A federation"):
+            import flwr  # noqa: F401
+    federation = FederationSettings(**read_member_file(folder / FEDERATION))
+    for file in required:
+        if not (folder / file).is_file():
+            raise FedshiftError(f"'{folder / file}' does not exist. Is this the folder of the right member?")
+    return federation
+
+
+def read_member_file(path: Path) -> dict[str, Any]:
+    """A file of a member's folder.
+
+    Raises:
+        FedshiftError: it is missing, or no TOML.
+    """
+    if not path.is_file():
+        raise FedshiftError(
+            f"'{path}' does not exist: give the folder of a member, as `fedshift federation init` makes them."
+        )
+    return read_toml(path)
