@@ -29,9 +29,8 @@ from fedshift.deployment.demo import carried_out, rehearse
 from fedshift.deployment.supervisor import Processes, free_port
 from fedshift.errors import FedshiftError
 from fedshift.reporting.units import bytes_text
-from fedshift.runs.folder import RunFolder
-from fedshift.runs.progress import Progress
-from fedshift.runs.schema import seconds_of
+from fedshift.runs.events import Progress, seconds_of
+from fedshift.runs.run import Run
 
 SITES = ("0", "15", "30")
 MODELS: Mapping[str, Sequence[str]] = {
@@ -77,7 +76,7 @@ def on_flower(folder: Path) -> tuple[Rows, dict[str, float]]:
         return measured(started, run)
 
 
-def measured(started: Processes, run: RunFolder) -> tuple[Rows, dict[str, float]]:
+def measured(started: Processes, run: Run) -> tuple[Rows, dict[str, float]]:
     """What log files say of a run on Flower; the first round, which scores nothing, is left out."""
     events = [line for line in lines(run.path / "events.jsonl") if line.get("what") == "answered"]
     logs = {site: lines(started.folder / "sites" / site / "log.jsonl") for site in SITES}

@@ -29,7 +29,7 @@ from conftest import TINY
 from federated import SITES
 from fedshift.deployment.supervisor import listens
 from fedshift.errors import FedshiftError
-from fedshift.runs.folder import RunFolder
+from fedshift.runs.run import Run
 from fedshift.study.grid import expand, override
 from loopback import DATA, EXECUTOR, GATE, SERVER, SUPERLINK, SUPERNODE, Loopback, events, loopback
 from test_flower import as_replayed, missing
@@ -64,7 +64,7 @@ class Kill:
 class Killer:
     """Kills processes of a federation whose run goes on, and starts again what has ended."""
 
-    def __init__(self, federation: Loopback, run: RunFolder, random: Random) -> None:
+    def __init__(self, federation: Loopback, run: Run, random: Random) -> None:
         self.federation, self.run, self.random = federation, run, random
         self.kills: list[Kill] = []
         self.started = time.monotonic()
@@ -138,7 +138,7 @@ def as_markdown(killer: Killer, command: str) -> str:
         "",
         f"{len(killer.kills)} kills, `fedshift federation run` typed {killer.runs} times; "
         f"{len(missing(killer.run))} of "
-        f"{len(SITES) * len(killer.run.records())} answers are missing, each on record. The run ended with the weights "
+        f"{len(SITES) * len(killer.run.records)} answers are missing, each on record. The run ended with the weights "
         "of one that nothing disturbs but these absences, bit for bit.",
         "",
         f"    {command}",

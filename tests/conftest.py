@@ -39,17 +39,15 @@ from fedshift.engines.banks import Resident
 from fedshift.engines.engine import Engine, Outcome, Question, Score
 from fedshift.engines.sequential import Sequential
 from fedshift.experiments import Experiment, load_plugins
-from fedshift.manifest import Manifest, write_file
+from fedshift.manifest import write_file
 from fedshift.rounds.ledger import Direction, Ledger
 from fedshift.runs import runner
-from fedshift.runs.checkpoint import Execution
-from fedshift.runs.folder import RunFolder
-from fedshift.runs.listener import Listener
+from fedshift.runs.checkpoint import Execution, Summary
+from fedshift.runs.events import Progress, RunEvents
 from fedshift.runs.lockstep import advance
-from fedshift.runs.machine import environment
-from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.recorder import Recorder
-from fedshift.runs.records import Record
+from fedshift.runs.run import Run
+from fedshift.runs.schema import Record
 from fedshift.runs.selection import summary
 from fedshift.runs.simulation import Simulation
 from fedshift.study.grid import expand, override
@@ -155,13 +153,8 @@ class AfterRound(Progress):
     def __init__(self, call: Callable[[int], None]) -> None:
         self.call = call
 
-    def begin(self, outlook: Outlook) -> RunProgress:
-        def after(position: int, bytes_down: int, bytes_up: int) -> None:
-            self.call(position)
-
-        run = RunProgress()
-        run.round = after  # type: ignore[method-assign]  # a test's own
-        return run
+    def after_round(self, run: str, position: int) -> None:
+        self.call(position)
 
 
 def interrupt_after(last: int) -> Progress:
@@ -192,9 +185,9 @@ def net_of(simulation: Simulation) -> Net:
     return resident(simulation).client.net
 
 
-def go_on(simulation: Simulation, engine: Engine | None = None, listener: Listener | None = None) -> None:
+def go_on(simulation: Simulation, engine: Engine | None = None, events: RunEvents | None = None) -> None:
     """Carry out the next round."""
-    for error in advance([simulation], engine or engine_of(simulation), {simulation: listener or Listener()}).values():
+    for error in advance([simulation], engine or engine_of(simulation), {simulation: events or RunEvents()}).values():
         raise error
 
 
@@ -289,9 +282,9 @@ def simulate(
 
 def attach(simulation: Simulation, path: Path) -> Recorder:
     """Keep client states and checkpoints in a folder, and go on from the newest one there."""
-    folder = RunFolder(path)
+    folder = Run(path)
     if not folder.begun:
-        RunFolder.create(simulation.experiment, path)
+        Run.create(simulation.experiment, path)
     recorder = Recorder(folder, simulation.coordinator, simulation.evaluation.read, simulation.site)
     recorder.begin({})
     return recorder
@@ -303,18 +296,18 @@ def save(recorder: Recorder) -> None:
     recorder.keep_only(recorder.position)
 
 
-def resume(folder: RunFolder, progress: Progress | None = None) -> None:
+def resume(folder: Run, progress: Progress | None = None) -> None:
     """Carry a run on; what goes wrong is raised."""
     _, failed = runner.resume(runner.below(folder.path), progress or Progress())
     for error in failed.values():
         raise error
 
 
-def results(folder: RunFolder) -> tuple[Any, ...]:
+def results(folder: Run) -> tuple[Any, ...]:
     """What must be equal of runs that are: records, messages, weights, and all state of the last checkpoint."""
     checkpoint = folder.checkpoint
     assert checkpoint is not None
-    unequal = ("timings.jsonl", "environment.json")  # what a run took, and where
+    unequal = ("timings.jsonl",)  # what a run took
     named = {name: each.digest for name, each in checkpoint.files.items() if name not in unequal}
     counted = checkpoint.model_dump(exclude={"engine", "together", "files"})  # which decide nothing but the last bits
     names = ("records.jsonl", "messages.json", "weights.safetensors")
@@ -334,26 +327,26 @@ def a_record(position: int, rows: Sequence[dict[str, Any]], **changes: Any) -> d
     return record | {"environments": list(rows)} | changes
 
 
-def add_record(folder: RunFolder, record: dict[str, Any]) -> None:
+def add_record(folder: Run, record: dict[str, Any]) -> None:
     """Record something in the folder of a run that is not finished."""
     files.append(folder.path / "records.jsonl", json.dumps(record))
 
 
-def a_folder(path: Path, experiment: Experiment, records: Sequence[dict[str, Any]]) -> RunFolder:
+def a_folder(path: Path, experiment: Experiment, records: Sequence[dict[str, Any]]) -> Run:
     """A finished run with made-up records."""
-    folder = RunFolder.create(experiment, path)
+    folder = Run.create(experiment, path)
     inputs = {"augment": False, "normalise": False, "vocabulary": []}
     nobody: dict[str, Any] = {"clients": {}, "domains": {}, "samples": {}, "environments": []}
     texts = {
-        "environment.json": json.dumps(environment()),
         "data.json": json.dumps(
             {"shape": [], "classes": [], "columns": [], "type": "Inputs", "inputs": inputs, **nobody}
         ),
         "messages.json": "{}",
         "records.jsonl": "".join(json.dumps(record) + "\n" for record in records),
         "timings.jsonl": "",
-        "summary.json": json.dumps({"selected": summary(records) if records else {}, "notes": []}),
     }
     named = {name: write_file(path / name, text.encode()) for name, text in texts.items()}
-    Manifest(run=folder.identity.fingerprint, files=named).write(path / "manifest.json")
+    selected = summary(records) if records else {}
+    done = Summary(run=folder.identity.fingerprint, files=named, selected=selected, notes=[])
+    done.write(path / "summary.json")
     return folder

@@ -23,7 +23,7 @@ from fedshift.deployment.federation_toml import FederationSettings
 from fedshift.deployment.supervisor import Processes, environment, free_port
 from fedshift.experiments import Experiment
 from fedshift.files import write
-from fedshift.runs.folder import RunFolder
+from fedshift.runs.run import Run
 
 CLASSES = ("class 0", "class 1", "class 2")
 SAMPLES = "data/samples.npz"  # in each site's folder, of its samples alone
@@ -51,12 +51,12 @@ class Loopback:
         for site in SITES:
             self.processes.start_site(site)
 
-    def agree(self, experiment: Experiment) -> RunFolder:
+    def agree(self, experiment: Experiment) -> Run:
         """Give every member another experiment; the folder of its run, which is not there yet."""
         for member in (self.processes.coordinator, *(self.folder / "sites" / site for site in SITES)):
             write(member / EXPERIMENT, tomli_w.dumps(experiment.table()))
         agreement = Agreement.read(self.processes.coordinator)
-        return RunFolder(self.processes.coordinator / "runs" / agreement.run)
+        return Run(self.processes.coordinator / "runs" / agreement.run)
 
     def begin_run(self) -> None:
         """Begin the run, or go on with it; whoever still watches it from before stops."""
@@ -191,7 +191,7 @@ def samples(path: Path, seed: int) -> None:
     np.savez(path, x=x.astype("float32"), y=y, classes=np.array(CLASSES))
 
 
-def events(run: RunFolder, kind: str = "site") -> list[dict[str, Any]]:
+def events(run: Run, kind: str = "site") -> list[dict[str, Any]]:
     """What a run has told of, of one kind."""
     path = run.path / "events.jsonl"
     lines = path.read_bytes().splitlines() if path.exists() else []

@@ -35,7 +35,7 @@ from fedshift.deployment.turns import MOST_REPLACED
 from fedshift.deployment.wire import Done, Failed, Join, Joined, Reply, Work
 from fedshift.errors import DamagedError, DiskError, FedshiftError
 from fedshift.rounds.coordinator import Coordinator
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.study.grid import expand, override
 from reference import small
 from refusal import refuses
@@ -266,7 +266,7 @@ def test_a_coordinator_cannot_have_many_models_scored(make: Make, tmp_path: Path
     run = coordinate(folder / "coordinator", link, Progress())
     assert len(scored) == 238  # 119 at each of the two positions
     assert set(map(str, scored)) == {str(Failed(site, "order"))}
-    assert run.records()[-1]["environments"]
+    assert run.records[-1]["environments"]
 
 
 def test_a_coordinator_cannot_have_other_weights_trained_at_one_position(shared: Site):
@@ -331,7 +331,7 @@ def test_scores_have_three_decimals_and_none_is_of_few_samples(make: Make, tmp_p
     folder = members(tmp_path, make({**small("fedavg"), **IN_DOMAIN}))
     set_site(folder, "gray", min_scored=5)  # it holds three samples back for validation, and six for the test
     run = coordinate(folder / "coordinator", Local(folder), Progress())
-    last = run.records()[-1]
+    last = run.records[-1]
     rows = last["environments"]
     assert all(row[name] == round(row[name], 3) for row in rows for name in ("accuracy", "loss"))
     assert {(row["environment"], row["role"]) for row in rows if row["environment"] == "gray"} == {("gray", "test")}
@@ -372,7 +372,7 @@ def test_a_thief_of_a_sites_key_is_in_quarantine_until_the_operator_confirms_it(
 
     link.change = change
     run = coordinate(folder / "coordinator", link, Progress())
-    missing = [each for record in run.records() for each in record.get("missing", [])]
+    missing = [each for record in run.records for each in record.get("missing", [])]
     assert {each["client"] for each in missing} == {"dark"}
     assert [each["round"] for each in missing] == [1, 2, 3, 4]
     assert all("cannot prove what it replied before" in each["why"] for each in missing)
@@ -404,7 +404,7 @@ def test_a_site_that_could_not_read_what_it_should_takes_part_when_that_is_mende
 
     link.change = change
     run = coordinate(folder / "coordinator", link, Progress())
-    missing = [each for record in run.records() for each in record.get("missing", [])]
+    missing = [each for record in run.records for each in record.get("missing", [])]
     assert {(each["client"], each["round"]) for each in missing} == {("gray", 2)}
     assert not any("prove" in each["why"] for each in missing)
 

@@ -17,8 +17,8 @@ from fedshift.cli.app import app
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import load_plugins
 from fedshift.methods import METHODS
-from fedshift.runs.lock import locked
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
+from fedshift.runs.run import locked
 from fedshift.study import benchmark as benchmarking
 from fedshift.study import execute
 from fedshift.study.benchmark import (
@@ -313,9 +313,9 @@ class Heard(Progress):
     def __init__(self) -> None:
         self.begun: list[str] = []
 
-    def begin(self, outlook):
-        self.begun.append(outlook.name)
-        return super().begin(outlook)
+    def handle(self, run, event):
+        if event.kind == "begin":
+            self.begun.append(run)
 
 
 def test_a_benchmark_is_carried_out_once_and_goes_on_where_it_was(
@@ -355,7 +355,7 @@ def test_files_hold_what_the_tables_say(on_tiny_data: StudyPlan):
     done = carry_out_benchmark(replace(on_tiny_data, scenarios=on_tiny_data.scenarios[:1]), Progress())
     written = {path.name: path for path in done.write()}
     assert [*written] == [f"benchmark.{kind}" for kind in ("md", "csv", "json", "png", "html")]
-    assert written["benchmark.md"].read_text() == done.table()
+    assert written["benchmark.md"].read_text() == done.table
     lines = [*csv.DictReader(written["benchmark.csv"].read_text().splitlines())]
     accuracies = [line for line in lines if line["column"] == "accuracy"]
     assert [line["seed"] for line in accuracies] == ["1", "2", "1", "2"]
@@ -371,7 +371,7 @@ def test_files_hold_what_the_tables_say(on_tiny_data: StudyPlan):
     ((study,), (fedprox,)) = (done.chosen["tiny-sgd", method] for method in ("fedavg", "fedprox"))
     assert (study.trials, study.seeds) == (2, [0])
     assert {*fedprox.settings} == {"train.lr", "method.mu"}
-    assert f"| fedavg | Tiny | dark | train.lr = {study.settings['train.lr']:.4g} |" in done.table()
+    assert f"| fedavg | Tiny | dark | train.lr = {study.settings['train.lr']:.4g} |" in done.table
     assert "Chosen settings" in page
     assert "Chosen settings" not in str(done)  # which is for a terminal
 

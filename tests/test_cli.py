@@ -31,7 +31,7 @@ from fedshift.methods import METHODS
 from fedshift.models import MODELS
 from fedshift.runs import runner
 from fedshift.runs import simulation as simulation_module
-from fedshift.runs.folder import RunFolder
+from fedshift.runs.run import Run
 from fedshift.study.grid import expand, override
 from refusal import refuses
 
@@ -65,7 +65,7 @@ def test_every_command_helps_with_examples():
 def test_run_writes_a_folder_a_table_and_a_report(experiment_file: Path, tmp_path: Path):
     output = ok("run", str(experiment_file), "--method", "fedsr", "--set", "method.l2r=0.05")
     (folder,) = (tmp_path / "runs" / "tiny").iterdir()
-    assert {"experiment.toml", "records.jsonl", "summary.json", "messages.json", "environment.json", "report.html"} <= {
+    assert {"experiment.toml", "records.jsonl", "summary.json", "messages.json", "run.json", "report.html"} <= {
         path.name for path in folder.iterdir()
     }
     assert "l2r = 0.05" in (folder / "experiment.toml").read_text()
@@ -92,7 +92,7 @@ def test_resume_and_report(experiment_file: Path, tmp_path: Path):
     ok("run", str(experiment_file))
     (folder,) = (tmp_path / "runs" / "tiny").iterdir()
     before = (folder / "records.jsonl").read_bytes()
-    (folder / "manifest.json").unlink()
+    (folder / "summary.json").unlink()
     assert "goes on from round 2" in ok("resume", str(tmp_path / "runs"))
     assert (folder / "records.jsonl").read_bytes() == before
     assert "fedavg" in ok("report", str(tmp_path / "runs"), "--to", str(tmp_path / "all.html"))
@@ -135,9 +135,9 @@ def test_auto_is_chosen_once_and_a_resumed_run_keeps_it(
     )
     with pytest.raises(KeyboardInterrupt):
         runner.start(experiment, interrupt_after(2))
-    folder = RunFolder.open(runner.run_path(experiment))
+    folder = Run.open(runner.run_path(experiment))
     resume(folder)
-    assert folder.times().engines == ("vectorised on 1 thread",)
+    assert folder.times.engines == ("vectorised on 1 thread",)
     assert next(choices).engine == "sequential"  # nobody asked again
 
 
@@ -354,7 +354,7 @@ def test_a_method_that_cannot_run_is_a_row_with_its_reason(
     assert isinstance(result.exception, FedshiftError)  # as after a run that diverged
     assert "2 of 3 runs failed" in str(result.exception)
     folders = (path for path in (tmp_path / "runs" / "tiny").iterdir() if path.is_dir())
-    assert len([folder for folder in folders if RunFolder(folder).finished]) == 1
+    assert len([folder for folder in folders if Run(folder).finished]) == 1
     page = (tmp_path / "runs" / "tiny" / "report.html").read_text()
     for output in (forecast, result.output):
         for method, reason in (("scaffold", "train.momentum = 0.9"), ("fedlc", "'logit' extra")):

@@ -27,7 +27,7 @@ from fedshift.core.tensors import Replies, Tensors
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import can_fork
 from fedshift.methods.fedavg import FedAvg
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.runs.simulation import Simulation
 from refusal import refuses
 from test_engines import assert_agree, engine_named

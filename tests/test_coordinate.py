@@ -29,9 +29,9 @@ from fedshift.deployment.journal import Scoring
 from fedshift.deployment.leaving import of_replies
 from fedshift.deployment.wire import Done, Failed, Join, Joined, Reply, SiteScore, Work, read_reply
 from fedshift.errors import FedshiftError
-from fedshift.runs.folder import RunFolder
-from fedshift.runs.progress import Progress
-from fedshift.runs.records import Record
+from fedshift.runs.events import Progress
+from fedshift.runs.run import Run
+from fedshift.runs.schema import Record
 from fedshift.study.grid import expand, override
 from reference import EVERY_METHOD, small
 from refusal import refuses
@@ -41,13 +41,13 @@ IN_DOMAIN = {"protocol": {"name": "in-domain"}, "train.min_answers": 0.5, "evalu
 POOLED = ("centralised",)  # which no federation can carry out
 
 
-def alike(run: RunFolder, other: RunFolder, records: bool = True) -> None:
+def alike(run: Run, other: Run, records: bool = True) -> None:
     """Two runs end with the same shared weights, and have the same records."""
     ours, theirs = load_file(run.weights_file), load_file(other.weights_file)
     assert {name for name in theirs if name not in ours} <= {name for name in theirs if name.startswith("client.")}
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
     if records:
-        assert as_sent(run.records()) == as_sent(other.records())
+        assert as_sent(run.records) == as_sent(other.records)
         assert run.messages == other.messages
 
 
@@ -64,7 +64,7 @@ def test_every_method_ends_with_the_bits_of_a_simulation(make: Make, tmp_path: P
 
     run, simulated = coordinate(folder / "coordinator", Local(folder, watch), Progress()), rehearse(folder, Progress())
     alike(run, simulated, records=False)
-    assert list(map(of_both, as_sent(run.records()))) == list(map(of_both, as_sent(simulated.records())))
+    assert list(map(of_both, as_sent(run.records))) == list(map(of_both, as_sent(simulated.records)))
     assert run.messages == simulated.messages
     assert_private(name, watched, b"\0".join(replies), replies)
 
@@ -160,13 +160,13 @@ LIES: dict[str, tuple[Lie, str]] = {
 
 
 @pytest.fixture(scope="module")
-def without_dark(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def without_dark(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run in whose second round the site 'dark' does not answer."""
     return lying(tmp_path_factory.mktemp("away"), absent("dark", 2))
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_a_site_that_lies_is_not_merged_and_the_run_goes_on(without_dark: RunFolder, tmp_path: Path, name: str):
+def test_a_site_that_lies_is_not_merged_and_the_run_goes_on(without_dark: Run, tmp_path: Path, name: str):
     """The others' answers alone make the model, as if the liar had been absent; it is on record, with the reason."""
     lie, reason = LIES[name]
 
@@ -216,7 +216,7 @@ def test_a_reply_that_was_sent_before_is_not_merged(tmp_path: Path, proven: bool
     if proven:
         check_missing(run, "exchange 'train' of round 1 of the stage 'train'")
     else:
-        missing = [each for record in run.records() for each in record.get("missing", [])]
+        missing = [each for record in run.records for each in record.get("missing", [])]
         assert [(each["client"], each["round"]) for each in missing] == [("dark", 2), ("dark", 3)]
         assert all("fedshift federation confirm dark" in each["why"] for each in missing)
 
@@ -301,7 +301,7 @@ def test_environments_that_nobody_agreed_on_are_not_scored(tmp_path: Path):
         return altered(reply, invented) if site == "dark" and isinstance(done, Done) and done.scores else reply
 
     run = lying(tmp_path, change)
-    last = run.records()[-1]
+    last = run.records[-1]
     assert {row["environment"] for row in last["environments"]} == set(SITES)
     refused = [each for each in last["unscored"] if each["environment"].startswith("ward-")]
     assert len(refused) == 20
@@ -339,16 +339,16 @@ def absent(site: str, position: int) -> Callable[[str, bytes, bytes], bytes | Aw
     return change
 
 
-def lying(folder: Path, change: Callable[[str, bytes, bytes], bytes | Away]) -> RunFolder:
+def lying(folder: Path, change: Callable[[str, bytes, bytes], bytes | Away]) -> Run:
     """FedAvg over three rounds, where what one site replies is changed on the way."""
     (experiment,) = expand(override(TINY, {**small("fedavg"), **IN_DOMAIN, "train.rounds": 3}))
     members(folder, experiment, federation={"largest": 1})
     return coordinate(folder / "coordinator", Local(folder, change), Progress())
 
 
-def check_missing(run: RunFolder, reason: str) -> None:
+def check_missing(run: Run, reason: str) -> None:
     """Exactly one answer is missing, that of the site 'dark' in the second round, for a reason."""
-    missing = [each for record in run.records() for each in record.get("missing", [])]
+    missing = [each for record in run.records for each in record.get("missing", [])]
     (one,) = missing
     assert (one["client"], one["round"]) == ("dark", 2)
     assert reason in one["why"]
@@ -418,8 +418,8 @@ def test_a_coordinator_that_is_killed_while_sites_score_has_the_same_model_score
     with pytest.raises(KeyboardInterrupt):
         coordinate(folder / "coordinator", Local(folder, change), Progress())
     run = coordinate(folder / "coordinator", Local(folder, change), Progress())
-    assert [each["client"] for record in run.records() for each in record.get("missing", [])] == ["dark"]
-    assert [record.get("unscored") for record in run.records()] == [None] * 3
+    assert [each["client"] for record in run.records for each in record.get("missing", [])] == ["dark"]
+    assert [record.get("unscored") for record in run.records] == [None] * 3
 
 
 def test_a_run_that_is_begun_anew_with_other_answers_is_an_error(make: Make, tmp_path: Path):
@@ -467,7 +467,7 @@ def test_a_site_that_comes_back_goes_on_from_its_own_state(make: Make, tmp_path:
 
     link.change = change
     run = coordinate(folder / "coordinator", link, Progress())
-    missing = [each for record in run.records() for each in record.get("missing", [])]
+    missing = [each for record in run.records for each in record.get("missing", [])]
     assert [(each["client"], each["round"], each["why"]) for each in missing] == [("gray", 2, "offline")]
     states = sorted((folder / "sites" / "gray" / "state").glob("*/*@*.safetensors"), key=position_of)
     assert position_of(states[-1]) == (4, 0)
@@ -527,7 +527,7 @@ def test_what_is_optional_is_left_out_by_a_site_that_refuses_it(make: Make, tmp_
     folder = members(tmp_path, make({**small("fedavg"), **IN_DOMAIN}))
     set_site(folder, "gray", refuse=["count", "statistic", "embedding"])
     run = coordinate(folder / "coordinator", Local(folder), Progress())
-    last = run.records()[-1]
+    last = run.records[-1]
     assert {row["environment"] for row in last["environments"]} == {"dark", "light"}
     assert set(last["terms"]) == {"dark", "light"}
     assert {each["site"] for each in last["unscored"]} == {"gray"}
@@ -560,7 +560,7 @@ def test_a_target_site_is_scored_and_never_trains(make: Make, tmp_path: Path):
     folder = members(tmp_path, make({**small("fedsr"), **held_out, "evaluate.batch": 6}))
     run = coordinate(folder / "coordinator", link := Local(folder), Progress())
     alike(run, rehearse(folder, Progress()))
-    assert {row["environment"]: row["role"] for row in run.records()[-1]["environments"]} == {
+    assert {row["environment"]: row["role"] for row in run.records[-1]["environments"]} == {
         "dark": "validation",
         "gray": "validation",
         "light": "test",
@@ -618,8 +618,8 @@ def test_a_run_that_nobody_scores_ends_with_its_weights(make: Make, tmp_path: Pa
         set_site(folder, site, refuse=["statistic"])
     run = coordinate(folder / "coordinator", Local(folder), Progress())
     assert run.finished
-    assert run.records() == []
-    assert any("there is no record" in note for note in run.summary.notes)
+    assert run.records == []
+    assert any("there is no record" in note for note in run.final.notes)
     alike(run, rehearse(folder, Progress()), records=False)
 
 
@@ -628,4 +628,4 @@ def test_half_of_the_sites_take_part_in_a_round(make: Make, tmp_path: Path):
     folder = members(tmp_path, make({**small("feddyn"), **IN_DOMAIN, "train.participation": 0.4, "train.rounds": 4}))
     run = coordinate(folder / "coordinator", Local(folder), Progress())
     alike(run, rehearse(folder, Progress()))
-    assert not any(record.get("missing") for record in run.records())
+    assert not any(record.get("missing") for record in run.records)

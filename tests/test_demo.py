@@ -27,7 +27,7 @@ from fedshift.deployment.sent import read_sent
 from fedshift.deployment.site_data import site_data
 from fedshift.deployment.supervisor import Processes, free_port
 from fedshift.errors import FedshiftError
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from refusal import refuses
 
 IN_DOMAIN = {"protocol": {"name": "in-domain"}, "train.rounds": 2, "evaluate.batch": 6}
@@ -205,8 +205,8 @@ def test_the_demonstration_with_real_processes(tmp_path: Path):
     ):
         assert words in done.stdout
     assert (run.path / "report.html").is_file()
-    assert [record["round"] for record in run.records()] == [1, 2]
-    assert {row["environment"] for row in run.records()[0]["environments"]} == set(CITIES[:2])
+    assert [record["round"] for record in run.records] == [1, 2]
+    assert {row["environment"] for row in run.records[0]["environments"]} == set(CITIES[:2])
     assert difference(run, rehearse(folder, Progress())) == 0.0
     assert "Messages: 4 of" in said("sent", str(folder / "sites/oslo"))
-    assert run.experiment().evaluate.every == EXPERIMENT["evaluate"]["every"]
+    assert run.experiment_to_go_on().evaluate.every == EXPERIMENT["evaluate"]["every"]

@@ -15,7 +15,7 @@ from fedshift.engines.lane import shorten, steps_of_job
 from fedshift.engines.sequential import Sequential
 from fedshift.methods import METHODS
 from fedshift.runs.dry_run import estimate
-from fedshift.runs.listener import Listener
+from fedshift.runs.events import RunEvents
 from fedshift.runs.lockstep import advance
 from fedshift.runs.simulation import Simulation
 from fedshift.study.grid import expand, override
@@ -34,7 +34,7 @@ def example() -> list[Any]:
     return Simulation(experiment).example()
 
 
-class Steps(Listener):
+class Steps(RunEvents):
     """Counts steps."""
 
     taken = 0

@@ -9,8 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from conftest import TINY, Make, a_record, a_row, interrupt_after, results
 from federated import Local, as_sent, kill_after, members
@@ -21,10 +19,9 @@ from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.demo import rehearse
 from fedshift.experiments import Experiment
 from fedshift.runs import runner
-from fedshift.runs.folder import RunFolder
-from fedshift.runs.patience import best_of, end_early
-from fedshift.runs.progress import Progress
-from fedshift.runs.recorder import Recorder
+from fedshift.runs.events import Progress
+from fedshift.runs.run import Run
+from fedshift.runs.selection import best_of, end_early
 from fedshift.runs.simulation import Simulation, make_federated
 from fedshift.study.grid import expand, override
 from fedshift.study.tune import Budget, search_all
@@ -75,16 +72,6 @@ def test_by_hand():
     assert ended(scores, patience=2, min_delta=0.2) == 3
 
 
-@given(scores=st.lists(st.integers(0, 20), min_size=1, max_size=30), patience=st.integers(1, 6))
-def test_it_ends_after_the_first_so_many_evaluations_without_a_new_best(scores: list[int], patience: int):
-    """The definition written out: no score among the last so many is above the largest before them."""
-    shares = [score / 20 for score in scores]
-    ends = [
-        n for n in range(patience + 1, len(shares) + 1) if max(shares[n - patience : n]) <= max(shares[: n - patience])
-    ]
-    assert ended(shares, patience) == min(ends, default=0)
-
-
 @pytest.mark.parametrize("metric", ["auroc", "calibration-error-15"])
 def test_nothing_is_waited_for_while_no_round_has_a_score(metric: str):
     """Patience 2 and 0.2 at first in round 4: undefined again in rounds 5 and 6, which are not better, it ends at 6.
@@ -104,63 +91,63 @@ def test_nothing_is_waited_for_while_no_round_has_a_score(metric: str):
 EARLY = {"train.rounds": 14, "train.patience": 2, "evaluate.every": 1, "run.checkpoint_every": 3, "train.lr": 0.2}
 
 
-def carried_out(experiment: Experiment) -> RunFolder:
+def carried_out(experiment: Experiment) -> Run:
     return runner.start(experiment, Progress())
 
 
-def without_chain(folder: RunFolder) -> list[dict[str, Any]]:
-    return [{name: value for name, value in record.items() if name != "ended"} for record in folder.records()]
+def without_chain(folder: Run) -> list[dict[str, Any]]:
+    return [{name: value for name, value in record.items() if name != "ended"} for record in folder.records]
 
 
 @pytest.fixture(scope="module")
-def early(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def early(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run that ends early."""
     (experiment,) = expand(override(TINY, {**EARLY, "run.out": str(tmp_path_factory.mktemp("early"))}))
     return carried_out(experiment)
 
 
-def test_a_run_ends_early_and_says_where_and_why(early: RunFolder):
-    records = early.records()
+def test_a_run_ends_early_and_says_where_and_why(early: Run):
+    records = early.records
     assert 2 < records[-1]["position"] < 14
     assert [bool(record.get("ended")) for record in records] == [False] * (len(records) - 1) + [True]
     number = records[-1]["round"]
     assert f"after round {number} of 14: no better validation score than " in records[-1]["ended"]
-    assert early.summary.ended == {"train": records[-1]["ended"]}
-    assert early.summary.selected["last"]["position"] == number
+    assert early.final.ended == {"train": records[-1]["ended"]}
+    assert early.final.selected["last"]["position"] == number
     assert early.damage() == ""
     assert f"The stage 'train' ended early {records[-1]['ended']}." in load(early.path).notes()
 
 
-def test_until_there_it_is_the_run_that_it_would_be(make: Make, early: RunFolder):
+def test_until_there_it_is_the_run_that_it_would_be(make: Make, early: Run):
     """A run of as many rounds has the same weights, and one without patience the same records."""
-    rounds = early.records()[-1]["round"]
+    rounds = early.records[-1]["round"]
     through = carried_out(make({**EARLY, "train.patience": "off"}))
-    assert without_chain(early) == through.records()[:rounds]
+    assert without_chain(early) == through.records[:rounds]
     short = carried_out(make({**EARLY, "train.patience": "off", "train.rounds": rounds}))
     assert early.weights_file.read_bytes() == short.weights_file.read_bytes()
     assert early.messages == short.messages
 
 
 @pytest.mark.parametrize("last", [1, 3, 5])
-def test_killed_anywhere_it_ends_as_it_would(tmp_path: Path, early: RunFolder, last: int):
+def test_killed_anywhere_it_ends_as_it_would(tmp_path: Path, early: Run, last: int):
     (experiment,) = expand(override(TINY, {**EARLY, "run.out": str(tmp_path)}))
-    last = min(last, early.records()[-1]["round"])
+    last = min(last, early.records[-1]["round"])
     with pytest.raises(KeyboardInterrupt):
         runner.start(experiment, interrupt_after(last))
-    folder = RunFolder(runner.run_path(experiment))
+    folder = Run(runner.run_path(experiment))
     runner.resume(runner.below(folder.path), Progress())
     assert results(folder) == results(early)
-    assert folder.summary.ended == early.summary.ended
+    assert folder.final.ended == early.final.ended
 
 
 def test_the_next_stage_goes_on_from_there(make: Make):
     """FTFA's fine-tuning follows the stage that has ended, from its model; positions count rounds that were done."""
     folder = carried_out(make({**EARLY, "method": {"name": "ftfa", "finetune_steps": 2}}))
-    records = folder.records()
+    records = folder.records
     *_, last, tuned = records
     assert last["ended"]
     assert (tuned["stage"], tuned["round"], tuned["position"]) == ("finetune", 1, last["position"] + 1)
-    assert {*folder.summary.ended} == {"train"}
+    assert {*folder.final.ended} == {"train"}
 
 
 # Runs that advance together -----------------------------------------------------------------------
@@ -181,26 +168,18 @@ def group_in(out: Path) -> list[Experiment]:
 
 
 @pytest.fixture(scope="module")
-def whole_group(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
+def whole_group(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     folders, failed = runner.run_all(group_in(tmp_path_factory.mktemp("group")), Progress())
     assert not failed
     return folders
 
 
-def lengths(folders: Sequence[RunFolder]) -> list[int]:
-    return [folder.records()[-1]["position"] for folder in folders]
-
-
-def test_runs_of_a_stack_end_where_each_would(whole_group: list[RunFolder]):
-    """All save when one of them leaves, and once in four rounds: ten times, which tests below count on."""
-    assert lengths(whole_group) == [6, 7, 9]
-    assert all(folder.finished for folder in whole_group)
+def lengths(folders: Sequence[Run]) -> list[int]:
+    return [folder.records[-1]["position"] for folder in folders]
 
 
 @pytest.mark.parametrize("rounds", [2, 15, 19, 22])
-def test_a_stack_that_some_have_left_is_resumed_to_the_same_bits(
-    tmp_path: Path, whole_group: list[RunFolder], rounds: int
-):
+def test_a_stack_that_some_have_left_is_resumed_to_the_same_bits(tmp_path: Path, whole_group: list[Run], rounds: int):
     """And nobody hears that a mate is gone, who was at its end."""
     with pytest.raises(KeyboardInterrupt):
         runner.run_all(group_in(tmp_path), interrupt_after_all(rounds))
@@ -213,26 +192,6 @@ def test_a_stack_that_some_have_left_is_resumed_to_the_same_bits(
     assert not [note for note in noted if "last digits" in note]
 
 
-@pytest.mark.parametrize("stops", ["save", "keep_only"])
-@pytest.mark.parametrize("after", [3, 6, 8])
-def test_killed_while_a_run_leaves_all_go_back_to_one_position(
-    tmp_path: Path, whole_group: list[RunFolder], monkeypatch: pytest.MonkeyPatch, stops: str, after: int
-):
-    plain, left = getattr(Recorder, stops), [after]
-
-    def stopping(self: Recorder, *arguments: Any) -> None:
-        if not left[0]:
-            raise KeyboardInterrupt
-        left[0] -= 1
-        plain(self, *arguments)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Recorder, stops, stopping)
-        runner.run_all(group_in(tmp_path), Progress())
-    folders, _ = runner.resume(runner.below(tmp_path), Progress())
-    assert [results(folder) for folder in folders] == [results(folder) for folder in whole_group]
-
-
 # Elsewhere ----------------------------------------------------------------------------------------
 
 
@@ -241,10 +200,10 @@ def test_a_federation_ends_where_a_simulation_does(make: Make, tmp_path: Path, m
     changes = {**EARLY, "protocol": {"name": "in-domain"}, "evaluate.batch": 6, "method": method}
     folder = members(tmp_path / "trial", make(changes))
     run, simulated = coordinate(folder / "coordinator", Local(folder), Progress()), rehearse(folder, Progress())
-    assert run.summary.ended
-    assert as_sent(run.records()) == as_sent(simulated.records())
+    assert run.final.ended
+    assert as_sent(run.records) == as_sent(simulated.records)
     assert run.messages == simulated.messages
-    assert run.summary.ended == simulated.summary.ended
+    assert run.final.ended == simulated.final.ended
 
 
 @pytest.mark.parametrize("answers", [10, 25])
@@ -255,7 +214,7 @@ def test_a_coordinator_that_is_killed_ends_where_it_would(make: Make, tmp_path: 
     folder = members(tmp_path / "trial", experiment)
     kill_after(answers, folder)
     run, simulated = coordinate(folder / "coordinator", Local(folder), Progress()), rehearse(folder, Progress())
-    assert as_sent(run.records()) == as_sent(simulated.records())
+    assert as_sent(run.records) == as_sent(simulated.records)
     assert run.messages == simulated.messages
 
 
@@ -267,8 +226,8 @@ def test_trials_of_a_search_end_early_as_well(tmp_path: Path):
     (study,) = found.studies
     assert [trial.state for trial in study.trials] == ["complete"] * 3
     for trial in study.trials:
-        (run,) = (RunFolder(study.path / name) for name in trial.runs)
-        assert [position for position, _ in trial.curve] == [record["position"] for record in run.records()]
+        (run,) = (Run(study.path / name) for name in trial.runs)
+        assert [position for position, _ in trial.curve] == [record["position"] for record in run.records]
         assert trial.value == trial.curve[-1][1]
     assert min(trial.curve[-1][0] for trial in study.trials) < 14
 

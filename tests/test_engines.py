@@ -35,10 +35,10 @@ from fedshift.experiments import Experiment
 from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs import runner
-from fedshift.runs.folder import RunFolder
+from fedshift.runs.events import Progress
 from fedshift.runs.lockstep import advance
-from fedshift.runs.progress import Progress
-from fedshift.runs.records import Record
+from fedshift.runs.run import Run
+from fedshift.runs.schema import Record
 from fedshift.runs.simulation import Simulation
 from fedshift.spec import setting
 from fedshift.study.grid import expand, override
@@ -563,11 +563,11 @@ def table_of(document: dict[str, Any], out: Path, changes: dict[str, Any]) -> li
     return expand(override(document, {**TABLE, "run.out": str(out), **changes}))
 
 
-def lines(folder: RunFolder, name: str) -> list[Record]:
+def lines(folder: Run, name: str) -> list[Record]:
     return [json.loads(line) for line in (folder.path / name).read_text().splitlines()]
 
 
-def assert_same_folders(folders: Sequence[RunFolder], others: Sequence[RunFolder], exact: bool) -> None:
+def assert_same_folders(folders: Sequence[Run], others: Sequence[Run], exact: bool) -> None:
     assert [folder.path.name for folder in folders] == [folder.path.name for folder in others]
     for one, other in zip(folders, others, strict=True):
         assert other.finished
@@ -579,7 +579,7 @@ def assert_same_folders(folders: Sequence[RunFolder], others: Sequence[RunFolder
 
 
 @pytest.fixture(scope="module")
-def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
+def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     """The table's runs, each alone, with the reference engine."""
     experiments = table_of(TINY, tmp_path_factory.mktemp("alone"), {"run.together": 1})
     folders, failed = runner.run_all(experiments, Progress())
@@ -589,7 +589,7 @@ def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_runs_of_a_table_advance_together(
-    tiny_document: dict[str, Any], tmp_path: Path, one_by_one: list[RunFolder], name: str
+    tiny_document: dict[str, Any], tmp_path: Path, one_by_one: list[Run], name: str
 ):
     experiments = table_of(tiny_document, tmp_path / "together", {"run.engine": name})
     folders, failed = runner.run_all(experiments, Progress())
@@ -597,7 +597,7 @@ def test_runs_of_a_table_advance_together(
     assert_same_folders(one_by_one, folders, exact=name != "vectorised")
     for folder in folders:
         assert {line["together"] for line in lines(folder, "timings.jsonl")} == {3}
-        assert name in folder.times().engines[0]
+        assert name in folder.times.engines[0]
 
 
 @pytest.mark.parametrize("name", ["sequential", "vectorised"])
@@ -621,7 +621,7 @@ def test_a_run_that_diverges_leaves_the_others_of_its_group_alone(
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_run_that_was_interrupted_alone_goes_on_alone(
-    tiny_document: dict[str, Any], tmp_path: Path, one_by_one: list[RunFolder], name: str
+    tiny_document: dict[str, Any], tmp_path: Path, one_by_one: list[Run], name: str
 ):
     """One run is at round 2 when a comparison asks for it beside two that begin: those two advance together."""
     experiments = table_of(tiny_document, tmp_path / "runs", {"run.engine": name})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,21 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
 import torch
 from PIL import Image
 from torch import Tensor
 
 import fedshift
 import fresh
-from conftest import CNN_WITH_BN, TINY, AfterRound, Make, go_on, results, resume
+from conftest import TINY, AfterRound, Make, go_on, results, resume
 from fedshift.cli import app
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.samples import Samples
 from fedshift.errors import DivergedError
 from fedshift.runs import runner
-from fedshift.runs.folder import RunFolder
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
+from fedshift.runs.run import Run
 from fedshift.runs.simulation import Simulation
 from fedshift.study.api import load
 from fedshift.study.grid import expand, override, read
@@ -79,13 +77,6 @@ def test_the_message_names_the_value_and_the_fix(
     assert "\n" not in str(caught.value)
 
 
-def test_a_method_given_by_python_is_checked_too():
-    from fedshift.methods.fedsr import FedSR
-
-    with refuses("method.l2r = -1", "equal to 0"):
-        FedSR(l2r=-1)
-
-
 def test_an_experiment_file_that_is_missing_or_no_toml(tmp_path: Path):
     with refuses("'rotated-minst'", "'rotated-mnist'"):
         read("rotated-minst")
@@ -135,7 +126,7 @@ def test_a_loss_that_is_not_finite_names_its_place_and_keeps_the_checkpoint(make
 
     experiment = make({"train.rounds": 6, "run.checkpoint_every": 3})
     simulation = Simulation(experiment)
-    folder = RunFolder.create(experiment, runner.run_path(experiment))
+    folder = Run.create(experiment, runner.run_path(experiment))
     (error,) = runner.carry_out(
         [(simulation, folder)], simulation.choice(lambda text: None), AfterRound(poison)
     ).values()
@@ -163,29 +154,6 @@ class Noted(Progress):
         self.notes.append(text)
 
 
-@pytest.mark.parametrize("keep", [0, 7, 200, -1])
-def test_a_run_whose_checkpoint_is_damaged_is_made_again(make: Make, keep: int):
-    folder = unfinished(make(CNN_WITH_BN))
-    (file,) = folder.path.glob("checkpoint@*")
-    before, damaged = results(folder), file.read_bytes()[:keep]
-    file.write_bytes(damaged)
-    noted = Noted()
-    resume(folder, noted)
-    (note,) = noted.notes
-    assert re.search(r"made again from its first round, alone: .*checkpoint@2.safetensors' is damaged", note)
-    assert (folder.path / "damaged-1" / file.name).read_bytes() == damaged
-    assert results(folder) == before
-
-
-def test_a_checkpoint_of_another_experiment(make: Make):
-    folder, other = unfinished(make()), unfinished(make({"train.lr": 0.05}))
-    before = results(folder)
-    for file in other.path.glob("*-2.json"):
-        (folder.path / file.name).write_bytes(file.read_bytes())
-    resume(folder)
-    assert results(folder) == before
-
-
 def with_inputs(federation: FederatedData, client: int, change: Callable[[Tensor], Tensor]) -> FederatedData:
     """The federation with other inputs of one client."""
     clients = list(federation.clients)
@@ -194,10 +162,10 @@ def with_inputs(federation: FederatedData, client: int, change: Callable[[Tensor
     return replace(federation, clients=tuple(clients))
 
 
-def unfinished(experiment) -> RunFolder:
+def unfinished(experiment) -> Run:
     folder = runner.start(experiment, Progress())
-    (folder.path / "manifest.json").unlink()
-    return folder
+    (folder.path / "summary.json").unlink()
+    return Run(folder.path)
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(make: Make, monkeypatch: pytest.MonkeyPatch):
@@ -218,29 +186,10 @@ def test_a_full_disk_keeps_the_last_checkpoint(make: Make, monkeypatch: pytest.M
     with refuses("cannot be written", "No space left", "fedshift resume"):
         runner.start(experiment, AfterRound(fill))
     state["full"] = False
-    folder = RunFolder.open(runner.run_path(experiment))
+    folder = Run.open(runner.run_path(experiment))
     assert not list(folder.path.glob(".*.new"))
     resume(folder)
-    assert [record["position"] for record in folder.records()] == [1, 2, 3, 4, 5, 6]
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_full_standard_output_is_one_line_and_exit_code_1():
-    command = [sys.executable, "-m", "fedshift", "list"]
-    with open("/dev/full", "w") as full:  # noqa: PTH123
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.startswith("Error: ")
-    assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_really_full_device(tmp_path: Path):
-    from fedshift import files
-
-    (tmp_path / "records.jsonl").symlink_to("/dev/full")
-    with refuses("records.jsonl", "No space left", "fedshift resume"):
-        files.append(tmp_path / "records.jsonl", "x" * 100_000)
+    assert [record["position"] for record in folder.records] == [1, 2, 3, 4, 5, 6]
 
 
 def test_the_command_line_prints_one_message_and_exits_with_2():
@@ -303,15 +252,6 @@ def test_a_run_whose_memory_was_used_up_goes_on(make: Make):
     assert folder.damage() == ""
 
 
-def test_run_refuses_a_grid(tmp_path: Path, tiny_document: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
-    file = tmp_path / "grid.toml"
-    file.write_text(tomli_w.dumps(override(tiny_document, {"seed": [0, 1]})))
-    monkeypatch.setattr(sys, "argv", ["fedshift", "run", str(file)])
-    with pytest.raises(SystemExit) as stopped:
-        app.main()
-    assert stopped.value.code == 2
-
-
 def test_an_error_in_a_loss_says_where_it_happened(make: Make):
 
     from fedshift.methods.fedavg import FedAvg
@@ -350,9 +290,9 @@ def test_records_that_are_not_those_that_were_made(make: Make, cut: str, finishe
     folder = runner.start(make({"train.rounds": 4}), Progress())
     before, file = results(folder), folder.path / "records.jsonl"
     if not finished:
-        (folder.path / "manifest.json").unlink()
+        (folder.path / "summary.json").unlink()
     file.write_text("".join(CUTS[cut](file.read_text().splitlines(keepends=True))))
-    folder = RunFolder.open(folder.path)
+    folder = Run.open(folder.path)
     with refuses("records.jsonl", "`fedshift resume"):
         load(folder.path)
     noted = Noted()
@@ -362,42 +302,24 @@ def test_records_that_are_not_those_that_were_made(make: Make, cut: str, finishe
     assert load(folder.path).runs[0].summary["last"]["position"] == 4
 
 
-def test_records_of_another_run_are_not_taken(make: Make):
-    folder, other = (runner.start(make({"seed": seed}), Progress()) for seed in (0, 1))
-    for name in ("records.jsonl", "manifest.json"):
-        (folder.path / name).write_bytes((other.path / name).read_bytes())
-    with refuses("another run", "fedshift resume"):
-        load(folder.path)
-
-
 @pytest.mark.parametrize("finished", [True, False])
 def test_an_experiment_that_was_changed_after_its_run_began(make: Make, finished: bool):
     """Its folder is named after another one; [run] alone may be changed, which decides nothing."""
     folder = runner.start(make(), Progress()) if finished else unfinished(make())
     text = folder.experiment_file.read_text()
     folder.experiment_file.write_text(text.replace("checkpoint_every = 10", "checkpoint_every = 7"))
-    assert folder.table()["run"]["checkpoint_every"] == 7
+    assert Run(folder.path).table["run"]["checkpoint_every"] == 7
     folder.experiment_file.write_text(text.replace("lr = 0.1", "lr = 0.2"))
-    for ask in (folder.table, lambda: load(folder.path), folder.experiment):
+    for ask in (lambda: load(folder.path), Run(folder.path).experiment_to_go_on):
         with refuses("experiment.toml", "another experiment", "Undo"):
             ask()
-
-
-def test_an_experiment_that_was_changed_before_its_first_round(make: Make):
-    experiment = make()
-    folder = RunFolder.create(experiment, runner.run_path(experiment))
-    text = folder.experiment_file.read_text()
-    folder.experiment_file.write_text(text.replace("lr = 0.1", "lr = 0.2"))
-    with refuses("experiment.toml", "another experiment", "Undo"):
-        resume(folder)
-    assert not (folder.path / "records.jsonl").exists()
 
 
 def test_what_a_kill_before_the_beginning_leaves_is_no_obstacle(make: Make):
     experiment = make()
     path = runner.run_path(experiment)
     path.mkdir(parents=True)
-    (path / "environment.json").write_text("{}")
+    (path / "run.json").write_text("{}")
     (path / ".experiment.toml.999.new").write_text("name")
     assert runner.start(experiment, Progress()).finished
 
@@ -460,13 +382,3 @@ def test_one_bad_run_of_a_grid_does_not_keep_the_others_from_theirs(make: Make, 
 def test_nested_settings_name_themselves(make: Make, changes: dict[str, Any], words: list[str]):
     with refuses(*words):
         make(changes)
-
-
-def test_a_single_value_is_a_list_of_one(make: Make):
-    assert make({"model.hidden": 8}).model == make({"model.hidden": [8]}).model
-
-
-def test_an_empty_path_is_not_the_current_folder():
-    from fedshift.datasets.digits import Digits
-
-    assert Digits(photographs="").with_absolute_paths().photographs == ""

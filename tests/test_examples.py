@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import fedshift
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = {  # with the examples that each has

@@ -26,8 +26,8 @@ from fedshift.deployment.keys import Authority, site_pair
 from fedshift.deployment.supervisor import end, free_port, listens, start, with_parent
 from fedshift.deployment.wire import Work
 from fedshift.experiments import Experiment
-from fedshift.runs.folder import RunFolder
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
+from fedshift.runs.run import Run
 from loopback import DATA, EXECUTOR, GATE, PATIENCE, SERVER, SUPERLINK, SUPERNODE, Loopback, events, loopback
 from reference import small
 from test_coordinate import alike, position_of
@@ -181,7 +181,7 @@ def test_a_federation_on_flower(real: Experiments, tmp_path: Path, which: str):
 # What is compared ---------------------------------------------------------------------------------
 
 
-def as_simulated(federation: Loopback, run: RunFolder) -> None:
+def as_simulated(federation: Loopback, run: Run) -> None:
     """A run ended as the sequential engine does: weights, records, messages, and what each site keeps."""
     assert run.finished, federation.processes.log("run").read_text()[-4000:]
     simulated = rehearse(federation.folder, Progress())
@@ -189,7 +189,7 @@ def as_simulated(federation: Loopback, run: RunFolder) -> None:
     same_states(federation, run, lambda site: simulated.path / "clients")
 
 
-def same_states(federation: Loopback, run: RunFolder, other: Callable[[str], Path]) -> None:
+def same_states(federation: Loopback, run: Run, other: Callable[[str], Path]) -> None:
     """What each site's client keeps is what another folder has of it."""
     for number, site in enumerate(SITES):
         ours = last_state(federation.folder / "sites" / site / "state" / run.path.name, number)
@@ -204,7 +204,7 @@ def last_state(folder: Path, client: int) -> Mapping[str, torch.Tensor]:
     return load_file(states[-1]) if states else {}
 
 
-def as_replayed(federation: Loopback, run: RunFolder) -> None:
+def as_replayed(federation: Loopback, run: Run) -> None:
     """A run ended as one in this process does whose sites miss the same orders."""
     folder = federation.folder.with_name(f"replay-{run.path.name}")
     shutil.copytree(federation.folder, folder, ignore=shutil.ignore_patterns(*MADE_BY_RUNS))
@@ -216,7 +216,7 @@ def as_replayed(federation: Loopback, run: RunFolder) -> None:
 class Replay(Local):
     """Sites in this process that are away whenever one of another run was."""
 
-    def __init__(self, folder: Path, run: RunFolder) -> None:
+    def __init__(self, folder: Path, run: Run) -> None:
         super().__init__(folder)
         self.gone = {(each["client"], each["stage"], each["round"], each["exchange"]) for each in missing(run)}
 
@@ -230,14 +230,14 @@ class Replay(Local):
         return order is not None and (site, order.stage, order.round, order.exchange) in self.gone
 
 
-def happened(run: RunFolder, site: str) -> list[str]:
+def happened(run: Run, site: str) -> list[str]:
     """What a site did, or what happened to it."""
     return [event["what"] for event in events(run) if event["who"] == site]
 
 
-def missing(run: RunFolder) -> list[dict[str, Any]]:
+def missing(run: Run) -> list[dict[str, Any]]:
     """Every answer that a run went on without."""
-    return [each for record in run.records() for each in record.get("missing", [])]
+    return [each for record in run.records for each in record.get("missing", [])]
 
 
 # Who is refused -----------------------------------------------------------------------------------

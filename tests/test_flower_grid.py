@@ -39,8 +39,8 @@ from fedshift.deployment.keys import site_pair
 from fedshift.deployment.wire import Failed, Join, Joined
 from fedshift.errors import FedshiftError
 from fedshift.files import write
-from fedshift.runs.folder import RunFolder
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
+from fedshift.runs.run import Run
 from flower_grid import BUNDLE, MemoryGrid, bundle, client, registered
 from reference import ARCHETYPES, small
 from refusal import refuses
@@ -49,11 +49,11 @@ from test_coordinate import IN_DOMAIN, alike
 SECRET = "patient 4711"
 
 
-def run(folder: Path, grid: MemoryGrid) -> RunFolder:
+def run(folder: Path, grid: MemoryGrid) -> Run:
     """What the coordinator's executor does with its folder."""
     carry_out(folder / "coordinator", grid, BUNDLE)
     (only,) = (folder / "coordinator" / "runs").iterdir()
-    return RunFolder(only)
+    return Run(only)
 
 
 @pytest.mark.parametrize("name", ARCHETYPES)

@@ -15,27 +15,25 @@ from typer.testing import CliRunner
 
 import fedshift
 from conftest import TINY, Make, a_folder, a_record, a_row, interrupt_after, resume
-from fedshift import experiments as experiment_module
 from fedshift.cli.app import app
-from fedshift.content import code_digest, digest
 from fedshift.core import plugins
-from fedshift.experiments import Experiment
+from fedshift.experiments import Experiment, load_plugins
 from fedshift.manifest import digested_json
 from fedshift.reporting.comparison import Comparison
-from fedshift.runs import folder as folder_module
+from fedshift.runs import run as run_module
 from fedshift.runs import runner
-from fedshift.runs.folder import EXPERIMENT, RECORDS, RUN, TIMINGS, RunFolder, find
-from fedshift.runs.progress import Progress
-from fedshift.runs.run import Run
+from fedshift.runs.events import Progress
+from fedshift.runs.find import find
+from fedshift.runs.origin import EXPERIMENT, RECORDS, RUN, UntrustedError
+from fedshift.runs.run import TIMINGS, Run, locked
 from fedshift.runs.schema import Grid, GridRun
-from fedshift.runs.trust import UntrustedError
 from fedshift.study import api
 from fedshift.study.grid import expand, override
 from refusal import refuses
 
 FILES = [
-    *(RUN, EXPERIMENT, RECORDS, TIMINGS, "manifest.json", "summary.json", "messages.json", "data.json"),
-    *("environment.json", "weights.safetensors"),
+    *(RUN, EXPERIMENT, RECORDS, TIMINGS, "summary.json", "messages.json", "data.json"),
+    "weights.safetensors",
 ]
 PLUGIN = '''
 import fedshift
@@ -108,20 +106,10 @@ def test_a_plugin_that_is_imported_again_sees_what_its_folder_now_holds(
         "import fedshift\nfrom told_again import K\nfedshift.SEEN = getattr(fedshift, 'SEEN', ()) + (K,)\n"
     )
     monkeypatch.setattr(fedshift, "SEEN", (), raising=False)
-    experiment_module.load_plugins([str(plugin)])
+    load_plugins([str(plugin)])
     beside.write_text("K = 22\n")
-    experiment_module.load_plugins([str(plugin)])
+    load_plugins([str(plugin)])
     assert fedshift.SEEN == (1, 22)  # type: ignore[attr-defined]  # made by the plugin
-
-
-def test_a_plugin_alone_counts_as_its_file(tmp_path: Path):
-    plugin = tmp_path / "alone.py"
-    plugin.write_text("import json\nfrom os import path\nfrom . import nothing\n")
-    assert code_digest(plugin) == digest(plugin) != ""
-    plugin.write_text("no Python (")
-    assert code_digest(plugin) == digest(plugin)
-    assert code_digest(tmp_path / "missing.py") == ""
-    assert code_digest(tmp_path) == digest(tmp_path)
 
 
 def test_runs_that_differ_in_a_plugin_are_rows_of_their_own(tmp_path: Path):
@@ -149,15 +137,6 @@ def test_runs_that_differ_in_the_content_of_the_data_are_rows_of_their_own(tmp_p
     assert all(row.label.startswith("fedavg (path=photos ") for row in rows)
 
 
-def test_the_same_content_elsewhere_is_the_same_row(tmp_path: Path):
-    """A plugin under another path, with the same text: two seeds of one row."""
-    for seed in (0, 1):
-        experiment = plugged(tmp_path / str(seed) / "mine.py", tmp_path / "runs", seed=seed)
-        a_folder(runner.run_path(experiment), experiment, [judged("light", 0.5)])
-    (row,) = api.load(tmp_path / "runs").rows()
-    assert (row.label, len(row.runs)) == ("mine", 2)
-
-
 CHANGES: dict[str, list[Any]] = {
     "seed": [0, 1, 2],
     "protocol.hold_out": ["dark", "light"],
@@ -182,42 +161,33 @@ def test_rows_tell_apart_what_fingerprints_do_but_for_seed_and_held_out_domain(c
     assert (one.series == two.series) == all(chosen[name] == other[name] for name in CHANGES if name not in rows)
 
 
-def test_a_dry_run_tells_them_apart_as_well(tmp_path: Path):
-    one = plugged(tmp_path / "mine.py", tmp_path, version=1)
-    one.series  # noqa: B018  # is worked out before the file changes
-    one.contents  # noqa: B018
-    two = plugged(tmp_path / "mine.py", tmp_path, version=2, seed=1)
-    assert one.series != two.series
-    assert len(api.estimate([one, two])) == 2
-
-
 # What is noticed ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     out = tmp_path_factory.mktemp("finished")
     (experiment,) = expand(override(TINY, {"run.out": str(out)}))
     return runner.start(experiment, Progress())
 
 
 @pytest.fixture
-def folder(finished: RunFolder, tmp_path: Path) -> RunFolder:
+def folder(finished: Run, tmp_path: Path) -> Run:
     """A copy of a finished run."""
     shutil.copytree(finished.path, tmp_path / finished.path.name)
-    return RunFolder(tmp_path / finished.path.name)
+    return Run(tmp_path / finished.path.name)
 
 
-def reading(folder: RunFolder) -> list[Any]:
+def reading(folder: Run) -> list[Any]:
     """All that can be asked of a run."""
     run = Run.open(folder.path)
-    asked = (run.summary, run.records, run.notes, run.messages, run.table, folder.times(), folder.environment)
+    asked = (run.summary, run.records, run.notes, run.messages, run.table, folder.times, folder.environment)
     return [*asked, {name: tensor.tolist() for name, tensor in run.weights.items()}, run.model()]
 
 
-@pytest.mark.parametrize("name", sorted({*FILES} - {"environment.json"}))
+@pytest.mark.parametrize("name", sorted(FILES))
 @given(data=st.data())
-def test_a_change_to_any_byte_of_any_file_is_noticed(finished: RunFolder, name: str, data: Any):
+def test_a_change_to_any_byte_of_any_file_is_noticed(finished: Run, name: str, data: Any):
     """A flipped bit, a cut, or random bytes: whoever reads all of the run is told, with the file's name."""
     whole = (finished.path / name).read_bytes()
     place = data.draw(st.integers(0, len(whole) - 1))
@@ -236,24 +206,24 @@ def test_a_change_to_any_byte_of_any_file_is_noticed(finished: RunFolder, name: 
     try:
         (finished.path / name).write_bytes(changed)
         if same_settings:  # white space, a comment, or [run]
-            reading(RunFolder(finished.path))
+            reading(Run(finished.path))
             return
         with refuses(name):
-            reading(RunFolder(finished.path))
+            reading(Run(finished.path))
     finally:
         (finished.path / name).write_bytes(whole)
 
 
 @pytest.mark.parametrize("change", ["doubled", "first removed", "last removed"])
-def test_lines_of_times_that_were_added_or_removed_are_noticed(folder: RunFolder, change: str):
+def test_lines_of_times_that_were_added_or_removed_are_noticed(folder: Run, change: str):
     lines = (folder.path / TIMINGS).read_bytes().splitlines(keepends=True)
     changed = {"doubled": [lines[0], *lines], "first removed": lines[1:], "last removed": lines[:-1]}
     (folder.path / TIMINGS).write_bytes(b"".join(changed[change]))
     assert TIMINGS in folder.damage()
     with refuses(TIMINGS, "fedshift resume"):
-        folder.times()
+        _ = Run(folder.path).times
     runner.resume(runner.below(folder.path), Progress())
-    assert RunFolder(folder.path).damage() == ""
+    assert Run(folder.path).damage() == ""
     assert (folder.path / "damaged-1" / TIMINGS).exists()
 
 
@@ -262,7 +232,7 @@ def test_lines_of_times_that_were_added_or_removed_are_noticed(folder: RunFolder
 def test_what_was_asked_for_cannot_be_made_again(make: Make, name: str, finished: bool):
     folder = runner.start(make(), Progress())
     if not finished:
-        (folder.path / "manifest.json").unlink()
+        (folder.path / "summary.json").unlink()
     (folder.path / name).unlink()
     for carry_on in (
         lambda: runner.resume(runner.below(folder.path), Progress()),
@@ -273,7 +243,7 @@ def test_what_was_asked_for_cannot_be_made_again(make: Make, name: str, finished
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_pipe_in_the_place_of_a_file_is_an_error_at_once(folder: RunFolder, name: str):
+def test_a_pipe_in_the_place_of_a_file_is_an_error_at_once(folder: Run, name: str):
     """In a process of its own, since whoever opens a pipe waits for somebody who writes."""
     (folder.path / name).unlink()
     os.mkfifo(folder.path / name)
@@ -288,7 +258,7 @@ def test_a_pipe_in_the_place_of_a_file_is_an_error_at_once(folder: RunFolder, na
 
 def _read_all(path: Path, name: str) -> None:
     with refuses(name):
-        reading(RunFolder(path))
+        reading(Run(path))
 
 
 def _decides(text: bytes) -> Any:
@@ -300,22 +270,12 @@ def _decides(text: bytes) -> Any:
         return None
 
 
-def test_a_damaged_run_is_left_out_of_a_report_and_named(folder: RunFolder, make: Make, tmp_path: Path):
+def test_a_damaged_run_is_left_out_of_a_report_and_named(folder: Run, make: Make, tmp_path: Path):
     other = runner.start(make({"seed": 5, "run.out": str(tmp_path / "more")}), Progress())
     (folder.path / "records.jsonl").write_text("")
     comparison = api.load(tmp_path)
     assert comparison.folders == [other.path]
     assert any("A run is left out" in note and "records.jsonl" in note for note in comparison.notes())
-
-
-def test_a_damaged_run_is_made_again_by_a_comparison_too(make: Make):
-    experiment = make()
-    folder = runner.start(experiment, Progress())
-    before = (folder.path / "records.jsonl").read_bytes()
-    (folder.path / "records.jsonl").write_bytes(before[:-40])
-    runner.run_all([experiment], Progress())
-    assert (folder.path / "records.jsonl").read_bytes() == before
-    assert (folder.path / "damaged-1" / "records.jsonl").read_bytes() == before[:-40]
 
 
 # Who may run --------------------------------------------------------------------------------------
@@ -329,20 +289,20 @@ def test_a_refused_process_changes_nothing(make: Make):
     experiment = make({"train.rounds": 4, "run.checkpoint_every": 1})
     with pytest.raises(KeyboardInterrupt):
         runner.start(experiment, interrupt_after(2))
-    folder = RunFolder(runner.run_path(experiment))
+    folder = Run(runner.run_path(experiment))
     before = contents(folder.path)
     context = multiprocessing.get_context("fork")
-    locked, done = context.Event(), context.Event()
+    at_work, done = context.Event(), context.Event()
 
     def hold() -> None:
-        with folder.locked():
-            locked.set()
+        with locked(folder.path):
+            at_work.set()
             done.wait(60)
 
     other = context.Process(target=hold)
     other.start()
     try:
-        assert locked.wait(60)
+        assert at_work.wait(60)
         for refused in (lambda: resume(folder), lambda: runner.run_all([experiment], Progress())):
             with refuses("Another process", "wait"):
                 refused()
@@ -358,20 +318,20 @@ def test_a_refused_process_changes_nothing(make: Make):
 
 
 @pytest.fixture
-def from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[RunFolder, Path]:
+def from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, Path]:
     """An interrupted run whose plugin leaves a mark when it is imported; and that mark. This machine never ran it."""
     monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "their cache"))
     experiment = plugged(tmp_path / "mine.py", tmp_path / "runs", **{"train.rounds": 3, "run.checkpoint_every": 1})
     with pytest.raises(KeyboardInterrupt):
         runner.start(experiment, interrupt_after(2))
-    folder = RunFolder(runner.run_path(experiment))
+    folder = Run(runner.run_path(experiment))
     monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "our cache"))
     return folder, tmp_path
 
 
-def test_a_plugin_that_never_ran_here_needs_trust(from_elsewhere: tuple[RunFolder, Path]):
+def test_a_plugin_that_never_ran_here_needs_trust(from_elsewhere: tuple[Run, Path]):
     folder, _ = from_elsewhere
-    digest = folder.identity.plugins[folder.table()["plugins"][-1]]
+    digest = folder.identity.plugins[folder.table["plugins"][-1]]
     with refuses("mine.py'", f"digest {digest[:12]}", "--trust", error=UntrustedError):
         api.resume(folder.path, Progress())
     with pytest.raises(UntrustedError):
@@ -391,7 +351,7 @@ def test_who_ran_a_plugin_here_is_not_asked(tmp_path: Path, monkeypatch: pytest.
     assert not api.resume(tmp_path / "runs", Progress()).failed
 
 
-def test_a_plugin_that_changed_is_named(from_elsewhere: tuple[RunFolder, Path]):
+def test_a_plugin_that_changed_is_named(from_elsewhere: tuple[Run, Path]):
     folder, there = from_elsewhere
     (there / "mine.py").write_text("raise SystemExit('imported')")
     with refuses("mine.py'", "not what it was", "Restore"):
@@ -401,21 +361,14 @@ def test_a_plugin_that_changed_is_named(from_elsewhere: tuple[RunFolder, Path]):
         api.resume(folder.path, Progress(), trust=True)
 
 
-def test_reports_import_nothing(from_elsewhere: tuple[RunFolder, Path]):
+def test_reports_import_nothing(from_elsewhere: tuple[Run, Path]):
     folder, there = from_elsewhere
     (there / "mine.py").write_text("raise SystemExit('imported')")
     assert [row.label for row in Comparison.read([folder]).rows()] == ["mine"]
 
 
-def test_a_cache_that_cannot_be_written_remembers_no_plugin(from_elsewhere: Any, monkeypatch: pytest.MonkeyPatch):
-    folder, there = from_elsewhere
-    (there / "a file").write_text("")
-    monkeypatch.setenv("FEDSHIFT_CACHE", str(there / "a file"))
-    assert not api.resume(folder.path, Progress(), trust=True).failed
-
-
 @pytest.mark.parametrize("begun", [True, False])
-def test_a_plugin_that_is_hidden_from_the_question_is_not_imported(from_elsewhere: tuple[RunFolder, Path], begun: bool):
+def test_a_plugin_that_is_hidden_from_the_question_is_not_imported(from_elsewhere: tuple[Run, Path], begun: bool):
     """Digests are no signatures: whoever made the files can leave the plugin out of what is asked about."""
     folder, there = from_elsewhere
     plugin = there / "mine.py"
@@ -424,7 +377,7 @@ def test_a_plugin_that_is_hidden_from_the_question_is_not_imported(from_elsewher
         identity = folder.identity.model_copy(update={"plugins": {}})
         (folder.path / RUN).write_text(digested_json(identity.model_dump()))
     else:
-        run = GridRun(folder="a run", fingerprint="f", plugins={}, experiment=folder.table())
+        run = GridRun(folder="a run", fingerprint="f", plugins={}, experiment=folder.table)
         (there / "plan").mkdir()
         (there / "plan/grid-00000000.json").write_text(digested_json(Grid(runs=[run]).model_dump()))
     with refuses("mine.py'", "digest", "Restore"):
@@ -434,7 +387,7 @@ def test_a_plugin_that_is_hidden_from_the_question_is_not_imported(from_elsewher
 # Where runs lie ------------------------------------------------------------------------------------
 
 
-def test_runs_behind_links_count_once(folder: RunFolder, tmp_path: Path):
+def test_runs_behind_links_count_once(folder: Run, tmp_path: Path):
     """A run that was moved, one that is there by two names, a folder of runs, and links that lead in circles."""
     runs, elsewhere = tmp_path / "runs", tmp_path / "elsewhere"
     runs.mkdir()
@@ -457,7 +410,7 @@ def test_runs_behind_links_count_once(folder: RunFolder, tmp_path: Path):
     assert [found.path for found in find(runs / "a link")] == [runs / "a link"]
 
 
-def test_links_to_trials_are_no_results(folder: RunFolder, tmp_path: Path):
+def test_links_to_trials_are_no_results(folder: Run, tmp_path: Path):
     study, runs = tmp_path / "study", tmp_path / "runs"
     study.mkdir()
     runs.mkdir()
@@ -490,9 +443,9 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_no_damage(make: Make,
     experiment = make({"train.rounds": 4, "run.checkpoint_every": 1})
     with pytest.raises(KeyboardInterrupt):
         runner.start(experiment, interrupt_after(2))
-    folder = RunFolder(runner.run_path(experiment))
+    folder = Run(runner.run_path(experiment))
     (newest,) = folder.path.glob("manifest-*.json")
-    plain, gone = folder_module.read_checkpoint, folder.path / "manifest-0.json"
+    plain, gone = run_module.read_checkpoint, folder.path / "manifest-0.json"
     gone.write_bytes(newest.read_bytes())
     newest = newest.rename(folder.path / "kept")
 
@@ -502,8 +455,8 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_no_damage(make: Make,
             newest.rename(folder.path / "manifest-1.json")
         return plain(*arguments)
 
-    monkeypatch.setattr(folder_module, "read_checkpoint", meanwhile)
-    assert folder.records()
+    monkeypatch.setattr(run_module, "read_checkpoint", meanwhile)
+    assert folder.records
 
 
 # What a report says -------------------------------------------------------------------------------
@@ -518,10 +471,3 @@ def test_a_report_says_which_runs_of_a_comparison_have_not_begun(make: Make, tmp
     assert note.startswith("2 of the 3 runs of a comparison have not begun (fedavg-light-seed1-")
     runner.resume(runner.below(tmp_path), Progress())
     assert api.load(tmp_path).missing == ()
-
-
-@pytest.mark.parametrize("name", ["messages.json", "data.json", "environment.json"])
-def test_a_run_whose_facts_are_damaged_is_left_out_before_anything_is_shown(folder: RunFolder, name: str):
-    (folder.path / name).write_text("{}")
-    with refuses(name):
-        api.load(folder.path)

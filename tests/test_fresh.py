@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 import sys
 import threading
 import time
@@ -52,15 +51,6 @@ def test_a_child_is_as_a_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (os.getpid(), Path.cwd()) == before
 
 
-def test_what_it_raises_is_raised_here():
-    with pytest.raises(FedshiftError, match="No cake"):
-        fresh.call(refuse, "cake")
-
-
-def test_threads_work_after_the_fork():
-    assert fresh.call(train) == (False, 300.0**3)
-
-
 def test_a_command():
     done = fresh.command("run", "--method", "fedsrr")
     assert done.returncode == 2
@@ -75,19 +65,6 @@ def test_a_script_is_main(tmp_path: Path):
     )
     done = fresh.start(fresh.script, str(tmp_path / "script.py"), "one").completed()
     assert (done.returncode, done.stdout) == (0, "beside one\n"), done.stderr
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_it_can_be_signalled(number: signal.Signals):
-    process = fresh.start(wait)
-    fresh.until(lambda: "waiting" in process.stdout, process)
-    assert os.getpgid(process.pid) == process.pid
-    process.send_signal(signal.SIGSTOP)
-    assert process.stopped()
-    process.send_signal(signal.SIGCONT)
-    process.send_signal(number)
-    assert process.wait() == (1 if number == signal.SIGINT else -number)
-    assert ("KeyboardInterrupt" in process.stderr) == (number == signal.SIGINT)
 
 
 def leave_a_child(folder: str) -> tuple[int, int]:

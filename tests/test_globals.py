@@ -215,7 +215,7 @@ def test_a_trained_model_predicts_without_touching_a_global_generator(make: Make
     folder = runner.start(make().replace(method=Noisy(), name="noisy"), runner.Progress())
     other_generators(3)
     before = states()
-    model = Run(folder).model(client=0)
+    model = Run(folder.path).model(client=0)
     first = model(torch.zeros(2, 1, 10, 10))
     assert states() == before
     other_generators(4)

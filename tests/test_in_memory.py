@@ -20,8 +20,8 @@ from conftest import Make, interrupt_after, results, resume, simulate
 from fedshift.clients.domains import DomainData
 from fedshift.datasets.arrays import Arrays
 from fedshift.errors import FedshiftError
-from fedshift.runs.folder import RunFolder
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
+from fedshift.runs.run import Run
 from fedshift.streams import Streams
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -271,13 +271,13 @@ def test_runs_and_data_are_moved_together(where: str):
     else:
         moved, kept = path.rename("alone"), Path(data.path).rename("somewhere.npz")
         with pytest.raises(FedshiftError, match=r"is not there any more. Restore what it was, put a copy of what is"):
-            resume(RunFolder(moved))
+            resume(Run(moved))
         (moved / Path(data.path).name).write_bytes(b"another file of that name")
         with pytest.raises(FedshiftError, match="is not there any more"):
-            resume(RunFolder(moved))
+            resume(Run(moved))
         kept.rename(moved / Path(data.path).name)
-    resume(RunFolder(moved))
-    assert results(RunFolder(moved)) == results(whole.folder)
+    resume(Run(moved))
+    assert results(Run(moved)) == results(whole)
 
 
 def test_arrays_given_as_data_say_what_to_call():

@@ -13,15 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conftest import Make, go_on, interrupt_after, resume, simulate
+from conftest import Make, go_on, interrupt_after, resume
 from fedshift.core.contract import Exchange, LocalWork, Upload
 from fedshift.core.messages import Up
 from fedshift.methods.fedavg import FedAvg
 from fedshift.rounds.ledger import DIRECTIONS, Ledger, from_ranges, in_ranges
 from fedshift.runs import runner
-from fedshift.runs.folder import RunFolder
+from fedshift.runs.run import Run
 from fedshift.runs.simulation import Simulation
-from test_methods import small
 
 # Any sequence of messages -------------------------------------------------------------------------
 
@@ -87,12 +86,6 @@ def test_ranges_are_read_back(numbers: set[int]):
     assert from_ranges(in_ranges(numbers)) == numbers
 
 
-def test_ranges_are_short():
-    assert in_ranges([]) == ""
-    assert in_ranges([3]) == "3"
-    assert in_ranges([12, *range(10)]) == "0-9,12"
-
-
 # What a run sends ---------------------------------------------------------------------------------
 
 
@@ -140,13 +133,6 @@ def test_what_one_client_sends_from_round_two_on_is_listed(make: Make):
     assert (leak.messages, leak.clients, leak.rounds) == (3, {1}, {2, 3, 4})
 
 
-def test_two_stages_whose_exchanges_have_one_name_are_both_listed(make: Make):
-    """Head retraining calls both of them 'train'."""
-    simulation = simulate(make(small("head-retraining")))
-    down = simulation.coordinator.ledger.declaration()["train"]["down"]
-    assert (down["messages"], down["rounds"]) == (8, "1-4")
-
-
 def test_a_resumed_run_lists_what_an_uninterrupted_one_does(make: Make):
     """messages.json is equal to the byte after an interruption in each round, and while it is under way tells all."""
     whole = runner.start(make({"train.rounds": 4, "run.checkpoint_every": 2, "name": "whole"}), runner.Progress())
@@ -155,7 +141,7 @@ def test_a_resumed_run_lists_what_an_uninterrupted_one_does(make: Make):
         experiment = make({"train.rounds": 4, "run.checkpoint_every": 2, "name": f"cut {last}"})
         with pytest.raises(KeyboardInterrupt):
             runner.start(experiment, interrupt_after(last))
-        folder = RunFolder.open(runner.run_path(experiment))
+        folder = Run.open(runner.run_path(experiment))
         if last > 2:  # there is a checkpoint
             assert folder.messages["train"]["up"]["tensors"]
         Path(folder.path / "messages.json").unlink(missing_ok=True)

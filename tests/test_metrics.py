@@ -36,7 +36,7 @@ from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers
 from fedshift.reporting.comparison import Comparison
 from fedshift.reporting.live import scores_text
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.runs.selection import by_environment, mean_score, summary
 from fedshift.study.tune import Budget, plan_studies
 from refusal import refuses
@@ -364,12 +364,12 @@ def test_a_whole_run_selects_shows_and_is_watched(make: Make, tmp_path: Path):
     comparison = fedshift.compare(make(changes).table(), out=tmp_path / "runs")
     (run,) = comparison.runs
     values = [mean_score(record, "validation") for record in run.records]
-    picked = run.folder.summary.selected["source_validation"]
+    picked = run.summary["source_validation"]
     assert picked["validation"] == max(value for value in values if value is not None)
     assert "AUROC of class 1 in %" in str(comparison)
     events = (run.path / "events.jsonl").read_text(encoding="utf-8")
-    assert '"select": "auroc of class 1"' in events
-    assert run.folder.damage() == ""
+    assert '"select":"auroc of class 1"' in events
+    assert run.damage() == ""
 
 
 @pytest.mark.parametrize(("name", "best"), [("auroc", 1), ("calibration-error-15", 0)])
@@ -393,8 +393,8 @@ def test_sites_send_metrics_and_the_records_are_a_simulations(make: Make, tmp_pa
     changes = {**ACROSS, "evaluate.metrics": list(EVERY), "evaluate.select": "auroc of class 1", "data.per_class": 3}
     folder = members(tmp_path / "trial", make(changes))
     run = coordinate(folder / "coordinator", Local(folder), Progress())
-    assert as_sent(run.records()) == as_sent(rehearse(folder, Progress()).records())
-    rows = [row for record in run.records() for row in record["environments"]]
+    assert as_sent(run.records) == as_sent(rehearse(folder, Progress()).records)
+    rows = [row for record in run.records for row in record["environments"]]
     assert all(tuple(row["metrics"]) == names(EVERY, [f"class {c}" for c in range(3)]) for row in rows)
     assert any("undefined" in row for row in rows)
     agreement = Agreement.read(folder / "coordinator")
@@ -408,8 +408,8 @@ def test_a_site_that_refuses_statistics_sends_no_metrics(make: Make, tmp_path: P
     set_site(folder, "gray", refuse=["statistic"])
     link = Local(folder)
     run = coordinate(folder / "coordinator", link, Progress())
-    assert all(row["environment"] != "gray" for record in run.records() for row in record["environments"])
-    assert {each["why"] for each in run.records()[-1]["unscored"]} == {"its policy withholds scores"}
+    assert all(row["environment"] != "gray" for record in run.records for row in record["environments"])
+    assert {each["why"] for each in run.records[-1]["unscored"]} == {"its policy withholds scores"}
     replies = [reply_of(reply) for site, _, reply in link.messages if site == "gray"]
     told = [score for reply in replies if isinstance(reply, Done) for score in reply.scores]
     assert told

@@ -20,7 +20,7 @@ from fedshift import page
 from fedshift.errors import FedshiftError, Problems, UnknownNameError
 from fedshift.reporting.live import LiveProgress
 from fedshift.reporting.notebook import in_notebook
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.runs.simulation import make_federated
 from fedshift.spec import Spec
 
@@ -156,7 +156,7 @@ def values(make: Make, tmp_path: Any) -> list[Any]:
             indexed,
             *comparison.runs,
             *comparison.rows(),
-            comparison.runs[0].folder,
+            comparison.runs[0],
         ),
         *fedshift.estimate(make()),
         *(stages, *stages, *exchanges, *phases, *objectives, *simulation.coordinator.schedule),

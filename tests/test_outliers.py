@@ -78,13 +78,6 @@ def test_of_two_neither_decides_alone():
     assert ratios(moved(1e30, 1))[0] > 20
 
 
-def test_squares_do_not_overflow():
-    largest = torch.finfo(torch.float32).max
-    assert ratios(moved(1, 2, largest))[2] == pytest.approx(largest / 2)
-    double = torch.tensor([1e200], dtype=torch.float64)
-    assert ratios([{"own": double}, {"own": double / 1e200}, {"own": double / 1e200}])[0] == math.inf
-
-
 def test_what_was_not_received_is_a_group_of_its_own():
     """Uploads as large as the model do not hide an update that is a hundred times the others'."""
     ups = [{**update, "own": SENT} for update in moved(1, 1, 100)]
@@ -139,11 +132,6 @@ def test_a_model_may_move_by_twenty_times_itself_and_the_answers():
     assert explosion(before, too_far, ups, Limits(0)) == ""
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_a_model_must_be_finite(number: float):
-    assert "not finite" in explosion(Tensors({"w": SENT}), Tensors({"w": SENT * number}), [], Limits(0))
-
-
 # Counts -------------------------------------------------------------------------------------------
 
 
@@ -188,13 +176,6 @@ def test_possible_counts_are_accepted(bound: Bound, counts: tuple[int, ...], sam
 def test_impossible_counts_are_refused(bound: Bound, counts: tuple[int, ...], samples: int | None, named: str):
     with refuses(named, "counts", "client 'a'", "declared"):
         counting(bound, *counts, samples=samples)
-
-
-def test_steps_grow_with_the_samples_where_they_are_epochs():
-    """2 epochs of 10 samples in batches of 4 have 2 steps each."""
-    counting("steps", 4, setup=EPOCHS)
-    with refuses("5", "from 0 to 4"):
-        counting("steps", 5, setup=EPOCHS)
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,9 @@ from fedshift.manifest import digested_json
 from fedshift.models.kept import meaning_of, read
 from fedshift.models.own import Own, Widened
 from fedshift.runs import runner
-from fedshift.runs.folder import RUN, RunFolder
-from fedshift.runs.progress import Progress
-from fedshift.runs.trust import UntrustedError
+from fedshift.runs.events import Progress
+from fedshift.runs.origin import RUN, UntrustedError
+from fedshift.runs.run import Run
 from fedshift.streams import Streams
 from fedshift.study import api
 from test_engines import engine_named
@@ -260,7 +260,7 @@ import torch
 from torch import nn
 import fedshift
 import layers
-from fedshift.runs.progress import Progress, RunProgress
+from fedshift.runs.events import Progress
 
 class Net(nn.Module):
     def __init__(self, width):
@@ -272,13 +272,9 @@ class Net(nn.Module):
         return self.classify(self.body(x))
 
 class Killed(Progress):
-    def begin(self, outlook):
-        def after(position, down, up):
-            if position == int(sys.argv[2]):
-                os.kill(os.getpid(), signal.SIGKILL)
-        run = RunProgress()
-        run.round = after
-        return run
+    def after_round(self, run, position):
+        if position == int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
 
 draw = np.random.default_rng(0)
 y = draw.integers(0, 2, 40)
@@ -317,7 +313,7 @@ def test_a_run_that_was_killed_goes_on_where_its_class_is_not_known(tmp_path: Pa
     (tmp_path / "project").rename(tmp_path / "gone")
     resumed = fresh.command("resume", "killed")
     assert resumed.returncode == 0, resumed.stderr + resumed.stdout
-    one, other = (RunFolder(next((tmp_path / out / "arrays").iterdir())) for out in ("killed", "whole"))
+    one, other = (Run(next((tmp_path / out / "arrays").iterdir())) for out in ("killed", "whole"))
     assert one.path.name == other.path.name
     assert results(one) == results(other)
     (run,) = fedshift.load("whole").runs
@@ -349,7 +345,7 @@ def test_from_a_python_file_by_the_command_line(tmp_path: Path, monkeypatch: pyt
         "dim": 0,
     }
     assert run.model()(torch.zeros(2, 1, 10, 10)).shape == (2, 3)
-    assert set(run.folder.identity.plugins) == {tiny, str(tmp_path / "net.py")}
+    assert set(run.identity.plugins) == {tiny, str(tmp_path / "net.py")}
     before = run.experiment.fingerprint
     (tmp_path / "bending.py").write_text("SLOPE = 0.25\n")
     with pytest.raises(FedshiftError, match=r"net\.py' of the run .* is not what it was"):
@@ -376,23 +372,43 @@ def test_what_of_a_python_file_is_no_module(tmp_path: Path):
 
 
 @pytest.fixture
-def from_elsewhere(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+def from_elsewhere(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """An interrupted run whose module this machine never ran."""
     experiment = make({"train.rounds": 3, "run.checkpoint_every": 1})
     experiment = experiment.replace(model=fedshift.own_model(Net, head="classify"))
     with pytest.raises(KeyboardInterrupt):
         runner.start(experiment, interrupt_after(2))
     monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "another cache"))
-    return RunFolder(runner.run_path(experiment))
+    return Run(runner.run_path(experiment))
 
 
-def test_a_module_from_elsewhere_needs_trust(from_elsewhere: RunFolder):
+def test_a_module_from_elsewhere_needs_trust(from_elsewhere: Run):
     with pytest.raises(UntrustedError, match=r"Net-\w+\.kept' .* never ran on this machine"):
         api.resume(from_elsewhere.path, Progress())
     with pytest.raises(UntrustedError):
         fedshift.load(from_elsewhere.path).runs[0].experiment  # noqa: B018
     assert not api.resume(from_elsewhere.path, Progress(), trust=True).failed
     assert fedshift.load(from_elsewhere.path).runs[0].model()(torch.zeros(1, 1, 10, 10)).shape == (1, 3)
+
+
+@pytest.mark.parametrize("where", ["runs", "run"])
+def test_runs_and_models_are_moved_together(make: Make, tmp_path: Path, where: str):
+    """With the folder around both; or a run alone, into which a copy of the model is put."""
+    experiment = make({"run.out": "runs"}).replace(model=fedshift.own_model(Net, head="classify"))
+    run = runner.start(experiment, Progress())
+    x = torch.ones(2, 1, 10, 10)
+    expected, path = run.model()(x), run.path
+    if where == "runs":
+        Path("runs").rename("elsewhere")
+        moved = Path("elsewhere") / path.relative_to("runs")
+    else:
+        moved = path.rename("alone")
+        (kept,) = Path("runs/models").iterdir()
+        elsewhere = kept.rename("somewhere")
+        with pytest.raises(FedshiftError, match=r"is missing .* put a copy into that folder"):
+            Run.open(moved).model()
+        elsewhere.rename(moved / kept.name)
+    assert torch.equal(Run.open(moved).model()(x), expected)
 
 
 def forged(path: Path, pickled: bytes) -> None:
@@ -402,7 +418,7 @@ def forged(path: Path, pickled: bytes) -> None:
     path.write_bytes(b" ".join(head) + b"\n" + pickled)
 
 
-def test_who_says_that_a_file_means_what_is_known_is_not_believed(from_elsewhere: RunFolder):
+def test_who_says_that_a_file_means_what_is_known_is_not_believed(from_elsewhere: Run):
     """Its first line is its own word; what is trusted are its bytes."""
     path = next(path for path in from_elsewhere.identity.plugins if path.endswith(".kept"))
     mine = fedshift.own_model(Net, head="classify", folder="mine")
@@ -414,7 +430,7 @@ def test_who_says_that_a_file_means_what_is_known_is_not_believed(from_elsewhere
     assert not api.resume(from_elsewhere.path, Progress()).failed
 
 
-def test_code_that_is_hidden_from_the_question_is_not_opened(from_elsewhere: RunFolder, tmp_path: Path):
+def test_code_that_is_hidden_from_the_question_is_not_opened(from_elsewhere: Run, tmp_path: Path):
     """Digests are no signatures: whoever made the files can leave the module out of what is asked about."""
     file = from_elsewhere.path / RUN
     table = json.loads(file.read_bytes())
@@ -431,7 +447,7 @@ def test_code_that_is_hidden_from_the_question_is_not_opened(from_elsewhere: Run
     torch.save(Touch(), buffer)
     forged(Path(kept), buffer.getvalue())
     with pytest.raises(FedshiftError, match=r"names the code .* but not its digest"):
-        api.resume(RunFolder(from_elsewhere.path).path, Progress(), trust=True)
+        api.resume(Run(from_elsewhere.path).path, Progress(), trust=True)
     assert not (tmp_path / "opened").exists()
     read(Path(kept))
     assert (tmp_path / "opened").exists()  # so it is a file that would have been run

@@ -19,7 +19,7 @@ from conftest import TINY
 from fedshift.cli.app import app
 from fedshift.errors import FedshiftError
 from fedshift.runs import runner
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
 from fedshift.study.grid import expand, override
 from refusal import refuses
@@ -38,7 +38,7 @@ def image(path: Path, label: int) -> None:
 def carried_out(tmp_path: Path, data: dict[str, Any], **changes: Any) -> Run:
     document = override({**TINY, "data": data}, {**SHORT, "run.out": str(tmp_path / "runs"), **changes})
     (experiment,) = expand(document)
-    return Run(runner.start(experiment, Progress()))
+    return runner.start(experiment, Progress())
 
 
 def frame(rows: int) -> pd.DataFrame:
@@ -119,20 +119,6 @@ def test_an_image_is_read_as_in_training(photos: Run):
     assert data.samples(file).x.dtype == torch.uint8
 
 
-def test_parquet_of_images(photos: Run, tmp_path: Path):
-    for number in range(4):
-        image(tmp_path / f"{number}.png", number % 3)
-    encoded = [(tmp_path / f"{number}.png").read_bytes() for number in range(4)]
-    pd.DataFrame({"image": encoded, "label": ["cat"] * 4}).to_parquet(tmp_path / "new.parquet")
-    done = predict(photos, tmp_path / "new.parquet", "--out", "-")
-    assert done.exit_code == 0, done.output
-    assert "Note: Columns that are not looked at: label" in done.stderr
-    rows = rows_of(done.stdout)
-    assert [row["row"] for row in rows] == ["0", "1", "2", "3"]
-    data = photos.experiment.data
-    check(photos, rows, torch.cat([data.samples(tmp_path / f"{number}.png").x for number in range(4)]))
-
-
 def test_what_cannot_be_read_is_named_and_the_rest_is_there(photos: Run, tmp_path: Path):
     image(tmp_path / "good.png", 0)
     (tmp_path / "bad.png").write_bytes(b"no image")
@@ -168,32 +154,7 @@ def test_a_table_by_the_names_of_its_columns(table: Run, tmp_path: Path, kind: s
     check(table, rows, x, None, "selected")
 
 
-def test_a_table_names_column_row_and_value(table: Run, tmp_path: Path):
-    new = frame(5).drop(columns=["label", "hospital"])
-    new.drop(columns=["pulse"]).to_csv(tmp_path / "lacks.csv", index=False)
-    new.astype(object).assign(age=[1, 2, "old", 4, 5]).to_csv(tmp_path / "text.csv", index=False)
-    new.iloc[:0].to_csv(tmp_path / "none.csv", index=False)
-    with pytest.raises(FedshiftError) as caught:
-        fedshift.predict(table.path, [tmp_path / "lacks.csv", tmp_path / "text.csv", tmp_path / "none.csv"])
-    message = str(caught.value)
-    assert "'pulse'" in message
-    assert "The column 'age' of" in message
-    assert "'old'" in message
-    assert "in row 2" in message
-    assert "has no row" in message
-
-
 # Arrays, and models of clients --------------------------------------------------------------------
-
-
-def test_arrays_of_one_client(arrays: Run, tmp_path: Path):
-    x = RNG.normal(1, 1, (6, 2, 5)).astype(np.float32)
-    np.savez(tmp_path / "new.npz", x=x)
-    for which in ("south", "1"):
-        done = predict(arrays, tmp_path / "new.npz", "--client", which, "--out", "-")
-        assert done.exit_code == 0, done.output
-        check(arrays, rows_of(done.stdout), torch.from_numpy(x), "south")
-    assert isinstance(predict(arrays, tmp_path / "new.npz", "--client", "east").exception, FedshiftError)
 
 
 def test_a_sample_has_the_same_prediction_wherever_it_stands(tmp_path: Path):
@@ -256,7 +217,7 @@ def test_a_table_s_run_predicts_without_its_data(table: Run, tmp_path: Path, sai
     moved = table.path.rename(tmp_path / "moved")
     assert torch.equal(fedshift.predict(moved, [new]).probabilities, before.probabilities)
     with refuses("data.path", said, "Restore"):
-        Run.open(moved).folder.experiment()
+        Run.open(moved).experiment_to_go_on()
 
 
 def test_what_a_model_does_not_know_of_a_row_is_said(tmp_path: Path):
@@ -289,48 +250,6 @@ def test_texts_are_not_read_with_another_tokenizer(tmp_path: Path):
     (Path(tokens) / "tokenizer.json").write_text("{}")
     with refuses("data.tokens", "tokenizer'", "changed", "Restore"):
         fedshift.predict(run.path, [tmp_path / "new.csv"])
-
-
-def test_a_folder_of_runs_is_no_run(table: Run, tmp_path: Path):
-    above = table.path.parent
-    with refuses(f"'{above}'", "run.json", f"'{table.path}'"):
-        fedshift.predict(above, [tmp_path / "table.csv"])
-
-
-def test_tokens_that_a_model_never_saw_are_refused(tmp_path: Path):
-    """Its vocabulary has room for 128; the data have those from 0 to 49."""
-    x = np.arange(600).reshape(60, 10) % 50
-    np.savez(tmp_path / "a.npz", x=x, y=np.arange(60) % 3, domain=np.array(DOMAINS)[np.arange(60) // 20])
-    run = carried_out(tmp_path, {"name": "arrays", "path": str(tmp_path / "a.npz")}, model={"name": "lstm"})
-    x[2, 3] = 50
-    np.savez(tmp_path / "new.npz", x=x)
-    np.savez(tmp_path / "other.npz", x=x[:2])
-    found = fedshift.predict(run.path, [tmp_path / "new.npz", tmp_path / "other.npz"])
-    assert found.rows == (0, 1)
-    with refuses("new.npz'", "holds 50", "row 2", "0 to 49"):
-        found.check()
-
-
-def test_slices_of_volumes(tmp_path: Path):
-    """As NIfTI, each third slice; a file is known by both parts of its suffix."""
-    import nibabel
-
-    def volume(path: Path, label: int) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        values = RNG.normal(label, 0.2, (6, 6, 7)).astype(np.float32)
-        nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), path)
-
-    for domain in DOMAINS:
-        for label, name in enumerate(CLASSES):
-            for number in range(4):
-                volume(tmp_path / "scans" / domain / name / f"{number}.nii.gz", label)
-    data = {"name": "medical", "path": str(tmp_path / "scans"), "size": 6, "window": "none", "every": 3}
-    run = carried_out(tmp_path, data)
-    volume(tmp_path / "new" / "scan.nii.gz", 1)
-    (tmp_path / "new" / "scan.gz").write_bytes(b"no scan")
-    found = fedshift.predict(run.path, [tmp_path / "new"])
-    assert (found.files[0], found.rows) == (str(tmp_path / "new" / "scan.nii.gz"), (0, 3, 6))
-    check(run, rows_of(found.csv()), run.experiment.data.samples(tmp_path / "new" / "scan.nii.gz").x)
 
 
 def walks(names: list[str]) -> pd.DataFrame:

@@ -37,7 +37,7 @@ from fedshift.experiments import Experiment
 from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs import runner
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.runs.simulation import Simulation, make_federated
 from refusal import refuses
 
@@ -80,7 +80,7 @@ def experiment(folder: Path, frame: pd.DataFrame, data: Mapping[str, Any] | None
 
 
 def carried_out(asked: Experiment) -> fedshift.Run:
-    return fedshift.Run(runner.start(asked, Progress()))
+    return runner.start(asked, Progress())
 
 
 def rows_of(samples: Sequence[Any]) -> Tensor:
@@ -192,7 +192,7 @@ def test_rows_of_validation_and_test_change_no_bit_of_the_weights(tmp_path: Path
     poisoned.loc[others, "sex"] = "aaa"  # before the others in order
     poisoned.loc[others, "region"] = [f"place {number % 9}" for number in range(len(others))]
     runs = [carried_out(clean), carried_out(experiment(tmp_path / "poisoned", poisoned, data))]
-    weights = [load_file(run.folder.weights_file) for run in runs]
+    weights = [load_file(run.weights_file) for run in runs]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
     assert runs[0].data_facts["inputs"] == runs[1].data_facts["inputs"]

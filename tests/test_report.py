@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -35,11 +36,10 @@ from fedshift.reporting.page import page
 from fedshift.reporting.results import MeanStd, flat, merged
 from fedshift.reporting.table import text as plain_text
 from fedshift.reporting.units import printable
-from fedshift.runs.folder import RunFolder, Times
-from fedshift.runs.progress import Progress
-from fedshift.runs.records import Record
-from fedshift.runs.run import Run
-from fedshift.runs.schema import Identity
+from fedshift.runs.events import Progress
+from fedshift.runs.origin import environment
+from fedshift.runs.run import Run, Times
+from fedshift.runs.schema import Identity, Machine, Record
 from fedshift.study.api import compare
 
 NOW = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
@@ -77,7 +77,7 @@ AWKWARD += (
 
 
 @dataclass(frozen=True)
-class Made(RunFolder):
+class Made(Run):
     """A run folder without files."""
 
     done: bool = True
@@ -86,18 +86,21 @@ class Made(RunFolder):
     def finished(self) -> bool:
         return self.done
 
-    def times(self) -> Times:
-        return Times(0.0, 0.0, ())
+    def check(self) -> None:
+        """It has no files."""
 
 
 def made(table: Mapping[str, Any], records: list[Record], done: bool = True, **json: Any) -> Run:
     name = f"{table['method']['name']}-{table['protocol'].get('hold_out', '')}-seed{table['seed']}"
-    run = Run(Made(Path(name), done))
+    run = Made(Path(name), done=done)
     decides = {**table, "seed": 0, "protocol": {**table["protocol"], "hold_out": ""}}
-    identity = Identity(fingerprint=name, series=repr(decides), table="", contents={}, plugins={})
-    vars(run.folder).update(identity=identity)
-    vars(run).update(table=dict(table), records=records, notes=[], messages=json.get("messages", {}))
-    vars(run).update(data_facts=json.get("data_facts", {}), environment=json.get("environment", {}))
+    identity = Identity.model_construct(fingerprint=name, series=repr(decides), contents={})
+    machine = Machine(**json["environment"]) if "environment" in json else environment()
+    vars(identity).update(environment=machine)
+    final = SimpleNamespace(notes=[])
+    vars(run).update(identity=identity, final=final, times=Times(0.0, 0.0, ()))
+    vars(run).update(table=dict(table), records=records, messages=json.get("messages", {}))
+    vars(run).update(data_facts=json.get("data_facts", {}))
     return run
 
 
@@ -317,7 +320,14 @@ def test_a_band_is_over_seeds_where_many_domains_are_held_out_in_turn():
     assert panel.title == "target, mean over 14 environments"
 
 
-MACHINE = {"processor": "A fast one", "cores": 8, "platform": "Linux", "python": "3.12", "accelerator": None}
+MACHINE = {
+    "threads": 8,
+    "processor": "A fast one",
+    "cores": 8,
+    "platform": "Linux",
+    "python": "3.12",
+    "accelerator": None,
+}
 VERSIONS = {"packages": {"fedshift": "1.2", "torch": "2.9"}}
 
 

@@ -19,9 +19,9 @@ from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import Experiment
 from fedshift.reporting.results import MeanStd
 from fedshift.runs import runner
-from fedshift.runs.folder import RunFolder, find
-from fedshift.runs.lock import LOCK
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
+from fedshift.runs.find import find
+from fedshift.runs.run import LOCK, Run
 from fedshift.study import study_plan as planning
 from fedshift.study.execute import DIVERGED
 from fedshift.study.figures import draw_panel
@@ -211,9 +211,9 @@ class Heard(Progress):
     def __init__(self) -> None:
         self.begun: list[str] = []
 
-    def begin(self, outlook):
-        self.begun.append(outlook.name)
-        return super().begin(outlook)
+    def handle(self, run, event):
+        if event.kind == "begin":
+            self.begun.append(run)
 
 
 def test_a_table_is_carried_out_once_and_stands_beside_the_papers(tmp_path: Path):
@@ -228,11 +228,11 @@ def test_a_table_is_carried_out_once_and_stands_beside_the_papers(tmp_path: Path
     names = {path.name for path in folder.iterdir()}
     assert names == {LOCK, RUNS_FILE, *(f"fedpin-table2.{kind}" for kind in ("md", "csv", "json"))}
     text = (folder / "fedpin-table2.md").read_text()
-    assert text == done.table()
+    assert text == done.table
     assert "|   the paper | 53.6 | 55.4 |" in text
     assert "7 of 7 runs finished; they took" in text
     of_pm = [each for each in find(tmp_path) if each.path.name.startswith("fedpin-seed")]
-    told = [terms for each in of_pm for terms in each.records()[-1]["terms"].values()]
+    told = [terms for each in of_pm for terms in each.records[-1]["terms"].values()]
     assert all([*terms][:4] == ["shortcut", "personal", "contrast", "variance"] for terms in told)  # as declared
     lines = [*csv.DictReader((folder / "fedpin-table2.csv").read_text().splitlines())]
     assert len(lines) == 7 * 2
@@ -255,7 +255,7 @@ def test_a_command_that_is_killed_goes_on_and_repeats_nothing(tmp_path: Path):
     child = fresh.start(fresh.fedshift, *words)
     fresh.until(lambda: sum(folder.finished for folder in find(tmp_path, least=0)) >= 2, child)
     child.kill()
-    written = [folder.path / "manifest.json" for folder in find(tmp_path) if folder.finished]
+    written = [folder.path / "summary.json" for folder in find(tmp_path) if folder.finished]
     before = {path: path.stat().st_mtime_ns for path in written}
     listed = CliRunner().invoke(app, ["reproduce", "fedpin-table2", "--list", "--out", str(tmp_path)])
     assert f"{len(before)} of 7 runs" in listed.output
@@ -287,9 +287,9 @@ def test_a_table_whose_runs_are_damaged_is_told_apart(tmp_path: Path):
 def test_a_cell_that_diverged_is_counted_alike_everywhere(tmp_path: Path):
     """Seed 0 of FedAvg diverged: its three seeds are over, whether they ran or not. No advice that is refused here."""
     plan = plan_table("fedsr-table1", "short", rows="FedAVG", out=tmp_path)
-    folders = [[RunFolder(tmp_path / name) for name in names] for names in run_folders(plan)]
+    folders = [[Run(tmp_path / name) for name in names] for names in run_folders(plan)]
     first = plan.cells[0].experiments[0]
-    folder = RunFolder.create(first, runner.run_path(first))
+    folder = Run.create(first, runner.run_path(first))
     (folder.path / DIVERGED).write_text("The loss is not finite.")
     assert (
         str(Count.of(folders))

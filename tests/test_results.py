@@ -10,12 +10,13 @@ import pytest
 
 from conftest import TINY, Make, a_folder, a_record, a_row
 from fedshift.errors import FedshiftError
-from fedshift.manifest import Manifest, write_file
+from fedshift.manifest import write_file
 from fedshift.methods import METHODS
 from fedshift.reporting.curves import by_place
 from fedshift.reporting.results import MeanStd
-from fedshift.runs.folder import RunFolder
-from fedshift.runs.progress import Progress
+from fedshift.runs.checkpoint import Summary
+from fedshift.runs.events import Progress
+from fedshift.runs.run import Run
 from fedshift.runs.schema import Timed
 from fedshift.runs.selection import summary
 from fedshift.study.api import Comparison, compare, load
@@ -56,7 +57,7 @@ def test_mean_and_sample_standard_deviation_over_seeds():
     assert MeanStd.of([]) is None
 
 
-def written(root: Path, method: str, seed: int, hold_out: str, accuracy: float, make: Make) -> RunFolder:
+def written(root: Path, method: str, seed: int, hold_out: str, accuracy: float, make: Make) -> Run:
     """A run folder with made-up records."""
     experiment = make({"method.name": method, "seed": seed, "protocol.hold_out": hold_out})
     rows = [a_row(hold_out, "test", accuracy)]
@@ -105,7 +106,7 @@ def test_the_worst_domain_is_found_in_each_seed_first(make: Make, tmp_path: Path
 
 def recorded(
     root: Path, make: Make, protocol: str, seed: int, tests: dict[str, list[float]], method: str = "fedavg"
-) -> RunFolder:
+) -> Run:
     """A run folder whose clients have made-up accuracies on each test environment."""
     experiment = make({"method.name": method, "seed": seed, "protocol": {"name": protocol}})
     rows = [a_row(name, "test", value, model="own") for name, values in tests.items() for value in values]
@@ -217,7 +218,7 @@ def test_a_run_that_diverges_does_not_keep_the_others_from_theirs(tiny_document:
     comparison = compare(tiny_document, settings=changes, progress=Progress())
     (message,) = comparison.failed
     assert "not finite" in message
-    assert [run.folder.finished for run in comparison.runs].count(True) == 1
+    assert [run.finished for run in comparison.runs].count(True) == 1
 
 
 def test_a_report_names_what_was_refused_and_why(tiny_document: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
@@ -278,9 +279,9 @@ def test_the_report_shows_training_and_evaluation_apart(make: Make, tmp_path: Pa
     first, second, third = (written(tmp_path, "fedavg", seed, "light", 0.5, make) for seed in range(3))
     for folder, timings in ((first, [shared]), (second, [shared, alone])):
         text = "".join(timing.model_dump_json() + "\n" for timing in timings)
-        manifest = Manifest.read(folder.path / "manifest.json", folder.identity.fingerprint)
+        manifest = Summary.read(folder.path / "summary.json", folder.identity.fingerprint)
         manifest.files["timings.jsonl"] = write_file(folder.path / "timings.jsonl", text.encode())
-        manifest.write(folder.path / "manifest.json")
+        manifest.write(folder.path / "summary.json")
     page = Comparison.read([first, second, third]).report(tmp_path / "report.html").read_text()
     cells = {
         name: re.search(rf">{name}</th>.*</tr>", page)[0] for name in (f.path.name for f in (first, second, third))

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from conftest import CNN_WITH_BN, TINY, AfterRound, Make, interrupt_after, results, resume, simulate
+from conftest import CNN_WITH_BN, TINY, AfterRound, Make, interrupt_after, results, resume
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.runs import runner
-from fedshift.runs.folder import RunFolder
-from fedshift.runs.grid_file import write_grid
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
+from fedshift.runs.find import write_grid
 from fedshift.runs.recorder import Recorder
+from fedshift.runs.run import Run
 from fedshift.study.grid import expand, override
 
 # Every kind of state: shared, client (batch norm, r(z|y)), moments of both, batches drawn, a sampled cohort.
@@ -43,20 +43,18 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(document: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def uninterrupted(document: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Run:
     (experiment,) = expand(override(document, {"run.out": str(tmp_path_factory.mktemp("whole"))}))
     return runner.start(experiment, Progress())
 
 
-def test_a_half_written_record_and_leftovers_do_no_harm(
-    document: dict[str, Any], uninterrupted: RunFolder, tmp_path: Path
-):
+def test_a_half_written_record_and_leftovers_do_no_harm(document: dict[str, Any], uninterrupted: Run, tmp_path: Path):
     """What a crash in the middle of a write can leave behind."""
     stop = interrupt_after(13)
     (experiment,) = expand(override(document, {"run.out": str(tmp_path)}))
     with pytest.raises(KeyboardInterrupt):
         runner.start(experiment, stop)
-    folder = RunFolder.open(runner.run_path(experiment))
+    folder = Run.open(runner.run_path(experiment))
     with (folder.path / "records.jsonl").open("a") as file:
         file.write('{"position": 14, "sta')
     (folder.path / ".checkpoint.safetensors.1.new").write_bytes(b"half")
@@ -77,35 +75,9 @@ def test_kept_moments_go_on_whatever_their_layout(document: dict[str, Any], tmp_
     reference = runner.start(whole, Progress())
     with pytest.raises(KeyboardInterrupt):
         runner.start(cut, stop)
-    folder = RunFolder.open(runner.run_path(cut))
+    folder = Run.open(runner.run_path(cut))
     resume(folder)
     assert results(folder) == results(reference)
-
-
-def test_a_finished_run_is_left_alone(uninterrupted: RunFolder):
-    before = {path: path.stat().st_mtime_ns for path in uninterrupted.path.iterdir()}
-    resume(uninterrupted)
-    assert {path: path.stat().st_mtime_ns for path in uninterrupted.path.iterdir()} == before
-
-
-def test_two_processes_do_not_run_one_run(uninterrupted: RunFolder):
-    with (
-        uninterrupted.locked(),
-        pytest.raises(FedshiftError, match="Another process is running"),
-        uninterrupted.locked(),
-    ):
-        pass
-
-
-def test_equal_runs_have_equal_records(document: dict[str, Any], uninterrupted: RunFolder, tmp_path: Path):
-    (experiment,) = expand(override(document, {"run.out": str(tmp_path), "name": "again"}))
-    assert results(runner.start(experiment, Progress())) == results(uninterrupted)
-
-
-def test_a_seed_changes_the_result(document: dict[str, Any]):
-    one, other = (simulate(expand(override(document, {"seed": seed}))[0], rounds=1) for seed in (0, 1))
-    shared = other.coordinator.state.shared
-    assert any(not tensor.equal(shared[name]) for name, tensor in one.coordinator.state.shared.items())
 
 
 def test_what_left_before_an_interruption_stays_declared(document: dict[str, Any], tmp_path: Path):
@@ -117,7 +89,7 @@ def test_what_left_before_an_interruption_stays_declared(document: dict[str, Any
     stop = interrupt_after(4)
     with pytest.raises(KeyboardInterrupt):
         runner.start(experiment, stop)
-    folder = RunFolder.open(runner.run_path(experiment))
+    folder = Run.open(runner.run_path(experiment))
     resume(folder)
     assert set(folder.messages) == {"pairs", "vectors", "train"}
 
@@ -188,7 +160,7 @@ def test_a_stack_goes_back_to_a_position_that_all_runs_have(
 def test_a_run_whose_stack_is_gone_says_so(tmp_path: Path):
     with pytest.raises(KeyboardInterrupt):
         runner.run_all(grid_in(tmp_path), interrupt_after_all(7))
-    first, second = (RunFolder(runner.run_path(experiment)) for experiment in grid_in(tmp_path)[:2])
+    first, second = (Run(runner.run_path(experiment)) for experiment in grid_in(tmp_path)[:2])
     shutil.rmtree(second.path)
     noted: list[str] = []
     progress = Progress()
@@ -204,7 +176,7 @@ def test_a_damaged_run_that_another_process_carries_out_stops_no_other(tmp_path:
     with pytest.raises(KeyboardInterrupt):
         runner.run_all(grid_in(tmp_path, {**changes, "seed": [3, 4]}), interrupt_after_all(6))
     (manifest,) = tmp_path.rglob("*seed3*/manifest-*.json")
-    cut = RunFolder(manifest.parent)
+    cut = Run(manifest.parent)
     manifest.write_bytes(b"cut")
     lock = FileLock(cut.path / ".lock")
     with lock:
@@ -221,8 +193,8 @@ def test_a_copy_under_another_name_goes_on_by_itself(tmp_path: Path):
     """Its checkpoint names the run it was copied from, which goes on as well."""
     with pytest.raises(KeyboardInterrupt):
         runner.run_all(grid_in(tmp_path), interrupt_after_all(7))
-    first = RunFolder(runner.run_path(grid_in(tmp_path)[0]))
-    copy = RunFolder(first.path.with_name("a copy"))
+    first = Run(runner.run_path(grid_in(tmp_path)[0]))
+    copy = Run(first.path.with_name("a copy"))
     shutil.copytree(first.path, copy.path)
     (tmp_path / "tiny").joinpath(*[path.name for path in (tmp_path / "tiny").glob("grid-*.json")]).unlink()
     resume(copy)

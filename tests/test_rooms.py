@@ -51,8 +51,8 @@ ONLY: dict[str, set[str]] = {
 PATH = r"(\.+|fedshift\.)(\w+\.)*\w+(:\w+)?"  # a module, or a class in one, as text
 LISTS = ["core.servers", "methods", "methods.client2vec", "datasets", "models", "clients"]
 # The two ends of the wire: no module of one imports one of the other.
-COORDINATOR = {f"rounds.{name}" for name in ("coordinator", "checks", "ledger", "outliers", "schedule")}
-SITE = {f"rounds.{name}" for name in ("site", "store", "versions", "audit", "memory")}
+COORDINATOR = {f"rounds.{name}" for name in ("coordinator", "checks", "ledger", "outliers")}
+SITE = {f"rounds.{name}" for name in ("site", "store", "versions", "audit")}
 
 
 def sources() -> dict[str, Path]:
@@ -165,13 +165,13 @@ from fedshift import errors
 from fedshift.core.net import Net
 from .engines import local
 if TYPE_CHECKING:
-    from fedshift.runs.folder import RunFolder
+    from fedshift.runs.run import Run
 def later():
     import fedshift.study.api as api
 entries = {"a": ".methods.moon:MOON", "b": "fedshift.models.small", "c": "a.b", "d": "field: value", "e": ".new"}
 """
     seen = {known(name) for node in ast.walk(ast.parse(text)) for name in targets("errors", node)} - {""}
-    expected = {"files", "errors", "core.net", "engines.local", "runs.folder", "study.api", "methods.moon"}
+    expected = {"files", "errors", "core.net", "engines.local", "runs.run", "study.api", "methods.moon"}
     expected.add("models.small")
     assert seen == expected
 

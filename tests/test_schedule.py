@@ -14,7 +14,7 @@ from conftest import Make
 from fedshift.core.contract import Round, Stage
 from fedshift.core.setup import Setup
 from fedshift.core.training import Evaluate
-from fedshift.rounds.schedule import schedule_of
+from fedshift.rounds.coordinator import schedule_of
 from fedshift.runs.simulation import Simulation
 
 LENGTHS = st.lists(st.integers(0, 12), min_size=1, max_size=5)

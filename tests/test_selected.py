@@ -21,8 +21,7 @@ from fedshift.deployment.demo import rehearse
 from fedshift.errors import DamagedError, FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.runs import runner
-from fedshift.runs.folder import RunFolder
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.selection import source_validation
 from fedshift.runs.weights import selected_name
@@ -38,7 +37,7 @@ PERSONAL = CNN_WITH_BN | {"method": {"name": "fedsr", "reference_scope": "client
 
 
 def carried_out(make: Make, changes: dict[str, Any]) -> Run:
-    return Run(runner.start(make(changes), Progress()))
+    return runner.start(make(changes), Progress())
 
 
 def picked(run: Run) -> int:
@@ -78,7 +77,7 @@ def test_only_what_a_prediction_reads_is_kept(make: Make):
     run = carried_out(make, {**ROUGH, "method.name": "scaffold"})
     assert any(name.startswith("client.") for name in run.weights)
     assert {name.split(".")[0] for name in run.selected} == {"encoder", "head"}
-    assert run.folder.selected_weights().stat().st_size < run.folder.weights_file.stat().st_size / 2
+    assert run.selected_weights.stat().st_size < run.weights_file.stat().st_size / 2
 
 
 def test_which_model_is_asked_for_is_checked(make: Make):
@@ -105,25 +104,25 @@ def test_an_unfinished_run_has_none_yet(make: Make):
 def test_damage_is_noticed(make: Make):
     """A finished run's is; one that goes on notices as well, and is made again."""
     run = carried_out(make, {})
-    file = run.folder.selected_weights()
+    file = run.selected_weights
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 4
     file.write_bytes(data)
     with refuses(file.name, "is damaged", error=DamagedError):
         Run.open(run.path).model(round="selected")
-    assert file.name in run.folder.damage()
+    assert file.name in run.damage()
 
 
 def test_what_goes_on_with_a_damaged_file_is_made_again(make: Make, tmp_path: Path):
     whole = carried_out(make, {**ROUGH, "run.out": str(tmp_path / "whole")})
     with pytest.raises(KeyboardInterrupt):
         runner.start(make({**ROUGH, "run.checkpoint_every": 1}), interrupt_after(9))
-    folder = RunFolder(runner.run_path(make(ROUGH)))
+    folder = Run(runner.run_path(make(ROUGH)))
     (file,) = folder.path.glob("selected@*.safetensors")
     file.write_bytes(file.read_bytes()[:-1])
     resume(folder)
     assert (folder.path / "damaged-1" / file.name).is_file()
-    assert folder.selected_weights().read_bytes() == whole.folder.selected_weights().read_bytes()
+    assert folder.selected_weights.read_bytes() == whole.selected_weights.read_bytes()
 
 
 # A run that is killed -----------------------------------------------------------------------------
@@ -132,21 +131,20 @@ def test_what_goes_on_with_a_damaged_file_is_made_again(make: Make, tmp_path: Pa
 def killed_with_new_weights(times: int, step: str, file: str) -> None:
     """Carry a run out, and kill this process before a step after new weights, the first or a later time."""
     from fedshift.runs.recorder import Recorder
-    from fedshift.runs.weights import Selection
 
-    considers, act, new = Selection.consider, getattr(Recorder, step), [0]
+    records, act, new = Recorder.record, getattr(Recorder, step), [0]
 
-    def considering(self: Any, *args: Any) -> None:
-        before = self.files
-        considers(self, *args)
-        new[0] += self.files != before
+    def recording(self: Any, *args: Any) -> None:
+        before = self._selected
+        records(self, *args)
+        new[0] += self._selected != before
 
     def dying(self: Any, *args: Any, **options: Any) -> Any:
         if new[0] >= times:
             os.kill(os.getpid(), signal.SIGKILL)
         return act(self, *args, **options)
 
-    Selection.consider = considering  # type: ignore[method-assign]  # in this child only
+    Recorder.record = recording  # type: ignore[method-assign]  # in this child only
     setattr(Recorder, step, dying)
     fresh.fedshift("run", file)
 
@@ -169,7 +167,7 @@ def everything(folder: Path, every: int) -> Experiment:
 
 
 @pytest.fixture(scope="module")
-def references(tmp_path_factory: pytest.TempPathFactory) -> dict[int, RunFolder]:
+def references(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Run]:
     """Whole runs, by how often they make a checkpoint."""
     folder = tmp_path_factory.mktemp("whole")
     return {every: runner.start(everything(folder / str(every), every), Progress()) for every in (1, 3)}
@@ -179,7 +177,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[int, RunFolder]
 @pytest.mark.parametrize("step", ["save", "keep_only"])
 @pytest.mark.parametrize("times", [1, 2])
 def test_killed_with_new_weights_and_resumed_it_has_the_same(
-    references: dict[int, RunFolder], tmp_path: Path, step: str, times: int, every: int
+    references: dict[int, Run], tmp_path: Path, step: str, times: int, every: int
 ):
     """Killed between the selected weights and the checkpoint, and before the one before goes."""
     reference, killed = references[every], everything(tmp_path / "killed", every)
@@ -187,12 +185,12 @@ def test_killed_with_new_weights_and_resumed_it_has_the_same(
     file.write_text(tomli_w.dumps(killed.table()))
     child = fresh.start(killed_with_new_weights, times, step, str(file))
     assert child.wait() == -signal.SIGKILL, child
-    folder = RunFolder.open(runner.run_path(killed))
+    folder = Run.open(runner.run_path(killed))
     resume(folder)
     assert results(folder) == results(reference)
     (kept,) = folder.path.glob("selected@*.safetensors")
-    assert kept.name == selected_name(picked(Run(folder)))
-    assert kept.read_bytes() == reference.selected_weights().read_bytes()
+    assert kept.name == selected_name(picked(Run(folder.path)))
+    assert kept.read_bytes() == reference.selected_weights.read_bytes()
 
 
 def test_runs_that_advance_together_keep_their_own(make: Make, tmp_path: Path):
@@ -202,20 +200,20 @@ def test_runs_that_advance_together_keep_their_own(make: Make, tmp_path: Path):
     with pytest.raises(KeyboardInterrupt):
         runner.run_all(asked, interrupt_after(7))
     for folder in runner.resume(runner.below(runner.run_path(asked[0]).parent), Progress())[0]:
-        run = Run(folder)
-        assert folder.selected_weights().name == selected_name(picked(run))
+        run = Run(folder.path)
+        assert folder.selected_weights.name == selected_name(picked(run))
         run.model(round="selected")
     whole = [make({**changes, "seed": seed, "run.out": str(tmp_path / "whole")}) for seed in (0, 1, 2)]
     for one, other in zip(asked, runner.run_all(whole, Progress())[0], strict=True):
-        again = RunFolder(runner.run_path(one))
-        assert again.selected_weights().read_bytes() == other.selected_weights().read_bytes()
+        again = Run(runner.run_path(one))
+        assert again.selected_weights.read_bytes() == other.selected_weights.read_bytes()
 
 
 # A federation across sites ------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A coordinator's run that nothing interrupts."""
     folder = tmp_path_factory.mktemp("whole")
     members(folder, fedavg(folder))
@@ -233,8 +231,8 @@ def test_a_coordinator_keeps_what_it_may(make: Make, tmp_path: Path, name: str):
     """The weights of a simulation, but for what clients keep: that stays at the sites."""
     experiment = make({**small(name), **IN_DOMAIN, **ROUGH})
     folder = members(tmp_path / "trial", experiment)
-    run = Run(coordinate(folder / "coordinator", Local(folder), Progress()))
-    simulated = Run(rehearse(folder, Progress()))
+    run = coordinate(folder / "coordinator", Local(folder), Progress())
+    simulated = rehearse(folder, Progress())
     assert as_sent(run.records) == as_sent(simulated.records)
     kept = {name: tensor.tolist() for name, tensor in simulated.selected.items()}
     ours = {name: tensor.tolist() for name, tensor in run.selected.items()}
@@ -248,19 +246,19 @@ def test_a_coordinator_keeps_what_it_may(make: Make, tmp_path: Path, name: str):
 
 
 @pytest.mark.parametrize("answers", [5, 17])
-def test_a_coordinator_that_is_killed_has_the_same(whole: RunFolder, tmp_path: Path, answers: int):
+def test_a_coordinator_that_is_killed_has_the_same(whole: Run, tmp_path: Path, answers: int):
     folder = members(tmp_path, fedavg(tmp_path))
     kill_after(answers, folder)
     run = coordinate(folder / "coordinator", Local(folder), Progress())
-    assert run.records() == whole.records()
-    ours, theirs = load_file(run.selected_weights()), load_file(whole.selected_weights())
+    assert run.records == whole.records
+    ours, theirs = load_file(run.selected_weights), load_file(whole.selected_weights)
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
     assert ours.keys() == theirs.keys()
 
 
 @pytest.mark.parametrize("before", ["append", "amend"])
 def test_a_coordinator_that_stops_between_weights_and_checkpoint(
-    whole: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
+    whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
 ):
     """Before a record is added, and before a checkpoint knows of it."""
     from fedshift.manifest import GrowingFile
@@ -280,5 +278,5 @@ def test_a_coordinator_that_stops_between_weights_and_checkpoint(
         patch.setattr(cls, before, stopping)
         coordinate(folder / "coordinator", Local(folder), Progress())
     run = coordinate(folder / "coordinator", Local(folder), Progress())
-    assert run.records() == whole.records()
-    assert run.selected_weights().read_bytes() == whole.selected_weights().read_bytes()
+    assert run.records == whole.records
+    assert run.selected_weights.read_bytes() == whole.selected_weights.read_bytes()

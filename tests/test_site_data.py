@@ -27,7 +27,7 @@ from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.demo import rehearse
 from fedshift.deployment.inspection import inspect
 from fedshift.deployment.site_data import site_model
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.written import parse_toml
 from test_coordinate import alike
 from test_text_data import a_tokenizer, an_encoder
@@ -251,7 +251,7 @@ def test_data_that_bring_environments_are_scored_on_those_that_were_agreed_on(tm
     assert result.exit_code == 0, result.output
     assert Agreement.read(folder / "coordinator").federation.environments == ("p=0.1", "p=0.9")
     run = coordinate(folder / "coordinator", Local(folder), Progress())
-    assert {row["environment"] for row in run.records()[-1]["environments"]} == {"p=0.1", "p=0.9"}
+    assert {row["environment"] for row in run.records[-1]["environments"]} == {"p=0.1", "p=0.9"}
     for member in ("coordinator", "sites/a", "sites/b"):
         agreed = folder / member / "federation.toml"
         agreed.write_text(agreed.read_text().replace("environments = [", "# environments = ["))

@@ -28,8 +28,7 @@ from fedshift.models import MODELS
 from fedshift.models.backbones import EfficientNetLite0, MobileNetV2, ResNet18
 from fedshift.models.staged import Staged
 from fedshift.runs import runner
-from fedshift.runs.progress import Progress
-from fedshift.runs.run import Run
+from fedshift.runs.events import Progress
 from fedshift.runs.simulation import load_data
 from fedshift.spec import setting
 from fedshift.streams import Streams
@@ -185,7 +184,7 @@ def test_engines_agree(make: Make):
 def test_a_trained_model_predicts_from_images(make: Make, bn: str):
     """The frozen stages are in front, and stay as they are whatever the others do."""
     experiment = experiment_of(make, Small(dim=2, freeze_until=1), {"method.bn": bn})
-    finished = Run(runner.start(experiment, Progress()))
+    finished = runner.start(experiment, Progress())
     model, images = finished.model(), pictures().x
     given = embedding(Small(freeze_until=1), pictures()).x
     assert not torch.equal(model(images[:9]), model(images[9:18]))
@@ -212,7 +211,7 @@ def test_sites_freeze_as_a_simulation_does(make: Make, tmp_path: Path):
     run = coordinate(folder / "coordinator", Local(folder), Progress())
     alike(run, rehearse(folder, Progress()))
     images = pictures().x
-    assert torch.equal(site_model(folder / "sites" / "dark")(images), Run(run).model()(images))
+    assert torch.equal(site_model(folder / "sites" / "dark")(images), run.model()(images))
 
 
 def test_data_are_loaded_once_for_models_that_freeze_alike(monkeypatch: pytest.MonkeyPatch):

@@ -20,8 +20,7 @@ from fedshift.clients.checks import check_data
 from fedshift.clients.inputs import Inputs
 from fedshift.datasets.text import TextFile
 from fedshift.runs import runner
-from fedshift.runs.progress import Progress
-from fedshift.runs.run import Run
+from fedshift.runs.events import Progress
 from fedshift.streams import Streams
 from reference import SMALL
 
@@ -218,7 +217,7 @@ def test_methods_run_on_texts_unchanged(make: Make, tmp_path: Path, kind: str, m
 def test_a_model_of_texts_is_put_together_again(make: Make, tmp_path: Path):
     """From ids, as the data set stores them; data.json says that they are ids."""
     given = changes(tmp_path, "tokens", "fedavg")
-    run = Run(runner.start(make(given), Progress()))
+    run = runner.start(make(given), Progress())
     x = texts(given["data"]["path"], tokens=given["data"]["tokens"], length=6).load(Streams(0)).x
     probabilities = run.model()(x).exp()
     torch.testing.assert_close(probabilities.sum(dim=1), torch.ones(len(x)))

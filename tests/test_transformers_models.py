@@ -33,7 +33,7 @@ from fedshift.engines.banks import Stacked
 from fedshift.experiments import Experiment
 from fedshift.models.transformer import Transformer
 from fedshift.runs import runner
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
 from fedshift.streams import Streams
 from test_coordinate import alike
@@ -423,7 +423,7 @@ def test_adapters_and_heads_are_all_that_is_sent_and_kept(folders: dict[str, Pat
     pytest.importorskip("peft", reason="the extra 'adapters' is not installed")
     experiment = of(make, name, a_model(folders, name, adapter_rank=2))
     folder = runner.start(experiment, Progress())
-    run = Run(folder)
+    run = Run(folder.path)
     (messages,) = run.messages.values()
     for direction in ("down", "up"):
         told = messages[direction]
@@ -448,7 +448,7 @@ def test_a_model_is_put_together_again_from_the_same_network(folders: dict[str, 
     here = tmp_path / "network"
     shutil.copytree(folders["vit"], here)
     experiment = of_images(make, Transformer(path=str(here), dim=3, adapter_rank=2))
-    run = Run(runner.start(experiment, Progress()))
+    run = runner.start(experiment, Progress())
     simulation = simulate(experiment)
     x = samples("vit")
     net = resident(simulation).client.net
@@ -462,7 +462,7 @@ def test_a_model_is_put_together_again_from_the_same_network(folders: dict[str, 
     shutil.rmtree(here)
     other.save_pretrained(here)
     with refuses("model.path", "changed", "Restore"):
-        Run(run.folder).model()
+        Run(run.path).model()
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "vit", "resnet"])
@@ -504,4 +504,4 @@ def test_sites_work_as_a_simulation_does(
     run = coordinate(folder / "coordinator", Local(folder), Progress())
     alike(run, rehearse(folder, Progress()))
     x = samples(name)
-    assert torch.equal(site_model(folder / "sites" / "dark")(x), Run(run).model()(x))
+    assert torch.equal(site_model(folder / "sites" / "dark")(x), run.model()(x))

@@ -26,10 +26,11 @@ from fedshift.clients.samples import Samples
 from fedshift.errors import DiskError, DivergedError, FedshiftError, FedshiftWarning
 from fedshift.experiments import Experiment
 from fedshift.runs import simulation as simulating
-from fedshift.runs.folder import RunFolder, find
-from fedshift.runs.progress import Outlook, Progress, RunProgress
+from fedshift.runs.events import AnyEvent, Progress
+from fedshift.runs.find import find
+from fedshift.runs.origin import STUDY
+from fedshift.runs.run import Run
 from fedshift.runs.runner import Asked
-from fedshift.runs.trials import STUDY
 from fedshift.spec import Range
 from fedshift.study import tune as tuning
 from fedshift.study.api import search_budget
@@ -293,7 +294,7 @@ class Known:
             if folder.finished:
                 continue
             self.carried_out.append(folder.path.name)
-            RunFolder.create(experiment, folder.path)
+            Run.create(experiment, folder.path)
             curve = self._curve(experiment)
             for position, value in enumerate(curve, start=1):
                 if math.isnan(value):
@@ -304,19 +305,18 @@ class Known:
                 if position < len(curve) and judge(folder):
                     break
             else:
-                (folder.path / "manifest.json").write_text("{}")
+                (folder.path / "summary.json").write_text("{}")
         return failed
 
 
 @pytest.fixture
 def readable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Made-up runs have no weights, so their records are read without a summary."""
-    from fedshift.runs import folder
 
-    def records(self: folder.RunFolder) -> list[dict[str, Any]]:
+    def records(self: Run) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.path / "records.jsonl").read_text().splitlines()]
 
-    monkeypatch.setattr(folder.RunFolder, "records", records)
+    monkeypatch.setattr(Run, "records", property(records))
 
 
 def mu(experiment: Experiment) -> float:
@@ -503,8 +503,8 @@ def kill_at_write(at: int) -> None:
 class Silent(Progress):
     """Of a search that is over: no run begins."""
 
-    def begin(self, outlook: Outlook) -> RunProgress:
-        raise AssertionError(outlook)
+    def handle(self, run: str, event: AnyEvent) -> None:
+        raise AssertionError(event)
 
 
 def test_labels_of_the_test_do_not_matter(whole: Tuning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -528,7 +528,7 @@ def test_labels_of_the_test_do_not_matter(whole: Tuning, tmp_path: Path, monkeyp
         [
             row["accuracy"]
             for folder in find(each.studies[0].path)
-            for row in folder.records()[-1]["environments"]
+            for row in folder.records[-1]["environments"]
             if row["role"] == "test"
         ]
         for each in (whole, found)

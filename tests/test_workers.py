@@ -28,9 +28,9 @@ from fedshift.engines.workers import Workers, can_fork
 from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs import runner
-from fedshift.runs.folder import RunFolder
+from fedshift.runs.events import Progress
 from fedshift.runs.lockstep import advance
-from fedshift.runs.progress import Progress
+from fedshift.runs.run import Run
 from fedshift.runs.simulation import Simulation
 from refusal import refuses
 from test_methods import assert_same
@@ -138,7 +138,7 @@ def test_a_killed_worker_loses_nothing(make: Make, tmp_path: Path, monkeypatch: 
     else:
         with refuses("'gray'", "twice", "round 3", "killed"):
             runner.start(experiment, progress)
-        folder = RunFolder.open(runner.run_path(experiment))
+        folder = Run.open(runner.run_path(experiment))
         assert not folder.finished
         resume(folder)
     assert "A worker process died in round 3 (killed by signal 9), at work for client 'gray'" in progress.notes[0]

@@ -18,7 +18,7 @@ from fedshift.cli import before
 from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
-from fedshift.runs.folder import RunFolder
+from fedshift.runs.run import Run
 from fedshift.spec import setting
 from fedshift.study.grid import expand, override, read
 from fedshift.study.tuned import TunedSettings
@@ -167,7 +167,7 @@ def test_a_toml_file_that_is_too_large_is_refused_unread(tmp_path: Path):
     with refuses("large.toml", f"{LARGEST_TOML:,}"):
         TunedSettings.read(file)
     (experiment,) = expand(override(TINY, {"run.out": str(tmp_path)}))
-    folder = RunFolder.create(experiment, tmp_path / "run")
+    folder = Run.create(experiment, tmp_path / "run")
     file.replace(folder.experiment_file)
     with refuses("experiment.toml", f"{LARGEST_TOML:,}"):
-        folder.table()
+        _ = folder.table

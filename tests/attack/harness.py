@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,7 +140,17 @@ def results(folder: Path) -> dict[str, bytes]:
     found = {
         file for name in RESULTS for file in runs.rglob(name) if file.is_file() and not SET_ASIDE.search(str(file))
     }
-    return {str(file.relative_to(runs)): file.read_bytes() for file in sorted(found)}
+    return {str(file.relative_to(runs)): _decided(file) for file in sorted(found)}
+
+
+def _decided(file: Path) -> bytes:
+    """What of a file equal runs have equal; a summary also names files with times."""
+    data = file.read_bytes()
+    with suppress(ValueError, LookupError, TypeError):
+        if file.name == "summary.json":
+            summary = json.loads(data)
+            return json.dumps([summary[name] for name in ("selected", "notes", "ended")]).encode()
+    return data
 
 
 def contents(folder: Path, but: Path | None = None) -> dict[str, tuple[bytes, int]]:

@@ -427,7 +427,7 @@ TABLES = [
 
 
 def script(text: str) -> Sequence[str]:
-    return ["import fedshift, numpy as np\nfrom fedshift.runs.progress import Progress\n" + text]
+    return ["import fedshift, numpy as np\nfrom fedshift.runs.events import Progress\n" + text]
 
 
 PLACES = [
@@ -500,7 +500,7 @@ PLACES = [
     ),
     Row(
         "a client that there is none of",
-        script('from fedshift.runs.run import Run\nRun(fedshift.load("runs").runs[0].folder).model("nobody")'),
+        script('from fedshift.runs.run import Run\nRun(fedshift.load("runs").runs[0].path).model("nobody")'),
         finished,
         words=["nobody"],
         probe="python",

@@ -45,18 +45,6 @@ def test_a_grid_that_names_folders_elsewhere(forks: Forks, victims: Victims, tmp
     none_of(problems)
 
 
-def test_a_grid_beside_another(forks: Forks, victims: Victims, references: dict[str, Reference], tmp_path: Path):
-    """Two comparisons in a folder, one of which has begun nothing, are both resumed; neither changes the other."""
-    folder = copied(victims("grid", "unfinished").folder, tmp_path / "case")
-    other = replace(SCENARIOS["grid"], changes={**SCENARIOS["grid"].changes, "seed": [5, 6]})
-    made = Reference.of(forks, other, tmp_path / "other")
-    shutil.copy(plan_of(made.folder), plan_of(folder).parent)
-    (outcome,) = forks.run(RESUME, cwd=folder)
-    assert outcome.fine, outcome
-    both = replace(made, results={**made.results, **references["grid"].results})
-    none_of(both.differences(folder))
-
-
 # Stacks ------------------------------------------------------------------------------------------
 
 
@@ -150,28 +138,6 @@ def test_checkpoints_of_a_stack(forks: Forks, references: dict[str, Reference], 
     (outcome,) = forks.run(RESUME, cwd=folder)
     assert outcome.fine, outcome
     none_of(reference.differences(folder) if name in EQUAL else alike(reference, folder))
-
-
-def test_a_stack_that_was_moved(forks: Forks, references: dict[str, Reference], tmp_path: Path):
-    """No file of it needs the name of the folder that its runs lie in."""
-    reference = references["stack"]
-    folder = stopped(forks, reference, tmp_path / "case")
-    (tmp_path / "other").mkdir()
-    (folder / "runs" / "tiny").rename(tmp_path / "other" / "moved")
-    (outcome,) = forks.run(("resume", str(tmp_path / "other" / "moved")), cwd=tmp_path)
-    assert outcome.fine, outcome
-    (tmp_path / "other" / "moved").rename(folder / "runs" / "tiny")
-    none_of(reference.differences(folder))
-
-
-def test_a_stack_without_a_checkpoint_in_common(forks: Forks, references: dict[str, Reference], tmp_path: Path):
-    """Killed before all have their first one, they begin again together."""
-    reference = references["stack"]
-    folder = stopped(forks, reference, tmp_path / "case", saving(reference)[1])
-    assert len(list(folder.rglob("manifest-*.json"))) == 1
-    (resume,) = forks.run(RESUME, cwd=folder)
-    assert resume.fine, resume
-    none_of(reference.differences(folder))
 
 
 # Trust -------------------------------------------------------------------------------------------

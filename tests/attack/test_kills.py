@@ -23,7 +23,6 @@ from attack.harness import (
     SCENARIOS,
     Problems,
     Reference,
-    begun,
     contents,
     copied,
     in_small,
@@ -106,22 +105,6 @@ def test_killed_at_an_operation(
     for at in moments(reference) if small else points(reference, share, KILLS.get(name, 0), f"kill {name}"):
         fault = Fault("", at, kill=True)
         problems += attacked(forks, reference, tmp_path / str(at), fault, -signal.SIGKILL, again=at % 2 == 0)
-    none_of(problems)
-
-
-@pytest.mark.parametrize("name", in_small(["run", "stack", "client2vec"], "run", "stack"))
-def test_killed_twice(
-    forks: Forks, references: dict[str, Reference], tmp_path: Path, name: str, share: tuple[int, int]
-):
-    """The run that goes on is killed as well."""
-    reference, problems = references[name], []
-    for at in points(reference, share, 1, f"twice {name}"):
-        folder = reference.scenario.write(tmp_path / str(at))
-        root = str(folder / "runs")
-        forks.run(reference.scenario.step, cwd=folder, fault=Fault(root, at, kill=True))
-        step = RESUME if begun(folder) else reference.scenario.step
-        forks.run(step, cwd=folder, fault=Fault(root, 1 + at // 2, kill=True))
-        problems += [f"at {at} and {1 + at // 2}: {wrong}" for wrong in recovered(forks, reference, folder)]
     none_of(problems)
 
 
@@ -216,11 +199,6 @@ def test_the_disk_refuses(
     none_of(problems)
 
 
-@pytest.mark.parametrize("name", in_small(SCENARIOS, "run", "stack"))
-def test_clocks_that_jump(forks: Forks, references: dict[str, Reference], tmp_path: Path, name: str):
-    none_of(attacked(forks, references[name], tmp_path, Fault("", clock=True), code=0))
-
-
 def test_workers_that_are_killed(
     forks: Forks, references: dict[str, Reference], tmp_path: Path, share: tuple[int, int]
 ):
@@ -278,23 +256,6 @@ def test_a_second_process(
             wrong.append(f"both were refused: {one.err} {other.err}")
         wrong += recovered(forks, reference, folder, again=True)
         problems += [f"{where}: {problem}" for problem in wrong]
-    none_of(problems)
-
-
-@pytest.mark.parametrize("name", in_small(["run", "stack"], "run"))
-def test_two_begin_at_once(
-    forks: Forks, references: dict[str, Reference], tmp_path: Path, name: str, share: tuple[int, int]
-):
-    """They race for the same new folder: at least one carries a run out, the other may be refused."""
-    reference, problems = references[name], []
-    for attempt in range(1 if share[1] == 1 else 8):
-        folder = reference.scenario.write(tmp_path / str(attempt))
-        children = [forks.start(reference.scenario.step, cwd=folder) for _ in range(2)]
-        outcomes = [outcome for child in children for outcome in child.wait()]
-        wrong = [str(outcome) for outcome in outcomes if not outcome.clean]
-        if name == "run" and not any(outcome.fine for outcome in outcomes):
-            wrong.append("neither carried it out: " + " ".join(outcome.err for outcome in outcomes))
-        problems += [*wrong, *recovered(forks, reference, folder, again=True)]
     none_of(problems)
 
 

@@ -290,7 +290,7 @@ command(
 @command("resume runs/rotated-mnist", "resume runs/mine/fedsr-0-seed0-1a2b3c4d")
 def resume(path: RunsArgument, trust: TrustOption = False) -> None:
     """Carry interrupted runs on, from their last checkpoints to the same bits; begin those that have not begun."""
-    from fedshift.runs.trust import UntrustedError
+    from fedshift.runs.origin import UntrustedError
     from fedshift.study import api
 
     with interruptible(going_on(path)):

@@ -121,7 +121,7 @@ def print_engines(experiments: Sequence[Experiment], dry_run: bool) -> None:
 
 def print_indices(experiments: Sequence[Experiment], dry_run: bool) -> None:
     """Make and write the index of each run; runs that differ only in how they use it share one."""
-    from fedshift.runs.preparation import describe
+    from fedshift.runs.lockstep import describe
 
     different = {repr((e.seed, e.data, e.partition, e.protocol, e.method.prepares)): e for e in experiments}
     with needs("parquet", "Writing an index"):

@@ -32,7 +32,7 @@ from fedshift.experiments import Experiment
 from fedshift.files import check_folder
 from fedshift.reporting.live import LiveProgress
 from fedshift.reporting.units import clock
-from fedshift.runs.folder import RunFolder
+from fedshift.runs.run import Run
 from fedshift.study import api
 from fedshift.written import parse_assignments
 
@@ -211,7 +211,7 @@ def rehearse(folder: Path) -> None:
     typer.echo(compared(run, carried_out(folder)))
 
 
-def compared(run: RunFolder, theirs: RunFolder) -> str:
+def compared(run: Run, theirs: Run) -> str:
     """How the weights compare with those of the federation's run."""
     if not theirs.finished:
         return f"The federation's own run, '{theirs.path}', is not finished: there are no weights to compare yet."

@@ -32,7 +32,7 @@ from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.files import digest_of
 from fedshift.rounds.evaluation import parts_predicted
-from fedshift.runs.trained import Blueprint
+from fedshift.runs.schema import Blueprint
 from fedshift.spec import FolderName, Processors, Spec, as_toml, setting
 from fedshift.streams import Streams
 
@@ -217,7 +217,16 @@ class Agreement:
         """What models are rebuilt from without data."""
         federation, sites = self.federation, tuple(self.clients.values())
         columns = tuple(name for name, *_ in federation.columns)
-        return Blueprint(federation.shape, federation.classes, self.clients, self.inputs, sites, "", columns)
+        return Blueprint(
+            shape=federation.shape,
+            classes=federation.classes,
+            clients=self.clients,
+            inputs=self.inputs,
+            environments=sites,
+            columns=columns,
+            domains=self.clients,
+            norm_factor=federation.norm_factor,
+        )
 
     def parts_of_model(self, setup: Setup) -> frozenset[str]:
         """The parts that a prediction reads.

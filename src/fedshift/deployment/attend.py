@@ -56,8 +56,8 @@ from fedshift.rounds.checks import check_answer, check_order, first_not_finite
 from fedshift.rounds.evaluation import Evaluation
 from fedshift.rounds.site import Site
 from fedshift.rounds.versions import Versions
-from fedshift.runs.machine import environment
-from fedshift.runs.schema import moment
+from fedshift.runs.events import moment
+from fedshift.runs.origin import environment
 from fedshift.runs.simulation import choose_device
 
 STATE, LOG = "state", "log.jsonl"
@@ -130,7 +130,7 @@ class Attendant:
     def _join(self, turns: Turns) -> Joined:
         """Take part in a run, whose coordinator has been started."""
         self._check_policy()
-        packages = environment()["packages"]
+        packages = environment().packages
         samples = sum(len(client.train) for client in self._loaded().clients)
         return Joined(
             self.settings.name,
@@ -370,7 +370,7 @@ class Attendant:
 
 def _check_kept(site: Site, order: Order, turns: Turns, turn: Turn) -> None:
     """Raise an error where a client has worked before a turn, and its state of then was removed since."""
-    if order.client not in site.store and any(each < turn for each in turns.answered("order")):
+    if order.client not in site.store.ids() and any(each < turn for each in turns.answered("order")):
         raise CannotError("state", f"What the client kept before round {order.round} is no longer here.")
 
 

@@ -29,12 +29,9 @@ from fedshift.errors import DivergedError, FedshiftError, Problems
 from fedshift.rounds.coordinator import Coordinator, Received, Request
 from fedshift.rounds.outliers import Limits
 from fedshift.runs.checkpoint import Execution
-from fedshift.runs.events import EventLog
-from fedshift.runs.folder import EVENTS, RunFolder
-from fedshift.runs.listener import Task
-from fedshift.runs.plan import PlannedStage
-from fedshift.runs.progress import Outlook, Progress
+from fedshift.runs.events import PlannedStage, Progress, RunEvents
 from fedshift.runs.recorder import Recorder
+from fedshift.runs.run import EVENTS, Run, locked
 from fedshift.runs.simulation import choose_device
 from fedshift.runs.weights import Weights, read_weights
 
@@ -48,22 +45,22 @@ _ADVICE: Mapping[Reason, str] = {  # about a site that cannot take part
 }
 
 
-def coordinate(folder: Path, link: Link, progress: Progress) -> RunFolder:
+def coordinate(folder: Path, link: Link, progress: Progress) -> Run:
     """Carry out the run of a coordinator's folder, or carry it on from its last checkpoint.
 
     Raises:
         FedshiftError: a site refuses, too few are connected, or the run cannot go on; the message names who and why.
     """
     agreement = Agreement.read(folder)
-    run = RunFolder(folder / RUNS / agreement.run)
+    run = Run(folder / RUNS / agreement.run)
     if run.finished:
         progress.reused(run.path.name)
         return run
-    with run.locked():
+    with locked(run.path):
         if run.finished:  # by another process meanwhile
             return run
         if not run.begun:
-            RunFolder.create(agreement.experiment, run.path, host="federation")
+            Run.create(agreement.experiment, run.path, host="federation")
         run.check_is(agreement.experiment.fingerprint)
         setup = agreement.setup(choose_device(agreement.experiment.run.device))
         choice = asked_for(setup, agreement.experiment.run.replace(engine="sequential"))
@@ -80,7 +77,7 @@ class _Run:
     """A run under way."""
 
     def __init__(
-        self, agreement: Agreement, setup: Setup, folder: RunFolder, link: Link, engine: Engine, progress: Progress
+        self, agreement: Agreement, setup: Setup, folder: Run, link: Link, engine: Engine, progress: Progress
     ) -> None:
         self.agreement, self.setup, self.folder, self.link, self.engine = agreement, setup, folder, link, engine
         self.read = agreement.parts_of_model(setup)
@@ -90,12 +87,17 @@ class _Run:
         self.scored: Weights | None = None  # that model's
         self._go_back()
         coordinator = self.coordinator
-        stages = tuple(  # a round's work is counted in answers here, since only sites know their steps
-            PlannedStage(stage.name, coordinator.rounds_of(stage), len(stage.exchanges) * coordinator.cohort(stage))
-            for stage in setup.stages
+        self.display = RunEvents(folder.path.name, progress, folder.path / EVENTS, self.position)
+        self.display.begin(
+            [  # a round's work is counted in answers here, since only sites know their steps
+                PlannedStage(
+                    name=stage.name,
+                    rounds=coordinator.rounds_of(stage),
+                    steps=len(stage.exchanges) * coordinator.cohort(stage),
+                )
+                for stage in setup.stages
+            ]
         )
-        outlook = Outlook(folder.path.name, len(coordinator.schedule), self.position, stages)
-        self.display = EventLog(folder.path / EVENTS, outlook, progress.begin(outlook))
 
     @property
     def position(self) -> int:
@@ -169,7 +171,7 @@ class _Run:
         """Carry out the next round, and save what came of it."""
         round, started = self.coordinator.next_round, time.perf_counter()
         self.display.begin_round(round)
-        asking = self.coordinator.round(round, lambda steps: None)
+        asking = self.coordinator.round()
         journal, place = Journal(self.folder.path, self.position), 0
         orders, received = list[Order](), list[Received]()
         with suppress(StopIteration):  # the round is over
@@ -214,7 +216,7 @@ class _Run:
         scored = self.scoring.orders if self.scoring else {}
         sent = self.coordinator.bytes_down, self.coordinator.bytes_up
         exchange = orders[0].exchange if orders else ""
-        self.display.begin_task(Task(round, exchange, len(orders), len(orders), *sent))
+        self.display.begin_task(exchange, len(orders), len(orders), *sent)
         asked = [site for site in self.sites if site in by_site or site in scored]
         replies = self.members.ask({site: self._work(site, by_site.get(site)) for site in asked})
         self._judge(replies, exchange)
@@ -304,8 +306,7 @@ class _Run:
         self.recorder = Recorder(self.folder, self.coordinator, self.read)
         host = checkpoint.host if checkpoint else {}
         self.doubts = Doubts.model_validate(host.get("doubts", {}))
-        about = {"domains": self.agreement.clients, "samples": {}, "norm_factor": federation.norm_factor}
-        self.recorder.begin(self.agreement.blueprint.table() | about, keep=[self.doubts.sound])
+        self.recorder.begin(self.agreement.blueprint, keep=[self.doubts.sound])
         self._saved = self.doubts.sound
         self.coordinator.suspects = self.doubts.merged
         for suspect in self.doubts.tried[-1:]:
@@ -339,7 +340,7 @@ class _Run:
             notes.append(f"{', '.join(kept)} of each model stayed at its site; the weights here are what sites share.")
         if factor := self.agreement.federation.norm_factor:
             notes.append(f"An answer of more than {factor:g} times the norm that is usual in its cohort is not merged.")
-        records = self.folder.records()
+        records = self.recorder.records
         if not records:
             notes.append("No site has scored both validation and test environments, so there is no record.")
         elif lacking := records[-1].get("unscored"):

@@ -28,8 +28,7 @@ from fedshift.engines.choice import asked_for
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.reporting.follow import follow
-from fedshift.runs.folder import RunFolder
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.simulation import Simulation
 from fedshift.runs.together import carry_out as simulate
@@ -108,7 +107,7 @@ def _written(x: Tensor, y: Tensor, classes: Sequence[str]) -> bytes:
     return file.getvalue()
 
 
-def carry_out(folder: Path, say: Callable[[str], None], console: Console) -> RunFolder:
+def carry_out(folder: Path, say: Callable[[str], None], console: Console) -> Run:
     """Start the processes of a federation whose members all lie in one folder, carry out its run, and end them.
 
     Args:
@@ -150,7 +149,7 @@ def carry_out(folder: Path, say: Callable[[str], None], console: Console) -> Run
 # The same as a simulation -----------------------------------------------------------------------
 
 
-def rehearse(folder: Path, progress: Progress) -> RunFolder:
+def rehearse(folder: Path, progress: Progress) -> Run:
     """Carry out the run of a federation's folder with the sequential engine, in its folder ``rehearsal``.
 
     Args:
@@ -160,7 +159,7 @@ def rehearse(folder: Path, progress: Progress) -> RunFolder:
     Raises:
         FedshiftError: a site's folder or data are missing or wrong.
     """
-    run = RunFolder(folder / "rehearsal" / carried_out(folder).path.name)
+    run = Run(folder / "rehearsal" / carried_out(folder).path.name)
     agreement, alone = Agreement.read(folder / COORDINATOR), list[FederatedData]()
     for place in (folder / SITES / site for site in agreement.federation.sites):
         (settings, data), own = read_site(place), agreement.at(place)
@@ -181,7 +180,7 @@ def rehearse(folder: Path, progress: Progress) -> RunFolder:
     return run
 
 
-def carried_out(folder: Path) -> RunFolder:
+def carried_out(folder: Path) -> Run:
     """The folder of the run that a federation's coordinator carries out, which may not have begun.
 
     Raises:
@@ -192,15 +191,15 @@ def carried_out(folder: Path) -> RunFolder:
             f"'{folder}' has no folder {COORDINATOR}: give a federation's, as `fedshift federation init` makes it, "
             f"with those of all its sites in {folder / SITES}."
         )
-    return RunFolder(folder / COORDINATOR / RUNS / Agreement.read(folder / COORDINATOR).run)
+    return Run(folder / COORDINATOR / RUNS / Agreement.read(folder / COORDINATOR).run)
 
 
-def difference(one: RunFolder, other: RunFolder) -> float:
+def difference(one: Run, other: Run) -> float:
     """How far numbers of the final tensors that two finished runs both have are apart at most; 0.0: they are equal.
 
     Raises:
         FedshiftError: a run is not finished, or its weights are damaged.
     """
-    ours, theirs = Run(one).weights, Run(other).weights
+    ours, theirs = one.weights, other.weights
     both = ((ours[name].double() - theirs[name].double()).abs() for name in ours.keys() & theirs.keys())
     return max(float(apart.max()) for apart in both if apart.numel())

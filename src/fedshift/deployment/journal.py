@@ -21,8 +21,7 @@ from fedshift.deployment.wire import NOBODY, UNSCORED, Done
 from fedshift.errors import DamagedError
 from fedshift.rounds.coordinator import Coordinator, Received, Suspect
 from fedshift.rounds.evaluation import metrics_of
-from fedshift.runs.records import Record
-from fedshift.runs.schema import Size
+from fedshift.runs.schema import Record, Size
 
 # Merged exchanges ---------------------------------------------------------------------------------
 

@@ -173,11 +173,11 @@ def run(folder: Path) -> int:
         )
     from fedshift.deployment.agreement import Agreement
     from fedshift.deployment.coordinate import RUNS
-    from fedshift.runs.folder import RunFolder
+    from fedshift.runs.run import Run, is_locked
 
-    of_run = RunFolder(folder / RUNS / Agreement.read(folder).run)
+    of_run = Run(folder / RUNS / Agreement.read(folder).run)
     command = shell.start_run(str(APP), federation.name)
-    if of_run.held:
+    if is_locked(of_run.path):
         with control(ports[0], folder / shell.AUTHORITY) as client:
             from flwr.proto.control_pb2 import ListRunsRequest
 

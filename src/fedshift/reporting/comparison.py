@@ -14,13 +14,12 @@ from fedshift.experiments import Experiment
 from fedshift.reporting.comparison_tables import notes, tables
 from fedshift.reporting.results import MeanStd, Row, described, flattened, labels
 from fedshift.reporting.table import Table, Tabled
-from fedshift.runs.folder import RunFolder, find
-from fedshift.runs.grid_file import grid_files, read_grid
-from fedshift.runs.records import Record
+from fedshift.runs.find import find, grid_files, read_grid
+from fedshift.runs.origin import check_no_study
 from fedshift.runs.run import Run
 from fedshift.runs.runner import Failures, run_path
+from fedshift.runs.schema import Record
 from fedshift.runs.selection import ORACLES, RULES, selects
-from fedshift.runs.trials import check_no_study
 
 REFUSED = "refused.txt"  # in the folder of a run that could not begin: why
 
@@ -48,7 +47,7 @@ class Comparison(Tabled):
     @classmethod
     def of(
         cls,
-        folders: Sequence[RunFolder],
+        folders: Sequence[Run],
         failed: Failures,
         asked: int,
         rows: Sequence[tuple[str, Sequence[Experiment]]] = (),
@@ -68,7 +67,7 @@ class Comparison(Tabled):
         if len(failed) == asked:
             raise type(next(iter(failed.values())))(_failure(problems, asked))
         read = cls.read(folders)
-        there, lacking = {run.folder.identity.series for run in read.runs}, dict[str, str]()
+        there, lacking = {run.identity.series for run in read.runs}, dict[str, str]()
         for label, its in rows:
             reasons = [
                 str(failed[path]).removeprefix(f"{path.name}: ") for each in its if (path := run_path(each)) in failed
@@ -79,14 +78,14 @@ class Comparison(Tabled):
         return replace(read, lacking=lacking, failed=problems, asked=asked, labels=called)
 
     @classmethod
-    def read(cls, folders: Sequence[RunFolder], trust: bool = False) -> Comparison:
+    def read(cls, folders: Sequence[Run]) -> Comparison:
         """Read the runs that have records; those without any are left out, and those that are damaged are named.
 
         Raises:
             FedshiftError: none has a record.
         """
         runs, damaged = [], []
-        for run in (Run(folder, trust) for folder in folders):
+        for run in folders:
             try:
                 run.check()
                 if run.records:
@@ -107,7 +106,7 @@ class Comparison(Tabled):
             FedshiftError: there is none with a record, or the path is a study's or a trial's.
         """
         check_no_study(path)
-        read = cls.read(find(path), trust)
+        read = cls.read(find(path, trust=trust))
         return replace(read, runs=sorted(read.runs, key=_order), missing=(*read.missing, *_not_begun(path)))
 
     # Rows and columns --------------------------------------------------------------------------------
@@ -116,9 +115,9 @@ class Comparison(Tabled):
         """Runs grouped by all that decides their results but seed and held-out domain, in the order they come."""
         groups: dict[str, list[Run]] = {}
         for run in self.runs:
-            groups.setdefault(run.folder.identity.series, []).append(run)
+            groups.setdefault(run.identity.series, []).append(run)
         called = self.labels or labels(
-            {series: described(runs[0].table, runs[0].folder.identity.contents) for series, runs in groups.items()}
+            {series: described(runs[0].table, runs[0].identity.contents) for series, runs in groups.items()}
         )
         return [Row(called[series], runs, self.metric) for series, runs in groups.items()]
 
@@ -275,7 +274,7 @@ def _not_begun(path: Path) -> Iterator[str]:
         except FedshiftError as error:
             yield str(error)
             continue
-        waiting = [file.parent / run.folder for run in runs if not RunFolder(file.parent / run.folder).begun]
+        waiting = [file.parent / run.folder for run in runs if not Run(file.parent / run.folder).begun]
         refused = [folder for folder in waiting if (folder / REFUSED).is_file()]
         for folder in refused:
             reason = (folder / REFUSED).read_text(encoding="utf-8")

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from fedshift.core.metrics import Metric
 from fedshift.reporting.results import MeanStd
 from fedshift.reporting.table import Table
-from fedshift.runs.patience import endings
 from fedshift.runs.run import Run
-from fedshift.runs.selection import mean_score, selects, value_of
+from fedshift.runs.selection import endings, mean_score, selects, value_of
 
 if TYPE_CHECKING:
     from fedshift.reporting.comparison import Comparison
@@ -147,10 +146,10 @@ def notes(comparison: Comparison) -> list[str]:
 
 def _of_runs(comparison: Comparison) -> Iterator[str]:
     runs = comparison.runs
-    for run in (each for each in runs if not each.folder.finished):
+    for run in (each for each in runs if not each.finished):
         last, rounds = run.records[-1], run.table["train"]["rounds"]
         yield (
-            f"{run.folder.path.name} is not finished: it was last scored after round {last['round']} of its "
+            f"{run.path.name} is not finished: it was last scored after round {last['round']} of its "
             f"stage '{last['stage']}' (train.rounds = {rounds})."
         )
     for row in comparison.rows():

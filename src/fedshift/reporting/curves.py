@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedshift.reporting.results import MeanStd, Row
-from fedshift.runs.records import Record
+from fedshift.runs.schema import Record
 from fedshift.runs.selection import by_environment
 
 if TYPE_CHECKING:

@@ -15,11 +15,10 @@ from fedshift import files
 from fedshift.errors import FedshiftError
 from fedshift.reporting.live import LiveProgress, scores_text
 from fedshift.reporting.units import printable
-from fedshift.runs.events import read_event
-from fedshift.runs.folder import EVENTS, RunFolder, find
-from fedshift.runs.grid_file import grid_files, read_grid
-from fedshift.runs.schema import AnyEvent, BeginEvent, EndEvent, EvaluatedEvent, FailedEvent, moment
-from fedshift.runs.trials import STUDY, carried_on_by, study_of
+from fedshift.runs.events import AnyEvent, BeginEvent, EndEvent, EvaluatedEvent, FailedEvent, moment, read_event
+from fedshift.runs.find import find, grid_files, read_grid
+from fedshift.runs.origin import STUDY, carried_on_by, study_of
+from fedshift.runs.run import EVENTS, Run, is_locked
 
 SECONDS_BETWEEN_LOOKS = 0.2  # at files that are known
 SECONDS_BETWEEN_SEARCHES = 2.0  # for new ones
@@ -75,7 +74,7 @@ class WatchedRun:
         state: how far it is; of a finished run the file is not read any more.
     """
 
-    folder: RunFolder
+    folder: Run
     file: EventFile
     roles: tuple[str, ...]
     newest: float = 0.0
@@ -94,7 +93,7 @@ class WatchedRun:
 
     def scores(self) -> str:
         """The last scores of a finished run, from its records, which are checked."""
-        record = self.folder.records()[-1]
+        record = self.folder.records[-1]
         rows = [row for row in record["environments"] if row["role"] in self.roles]
         return scores_text({**record, "environments": rows})
 
@@ -144,7 +143,7 @@ class RunWatch:
     def over(self) -> bool:
         """Whether every run is finished or given up, and no process chooses the next trials here."""
         over = bool(self.runs) and sum(run.over for run in self.runs.values()) >= self.expected
-        return over and not ((self._path / STUDY).is_file() and RunFolder(self._path).held)
+        return over and not ((self._path / STUDY).is_file() and is_locked(self._path))
 
     def _search(self) -> None:
         """Look for runs; of those that are finished already, the scores are shown."""
@@ -179,7 +178,7 @@ class RunWatch:
 
     def _check_alive(self, run: WatchedRun) -> None:
         """Show that nobody carries out a run, if so."""
-        if run.folder.held or run.file.grown:  # in this order: it may end meanwhile
+        if is_locked(run.folder.path) or run.file.grown:  # in this order: it may end meanwhile
             return
         run.state = "finished" if run.folder.finished else "to come"
         key, folder = str(run.folder.path), run.folder

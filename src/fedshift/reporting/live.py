@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from statistics import mean
 from types import TracebackType
 from typing import Any, Self
@@ -19,19 +18,18 @@ from rich.text import Text
 from fedshift.core.metrics import ACCURACY
 from fedshift.reporting.notebook import NotebookOutput, in_notebook
 from fedshift.reporting.units import bytes_text, clock, printable
-from fedshift.runs.events import Events, record_of
-from fedshift.runs.progress import Outlook, Progress
-from fedshift.runs.records import Record
-from fedshift.runs.schema import (
+from fedshift.runs.events import (
     AnyEvent,
     BeginEvent,
     EndEvent,
     EvaluatedEvent,
     FailedEvent,
     NoteEvent,
+    Progress,
     ProgressEvent,
     SiteEvent,
 )
+from fedshift.runs.schema import Record
 from fedshift.runs.selection import mean_score, over_clients, selects, value_of
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -110,20 +108,16 @@ class LiveProgress(Progress):
         self._reused += 1
         self._print(f"{self._reused + len(self._runs)}/{self.runs} {name}  finished before  {scores}".rstrip())
 
-    def begin(self, outlook: Outlook) -> Events:
-        """Show a run."""
-        return Events(outlook, partial(self.handle, outlook.name), self._get_time)
-
-    def handle(self, key: str, event: AnyEvent) -> None:
-        """Show an event of the run with this key."""
+    def handle(self, run: str, event: AnyEvent) -> None:
+        """Show an event of a run."""
         if isinstance(event, BeginEvent):
-            self._begin(key, event)
+            self._begin(run, event)
         elif isinstance(event, NoteEvent):
             self.note(printable(event.text))
         elif isinstance(event, SiteEvent):
             self._print(site_line(event))
-        elif key in self._runs:
-            self._move(key, event)
+        elif run in self._runs:
+            self._move(run, event)
 
     def fail(self, key: str, reason: str) -> None:
         """Print that a run goes on no more."""
@@ -153,7 +147,7 @@ class LiveProgress(Progress):
         if isinstance(event, ProgressEvent):
             status.progress = event
         elif isinstance(event, EvaluatedEvent):
-            status.record = record_of(event)
+            status.record = event.model_dump(include={"environments", "select"})
             if event.ended:
                 self.note(f"{status.title}  {status.end_stage(event.position)} ended early {printable(event.ended)}")
         elif isinstance(event, FailedEvent):
@@ -283,17 +277,7 @@ class RunStatus:
     def __init__(self, number: int, title: str, bar: TaskID, event: BeginEvent, get_time: Callable[[], float]) -> None:
         self.number, self.title, self.bar = number, title, bar
         self.rounds, self.began = event.rounds, event.seconds_since_1970
-        self.progress = ProgressEvent(
-            when=event.when,
-            who=event.who,
-            position=event.done,
-            steps=0,
-            bytes_down=0,
-            bytes_up=0,
-            stage="",
-            round=0,
-            under_way=False,
-        )
+        self.progress = ProgressEvent(when=event.when, who=event.who, position=event.done)
         self.record: Record | None = None
         self.under_way = True
         self._get_time = get_time

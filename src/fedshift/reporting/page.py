@@ -14,8 +14,8 @@ from fedshift.reporting.curves import Panel, as_svg, by_place, by_round, colours
 from fedshift.reporting.results import Merged, Row, merged
 from fedshift.reporting.table import Table, render, write_page_to
 from fedshift.reporting.units import bytes_text, clock
-from fedshift.runs.records import Record
 from fedshift.runs.run import Run
+from fedshift.runs.schema import Record
 
 if TYPE_CHECKING:
     from fedshift.reporting.comparison import Comparison
@@ -99,10 +99,10 @@ def _runs(runs: Sequence[Run]) -> Table:
 
 
 def _run(run: Run) -> list[str]:
-    last, times = run.records[-1], run.folder.times()
+    last, times = run.records[-1], run.times
     spent = [clock(times.training), clock(times.evaluation)] if times.engines else ["", ""]
     sent = [bytes_text(last["bytes_down"]), bytes_text(last["bytes_up"])]
-    return [run.folder.path.name, in_words(run.records), *sent, *spent, ", then ".join(times.engines)]
+    return [run.path.name, in_words(run.records), *sent, *spent, ", then ".join(times.engines)]
 
 
 def _differing(about: str, rows: Sequence[Row], found: Merged) -> Table:

@@ -17,7 +17,7 @@ from rich.text import Text
 from fedshift.errors import FedshiftError, needs
 from fedshift.files import make_folder, write
 from fedshift.reporting.units import bytes_text, printable
-from fedshift.runs.records import Record
+from fedshift.runs.schema import Record
 
 if TYPE_CHECKING:
     import pandas as pd

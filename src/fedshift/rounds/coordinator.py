@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedshift.clients.tables import Lazy
 from fedshift.core.contract import Exchange, Round, Select, ServerState, Stage, term_names, uniform
 from fedshift.core.messages import Answer, Down, Missing, Order
 from fedshift.core.metrics import ACCURACY
@@ -27,12 +30,10 @@ from fedshift.rounds.checks import (
 )
 from fedshift.rounds.ledger import Ledger
 from fedshift.rounds.outliers import Excess, Limits, excesses, explosion
-from fedshift.rounds.schedule import schedule_of
 
 Received = Answer | Missing | Exception  # what comes of an order
 Request = list[Order] | ServerJob  # what a round asks its host for
 Asking = Generator[Request, Any, None]  # it is sent a list of Received, or a server's state and its loss terms
-Merge = Callable[[Mapping[int, Answer]], Generator[Request, Any, ServerState]]
 Place = tuple[int, str]  # the round of the run, from 1, and the exchange
 
 
@@ -44,6 +45,15 @@ class Suspect:
     exchange: str
     client: int
     ratio: float
+
+
+class _Asked(NamedTuple):
+    """An exchange of a round: whose answers count, as often as they were drawn, and what they were sent."""
+
+    exchange: Exchange
+    round: Round
+    cohort: Sequence[int]
+    orders: Sequence[Order]
 
 
 class Coordinator:
@@ -126,15 +136,15 @@ class Coordinator:
 
     # A round ------------------------------------------------------------------------------------
 
-    def round(self, round: Round, tell: Callable[[int], None]) -> Asking:
-        """Carry out one round: select a cohort, then make every exchange with it.
+    def round(self) -> Asking:
+        """Carry out the next round: select a cohort, then make every exchange with it.
 
         A client that does not answer is not asked again in this round. Where too few answer, an exchange merges
         nothing and ends the round; an error among the answers is then the round's.
 
-        Yields what its host must do, orders to be carried out or a server's job, and is sent what came of it; ``tell``
-        hears of the server's steps.
+        Yields what its host must do, orders to be carried out or a server's job, and is sent what came of it.
         """
+        round = self.next_round
         self.state = replace(self.state, round=round.number)
         gone = set[int]()
         self.terms = {}
@@ -143,37 +153,33 @@ class Coordinator:
             orders = self.orders(exchange, round, list(dict.fromkeys(cohort)))
             for order in orders:
                 self.ledger.add(exchange.name, "down", order.down, order.client, self.position + 1)
-            received: list[Received] = yield orders
-            answers = self._collect(exchange, round, orders, received)
+            asked = _Asked(exchange, round, cohort, orders)
+            answers = self._collect(asked, (yield orders))
             merged: ServerState | None = None
             if enough(self.setup, len(orders), len(answers)):
-                merge = partial(self._merged, exchange, round, cohort, tell)
-                if self.limits is None:
-                    merged = yield from merge(answers)
-                else:
-                    merged = yield from self._merged_within(self.limits, merge, exchange, round, orders, answers)
+                merge = self._merged if self.limits is None else partial(self._merged_within, self.limits)
+                merged = yield from merge(asked, answers)
             gone |= {order.client for order in orders} - answers.keys()
             if merged is None:
-                self._check_needed(round.stage, len(answers), len(orders))
+                if round.stage.needed:
+                    raise FedshiftError(
+                        f"{len(answers)} of {len(orders)} clients answered in the stage '{round.stage.name}', which "
+                        "the run needs: lower train.min_answers or train.absent, or start again when more of them are "
+                        "there."
+                    )
                 break
             self.state = merged
         self.position += 1
 
-    def _merged(
-        self,
-        exchange: Exchange,
-        round: Round,
-        cohort: Sequence[int],
-        tell: Callable[[int], None],
-        answers: Mapping[int, Answer],
-    ) -> Generator[Request, Any, ServerState]:
+    def _merged(self, asked: _Asked, answers: Mapping[int, Answer]) -> Generator[Request, Any, ServerState]:
         """The state after the server's phases and the merge of answers; a client's counts as often as it was drawn.
 
         Raises:
             DivergedError: it is not finite.
         """
-        replies = Replies((client, answers[client].up) for client in cohort if client in answers)
-        state, terms = yield ServerJob(self.setup, exchange, round, self.state, replies, tell)
+        exchange, round = asked.exchange, asked.round
+        replies = Replies((client, answers[client].up) for client in asked.cohort if client in answers)
+        state, terms = yield ServerJob(self.setup, exchange, round, self.state, replies)
         with self.setup.lend("merge", *round.key, exchange.name):
             merged = replace(exchange.merge(state, replies), measured=Tensors())
         if terms:
@@ -186,13 +192,7 @@ class Coordinator:
         return merged
 
     def _merged_within(
-        self,
-        limits: Limits,
-        merge: Merge,
-        exchange: Exchange,
-        round: Round,
-        orders: Sequence[Order],
-        answers: dict[int, Answer],
+        self, limits: Limits, asked: _Asked, answers: dict[int, Answer]
     ) -> Generator[Request, Any, ServerState | None]:
         """The state after the merge, without the answer that would make it explode; None where too few remain.
 
@@ -201,59 +201,56 @@ class Coordinator:
         Raises:
             Exception: whoever is left out, the merge fails or explodes.
         """
-        sizes = self._sizes(limits, exchange, orders, answers)
+        sizes = self._sizes(limits, asked, answers)
         kept = {client: answers[client] for client in sorted(answers, key=lambda client: -sizes[client].ratio)}
-        whole = merged = yield from self._tried(limits, merge, kept)
+        whole = merged = yield from self._tried(limits, asked, kept)
         while isinstance(merged, Exception) and len(kept) > 1:
             largest = next(iter(kept))
             for client in list(kept):
                 rest = {each: answer for each, answer in kept.items() if each != client}
-                merged = yield from self._tried(limits, merge, rest)
+                merged = yield from self._tried(limits, asked, rest)
                 if isinstance(merged, ServerState):
                     kept = rest
                     break
             else:  # there is more than one to blame
                 del kept[largest]
+        if isinstance(merged, Exception):
+            raise whole if isinstance(whole, Exception) else merged
         if isinstance(whole, Exception):
-            if isinstance(merged, Exception):
-                raise whole
             what = whole.what if isinstance(whole, DivergedError) else _in_words(whole)
             for client in sorted(answers.keys() - kept.keys()):
                 del answers[client]
-                self._leave_out(limits, exchange, round, client, f"with its answer the merge failed: {what}")
-        assert isinstance(merged, ServerState)
-        if not enough(self.setup, len(orders), len(answers)):
+                self._leave_out(limits, asked, client, f"with its answer the merge failed: {what}")
+        if not enough(self.setup, len(asked.orders), len(answers)):
             return None
-        place = self.position + 1, exchange.name
+        place = self.position + 1, asked.exchange.name
         self.suspects += [Suspect(*place, client, sizes[client].ratio) for client in sorted(answers)]
         return merged
 
     def _tried(
-        self, limits: Limits, merge: Merge, answers: Mapping[int, Answer]
+        self, limits: Limits, asked: _Asked, answers: Mapping[int, Answer]
     ) -> Generator[Request, Any, ServerState | Exception]:
         """The state after a merge, or why it must not be taken."""
         try:
-            merged = yield from merge(answers)
+            merged = yield from self._merged(asked, answers)
         except Exception as error:  # it is raised where no answer is to blame
             return error
         before, after = self.state.shared | self.state.down, merged.shared | merged.down
         wrong = explosion(before, after, [answer.up for answer in answers.values()], limits)
         return DivergedError(wrong) if wrong else merged
 
-    def _sizes(
-        self, limits: Limits, exchange: Exchange, orders: Sequence[Order], answers: Mapping[int, Answer]
-    ) -> dict[int, Excess]:
-        downs = {order.client: order.down for order in orders}
+    def _sizes(self, limits: Limits, asked: _Asked, answers: Mapping[int, Answer]) -> dict[int, Excess]:
+        downs = {order.client: order.down for order in asked.orders}
         pairs = {client: (downs[client], answer.up) for client, answer in answers.items()}
-        return excesses(self.setup, exchange, pairs, limits)
+        return excesses(self.setup, asked.exchange, pairs, limits)
 
-    def _leave_out(self, limits: Limits, exchange: Exchange, round: Round, client: int, why: str) -> None:
+    def _leave_out(self, limits: Limits, asked: _Asked, client: int, why: str) -> None:
         """Write down that an answer that is as declared is not merged."""
-        limits.tell(self.names[client], why, self._miss(exchange, round, client, why))
+        limits.tell(self.names[client], why, self._miss(asked, client, why))
 
-    def _miss(self, exchange: Exchange, round: Round, client: int, why: str) -> dict[str, Any]:
+    def _miss(self, asked: _Asked, client: int, why: str) -> dict[str, Any]:
         """Write down that nothing of a client is merged, and return where that was."""
-        about = {"stage": round.stage.name, "round": round.number, "exchange": exchange.name}
+        about = {"stage": asked.round.stage.name, "round": asked.round.number, "exchange": asked.exchange.name}
         self.missing.append(about | {"client": self.names[client], "why": why})
         return about
 
@@ -308,9 +305,7 @@ class Coordinator:
         for exchange, cohort in self._cohorts(round):
             yield exchange, self.orders(exchange, round, list(dict.fromkeys(cohort)))
 
-    def _collect(
-        self, exchange: Exchange, round: Round, orders: Sequence[Order], received: Sequence[Received]
-    ) -> dict[int, Answer]:
+    def _collect(self, asked: _Asked, received: Sequence[Received]) -> dict[int, Answer]:
         """The answers that came and are as declared, by client; the others are written down.
 
         Raises:
@@ -318,44 +313,38 @@ class Coordinator:
         """
         answers: dict[int, Answer] = {}
         errors: list[Exception] = []
-        for order, came in zip(orders, received, strict=True):
-            problem = self._problem(exchange, round, order, came)
-            if problem is None:
-                assert isinstance(came, Answer)
-                answers[order.client] = came
-                self._count(exchange, came)
+        for order, came in zip(asked.orders, received, strict=True):
+            checked = self._checked(asked, order, came)
+            if isinstance(checked, Answer):
+                answers[order.client] = checked
+                self._count(asked.exchange, checked)
                 continue
-            errors += [problem] if isinstance(problem, Exception) else []
-            why = problem.why if isinstance(problem, Missing) else _in_words(problem)
-            self._miss(exchange, round, order.client, why)
+            errors += [checked] if isinstance(checked, Exception) else []
+            self._miss(asked, order.client, checked.why if isinstance(checked, Missing) else _in_words(checked))
         if self.limits is not None:
-            self._without_outliers(self.limits, exchange, round, orders, answers)
-        if errors and (self.setup.train.min_answers == "all" or not enough(self.setup, len(orders), len(answers))):
+            self._without_outliers(self.limits, asked, answers)
+        if errors and (
+            self.setup.train.min_answers == "all" or not enough(self.setup, len(asked.orders), len(answers))
+        ):
             raise errors[0]
         return answers
 
-    def _without_outliers(
-        self,
-        limits: Limits,
-        exchange: Exchange,
-        round: Round,
-        orders: Sequence[Order],
-        answers: dict[int, Answer],
-    ) -> None:
+    def _without_outliers(self, limits: Limits, asked: _Asked, answers: dict[int, Answer]) -> None:
         """Take out the answers that were to be left out beforehand, then those that are too large for the others."""
-        beforehand = self.left_out.get((self.position + 1, exchange.name), {})
+        beforehand = self.left_out.get((self.position + 1, asked.exchange.name), {})
         for client in sorted(beforehand.keys() & answers.keys()):
             del answers[client]
-            self._leave_out(limits, exchange, round, client, beforehand[client])
-        for client, size in self._sizes(limits, exchange, orders, answers).items():
+            self._leave_out(limits, asked, client, beforehand[client])
+        for client, size in self._sizes(limits, asked, answers).items():
             if size.ratio > limits.factor or size.ratio == math.inf:
                 del answers[client]
-                self._leave_out(limits, exchange, round, client, size.why)
+                self._leave_out(limits, asked, client, size.why)
 
-    def _problem(self, exchange: Exchange, round: Round, order: Order, came: Received) -> Exception | Missing | None:
+    def _checked(self, asked: _Asked, order: Order, came: Received) -> Received:
+        """An answer if it is as declared; else what is wrong."""
         if not isinstance(came, Answer):
             return came
-        where = f"client '{self.names[order.client]}', round {round.number}"
+        exchange, where = asked.exchange, f"client '{self.names[order.client]}', round {asked.round.number}"
         if came.trip != order.trip:
             return FedshiftError(
                 f"The answer to the order of {where}, exchange '{exchange.name}', is that of client {came.client} to "
@@ -367,7 +356,7 @@ class Coordinator:
                 check_numbers(self.setup, came, exchange, where, self.limits.samples.get(order.client))
         except FedshiftError as error:  # it is this client's, not the round's
             return error
-        return None
+        return came
 
     def _count(self, exchange: Exchange, answer: Answer) -> None:
         round = self.position + 1
@@ -394,15 +383,18 @@ class Coordinator:
             **({"select": select} if select != ACCURACY else {}),
         }
 
-    def _check_needed(self, stage: Stage, answered: int, asked: int) -> None:
-        """Raise an error if a run cannot go on without a stage's merge."""
-        if stage.needed:
-            raise FedshiftError(
-                f"{answered} of {asked} clients answered in the stage '{stage.name}', which the run needs: lower "
-                "train.min_answers or train.absent, or start again when more of them are there."
-            )
-
 
 def _in_words(error: Exception) -> str:
     """What an error says; of one that was not foreseen, its kind as well, since its text alone may say nothing."""
     return str(error) if isinstance(error, FedshiftError) else f"{type(error).__name__}: {error}"
+
+
+def schedule_of(stages: Sequence[Stage], ended: Mapping[str, int] | None = None) -> Lazy[Round]:
+    """Every round of the stages, in order; of a stage that has ended early, by its name, so many."""
+    starts = list(accumulate(((ended or {}).get(stage.name, stage.rounds) for stage in stages), initial=0))
+
+    def round_at(place: int) -> Round:
+        number = bisect_right(starts, place) - 1
+        return Round(stages[number], place - starts[number] + 1)
+
+    return Lazy(round_at, range(starts[-1]))

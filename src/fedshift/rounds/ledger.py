@@ -112,12 +112,16 @@ class Ledger:
 
     @classmethod
     def from_table(cls, table: Iterable[Mapping[str, Any]]) -> Self:
-        """The inverse of :meth:`table`."""
+        """The inverse of :meth:`table`.
+
+        Raises:
+            LookupError, ValueError, TypeError or AttributeError: it is none.
+        """
         return cls(
             Entry(
                 row["exchange"],
                 row["direction"],
-                tuple((name, getattr(torch, dtype), tuple(shape)) for name, dtype, shape in row["signature"]),
+                tuple((name, getattr(torch, dtype), _shape(shape)) for name, dtype, shape in row["signature"]),
                 row["messages"],
                 from_ranges(row["clients"]),
                 from_ranges(row["rounds"]),
@@ -152,6 +156,12 @@ def _who(entries: Sequence[Entry]) -> dict[str, Any]:
         "clients": in_ranges(set().union(*(entry.clients for entry in entries))),
         "rounds": in_ranges(set().union(*(entry.rounds for entry in entries))),
     }
+
+
+def _shape(sizes: Sequence[Any]) -> tuple[int, ...]:
+    if not all(isinstance(size, int) and 0 <= size < 2**63 for size in sizes):
+        raise ValueError(f"{sizes} is no shape")
+    return tuple(sizes)
 
 
 def _word(dtype: torch.dtype) -> str:

@@ -19,7 +19,7 @@ from fedshift.core.tensors import Tensors
 from fedshift.engines.engine import Engine, Job, Outcome
 from fedshift.errors import FedshiftError
 from fedshift.rounds.audit import audit
-from fedshift.rounds.memory import ClientStore, MemoryStore
+from fedshift.rounds.store import ClientStore
 
 
 class Site:
@@ -36,7 +36,7 @@ class Site:
         self, setup: Setup, federated: FederatedData, store: ClientStore | None = None, audit: bool = False
     ) -> None:
         self.setup, self.federated, self.audit = setup, federated, audit
-        self.store: ClientStore = store or MemoryStore()
+        self.store = store or ClientStore()
         self.initial = setup.initial("client")
         self._viewed: tuple[object, Mapping[str, Tensor], FederatedData] | None = None
         self._prepared: dict[int, Tensors] = {}

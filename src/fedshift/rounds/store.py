@@ -1,4 +1,4 @@
-"""Client states on the disk, read only when a client takes part.
+"""Client states: in memory, or on the disk and read only when a client takes part.
 
 One file has one client's state as one round left it: ``<id>@<position>.safetensors``, where the position is how many
 rounds are done once that round is. A file is never changed: the next round that the client takes part in makes another,
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -24,7 +24,43 @@ from fedshift.core.messages import metadata, pack
 from fedshift.core.state import ClientState
 from fedshift.errors import DamagedError
 from fedshift.manifest import FileDigest, read_file, write_file
-from fedshift.rounds.memory import ClientStore
+
+
+class ClientStore:
+    """Client states by client id, in memory; a client that never took part has none.
+
+    A state that was put is not changed afterwards, nor is one that was got.
+    """
+
+    def __init__(self) -> None:
+        self._memory: OrderedDict[int, ClientState] = OrderedDict()
+
+    def begin(self, position: int) -> None:
+        """A round begins, after which ``position`` rounds will be done."""
+
+    def get(self, client: int) -> ClientState | None:
+        """The state of one client."""
+        return self._memory.get(client)
+
+    def peek(self, client: int) -> ClientState | None:
+        """As :meth:`get`, for a look that says nothing of which states will be needed."""
+        return self.get(client)
+
+    def put(self, client: int, state: ClientState) -> None:
+        """Replace the state of one client."""
+        self._memory[client] = state
+
+    def ids(self) -> Sequence[int]:
+        """The clients that have a state, sorted; no state is read for that."""
+        return sorted(self._memory)
+
+    def items(self) -> Iterator[tuple[int, ClientState]]:
+        """Every client that has a state, in id order, one at a time, each by :meth:`peek`."""
+        for client in self.ids():
+            state = self.peek(client)
+            assert state is not None
+            yield client, state
+
 
 _FILE = re.compile(r"(\d+)@(\d+)\.safetensors")
 
@@ -46,11 +82,11 @@ class DiskStore(ClientStore):
         Raises:
             DiskError: the folder cannot be made.
         """
+        super().__init__()  # memory has the least recently used first
         files.make_folder(folder)
         self._folder, self._keep, self._device = folder, keep, device
         self._position = 0
         self._named = -1  # a checkpoint may name files of positions up to here
-        self._memory: OrderedDict[int, ClientState] = OrderedDict()  # the least recently used first
         self._changed: dict[int, int] = {}  # by client, the position of a state that is in memory only
         self._written: dict[int, str] = {}  # by client, the file with its newest state
         self._digests: dict[str, FileDigest] = {}  # of these files
@@ -89,10 +125,6 @@ class DiskStore(ClientStore):
     def ids(self) -> Sequence[int]:
         """The clients that have a state, sorted; no state is read for that."""
         return sorted(self._written.keys() | self._changed.keys())
-
-    def __contains__(self, client: int) -> bool:
-        """Whether a client has a state; it is not read for that."""
-        return client in self._written or client in self._changed
 
     def peek(self, client: int) -> ClientState | None:
         """As :meth:`get`, but what memory has does not change by that."""

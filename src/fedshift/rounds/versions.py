@@ -18,8 +18,7 @@ import torch
 from fedshift import files
 from fedshift.core.state import ClientState
 from fedshift.manifest import FileDigest, Manifest
-from fedshift.rounds.memory import ClientStore
-from fedshift.rounds.store import pack_state, read_state
+from fedshift.rounds.store import ClientStore, pack_state, read_state
 
 MANIFEST = "manifest.json"
 ASIDE = "aside"  # has states that others have taken the place of; nothing removes them
@@ -43,6 +42,7 @@ class Versions(ClientStore):
             DiskError: the folder cannot be made.
             DamagedError: the manifest is damaged, or another run's.
         """
+        super().__init__()
         files.make_folder(folder)
         self._folder, self._device = folder, device
         there = (folder / MANIFEST).exists()
@@ -130,11 +130,7 @@ class Versions(ClientStore):
 
     def ids(self) -> Sequence[int]:
         """The clients that have a state from before the exchange, sorted."""
-        return [client for client in self.versions() if client in self]
-
-    def __contains__(self, client: int) -> bool:
-        """Whether a client has a state from before the exchange."""
-        return bool(self._before(client))
+        return [client for client in self.versions() if self._before(client)]
 
     def _before(self, client: int) -> list[Version]:
         return [version for version in self.versions().get(client, []) if version < self._version]

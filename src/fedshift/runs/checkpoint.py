@@ -25,9 +25,8 @@ from fedshift.core.state import flat_optimisers, optimisers_from_flat
 from fedshift.core.tensors import Tensors
 from fedshift.errors import DamagedError
 from fedshift.manifest import Manifest
-from fedshift.rounds.coordinator import Coordinator
+from fedshift.rounds.coordinator import Coordinator, schedule_of
 from fedshift.rounds.ledger import Ledger
-from fedshift.rounds.schedule import schedule_of
 from fedshift.spec import RunName
 
 COUNTED = ("position", "missing", "ended")
@@ -101,6 +100,20 @@ class Checkpoint(Manifest):
             return Ledger.from_table(self.ledger)
         except (LookupError, ValueError, TypeError, AttributeError) as error:
             raise DamagedError(f"The checkpoint's ledger of messages is none ({error}).") from error
+
+
+class Summary(Manifest):
+    """summary.json: a finished run, for readers; what each selection rule picks, and notes.
+
+    Attributes:
+        selected: by rule: the round, its means over test and validation, and whether it looks at the test data.
+        notes: what a reader of the results must know.
+        ended: where stages ended early and why, by the stage's name.
+    """
+
+    selected: dict[str, dict[str, Any]]
+    notes: list[str]
+    ended: dict[str, str] = Field(default_factory=dict)
 
 
 def manifest_name(position: int) -> str:

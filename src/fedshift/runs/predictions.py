@@ -128,7 +128,7 @@ def predictions(
         FedshiftError: there is no such model, no such file, or nothing could be read; the message names every file.
     """
     model, dataset = run.model(client, round), run.experiment.data
-    run.folder.check_readers(run.experiment)
+    run.check_readers()
     front, batch, problems = dataset.front(), run.experiment.evaluate.batch, Problems("files cannot be predicted for")
     places: list[tuple[str, int | str | None]] = []
     notes: dict[str, None] = {}

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedshift import files
 from fedshift.core.messages import pack_in_pieces
-from fedshift.manifest import FileDigest, GrowingFile, Manifest, check_file, read_file, write_file
+from fedshift.manifest import FileDigest, GrowingFile, check_file, read_file, write_file
 from fedshift.rounds.coordinator import Coordinator
 from fedshift.rounds.site import Site
 from fedshift.rounds.store import DiskStore
@@ -16,6 +16,7 @@ from fedshift.runs.checkpoint import (
     COUNTED,
     Checkpoint,
     Execution,
+    Summary,
     check_alike,
     manifest_name,
     pack_server,
@@ -24,24 +25,11 @@ from fedshift.runs.checkpoint import (
     tensors_name,
     unpack_server,
 )
-from fedshift.runs.folder import (
-    CLIENTS,
-    DATA_FACTS,
-    ENVIRONMENT,
-    MANIFEST,
-    MESSAGES,
-    RECORDS,
-    SUMMARY,
-    TIMINGS,
-    WEIGHTS,
-    RunFolder,
-)
-from fedshift.runs.machine import environment
-from fedshift.runs.patience import end_early, endings
-from fedshift.runs.records import Record, read_records
-from fedshift.runs.schema import Timed
-from fedshift.runs.selection import summary
-from fedshift.runs.weights import Selection, Weights, final_weights, read_weights
+from fedshift.runs.origin import CLIENTS, RECORDS, SUMMARY
+from fedshift.runs.run import DATA_FACTS, MESSAGES, TIMINGS, WEIGHTS, Run
+from fedshift.runs.schema import Blueprint, Record, Timed, read_records
+from fedshift.runs.selection import end_early, endings, source_validation, summary
+from fedshift.runs.weights import Weights, final_weights, read_weights, selected_name
 
 # What belongs to a checkpoint, or was left by a kill in a write; manifests first, so that none lacks what it names.
 OF_CHECKPOINTS = (
@@ -61,9 +49,7 @@ class Recorder:
         notes: what a reader of the next line of times must know.
     """
 
-    def __init__(
-        self, folder: RunFolder, coordinator: Coordinator, read: Collection[str], site: Site | None = None
-    ) -> None:
+    def __init__(self, folder: Run, coordinator: Coordinator, read: Collection[str], site: Site | None = None) -> None:
         """Prepare; nothing is read or written before :meth:`begin`.
 
         Args:
@@ -80,8 +66,8 @@ class Recorder:
             site.store = self._store = DiskStore(folder.path / CLIENTS, keep, coordinator.setup.device)
         self.records: list[Record] = []
         self._log, self._times = GrowingFile(folder.path / RECORDS), GrowingFile(folder.path / TIMINGS)
-        self._selection = Selection(folder.path)
-        self._begun: dict[str, FileDigest] = {}  # files that are written once
+        self._picked: Record | None = None  # the record that source validation picks
+        self._selected: dict[str, FileDigest] = {}  # the file with its weights
         self.saved: dict[int, Checkpoint] = {}  # those on the disk
         self.notes: list[str] = []
         self._since, self._seconds, self._together = 0, 0.0, 1
@@ -93,11 +79,11 @@ class Recorder:
 
     # Going back -----------------------------------------------------------------------------------
 
-    def begin(self, data_facts: Mapping[str, Any], position: int | None = None, keep: Iterable[int] = ()) -> None:
+    def begin(self, blueprint: Blueprint, position: int | None = None, keep: Iterable[int] = ()) -> None:
         """Go back to a checkpoint, or begin.
 
         Args:
-            data_facts: what modules are made from besides the experiment, for data.json.
+            blueprint: what modules are made from besides the experiment.
             position: the checkpoint's; 0: begin; None: the newest, if there is one.
             keep: positions whose checkpoints stay beside it.
 
@@ -117,14 +103,14 @@ class Recorder:
             saved.restore(self.coordinator, server)
         self.records = read_records(self.folder.path / RECORDS, self._log.go_back(named.get(RECORDS)))
         self._times.go_back(named.get(TIMINGS))
-        self._selection.go_back(self.records, named)
+        self._picked, self._selected = source_validation(self.records) if self.records else None, {}
+        if self._picked:
+            name = selected_name(self._picked["position"])
+            check_file(path / name, named.get(name))
+            self._selected = {name: named[name]}
         if saved:
-            self._begun = {name: named[name] for name in (ENVIRONMENT, DATA_FACTS) if name in named}
-            for name, entry in self._begun.items():
-                check_file(path / name, entry)
-        else:
-            self._begun = {ENVIRONMENT: self._write(ENVIRONMENT, environment())}
-            self._begun[DATA_FACTS] = self._write(DATA_FACTS, data_facts)
+            check_file(path / DATA_FACTS, named.get(DATA_FACTS))
+        self._blueprint = named.get(DATA_FACTS) or self._write(DATA_FACTS, blueprint.model_dump(exclude_none=True))
         self._rewind_store(position, named)
         self._since = position
 
@@ -192,9 +178,13 @@ class Recorder:
             record["ended"] = ended
         self._log.append(json.dumps(record))
         self.records.append(record)
-        before = self._selection.files
-        self._selection.consider(record, weights or read_weights(self.coordinator, self._read, self._site))
-        self._remove(before.keys() - self._selection.files.keys())
+        # Of all records before only the one that they pick can still be picked.
+        if source_validation([*filter(None, [self._picked]), record]) is record:
+            weights = weights or read_weights(self.coordinator, self._read, self._site)
+            before, name = self._selected, selected_name(record["position"])
+            self._selected = {name: write_file(self.folder.path / name, pack_in_pieces(*weights))}
+            self._picked = record
+            self._remove(before.keys() - self._selected.keys())
 
     # Checkpoints ----------------------------------------------------------------------------------
 
@@ -262,21 +252,30 @@ class Recorder:
             files.remove(self.folder.path / name)
 
     def finish(self, notes: list[str]) -> None:
-        """Write the final tensors, what crossed the wire and the summary, and last the manifest of a finished run."""
+        """Write the final tensors, what crossed the wire, and last the summary, which names all files of the run."""
         coordinator, path = self.coordinator, self.folder.path
-        selected = summary(self.records) if self.records else {}  # a federation may have scored nothing
-        early = {"ended": ended} if (ended := endings(self.records)) else {}
         weights = final_weights(coordinator, self._read, self._site)
         named = {
             WEIGHTS: write_file(path / WEIGHTS, pack_in_pieces(*weights)),
             MESSAGES: self._write(MESSAGES, coordinator.ledger.declaration()),
-            SUMMARY: self._write(SUMMARY, {"selected": selected, "notes": notes, **early}),
         }
-        Manifest(run=self._run, files=named | self._files()).write(path / MANIFEST)
+        done = Summary(
+            run=self._run,
+            files=named | self._files(),
+            selected=summary(self.records) if self.records else {},  # a federation may have scored nothing
+            notes=notes,
+            ended=endings(self.records),
+        )
+        done.write(path / SUMMARY)
 
     def _files(self) -> dict[str, FileDigest]:
         """What every manifest names."""
-        return {**self._begun, RECORDS: self._log.entry, TIMINGS: self._times.entry, **self._selection.files}
+        return {
+            DATA_FACTS: self._blueprint,
+            RECORDS: self._log.entry,
+            TIMINGS: self._times.entry,
+            **self._selected,
+        }
 
     def _write(self, name: str, table: Mapping[str, Any]) -> FileDigest:
         return write_file(self.folder.path / name, (json.dumps(table, indent=2) + "\n").encode())

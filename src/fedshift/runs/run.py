@@ -3,75 +3,172 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from fedshift.errors import FedshiftError, UnknownNameError
-from fedshift.runs.folder import WEIGHTS, RunFolder
-from fedshift.runs.records import Record
-from fedshift.runs.selection import summary
-from fedshift.runs.terms import shares
+from filelock import FileLock, Timeout
+from pydantic import BaseModel
+
+from fedshift import files
+from fedshift.errors import DamagedError, DiskError, FedshiftError, LockedError, UnknownNameError
+from fedshift.manifest import Manifest, check_file, read_file, read_lines, read_table
+from fedshift.runs.checkpoint import Checkpoint, Summary, read_checkpoint, saved_positions
+from fedshift.runs.origin import CLIENTS, RECORDS, SUMMARY, Origin
+from fedshift.runs.schema import Blueprint, MessageTable, Record, Timed, read_records, whole_records
+from fedshift.runs.selection import shares, summary
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedshift.experiments import Experiment
     from fedshift.runs.trained import Trained
 
-
+WEIGHTS, MESSAGES, DATA_FACTS = "weights.safetensors", "messages.json", "data.json"
+TIMINGS, EVENTS, LOCK = "timings.jsonl", "events.jsonl", ".lock"
+# What carrying out makes, manifests first: without them it begins anew.
+MADE = (
+    *(SUMMARY, "manifest-*.json", WEIGHTS, "checkpoint@*.safetensors", "selected@*.safetensors", CLIENTS),
+    *(RECORDS, TIMINGS, EVENTS, MESSAGES, DATA_FACTS),
+)
+ASIDE = "damaged-"
+LOOKS = 0.2  # seconds in which who only looks at a lock has let go of it
 Picked = Literal["last", "selected"]
 
 
-@dataclass(frozen=True, eq=False)
-class Run:
-    """One run; files are read when they are first asked for, and then kept.
+@dataclass(frozen=True)
+class Times:
+    """What a run took.
 
     Attributes:
-        folder: its files.
-        trust: whether its plugins may be imported although they never ran on this machine.
+        training: seconds of rounds.
+        evaluation: seconds of scoring models.
+        engines: what carried it out, in the order they come; several where it was resumed with another.
     """
 
-    folder: RunFolder
-    trust: bool = False
+    training: float
+    evaluation: float
+    engines: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Run(Origin):
+    """One run; files are read when they are first asked for, and then kept.
+
+    run.json says which run it is, experiment.toml what was asked for. Every other file is in the manifest of the newest
+    checkpoint or, once the run is finished, in summary.json, with its size and digest. A reader gets what the manifest
+    says, or an error. :class:`fedshift.runs.recorder.Recorder` writes them.
+    """
 
     def __repr__(self) -> str:
         return f"Run('{self.path}'{'' if self.finished else ', not finished'})"
 
-    @classmethod
-    def open(cls, path: str | Path, trust: bool = False) -> Run:
-        """The run of a folder.
+    @property
+    def weights_file(self) -> Path:
+        """The final tensors: what is sent by name, each client's under ``client.<id>.``."""
+        return self.path / WEIGHTS
+
+    # What happened ------------------------------------------------------------------------------
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The newest checkpoint; None before the first.
 
         Raises:
-            FedshiftError: it is no run folder.
+            DamagedError: it is damaged.
         """
-        return cls(RunFolder.open(Path(path)), trust)
-
-    @property
-    def path(self) -> Path:
-        """Its folder."""
-        return self.folder.path
-
-    @property
-    def finished(self) -> bool:
-        """Whether it was carried to its end."""
-        return self.folder.finished
+        with self._fix():
+            while positions := saved_positions(self.path):
+                try:
+                    return read_checkpoint(self.path, self.identity.fingerprint, max(positions))
+                except DamagedError:
+                    if saved_positions(self.path) == positions:
+                        raise
+        return None
 
     @cached_property
-    def table(self) -> dict[str, Any]:
-        """The resolved experiment as a table."""
-        return self.folder.table()
+    def final(self) -> Summary:
+        """What a finished run comes to.
 
-    @cached_property
-    def experiment(self) -> Experiment:
-        """The resolved experiment; its data need not be there any more."""
-        return self.folder.experiment_of_models(self.trust)
+        Raises:
+            DamagedError: it is damaged.
+        """
+        with self._fix():
+            return Summary.read(self.path / SUMMARY, self.identity.fingerprint)
+
+    @property
+    def _manifest(self) -> Manifest | None:
+        return self.final if self.finished else self.checkpoint
+
+    def _read(self, name: str) -> bytes:
+        """A file of lines, as far as the newest manifest has it; empty before the first."""
+        if (manifest := self._manifest) is None:
+            return b""
+        with self._fix():
+            return read_file(self.path / name, manifest.files.get(name), growing=isinstance(manifest, Checkpoint))
+
+    def _json(self, name: str, kind: type[BaseModel]) -> dict[str, Any]:
+        """A JSON file that carrying out wrote; empty before the first checkpoint."""
+        if (manifest := self._manifest) is None:
+            return {}
+        with self._fix():
+            return read_table(self.path / name, manifest.files.get(name), kind)
 
     @cached_property
     def records(self) -> list[Record]:
-        """What was recorded at each evaluation so far."""
-        return self.folder.records()
+        """What was recorded at each evaluation; the last line of an unfinished run may have been cut off by a crash.
+
+        Raises:
+            DamagedError: a line was cut, changed or moved.
+        """
+        path, kept = self.path / RECORDS, self._read(RECORDS)
+        with self._fix():
+            records = read_records(path, kept)
+            if self.finished or not path.exists():
+                return records
+            try:
+                return records + whole_records(files.read(path)[len(kept) :])
+            except OSError as error:
+                raise DamagedError(f"'{path}' cannot be read ({error.strerror or error}).") from error
+
+    @cached_property
+    def times(self) -> Times:
+        """What its rounds and evaluations took; the time that several runs share is divided equally among them.
+
+        Raises:
+            DamagedError: its lines are not those that were written.
+        """
+        timed = read_lines(self.path / TIMINGS, self._read(TIMINGS), Timed)
+        return Times(
+            training=sum(timing.seconds / timing.together for timing in timed),
+            evaluation=sum(timing.evaluation / timing.together for timing in timed),
+            engines=tuple(dict.fromkeys(timing.engine for timing in timed)),
+        )
+
+    @cached_property
+    def messages(self) -> Record:
+        """What crossed the wire until the newest checkpoint, by exchange and direction (down, up, telemetry).
+
+        Of each: ``messages``, ``clients`` and ``rounds`` (as ranges, rounds from 1 over all stages), ``bytes`` of all
+        and of the ``largest`` message, and ``tensors`` by name, with ``type``, the largest ``shape`` (``varies`` where
+        there were several), ``messages``, ``clients`` and ``rounds``.
+        """
+        if self.finished:
+            return self._json(MESSAGES, MessageTable)
+        checkpoint = self.checkpoint
+        return checkpoint.messages if checkpoint else {}
+
+    @cached_property
+    def data_facts(self) -> dict[str, Any]:
+        """Classes, clients and how many samples they have; empty before the first checkpoint."""
+        return self._json(DATA_FACTS, Blueprint)
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """The versions and the machine that it was begun with."""
+        return self.identity.environment.model_dump()
 
     @cached_property
     def summary(self) -> Record:
@@ -85,33 +182,13 @@ class Run:
 
     @property
     def shares(self) -> dict[int, dict[str, float]]:
-        """By rounds done, each loss term's share of what clients minimised; see :func:`fedshift.runs.terms.shares`."""
+        """By rounds done, each loss term's share of what clients minimised; see :func:`shares`."""
         return {record["position"]: shares(record) for record in self.records}
 
-    @cached_property
+    @property
     def notes(self) -> list[str]:
         """What a reader of its results must know; none before it is finished."""
-        return self.folder.summary.notes if self.finished else []
-
-    @cached_property
-    def messages(self) -> Record:
-        """What crossed the wire, by exchange and direction (``down``, ``up``, ``telemetry``).
-
-        Of each: ``messages``, ``clients`` and ``rounds`` (as ranges, rounds from 1 over all stages), ``bytes`` of all
-        and of the ``largest`` message, and ``tensors`` by name, with ``type``, the largest ``shape`` (``varies`` where
-        there were several), ``messages``, ``clients`` and ``rounds``.
-        """
-        return self.folder.messages
-
-    @cached_property
-    def data_facts(self) -> dict[str, Any]:
-        """Classes, clients and how many samples they have; empty before the run has begun."""
-        return self.folder.data_facts
-
-    @cached_property
-    def environment(self) -> dict[str, Any]:
-        """The versions and the machine that it was made with."""
-        return self.folder.environment
+        return self.final.notes if self.finished else []
 
     @cached_property
     def weights(self) -> Mapping[str, Tensor]:
@@ -120,8 +197,7 @@ class Run:
         Raises:
             FedshiftError: the run is not finished.
         """
-        self._check_finished("weights")
-        return _Weights(self.folder.intact(WEIGHTS))
+        return _Weights(self._intact(WEIGHTS, "weights"))
 
     @cached_property
     def selected(self) -> Mapping[str, Tensor]:
@@ -130,18 +206,19 @@ class Run:
         Raises:
             FedshiftError: the run is not finished, or keeps none.
         """
+        return _Weights(self.selected_weights)
+
+    @property
+    def selected_weights(self) -> Path:
+        """The file of the :attr:`selected` tensors."""
         self._check_finished("selected weights")
-        return _Weights(self.folder.selected_weights())
-
-    def check(self) -> None:
-        """Read all that a report shows.
-
-        Raises:
-            FedshiftError: a file is damaged.
-        """
-        for read in ("table", "records", "notes", "messages", "data_facts", "environment"):
-            getattr(self, read)
-        self.folder.times()
+        name = next((name for name in self.final.files if name.startswith("selected@")), None)
+        if name is None:
+            raise FedshiftError(
+                f"'{self.path}' keeps no weights of the round that validation picks: nothing was scored. Its final "
+                'model is there: round="last".'
+            )
+        return self._intact(name, "selected weights")
 
     def model(self, client: int | str | None = None, round: Picked = "last") -> Trained:
         """A model as a module in evaluation mode; neither the data nor a global generator is touched.
@@ -159,20 +236,74 @@ class Run:
             FedshiftError: the run is not finished; there is no such client; no client is given where each has a
                 model; or the run keeps no weights of the selected round.
         """
-        from fedshift.runs.trained import Blueprint, rebuilt
+        from fedshift.runs.trained import rebuilt
 
         if round not in get_args(Picked):
             raise UnknownNameError("round", round, get_args(Picked))
         self._check_finished("model")
         weights = self.weights if round == "last" else self.selected
-        return rebuilt(self.experiment, Blueprint.from_table(self.data_facts), weights, client)
+        return rebuilt(self.experiment, Blueprint.model_validate(self.data_facts), weights, client)
+
+    # Damage -------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Read all that a report shows.
+
+        Raises:
+            FedshiftError: a file is damaged.
+        """
+        for name in ("table", "records", "notes", "messages", "data_facts", "times"):
+            getattr(self, name)
+
+    def damage(self) -> str:
+        """What of a finished run is not as it was written; empty if all is.
+
+        Raises:
+            FedshiftError: what was asked for is not as it was written, which cannot be made again.
+        """
+        fresh = Run(self.path)
+        _ = fresh.table  # or an error
+        try:
+            for name, entry in fresh.final.files.items():
+                check_file(self.path / name, entry)
+        except DamagedError as error:
+            return str(error)
+        return ""
+
+    def set_aside(self) -> Path:
+        """Move all that carrying out made into a folder of its own, so that the run can be made again.
+
+        Returns:
+            The folder.
+        """
+        aside = next(path for n in count(1) if not (path := self.path / f"{ASIDE}{n}").exists())
+        files.make_folder(aside)
+        for path in [path for name in MADE for path in sorted(self.path.glob(name))]:
+            files.rename(path, aside / path.name)
+        return aside
+
+    def _intact(self, name: str, what: str) -> Path:
+        """A file of a finished run, which is as it was written."""
+        self._check_finished(what)
+        entry = self.final.files.get(name)
+        with self._fix():
+            check_file(self.path / name, entry)
+        return self.path / name
 
     def _check_finished(self, what: str) -> None:
         if not self.finished:
             raise FedshiftError(
-                f"The run '{self.path}' is not finished, so it has no {what} yet; "
-                f"{self.folder.carried_on_by} carries it on."
+                f"The run '{self.path}' is not finished, so it has no {what} yet; {self.carried_on_by} carries it on."
             )
+
+    @contextmanager
+    def _fix(self) -> Iterator[None]:
+        """Say what makes again what is damaged."""
+        try:
+            yield
+        except DamagedError as error:
+            first = "Move it away, and " if "federation" in self.carried_on_by else ""
+            raise DamagedError(f"{error} {first}{self.carried_on_by} makes it again.") from error
 
 
 class _Weights(Mapping[str, "Tensor"]):
@@ -203,3 +334,40 @@ class _Weights(Mapping[str, "Tensor"]):
             return safe_open(self._path, framework="pt")
         except (OSError, SafetensorError) as error:
             raise FedshiftError(f"'{self._path}' cannot be read ({error}). Restore it.") from error
+
+
+@contextmanager
+def locked(path: Path, wait: float = LOOKS) -> Iterator[None]:
+    """Keep other processes from what is done in a folder; it is made if there is none.
+
+    Args:
+        path: the folder.
+        wait: for so many seconds, if one is at work there.
+
+    Raises:
+        LockedError: one is at work there now.
+        DiskError: the folder cannot be written.
+    """
+    files.make_folder(path)
+    lock = FileLock(path / LOCK, timeout=wait)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise LockedError(f"Another process is running '{path}'; wait for it.") from None
+    except OSError as error:
+        raise DiskError(f"'{path}' cannot be written: {error.strerror or error}.") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process is at work in a folder, or it cannot be told."""
+    if not (path / LOCK).exists():
+        return False
+    try:
+        with FileLock(path / LOCK, timeout=0):
+            return False
+    except (Timeout, OSError):
+        return True

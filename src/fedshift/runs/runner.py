@@ -20,13 +20,12 @@ from fedshift.engines.workers import can_fork
 from fedshift.errors import DamagedError, DiskError, DivergedError, FedshiftError, LockedError, StoppedError
 from fedshift.experiments import Experiment
 from fedshift.runs.checkpoint import Execution, common_position, saved_positions
-from fedshift.runs.folder import RunFolder, find
-from fedshift.runs.grid_file import experiment_of, grid_files, read_grid, write_grid
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
+from fedshift.runs.find import experiment_of, find, grid_files, read_grid, write_grid
+from fedshift.runs.origin import check_no_study, check_plugins
+from fedshift.runs.run import Run, locked
 from fedshift.runs.simulation import Simulation, refused_by_method
 from fedshift.runs.together import Judge, carry_out, to_the_end
-from fedshift.runs.trials import check_no_study
-from fedshift.runs.trust import check_plugins
 
 Failures = dict[Path, FedshiftError]  # what went wrong with runs, by their folders
 _CHOICES = TypeAdapter(Choice)
@@ -43,9 +42,14 @@ class Asked:
         fingerprint: the experiment's; None: whatever the folder says.
     """
 
-    folder: RunFolder
+    folder: Run
     experiment: Callable[[], Experiment]
     fingerprint: str | None = None
+
+    @classmethod
+    def of(cls, experiment: Experiment, path: Path | None = None) -> Asked:
+        """An experiment, in a folder of its name or at another path."""
+        return cls(Run(path or run_path(experiment)), lambda: experiment, experiment.fingerprint)
 
 
 def run_path(experiment: Experiment) -> Path:
@@ -53,13 +57,13 @@ def run_path(experiment: Experiment) -> Path:
     return Path(experiment.run.out) / experiment.name / experiment.run_name
 
 
-def start(experiment: Experiment, progress: Progress) -> RunFolder:
+def start(experiment: Experiment, progress: Progress) -> Run:
     """Carry out a new run.
 
     Raises:
         FedshiftError: its folder exists, or the experiment cannot be run.
     """
-    folder = RunFolder(run_path(experiment))
+    folder = Run(run_path(experiment))
     folder.check_new()
     files.check_folder(folder.path.parent)
     simulation = Simulation(experiment, progress.embedded)
@@ -69,7 +73,7 @@ def start(experiment: Experiment, progress: Progress) -> RunFolder:
     return folder
 
 
-def run_all(experiments: Sequence[Experiment], progress: Progress) -> tuple[list[RunFolder], Failures]:
+def run_all(experiments: Sequence[Experiment], progress: Progress) -> tuple[list[Run], Failures]:
     """Carry out every run of a comparison, which is written down so that it can be resumed as a whole.
 
     Returns:
@@ -80,14 +84,14 @@ def run_all(experiments: Sequence[Experiment], progress: Progress) -> tuple[list
         FedshiftError: the first run cannot be carried out, and neither diverged nor is refused by its method alone; or
             the method of every run refuses it.
     """
-    asked = [Asked(RunFolder(run_path(each)), partial(_given, each), each.fingerprint) for each in experiments]
+    asked = [Asked.of(each) for each in experiments]
     for folder in {each.folder.path.parent for each in asked if not each.folder.finished}:
         files.check_folder(folder)
     write = partial(write_grid, experiments, run_path(experiments[0]).parent)
     return _Grid(progress, before_first=write).carry_out(asked)
 
 
-def resume(asked: Sequence[Asked], progress: Progress) -> tuple[list[RunFolder], Failures]:
+def resume(asked: Sequence[Asked], progress: Progress) -> tuple[list[Run], Failures]:
     """Carry on every run that :func:`below` found and that is not finished.
 
     Returns:
@@ -113,10 +117,6 @@ def attempt(asked: Sequence[Asked], progress: Progress, judge: Judge) -> Failure
     return grid.failed
 
 
-def _given(experiment: Experiment) -> Experiment:
-    return experiment
-
-
 def below(path: Path, trust: bool = False) -> list[Asked]:
     """The runs of comparisons at or below a path, those that have not begun included, and then all other runs there.
 
@@ -132,24 +132,23 @@ def below(path: Path, trust: bool = False) -> list[Asked]:
     asked: dict[Path, Asked] = {}
     for file in grid_files(path):
         for run in read_grid(file).runs:
-            folder = RunFolder(file.parent / run.folder)
+            folder = Run(file.parent / run.folder, trust)
             if not folder.begun:
                 check_plugins(run.plugins, folder.path, trust)
                 begin = partial(experiment_of, run, file, trust)
                 asked.setdefault(folder.path, Asked(folder, begin, run.fingerprint))
             else:
-                asked.setdefault(folder.path, _begun(folder, trust))
-    for folder in find(path, least=0 if asked else 1):
-        asked.setdefault(folder.path, _begun(folder, trust))
+                asked.setdefault(folder.path, _begun(folder))
+    for folder in find(path, 0 if asked else 1, trust):
+        asked.setdefault(folder.path, _begun(folder))
     return list(asked.values())
 
 
-def _begun(folder: RunFolder, trust: bool) -> Asked:
+def _begun(folder: Run) -> Asked:
     """A run that has a folder; nothing is imported yet, but it is known whether it may be."""
     if not folder.finished and folder.readable:
-        folder.check_host()
-        check_plugins(folder.plugins, folder.path, trust)
-    return Asked(folder, partial(folder.experiment, trust))
+        folder.check_may_go_on()
+    return Asked(folder, folder.experiment_to_go_on)
 
 
 class _Grid:
@@ -162,12 +161,12 @@ class _Grid:
         self._progress, self._judge, self._before_first = progress, judge, before_first
         self._waiting: list[tuple[Asked, Simulation]] = []  # for others that are alike
         self._choice: Choice | None = None  # of those that wait
-        self._folders: dict[Path, RunFolder] = {}
+        self._folders: dict[Path, Run] = {}
         self._damaged: list[Asked] = []
         self._refusal: FedshiftError | None = None  # what the method of the first run refuses that was not even begun
         self.failed: Failures = {}
 
-    def carry_out(self, asked: Sequence[Asked]) -> tuple[list[RunFolder], Failures]:
+    def carry_out(self, asked: Sequence[Asked]) -> tuple[list[Run], Failures]:
         """Carry out all; see :func:`run_all`."""
         unfinished = [each for each in asked if not self._is_finished(each)]
         fresh = self._go_on_with_groups(unfinished)
@@ -189,7 +188,7 @@ class _Grid:
         try:
             if asked.fingerprint is not None and folder.begun:
                 folder.check_is(asked.fingerprint)
-                folder.table()  # or an error: what was asked for must be as it was
+                _ = folder.table  # or an error: what was asked for must be as it was
             if not folder.finished:
                 return False
             if damage := folder.damage():
@@ -216,8 +215,8 @@ class _Grid:
             if checkpoint is None:
                 fresh.append(asked)
                 continue
-            mates = [RunFolder(folder.parent / name) for name in checkpoint.together]
-            if all(saved_positions(mate.path) for mate in mates if mate.unfinished):
+            mates = [Run(folder.parent / name) for name in checkpoint.together]
+            if all(saved_positions(mate.path) for mate in mates if mate.begun and not mate.finished):
                 execution = checkpoint.execution
                 groups.setdefault((folder.parent, execution.together), (execution, []))[1].append(asked)
             else:  # it begins again with its group, of which not all have written their first checkpoint
@@ -235,7 +234,7 @@ class _Grid:
         position = common_position([asked.folder.path for asked, _ in ready])
         choice = _choice(execution, simulation, self._progress)
         gone = {*execution.together} - {asked.folder.path.name for asked, _ in ready}
-        missing = sum(not _had_ended(RunFolder(first.folder.path.parent / name), position) for name in gone)
+        missing = sum(not _had_ended(Run(first.folder.path.parent / name), position) for name in gone)
         if missing and position < simulation.rounds and choice.engine == "vectorised":
             self._progress.note(
                 f"{first.folder.path.name} was stacked with {missing} runs that do not go on with it: its last digits "
@@ -301,7 +300,7 @@ class _Grid:
     def _set_aside(self, asked: Asked, reason: object) -> None:
         """Make room for a damaged run, which is made again after the others."""
         try:
-            with asked.folder.locked():
+            with locked(asked.folder.path):
                 aside = asked.folder.set_aside()
         except FedshiftError as error:
             self._note_failure(asked, error)
@@ -334,10 +333,10 @@ def _alike(current: Simulation, other: Simulation) -> bool:
     return kind(current.setup) == kind(other.setup) and current.experiment.run == other.experiment.run
 
 
-def _had_ended(folder: RunFolder, position: int) -> bool:
+def _had_ended(folder: Run, position: int) -> bool:
     """Whether a run was at its end when so many rounds were done, so that others went on without it."""
     try:
-        return folder.finished and folder.records()[-1]["position"] <= position
+        return folder.finished and folder.records[-1]["position"] <= position
     except (FedshiftError, IndexError):
         return False
 

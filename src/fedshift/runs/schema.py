@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import json
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Le
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
-    FiniteFloat,
     NonNegativeInt,
     PositiveInt,
     RootModel,
-    StringConstraints,
     field_validator,
     model_validator,
 )
 
+from fedshift.clients.federated import FederatedData
+from fedshift.clients.inputs import Inputs
 from fedshift.core.metrics import ACCURACY
+from fedshift.errors import FedshiftError
+from fedshift.manifest import checked, parsed, read_lines
 from fedshift.spec import RunName
 
+MOST_NAMED = 20  # clients that an error lists
+
+Record = dict[str, Any]  # a line of records.jsonl
 Share = Annotated[float, Ge(0), Le(1)]
-Id = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]  # a client's, as JSON has it
 Size = Annotated[int, Ge(0), Le(2**63 - 1)]
 Few = Annotated[int, Ge(0), Le(10**6)]  # what a display counts one by one
 
@@ -33,6 +38,18 @@ class File(BaseModel):
     """A JSON file, or a line of one; what else stands there does no harm."""
 
     model_config = ConfigDict(frozen=True, strict=True)
+
+
+class Machine(File):
+    """The versions and the machine that a run was made with."""
+
+    python: str
+    platform: str
+    processor: str
+    accelerator: str | None
+    cores: PositiveInt | None
+    threads: PositiveInt
+    packages: dict[str, str]
 
 
 class Identity(File):
@@ -46,15 +63,17 @@ class Identity(File):
         contents: digests of what decides the result and is no setting; see :attr:`Experiment.contents`.
         plugins: digests of the plugins, by path.
         host: what carries it out, which alone can go on with it.
+        environment: the versions and the machine that it was begun with.
     """
 
-    format: Literal[3] = 3  # raised whenever a file changes its meaning
+    format: Literal[4] = 4  # raised whenever a file changes its meaning
     fingerprint: str
     series: str
     table: str
     contents: dict[str, str]
     plugins: dict[str, str]
     host: Literal["simulation", "federation"] = "simulation"
+    environment: Machine
 
 
 class Scored(File):
@@ -111,30 +130,72 @@ class Recorded(File):
         return self
 
 
-class Machine(File):
-    """environment.json: the versions and the machine that a run was made with."""
+class Blueprint(BaseModel):
+    """data.json: what modules are rebuilt from besides the experiment, and how many samples clients have.
 
-    python: str
-    platform: str
-    processor: str
-    accelerator: str | None
-    cores: PositiveInt | None
-    threads: PositiveInt
-    packages: dict[str, str]
+    Attributes:
+        shape: the shape of a sample as the data set stores it.
+        classes: the classes' names.
+        clients: the clients' names, by id.
+        inputs: how samples become inputs of a network.
+        environments: the names of the environments that clients trained in.
+        type: the type of a sample as the data set stores it, such as "uint8"; empty where only sites know it.
+        columns: of rows of a table, the columns' names; none where only sites know them.
+        domains: each client's domain, by id.
+        samples: each client's number of training samples, by id; none where only sites know them.
+        norm_factor: in a federation, how much larger than usual an answer may be.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    shape: tuple[Size, ...]
+    classes: tuple[str, ...]
+    clients: dict[int, str]
+    inputs: Inputs
+    environments: tuple[str, ...] = ()
+    type: str = ""
+    columns: tuple[str, ...] = ()
+    domains: dict[int, str] = Field(default_factory=dict)
+    samples: dict[int, Size] = Field(default_factory=dict)
+    norm_factor: float | None = None
+
+    @classmethod
+    def of(cls, federated: FederatedData) -> Self:
+        """That of a federation."""
+        return cls(
+            shape=federated.shape,
+            classes=federated.classes,
+            clients={client.id: client.name for client in federated.clients},
+            inputs=federated.inputs,
+            environments=federated.train_environments,
+            type=federated.type,
+            columns=federated.columns,
+            domains={client.id: client.domain for client in federated.clients},
+            samples={client.id: len(client.train) for client in federated.clients},
+        )
+
+    def client(self, asked: int | str) -> int:
+        """The id of a client of that name or id.
+
+        Raises:
+            FedshiftError: there is none, or several have that name.
+        """
+        found = [id for id, name in self.clients.items() if asked == (name if isinstance(asked, str) else id)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise FedshiftError(f"{len(found)} clients are called '{asked}'; give an id: {_listed(map(str, found))}.")
+        raise FedshiftError(f"There is no client {asked!r}; clients by id: {self.named(self.clients)}.")
+
+    def named(self, ids: Iterable[int]) -> str:
+        """Clients for a message: id and name of each."""
+        return _listed(f"{id} ('{self.clients[id]}')" for id in ids)
 
 
-class DataFacts(File):
-    """data.json: what modules are made from, and each client's domain and number of training samples, by id."""
-
-    shape: list[Size]
-    classes: list[str]
-    clients: dict[Id, str]
-    inputs: dict[str, Any]
-    environments: list[str]
-    type: str
-    columns: list[str]
-    domains: dict[Id, str]
-    samples: dict[Id, Size]
+def _listed(words: Iterable[str]) -> str:
+    every = list(words)
+    more = f", ... ({len(every)} in all)" if len(every) > MOST_NAMED else ""
+    return ", ".join(every[:MOST_NAMED]) + more
 
 
 class MessageCount(File):
@@ -187,20 +248,6 @@ class Timed(File):
     notes: list[str] = []
 
 
-class Summary(File):
-    """summary.json, for readers: what each selection rule picks, and notes.
-
-    Attributes:
-        selected: by rule: the round, its means over test and validation, and whether it looks at the test data.
-        notes: what a reader of the results must know.
-        ended: where stages ended early and why, by the stage's name.
-    """
-
-    selected: dict[str, dict[str, Any]]
-    notes: list[str]
-    ended: dict[str, str] = {}
-
-
 class GridRun(File):
     """A run of a comparison: its folder's name, its fingerprint, digests of its plugins, its experiment as a table."""
 
@@ -217,178 +264,24 @@ class Grid(File):
     runs: list[GridRun]
 
 
-def moment(seconds: float) -> str:
-    """A time, in seconds since 1970, as 2026-11-22T06:52:43.120000Z."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def seconds_of(when: str) -> float:
-    """The seconds since 1970 of what :func:`moment` wrote.
+def read_records(path: Path, data: bytes) -> list[Record]:
+    """The records of a file, of which ``data`` is the part that a manifest names.
 
     Raises:
-        ValueError: it is no time with a time zone.
+        DamagedError: a line is no record.
     """
-    time = datetime.fromisoformat(when)
-    if time.tzinfo is None:
-        raise ValueError("it is no time in UTC")
-    return time.timestamp()
+    read_lines(path, data, Recorded)
+    return [json.loads(line) for line in data.splitlines()]
 
 
-def _a_moment(when: str) -> str:
-    seconds_of(when)
-    return when
-
-
-class Event(File):
-    """A line of events.jsonl.
-
-    Attributes:
-        when: the time in UTC.
-        kind: what is told.
-        who: whom it is about: the run, or a member of a federation.
-    """
-
-    when: Annotated[str, AfterValidator(_a_moment)]
-    kind: str
-    who: str
-
-    @property
-    def seconds_since_1970(self) -> float:
-        """When it was."""
-        return seconds_of(self.when)
-
-
-class PlannedEvent(File):
-    """A stage of a run that begins; see :class:`PlannedStage`."""
-
-    name: str
-    rounds: Few
-    steps: FiniteFloat
-
-
-class BeginEvent(Event):
-    """A run begins or goes on; see :class:`Outlook`."""
-
-    kind: Literal["begin"] = "begin"
-    rounds: Few
-    done: Few
-    stages: Annotated[list[PlannedEvent], Field(min_length=1)]
-
-
-class TaskEvent(File):
-    """What a round asks for now; see :class:`Task`.
-
-    Attributes:
-        exchange: the exchange's name.
-        clients: how many clients work; 0: the server does.
-        steps: how many steps all of them take.
-        done: how many of these were taken.
-        answered: how many clients have answered.
-    """
-
-    exchange: str
-    clients: Few
-    steps: Size
-    done: int
-    answered: Few
-
-
-class ProgressEvent(Event):
-    """How far a run is.
-
-    Attributes:
-        position: rounds done, those before it went on as well.
-        steps: steps taken since it began or went on.
-        bytes_down: sent to clients since the run's start.
-        bytes_up: sent by clients since the run's start.
-        stage: the stage of the newest round.
-        round: the newest round, within its stage.
-        under_way: whether that round is not done yet.
-        of_round: steps taken in it so far.
-        task: what it asks for now.
-    """
-
-    kind: Literal["progress"] = "progress"
-    position: Few
-    steps: int
-    bytes_down: Size
-    bytes_up: Size
-    stage: str
-    round: Few
-    under_way: bool
-    of_round: int = 0
-    task: TaskEvent | None = None
-
-
-class ScoresEvent(File):
-    """The mean scores over clients on an environment."""
-
-    environment: str
-    role: Literal["validation", "test"]
-    model: Literal["global", "own", "unseen"]
-    accuracy: Share
-    loss: float
-    metrics: dict[str, Share | None] = {}
-
-
-class EvaluatedEvent(Event):
-    """The models were scored after ``position`` rounds; ``select`` is the metric that selects."""
-
-    kind: Literal["evaluated"] = "evaluated"
-    position: Few
-    select: str = ACCURACY
-    environments: list[ScoresEvent]
-    ended: str = ""  # where the stage ended early, and why
-
-
-class NoteEvent(Event):
-    """Something a user should see."""
-
-    kind: Literal["note"] = "note"
-    text: str
-
-
-class EndEvent(Event):
-    """The run is finished."""
-
-    kind: Literal["end"] = "end"
-
-
-class FailedEvent(Event):
-    """The run is given up."""
-
-    kind: Literal["failed"] = "failed"
-    why: str
-
-
-class SiteEvent(Event):
-    """What a member of a federation did, or what happened to it.
-
-    Attributes:
-        who: a site's name, or ``coordinator``.
-        what: "joined", "answered", "late", "failed", "refused", "offline", "back", ... in one word or a few.
-        why: the reason, if there is one.
-        stage: of the round that it was in, if it was in one.
-        round: that round, within its stage.
-        exchange: the exchange in that round.
-        seconds: how long it took.
-        bytes_down: what was sent to the site.
-        bytes_up: what the site sent.
-    """
-
-    kind: Literal["site"] = "site"
-    what: str
-    why: str = ""
-    stage: str = ""
-    round: Few = 0
-    exchange: str = ""
-    seconds: FiniteFloat | None = None
-    bytes_down: Size | None = None
-    bytes_up: Size | None = None
-
-
-AnyEvent = BeginEvent | ProgressEvent | EvaluatedEvent | NoteEvent | EndEvent | FailedEvent | SiteEvent
-
-
-class Told(RootModel[Annotated[AnyEvent, Field(discriminator="kind")]]):
-    """A line of events.jsonl, of any kind."""
+def whole_records(data: bytes) -> list[Record]:
+    """The records of lines that no manifest has yet, up to the first that a crash cut off or that is none."""
+    found: list[Record] = []
+    for line in data.split(b"\n")[:-1]:
+        try:
+            record = parsed(line)
+            checked(record, Recorded)
+        except ValueError:
+            break
+        found.append(record)
+    return found

@@ -16,20 +16,19 @@ from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.engine import Engine
 from fedshift.errors import DiskError, FedshiftError, LockedError, StoppedError
 from fedshift.runs.checkpoint import Execution, common_position
-from fedshift.runs.events import EventLog
-from fedshift.runs.folder import EVENTS, RunFolder
+from fedshift.runs.dry_run import planned_stages
+from fedshift.runs.events import Progress, RunEvents
 from fedshift.runs.lockstep import advance
-from fedshift.runs.plan import planned_stages
-from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.recorder import Recorder
+from fedshift.runs.run import EVENTS, Run, locked
+from fedshift.runs.schema import Blueprint
 from fedshift.runs.simulation import Simulation
-from fedshift.runs.trained import Blueprint
 
 Failed = dict[Simulation, Exception]
-Judge = Callable[[RunFolder], str]  # why a run is to be given up, by what it has recorded; empty: it goes on
+Judge = Callable[[Run], str]  # why a run is to be given up, by what it has recorded; empty: it goes on
 
 
-def to_the_end(folder: RunFolder) -> str:
+def to_the_end(folder: Run) -> str:
     """Gives no run up."""
     return ""
 
@@ -40,7 +39,7 @@ class _Run:
 
     simulation: Simulation
     recorder: Recorder
-    display: EventLog
+    events: RunEvents
     engine: str
     judge: Judge = to_the_end
     finished: bool = False
@@ -59,40 +58,36 @@ class _Run:
     def note(self, text: str) -> None:
         """Keep what the engine reports."""
         self.recorder.notes.append(text)
-        self.display.note(text)
+        self.events.note(text)
 
     def after_round(self, seconds: float, together: int, engine: Engine) -> None:
         """Show, score and record what is due after a round."""
         coordinator, recorder = self.simulation.coordinator, self.recorder
         recorder.count(seconds, self.engine, together)
-        self.display.round(recorder.position, coordinator.bytes_down, coordinator.bytes_up)
+        self.events.round(recorder.position, coordinator.bytes_down, coordinator.bytes_up)
         if self.simulation.scored(recorder.position):
             started = time.perf_counter()
             record = self.simulation.record(coordinator.schedule[recorder.position - 1], engine)
             recorder.record(record)
-            self.display.evaluated(record)
+            self.events.evaluated(record)
             recorder.write_times(self.engine, time.perf_counter() - started)
-            if self.open and (reason := self.judge(recorder.folder)):
+            if self.open and (reason := self.judge(Run(recorder.folder.path))):
                 raise StoppedError(reason)
 
     def save(self, execution: Execution) -> None:
         """Write a checkpoint."""
         self.recorder.save(execution)
 
-    def commit(self) -> None:
-        """Remove the one before."""
-        self.recorder.keep_only(self.recorder.position)
-
     def finish(self) -> None:
         """Write what a finished run has."""
         state, method = self.simulation.coordinator.state, self.simulation.setup.method
         self.recorder.finish([*self.simulation.notes, *method.notes(state)])
-        self.display.end()
+        self.events.end()
         self.finished = True
 
 
 def carry_out(
-    runs: Sequence[tuple[Simulation, RunFolder]], choice: Choice, progress: Progress, judge: Judge = to_the_end
+    runs: Sequence[tuple[Simulation, Run]], choice: Choice, progress: Progress, judge: Judge = to_the_end
 ) -> Failed:
     """Carry runs to their ends together, from the newest position that all of them have a checkpoint of.
 
@@ -117,9 +112,9 @@ def carry_out(
         engine = stack.enter_context(open_engine(choice, note))
         try:
             for simulation, folder in runs:
-                stack.enter_context(folder.locked())
+                stack.enter_context(locked(folder.path))
                 if not folder.begun:
-                    RunFolder.create(simulation.experiment, folder.path)
+                    Run.create(simulation.experiment, folder.path)
                 folder.check_is(simulation.experiment.fingerprint)
             position = common_position([folder.path for _, folder in runs])
         except (DiskError, LockedError) as error:  # all or none, so that two processes do not share a group
@@ -133,15 +128,13 @@ def carry_out(
     return failed
 
 
-def _begin(
-    simulation: Simulation, folder: RunFolder, position: int, engine: str, progress: Progress, judge: Judge
-) -> _Run:
+def _begin(simulation: Simulation, folder: Run, position: int, engine: str, progress: Progress, judge: Judge) -> _Run:
     """Go back to a checkpoint of a run and begin to show it."""
     recorder = Recorder(folder, simulation.coordinator, simulation.evaluation.read, simulation.site)
-    recorder.begin(Blueprint.of(simulation.federated).table() | simulation.federated.sizes(), position)
-    outlook = Outlook(folder.path.name, simulation.rounds, position, planned_stages(simulation))
-    display = EventLog(folder.path / EVENTS, outlook, progress.begin(outlook))
-    return _Run(simulation, recorder, display, engine, judge)
+    recorder.begin(Blueprint.of(simulation.federated), position)
+    events = RunEvents(folder.path.name, progress, folder.path / EVENTS, position)
+    events.begin(planned_stages(simulation))
+    return _Run(simulation, recorder, events, engine, judge)
 
 
 def _go_on(group: Sequence[_Run], engine: Engine, choice: Choice, failed: Failed) -> None:
@@ -150,40 +143,40 @@ def _go_on(group: Sequence[_Run], engine: Engine, choice: Choice, failed: Failed
         if disk := next((error for error in failed.values() if isinstance(error, DiskError)), None):
             for run in going:
                 failed[run.simulation] = disk
-                run.display.failed(str(disk))
+                run.events.failed(str(disk))
             return
         if at_their_ends := [run for run in going if not run.open]:
             _each(at_their_ends, failed, _Run.finish)
             continue
         started = time.perf_counter()
-        errors = advance([run.simulation for run in going], engine, {run.simulation: run.display for run in going})
+        errors = advance([run.simulation for run in going], engine, {run.simulation: run.events for run in going})
         seconds = time.perf_counter() - started
         for run in going:
-            with _noting(failed, run.simulation, run.display):
+            with _noting(failed, run.simulation, run.events):
                 if error := errors.get(run.simulation):
                     raise error
                 run.after_round(seconds, len(going), engine)
         if any(run.due for run in going):
-            execution = Execution(choice.table(), tuple(run.recorder.folder.path.name for run in going))
-            _each(going, failed, partial(_Run.save, execution=execution))
+            together = tuple(run.recorder.folder.path.name for run in going)
+            _each(going, failed, partial(_Run.save, execution=Execution(choice.table(), together)))
             if failed.keys().isdisjoint(run.simulation for run in going):  # or no position would be common to all
-                _each(going, failed, _Run.commit)
+                _each(going, failed, lambda run: run.recorder.keep_only(run.recorder.position))
 
 
 def _each(runs: Sequence[_Run], failed: Failed, act: Callable[[_Run], None]) -> None:
     """Do something with every run that has not failed."""
     for run in runs:
         if run.simulation not in failed:
-            with _noting(failed, run.simulation, run.display):
+            with _noting(failed, run.simulation, run.events):
                 act(run)
 
 
 @contextmanager
-def _noting(failed: Failed, simulation: Simulation, display: RunProgress | None = None) -> Iterator[None]:
+def _noting(failed: Failed, simulation: Simulation, events: RunEvents | None = None) -> Iterator[None]:
     """Note what goes wrong with one run; the others go on."""
     try:
         yield
     except Exception as error:
         failed[simulation] = error
-        if display is not None:
-            display.failed(str(error))
+        if events is not None:
+            events.failed(str(error))

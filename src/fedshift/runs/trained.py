@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Self
 
 import torch
-from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from fedshift.clients.federated import FederatedData
-from fedshift.clients.inputs import Inputs
 from fedshift.core.frozen import Front
 from fedshift.core.method import make_parts, tensor_scopes
 from fedshift.core.model import ModelBuilder
@@ -25,78 +21,8 @@ from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.rounds.evaluation import parts_predicted
 from fedshift.runs.checkpoint import check_alike
+from fedshift.runs.schema import Blueprint
 from fedshift.streams import Streams, sample_draws
-
-MOST_NAMED = 20  # clients that an error lists
-
-
-@dataclass(frozen=True)
-class Blueprint:
-    """What modules are rebuilt from besides the experiment.
-
-    Attributes:
-        shape: the shape of a sample as the data set stores it.
-        classes: the classes' names.
-        clients: the clients' names, by id.
-        inputs: how samples become inputs of a network.
-        environments: the names of the environments that clients trained in.
-        type: the type of a sample as the data set stores it, such as "uint8"; empty where only sites know it.
-        columns: of rows of a table, the columns' names; none where only sites know them.
-    """
-
-    shape: tuple[int, ...]
-    classes: tuple[str, ...]
-    clients: Mapping[int, str]
-    inputs: Inputs
-    environments: tuple[str, ...] = ()
-    type: str = ""
-    columns: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, federated: FederatedData) -> Self:
-        """That of a federation."""
-        clients = {client.id: client.name for client in federated.clients}
-        return cls(
-            federated.shape,
-            federated.classes,
-            clients,
-            federated.inputs,
-            federated.train_environments,
-            federated.type,
-            federated.columns,
-        )
-
-    def table(self) -> dict[str, Any]:
-        """As JSON can hold it; :meth:`from_table` reads it back."""
-        return asdict(self)
-
-    @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`table`."""
-        return TypeAdapter(cls).validate_python(table)
-
-    def client(self, asked: int | str) -> int:
-        """The id of a client of that name or id.
-
-        Raises:
-            FedshiftError: there is none, or several have that name.
-        """
-        found = [id for id, name in self.clients.items() if asked == (name if isinstance(asked, str) else id)]
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise FedshiftError(f"{len(found)} clients are called '{asked}'; give an id: {_listed(map(str, found))}.")
-        raise FedshiftError(f"There is no client {asked!r}; clients by id: {self.named(self.clients)}.")
-
-    def named(self, ids: Iterable[int]) -> str:
-        """Clients for a message: id and name of each."""
-        return _listed(f"{id} ('{self.clients[id]}')" for id in ids)
-
-
-def _listed(words: Iterable[str]) -> str:
-    every = list(words)
-    more = f", ... ({len(every)} in all)" if len(every) > MOST_NAMED else ""
-    return ", ".join(every[:MOST_NAMED]) + more
 
 
 def rebuilt(

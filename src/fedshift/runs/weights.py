@@ -6,20 +6,15 @@ The next checkpoint names their file; the one before then goes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
-from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
 
-from fedshift.core.messages import pack_in_pieces
 from fedshift.core.tensors import part_of
-from fedshift.manifest import FileDigest, check_file, write_file
 from fedshift.rounds.coordinator import Coordinator
 from fedshift.rounds.site import Site
-from fedshift.runs.records import Record
-from fedshift.runs.selection import source_validation
 
 
 class Weights(NamedTuple):
@@ -76,41 +71,6 @@ def _weights(
     states = (state for _, state in site.store.items() if state.trained)  # one client in memory at a time
     kept = (state.tensors[name] for state in states for name in private)
     return Weights(likes | individual, chain(sent.values(), kept, individual.values()))
-
-
-class Selection:
-    """Keeps the weights of the round that source validation picks, in a run's folder.
-
-    Attributes:
-        files: the file with them, for a manifest; none before anything is scored.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._picked: Record | None = None
-        self.files: dict[str, FileDigest] = {}
-
-    def go_back(self, records: Sequence[Record], named: Mapping[str, FileDigest]) -> None:
-        """Go on from the records up to a checkpoint, and the files that it names.
-
-        Raises:
-            DamagedError: the weights of the round that the records pick are missing or damaged.
-        """
-        self._picked = source_validation(records) if records else None
-        self.files = {}
-        if self._picked:
-            name = selected_name(self._picked["position"])
-            check_file(self._folder / name, named.get(name))
-            self.files = {name: named[name]}
-
-    def consider(self, record: Record, weights: Weights) -> None:
-        """Write the weights if validation picks the round of this record, the newest."""
-        # Of all records before only the one that they pick can still be picked.
-        if source_validation([*filter(None, [self._picked]), record]) is not record:
-            return
-        self._picked = record
-        name = selected_name(record["position"])
-        self.files = {name: write_file(self._folder / name, pack_in_pieces(*weights))}
 
 
 def selected_name(position: int) -> str:

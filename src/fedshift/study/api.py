@@ -15,8 +15,8 @@ from fedshift.errors import FedshiftError
 from fedshift.reporting.comparison import Comparison as Comparison
 from fedshift.reporting.live import display
 from fedshift.runs import runner
+from fedshift.runs.events import Progress
 from fedshift.runs.predictions import Predictions, nobody, predictions
-from fedshift.runs.progress import Progress
 from fedshift.runs.run import Picked, Run
 from fedshift.study.asked import DEFAULT, Source, sources
 from fedshift.study.asked import FIELDS as FIELDS
@@ -52,7 +52,7 @@ def run(source: Source = DEFAULT, *, progress: Progress | None = None, **options
     """
     asked = experiment(source, **options)
     with display(progress, 1) as shown:
-        return Run(runner.start(asked, shown))
+        return runner.start(asked, shown)
 
 
 def compare(

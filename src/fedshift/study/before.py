@@ -9,7 +9,7 @@ from fedshift.errors import FedshiftError
 from fedshift.experiments import NAMED, Experiment
 from fedshift.methods import INDEXING
 from fedshift.reporting.live import display
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.study.asked import DEFAULT, Options, Source, experiment, grid
 from fedshift.study.execute import forecast
 from fedshift.study.study_plan import Forecast, rows_of
@@ -112,7 +112,7 @@ def index(source: Source = DEFAULT, *, progress: Progress | None = None, **optio
     Raises:
         FedshiftError: it describes several runs, the method makes no index, or it cannot be carried out.
     """
-    from fedshift.runs.preparation import prepare
+    from fedshift.runs.lockstep import prepare
 
     if not isinstance(source, Experiment) and options.get("method") is None:
         options["method"] = INDEXING

@@ -16,7 +16,7 @@ from fedshift.experiments import load_plugins
 from fedshift.methods import METHODS
 from fedshift.reporting.live import display
 from fedshift.reporting.table import Table, render, write_page_to
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.spec import shown
 from fedshift.study.execute import carry_out
 from fedshift.study.papers import Exhibit, ExhibitRow, published

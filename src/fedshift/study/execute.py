@@ -20,8 +20,8 @@ from fedshift.experiments import Experiment
 from fedshift.reporting.comparison import REFUSED
 from fedshift.runs import runner
 from fedshift.runs.dry_run import estimate
-from fedshift.runs.folder import RunFolder
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
+from fedshift.runs.run import Run
 from fedshift.runs.simulation import Simulation
 from fedshift.study.scenarios import Scale, Scenario
 from fedshift.study.study_plan import Cell, Forecast, Key, Lacking, StudyPlan, always
@@ -83,7 +83,7 @@ def budget_of(scale: Scale, scenario: Scenario, method: str) -> Budget:
     return Budget(trials=scale.trials, parallel=min(4, scale.trials), search=dict(scenario.search), fixed=fixed)
 
 
-def carry_out_runs(experiments: Sequence[Experiment], progress: Progress) -> tuple[list[RunFolder], runner.Failures]:
+def carry_out_runs(experiments: Sequence[Experiment], progress: Progress) -> tuple[list[Run], runner.Failures]:
     """Carry out runs; why one could not begin is written into its folder.
 
     Returns:
@@ -94,7 +94,7 @@ def carry_out_runs(experiments: Sequence[Experiment], progress: Progress) -> tup
     """
     folders, failed = runner.run_all(experiments, progress)
     for path, error in failed.items():
-        if not (RunFolder(path).begun or isinstance(error, DiskError | LockedError)):
+        if not (Run(path).begun or isinstance(error, DiskError | LockedError)):
             files.make_folder(path)
             files.write(path / REFUSED, str(error).removeprefix(f"{path.name}: "))
     return folders, failed
@@ -102,7 +102,7 @@ def carry_out_runs(experiments: Sequence[Experiment], progress: Progress) -> tup
 
 def _carry_out(experiments: Sequence[Experiment], progress: Progress) -> None:
     """Carry out the runs of a cell that have a seed."""
-    there = [RunFolder(runner.run_path(each)) for each in experiments]
+    there = [Run(runner.run_path(each)) for each in experiments]
     if before := why_diverged(there):
         raise DivergedError(before)
     _, failed = carry_out_runs(experiments, progress)
@@ -149,7 +149,7 @@ def why_lacking(error: Exception, experiments: Callable[[], Sequence[Experiment]
     return Lacking(f"{name}{error}", "failed")
 
 
-def why_diverged(folders: Iterable[RunFolder]) -> str:
+def why_diverged(folders: Iterable[Run]) -> str:
     """Why the first of some runs diverged that did; empty if none did."""
     notes = (folder.path / DIVERGED for folder in folders if not folder.finished)
     return next((note.read_text(encoding="utf-8") for note in notes if note.is_file()), "")
@@ -189,7 +189,7 @@ def forecast_study(plan: StudyPlan) -> list[Forecast]:
 
     def left(cell: Cell) -> int:
         held_out = len(cell.experiments) // len(plan.scale.seeds)
-        unfinished = sum(not RunFolder(runner.run_path(each)).finished for each in cell.experiments)
+        unfinished = sum(not Run(runner.run_path(each)).finished for each in cell.experiments)
         return unfinished + held_out * plan.scale.trials * len(plan.scale.tuning_seeds)
 
     return forecast((cell for scenario in plan.available for cell in plan.cells_of(scenario)), left)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from fedshift.core.metrics import ACCURACY
 from fedshift.errors import FedshiftError, needs
-from fedshift.runs.records import Record
 from fedshift.runs.run import Run
+from fedshift.runs.schema import Record
 from fedshift.runs.selection import by_environment, last, mean_score, target_best
 
 PERCENT = 100.0
@@ -69,7 +69,7 @@ QUANTITIES: Mapping[str, Quantity] = {
     "validation": Quantity("%", _accuracies("validation")),
     "best round": Quantity("%", lambda run, records: _mean(target_best(records))),
     "risk": Quantity("nats", lambda run, records: by_environment(last(records), "test", "loss").values()),
-    "seconds": Quantity("s", lambda run, records: [run.folder.times().training]),
+    "seconds": Quantity("s", lambda run, records: [run.times.training]),
     "megabytes": Quantity("MB", lambda run, records: [_megabytes(last(records))]),
 }
 WITH_ARGUMENT: Mapping[str, Callable[[str], Quantity]] = {

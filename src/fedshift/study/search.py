@@ -25,7 +25,7 @@ from fedshift import files
 from fedshift.core.metrics import Metric
 from fedshift.errors import FedshiftError, needs
 from fedshift.experiments import Experiment
-from fedshift.runs.trials import STUDY
+from fedshift.runs.origin import STUDY
 from fedshift.spec import Range
 from fedshift.study.space import Space, in_words, labelled
 

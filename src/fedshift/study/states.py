@@ -15,7 +15,7 @@ from fedshift import files
 from fedshift.errors import DamagedError, UnknownNameError
 from fedshift.reporting.table import Table, Tabled
 from fedshift.reporting.units import clock
-from fedshift.runs.folder import RunFolder
+from fedshift.runs.run import Run
 from fedshift.study.papers import exhibit_of, exhibits
 from fedshift.study.reproduction import RUNS_FILE, plan_table
 from fedshift.study.scenarios import scale_of, scales, scenarios
@@ -156,9 +156,7 @@ def _state(table: str, scale: str, plan: StudyPlan | None, data: Mapping[str, st
         with naming_damage():
             if file.exists():
                 cells = TypeAdapter(list[list[str]]).validate_json(files.read(file))
-            return replace(
-                state, count=Count.of([RunFolder(plan.folder.parent / name) for name in names] for names in cells)
-            )
+            return replace(state, count=Count.of([Run(plan.folder.parent / name) for name in names] for names in cells))
     except (OSError, ValueError):
         return replace(state, damaged=f"'{file}' is not what was written.")
     except DamagedError as error:

@@ -15,7 +15,6 @@ from fedshift import files
 from fedshift.errors import DamagedError, FedshiftError
 from fedshift.reporting.results import MeanStd, Row
 from fedshift.reporting.table import Tabled
-from fedshift.runs.folder import RunFolder
 from fedshift.runs.run import Run
 from fedshift.runs.runner import run_path
 from fedshift.runs.selection import by_environment, last
@@ -44,7 +43,7 @@ class Count:
     seconds: float = 0.0
 
     @classmethod
-    def of(cls, cells: Iterable[Sequence[RunFolder]]) -> Count:
+    def of(cls, cells: Iterable[Sequence[Run]]) -> Count:
         """Of the folders of each cell.
 
         Raises:
@@ -53,7 +52,7 @@ class Count:
         runs = finished = diverged = 0
         seconds = 0.0
         for folders in cells:
-            times = [folder.times() for folder in folders if folder.finished]
+            times = [folder.times for folder in folders if folder.finished]
             runs += len(folders)
             finished += len(times)
             diverged += len(folders) - len(times) if why_diverged(folders) else 0
@@ -100,7 +99,7 @@ class StudyResults(Tabled):
         Raises:
             DamagedError: a folder cannot be read; the message says how it is made again.
         """
-        folders = {cell.key: [RunFolder(run_path(each)) for each in cell.experiments] for cell in cells}
+        folders = {cell.key: [Run(run_path(each)) for each in cell.experiments] for cell in cells}
         numbers: dict[Key, dict[int, float]] = {}
         diverged: dict[Key, Lacking] = {}
         with naming_damage():
@@ -108,7 +107,7 @@ class StudyResults(Tabled):
                 if why := why_diverged(folders[cell.key]):
                     diverged[cell.key] = Lacking(why, "diverged")
                 elif cell.key not in lacking:
-                    runs = [Run(folder) for folder in folders[cell.key] if folder.finished]
+                    runs = [run for run in folders[cell.key] if run.finished]
                     numbers |= _numbers(plan, cell, _whole_seeds(cell, runs))
             count = Count.of(folders.values())
         return cls(plan, numbers, {**diverged, **lacking}, count, chosen or {}, plan.left_out)

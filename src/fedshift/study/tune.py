@@ -16,10 +16,8 @@ from fedshift import files
 from fedshift.core.metrics import Metric
 from fedshift.errors import DamagedError, DiskError, DivergedError, FedshiftError, FedshiftWarning, LockedError
 from fedshift.experiments import Experiment
-from fedshift.runs.folder import RunFolder
-from fedshift.runs.lock import locked
-from fedshift.runs.progress import Outlook, Progress, RunListeners, RunProgress
-from fedshift.runs.records import Record
+from fedshift.runs.events import AnyEvent, EvaluatedEvent, Progress
+from fedshift.runs.run import Run, locked
 from fedshift.runs.runner import Asked, attempt, run_path
 from fedshift.runs.selection import last, mean_score
 from fedshift.runs.together import Judge, to_the_end
@@ -195,7 +193,7 @@ class _Batch:
                 self._end(number, state="pruned", curve=[scored for scored in _curve(folder) if scored[0] <= end])
         self._carry_out([run for runs in self._runs.values() for run in runs[1:]], to_the_end)
         for number, runs in list(self._runs.items()):
-            values = [mean_score(last(self._folder(run).records()), ROLE) for run in runs]
+            values = [mean_score(last(self._folder(run).records), ROLE) for run in runs]
             there = [value for value in values if value is not None]
             if len(there) < len(values):
                 reason = f"{metric.heading} is undefined on every {ROLE} environment: {metric.lacks}."
@@ -223,11 +221,7 @@ class _Batch:
 
     def _carry_out(self, runs: Sequence[Experiment], judge: Judge) -> None:
         """Carry out runs, but for those that are known to be given up; a trial fails with any of its runs."""
-        asked = [
-            Asked(folder, lambda each=run: each, run.fingerprint)  # type: ignore[misc]  # as its default says
-            for run in runs
-            if not judge(folder := self._folder(run))
-        ]
+        asked = [Asked.of(run, folder.path) for run in runs if not judge(folder := self._folder(run))]
         failed = attempt(asked, self._progress, judge) if asked else {}
         for number, of_trial in list(self._runs.items()):
             errors = [failed[path] for run in of_trial if (path := self._folder(run).path) in failed]
@@ -236,11 +230,11 @@ class _Batch:
             if errors:
                 self._end(number, state="failed", reason=str(errors[0]))
 
-    def _pruned_at(self, folder: RunFolder) -> int | None:
+    def _pruned_at(self, folder: Run) -> int | None:
         """After which round a run is given up, as far as it has come."""
         return self._study.pruned_at(self._numbers[0], _curve(folder), self._rounds[folder.path.name])
 
-    def _why_pruned(self, folder: RunFolder) -> str:
+    def _why_pruned(self, folder: Run) -> str:
         """Why a run is given up; empty if it goes on."""
         try:
             end = self._pruned_at(folder) if folder.begun else None
@@ -248,8 +242,8 @@ class _Batch:
             return ""
         return "" if end is None else f"pruned, as after round {end} it is worse than the median of earlier trials"
 
-    def _folder(self, run: Experiment) -> RunFolder:
-        return RunFolder(self._study.path / run.run_name)
+    def _folder(self, run: Experiment) -> Run:
+        return Run(self._study.path / run.run_name)
 
     def _end(self, number: int, **outcome: Any) -> None:
         """Note the outcome of a trial, which has no more to do."""
@@ -257,9 +251,9 @@ class _Batch:
         self._outcomes[number] = replace(self._study.trials[number], runs=runs, **outcome)
 
 
-def _curve(folder: RunFolder) -> Curve:
+def _curve(folder: Run) -> Curve:
     """A run's validation scores so far, by rounds done; none of rounds where the metric is undefined."""
-    scores = ((record["position"], mean_score(record, ROLE)) for record in folder.records())
+    scores = ((record["position"], mean_score(record, ROLE)) for record in folder.records)
     return [(position, score) for position, score in scores if score is not None]
 
 
@@ -269,13 +263,11 @@ class _ValidationProgress:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
 
-    def begin(self, outlook: Outlook) -> RunProgress:
-        return _ValidationRun(self._progress.begin(outlook))
+    def handle(self, run: str, event: AnyEvent) -> None:
+        if isinstance(event, EvaluatedEvent):
+            rows = [row for row in event.environments if row.role == ROLE]
+            event = event.model_copy(update={"environments": rows})
+        self._progress.handle(run, event)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._progress, name)
-
-
-class _ValidationRun(RunListeners):
-    def evaluated(self, record: Record) -> None:
-        super().evaluated({**record, "environments": [row for row in record["environments"] if row["role"] == ROLE]})

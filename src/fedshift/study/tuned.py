@@ -21,9 +21,9 @@ from fedshift.experiments import Experiment
 from fedshift.manifest import checked
 from fedshift.reporting.results import flat
 from fedshift.reporting.table import Table, Tabled
-from fedshift.runs.folder import RunFolder
+from fedshift.runs.run import Run
 from fedshift.runs.schema import File
-from fedshift.runs.terms import shares
+from fedshift.runs.selection import shares
 from fedshift.spec import shown
 from fedshift.study.search import Study, Trial
 from fedshift.study.space import in_words, key_here, settings_of, with_settings
@@ -369,5 +369,5 @@ def _all_trials(study: Study, trials: int) -> Table:
 
 
 def _shares(study: Study, trial: Trial) -> str:
-    records = RunFolder(study.path / trial.runs[0]).records() if trial.curve else []
+    records = Run(study.path / trial.runs[0]).records if trial.curve else []
     return ", ".join(f"{name} {100 * share:.3g}" for name, share in shares(records[-1]).items()) if records else ""

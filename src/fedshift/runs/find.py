@@ -13,8 +13,9 @@ from fedshift import files
 from fedshift.errors import DamagedError, FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.manifest import digested_json, read_json
+from fedshift.runs.origin import RECORDS, RUN, STUDY, SUMMARY, study_of, trusted
+from fedshift.runs.run import ASIDE, Run
 from fedshift.runs.schema import Grid, GridRun
-from fedshift.runs.trust import check_code, check_digests, check_plugins
 
 
 def write_grid(experiments: Sequence[Experiment], folder: Path) -> None:
@@ -66,13 +67,37 @@ def experiment_of(run: GridRun, path: Path, trust: bool) -> Experiment:
     Raises:
         FedshiftError: a plugin is not trusted, or a plugin or the data is not what it was.
     """
-    check_digests(run.experiment, run.plugins, path.parent / run.folder)
-    check_plugins(run.plugins, path.parent / run.folder, trust)
-    experiment = Experiment.from_table(run.experiment)
-    check_code(experiment, run.plugins, path.parent / run.folder)
+    experiment = trusted(run.experiment, run.plugins, path.parent / run.folder, trust)
     if experiment.fingerprint != run.fingerprint:
         raise FedshiftError(
             f"The run '{run.folder}' of '{path}' cannot begin: the data or fedshift itself changed since the "
             "comparison did. Restore what it was, or start a new comparison."
         )
     return experiment
+
+
+def find(path: Path, least: int = 1, trust: bool = False) -> list[Run]:
+    """The run folders at or below a path, sorted; trials of a study that lies below it are left out.
+
+    Links to folders are followed, and a run that can be reached by two paths counts once; see :func:`files.walk`.
+
+    Raises:
+        FedshiftError: there are fewer than ``least``.
+    """
+    below = list(files.walk(path)) if path.is_dir() else []
+    studies = {folder for folder, names in below if STUDY in names} - {path}
+    found_in = {folder for folder, names in below if not {RUN, SUMMARY, RECORDS}.isdisjoint(names)}
+    paths = sorted(
+        folder
+        for folder in found_in
+        if not folder.name.startswith(ASIDE) and studies.isdisjoint(folder.parents) and not _linked_trial(folder, path)
+    )
+    found = [run for path in paths if (run := Run(path, trust)).begun]
+    if len(found) < least:
+        raise FedshiftError(f"There is no run folder at or below '{path}'.")
+    return found
+
+
+def _linked_trial(folder: Path, path: Path) -> bool:
+    """Whether a folder below a path is a link to a trial of a study that may lie elsewhere."""
+    return folder != path and folder.is_symlink() and study_of(folder) is not None

@@ -1,0 +1,402 @@
+"""What a run was asked for, and whether all that decides its result still is what it was.
+
+run.json says which run a folder is of, experiment.toml has every setting. A run folder from elsewhere may name Python
+that nobody here has read: it is imported only if it ran on this machine before, or if the user trusts it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import tomli_w
+
+from fedshift import files
+from fedshift.content import digest, ran_here, remember_code
+from fedshift.errors import DamagedError, FedshiftError
+from fedshift.experiments import Experiment
+from fedshift.manifest import digested_json, read_json
+from fedshift.runs.schema import Identity, Machine
+from fedshift.written import LARGEST_TOML
+
+RUN, EXPERIMENT, SUMMARY = "run.json", "experiment.toml", "summary.json"
+RECORDS, CLIENTS = "records.jsonl", "clients"
+STUDY = "study.journal"  # of a folder whose runs are trials of a search, and no results of their own
+NOT_OF_MODELS = ("data.", "method.index.")  # how settings begin whose files a trained model is not made from
+DATA, MODELS = "data", "models"  # folders beside those of runs, in which in_memory and own_model write
+SOME = 4  # run folders that an error lists
+
+
+class UntrustedError(FedshiftError):
+    """A run folder's plugin never ran on this machine."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a folder says of the run that it is of.
+
+    Attributes:
+        path: the folder.
+        trust: whether its plugins may be imported although they never ran on this machine.
+    """
+
+    path: Path
+    trust: bool = False
+
+    @classmethod
+    def open(cls, path: str | Path, trust: bool = False) -> Self:
+        """A run folder that is there.
+
+        Raises:
+            FedshiftError: it is no run folder.
+        """
+        run = cls(Path(path), trust)
+        if not run.begun:
+            below = ", ".join(f"'{file.parent}'" for file in sorted(run.path.glob(f"*/{RUN}"))[:SOME])
+            fix = f" Those in it: {below}." if below else ""
+            raise FedshiftError(f"'{path}' is no run folder: it has no {RUN}.{fix}")
+        return run
+
+    @classmethod
+    def create(
+        cls, experiment: Experiment, path: Path, host: Literal["simulation", "federation"] = "simulation"
+    ) -> Self:
+        """Make the folder of a new run, which its host alone can carry on.
+
+        Raises:
+            FedshiftError: it exists; nothing is ever overwritten.
+        """
+        run = cls(path)
+        run.check_new()
+        files.make_folder(path)
+        text = tomli_w.dumps(experiment.table())
+        identity = Identity(
+            fingerprint=experiment.fingerprint,
+            series=experiment.series,
+            table=_table_digest(tomllib.loads(text)),
+            contents=experiment.contents,
+            plugins=experiment.code,
+            host=host,
+            environment=environment(),
+        )
+        files.write(path / RUN, digested_json(identity.model_dump()))
+        files.write(run.experiment_file, text)
+        for plugin in experiment.code:
+            remember_code(plugin)
+        return run
+
+    @property
+    def experiment_file(self) -> Path:
+        """The resolved experiment."""
+        return self.path / EXPERIMENT
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run was carried to its end."""
+        return (self.path / SUMMARY).exists()
+
+    @property
+    def begun(self) -> bool:
+        """Whether a run is in it; experiment.toml is written last, so what a kill leaves before that is no run."""
+        return any((self.path / name).exists() for name in (EXPERIMENT, SUMMARY, RECORDS, CLIENTS))
+
+    @property
+    def carried_on_by(self) -> str:
+        """What carries the run on."""
+        if self.readable and self.identity.host == "federation":
+            return "`fedshift federation run` in the coordinator's folder"
+        return carried_on_by(self.path)
+
+    def check_new(self) -> None:
+        """Raise an error if a run has begun here."""
+        if self.begun:
+            state = "is finished" if self.finished else "has begun"
+            fix = "fedshift report" if self.finished else "fedshift resume"
+            raise FedshiftError(
+                f"The run folder '{self.path}' exists and is not overwritten; its run {state}. "
+                f"Use `{fix} {self.path}`, or another --set name=... or run.out=..."
+            )
+
+    def check_is(self, fingerprint: str) -> None:
+        """Raise an error if another run has begun here."""
+        if self.begun and self.identity.fingerprint != fingerprint:
+            raise FedshiftError(f"The run folder '{self.path}' holds another run; choose another --set name=...")
+
+    @cached_property
+    def identity(self) -> Identity:
+        """Which run it is.
+
+        Raises:
+            FedshiftError: run.json is damaged.
+        """
+        fix = f"Restore it, or carry out '{self.experiment_file}' again in another folder (--set run.out=...)."
+        try:
+            return read_json(self.path / RUN, Identity)
+        except DamagedError as error:
+            raise FedshiftError(f"{error} {fix}") from error
+
+    @cached_property
+    def table(self) -> dict[str, Any]:
+        """The resolved experiment as a table.
+
+        Raises:
+            FedshiftError: it is not what the folder was made for; [run] alone may be changed.
+        """
+        fix = "Undo the change; give another experiment in a file of its own."
+        try:
+            table = tomllib.loads(files.read(self.experiment_file, LARGEST_TOML).decode("utf-8"))
+        except FileNotFoundError as error:
+            raise FedshiftError(f"'{self.experiment_file}' is missing. {fix}") from error
+        except (OSError, ValueError, RecursionError) as error:
+            raise FedshiftError(f"'{self.experiment_file}' cannot be read ({error}). {fix}") from error
+        if _table_digest(table) != self.identity.table:
+            raise FedshiftError(
+                f"'{self.experiment_file}' describes another experiment than the one that was begun. {fix}"
+            )
+        return table
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The resolved experiment, to make the trained models from: its data may be elsewhere, gone or others.
+
+        Raises:
+            FedshiftError: a plugin is not trusted, or a plugin or what the models are made from is not what it was.
+        """
+        experiment = self._resolved()
+        self._check_contents(experiment, "gives no model", lambda what: not what.startswith(NOT_OF_MODELS))
+        return experiment
+
+    def experiment_to_go_on(self) -> Experiment:
+        """The resolved experiment, of which all that decides its result is what it was.
+
+        Raises:
+            FedshiftError: a plugin is not trusted, or a plugin or the data is not what it was.
+        """
+        experiment = self._resolved()
+        self._check_contents(experiment, "cannot go on", lambda what: True)
+        if experiment.fingerprint != self.identity.fingerprint:
+            raise FedshiftError(
+                f"'{self.path}' cannot go on: fedshift itself changed since it began. Restore what it was, or start a "
+                "new run."
+            )
+        return experiment
+
+    def check_readers(self) -> None:
+        """Raise an error unless new files are read with the tokenizer and the frozen network that there were."""
+        readers = {f"data.{name}" for name in self.experiment.data.readers}
+        self._check_contents(self.experiment, "cannot predict for files", readers.__contains__)
+
+    @property
+    def readable(self) -> bool:
+        """Whether run.json can be read."""
+        with suppress(FedshiftError):
+            return bool(self.identity)
+        return False
+
+    def check_may_go_on(self) -> None:
+        """Raise an error unless a simulation carries the run on, and its code is what it was and trusted."""
+        if self.identity.host == "federation":
+            raise FedshiftError(
+                f"'{self.path}' is a federation's run, which its coordinator alone can carry on: {self.carried_on_by}."
+            )
+        check_plugins(self._plugins(), self.path, self.trust)
+
+    def _plugins(self) -> dict[str, str]:
+        """Digests of the code that it runs, by where that is now."""
+        moved = self._moved(self.identity.plugins)
+        return {moved[path]: content for path, content in self.identity.plugins.items()}
+
+    def _resolved(self) -> Experiment:
+        """The resolved experiment, of which all code is what it was."""
+        named = {_at(self.table, what): content for what, content in self.identity.contents.items()}
+        paths = {path: content for path, content in named.items() if isinstance(path, str)} | self.identity.plugins
+        table = _with_paths(self.table, self._moved(paths))
+        return trusted(table, self._plugins(), self.path, self.trust)
+
+    def _moved(self, contents: Mapping[str, str]) -> dict[str, str]:
+        """Where files are now, by where they were.
+
+        What is not there is looked for by its name, and known by its digest: in the run's folder, in the two around it,
+        and in their folders of data and models, so that runs can be moved together with what fedshift.in_memory and
+        fedshift.own_model wrote.
+
+        Args:
+            contents: their digests, by path.
+        """
+        here = self.path.resolve()
+        around = [folder / name for folder in (here, *here.parents[:2]) for name in ("", DATA, MODELS)]
+        now: dict[str, str] = {}
+        for path, content in contents.items():
+            others = () if Path(path).expanduser().exists() else (str(folder / Path(path).name) for folder in around)
+            now[path] = next((other for other in others if digest(other) == content), path)
+        return now
+
+    def _check_contents(self, experiment: Experiment, problem: str, counts: Callable[[str], bool]) -> None:
+        """Raise an error if a file or class is not what it was when the run began."""
+        before, now = self.identity.contents, experiment.contents
+        where = {".".join(names): f" ('{path}')" for names, path in experiment.paths()}
+        reasons = [
+            f"{what}{where.get(what, '')} {'changed since it began' if what in now else 'is not there any more'}"
+            for what in sorted(before.keys() | now.keys())
+            if before.get(what) != now.get(what) and counts(what)
+        ]
+        if reasons:
+            gone = any(what in where and what not in now for what in before)
+            copy = ", put a copy of what is gone into that folder" if gone else ""
+            raise FedshiftError(
+                f"'{self.path}' {problem}: {', '.join(reasons)}. Restore what it was{copy}, or start a new run."
+            )
+
+
+def _with_paths(value: Any, moved: Mapping[str, str]) -> Any:
+    """A table with other paths in the place of some."""
+    if isinstance(value, dict):
+        return {name: _with_paths(each, moved) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_with_paths(each, moved) for each in value]
+    return moved.get(value, value) if isinstance(value, str) else value
+
+
+def _at(table: Mapping[str, Any], names: str) -> Any:
+    """What a table has under a dotted name; None: nothing."""
+    found: Any = table
+    for name in names.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
+
+
+def _table_digest(table: Mapping[str, Any]) -> str:
+    """A digest of an experiment but for [run], which decides no result and may be changed."""
+    decides = {name: value for name, value in table.items() if name != "run"}
+    return files.digest_of(json.dumps(decides, sort_keys=True, default=str).encode())
+
+
+# Trials ------------------------------------------------------------------------------------------
+
+
+def study_of(path: Path) -> Path | None:
+    """The folder of a study that a path is, or lies directly in as a trial's run does; None if there is none."""
+    here = path.resolve()
+    return next((folder for folder in (here, here.parent) if (folder / STUDY).is_file()), None)
+
+
+def check_no_study(path: Path) -> None:
+    """Raise an error if a path is a study's or a trial's, which are no results and have no scores to be looked at."""
+    if study := study_of(path):
+        raise FedshiftError(
+            f"'{path}' holds trials of a study, some of which were given up for good, and whose test scores nobody "
+            f"looks at while settings are chosen. What it found is in '{study.parent / 'tuned-*.html'}', which "
+            f"`fedshift tune` writes; {carried_on_by(path)} carries it on."
+        )
+
+
+def carried_on_by(path: Path) -> str:
+    """What carries on the runs at or below a path."""
+    return "the command that began the search" if study_of(path) else f"`fedshift resume {path}`"
+
+
+# Trust --------------------------------------------------------------------------------------------
+
+
+def trusted(table: Mapping[str, Any], plugins: Mapping[str, str], folder: Path, trust: bool) -> Experiment:
+    """An experiment of a folder, once none of its code can be other than what it was, and all of it may be imported.
+
+    Args:
+        table: the experiment.
+        plugins: digests of its code when the run began, by path.
+        folder: the run's, for messages.
+        trust: whether the user has said that the code may be imported.
+
+    Raises:
+        UntrustedError: a file of code has never run here.
+        FedshiftError: one is missing, is not what it was, or has no digest.
+    """
+    _check_named(table.get("plugins"), plugins, folder)
+    check_plugins(plugins, folder, trust)
+    experiment = Experiment.from_table(table)
+    _check_named(experiment.code, plugins, folder)  # what settings name, none of which has run yet
+    return experiment
+
+
+def _check_named(paths: Any, plugins: Mapping[str, str], folder: Path) -> None:
+    """Raise an error if an experiment names code whose digest is not known."""
+    for path in paths if isinstance(paths, Iterable) else ():
+        if isinstance(path, str) and path not in plugins:
+            raise FedshiftError(
+                f"The experiment of the run '{folder}' names the code '{path}', but not its digest, so it was changed "
+                "since it was written. Restore it, or start a new run."
+            )
+
+
+def check_plugins(plugins: Mapping[str, str], folder: Path, trust: bool) -> None:
+    """Raise an error before a file of code is imported that was changed, or that nobody here has used.
+
+    Args:
+        plugins: their digests when the run began, by path.
+        folder: the run's, for messages.
+        trust: whether the user has said that they may be imported.
+    """
+    for path, content in plugins.items():
+        now = digest(path)
+        if now != content:
+            state = "is not what it was" if now else "is missing"
+            fix = "Restore it" if now or not folder.is_dir() else "Restore it, put a copy into that folder"
+            raise FedshiftError(
+                f"The plugin '{path}' of the run '{folder}' {state} (then {content[:12]}, now {now[:12] or 'none'}). "
+                f"{fix}, or start a new run."
+            )
+        if not trust and not ran_here(path):
+            raise UntrustedError(
+                f"The run '{folder}' imports the plugin '{path}' (digest {content[:12]}), which never ran on this "
+                "machine. A plugin can do whatever you can: read it, and if you trust it, add --trust "
+                "(trust=True in Python)."
+            )
+        if trust:
+            remember_code(path)
+
+
+# The machine --------------------------------------------------------------------------------------
+
+
+def environment() -> Machine:
+    """The versions and the machine that a run is made with."""
+    import torch
+
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's; a GPU that is not used stays so
+    packages = ("fedshift", "torch", "numpy", "safetensors", "transformers", "kornia")
+    return Machine(
+        python=platform.python_version(),
+        platform=platform.platform(),
+        processor=_processor(),
+        accelerator=torch.cuda.get_device_name() if used else None,
+        cores=os.cpu_count(),
+        threads=torch.get_num_threads(),
+        packages={package: _installed(package) for package in packages},
+    )
+
+
+@cache  # a package's metadata are read whole each time
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _processor() -> str:
+    """The processor's name."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
