@@ -30,9 +30,8 @@ from fedshift.deployment.rehearsal import rehearse
 from fedshift.deployment.supervisor import free_port
 from fedshift.errors import FedshiftError
 from fedshift.reporting.units import bytes_text
+from fedshift.runs.events import Progress, seconds_of
 from fedshift.runs.folder import RunFolder
-from fedshift.runs.progress import Progress
-from fedshift.runs.schema import seconds_of
 
 SITES = ("0", "15", "30")
 MODELS: Mapping[str, Sequence[str]] = {

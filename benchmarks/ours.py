@@ -18,7 +18,7 @@ from fedshift.datasets.dataset import Dataset
 from fedshift.engines.choice import open_engine
 from fedshift.engines.engine import Engine
 from fedshift.experiments import Experiment
-from fedshift.runs.listener import Listener
+from fedshift.runs.events import RunEvents
 from fedshift.runs.lockstep import advance
 from fedshift.runs.simulation import Simulation
 from fedshift.spec import Count
@@ -141,7 +141,7 @@ def _experiment(train: Mapping[str, Any], run: Mapping[str, Any], **tables: Mapp
     return made
 
 
-class Steps(Listener):
+class Steps(RunEvents):
     """Counts steps."""
 
     taken = 0

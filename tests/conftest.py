@@ -43,13 +43,12 @@ from fedshift.manifest import Manifest, write_file
 from fedshift.rounds.ledger import Direction, Ledger
 from fedshift.runs import runner
 from fedshift.runs.checkpoint import Execution
+from fedshift.runs.events import Progress, RunEvents
 from fedshift.runs.folder import RunFolder
-from fedshift.runs.listener import Listener
 from fedshift.runs.lockstep import advance
 from fedshift.runs.machine import environment
-from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.recorder import Recorder
-from fedshift.runs.records import Record
+from fedshift.runs.schema import Record
 from fedshift.runs.selection import summary
 from fedshift.runs.simulation import Simulation
 from fedshift.study.grid import expand, override
@@ -147,13 +146,8 @@ class AfterRound(Progress):
     def __init__(self, call: Callable[[int], None]) -> None:
         self.call = call
 
-    def begin(self, outlook: Outlook) -> RunProgress:
-        def after(position: int, bytes_down: int, bytes_up: int) -> None:
-            self.call(position)
-
-        run = RunProgress()
-        run.round = after  # type: ignore[method-assign]  # a test's own
-        return run
+    def after_round(self, run: str, position: int) -> None:
+        self.call(position)
 
 
 def interrupt_after(last: int) -> Progress:
@@ -184,9 +178,9 @@ def net_of(simulation: Simulation) -> Net:
     return resident(simulation).client.net
 
 
-def go_on(simulation: Simulation, engine: Engine | None = None, listener: Listener | None = None) -> None:
+def go_on(simulation: Simulation, engine: Engine | None = None, events: RunEvents | None = None) -> None:
     """Carry out the next round."""
-    for error in advance([simulation], engine or engine_of(simulation), {simulation: listener or Listener()}).values():
+    for error in advance([simulation], engine or engine_of(simulation), {simulation: events or RunEvents()}).values():
         raise error
 
 

@@ -31,8 +31,8 @@ from fedshift.deployment.wire import (
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.files import make_folder, write
-from fedshift.runs.progress import Progress
-from fedshift.runs.records import Record
+from fedshift.runs.events import Progress
+from fedshift.runs.schema import Record
 
 SITES = ("dark", "gray", "light")
 ANY_SIZE = MessageLimits(10**9, 10**8)

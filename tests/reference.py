@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from conftest import CNN_WITH_BN, TINY, Remembering, evaluated, go_on
 from fedshift.core.contract import Round
 from fedshift.experiments import Experiment
 from fedshift.methods import METHODS
-from fedshift.runs.listener import Listener, Task
-from fedshift.runs.records import Record
+from fedshift.runs.events import RunEvents
+from fedshift.runs.schema import Record
 from fedshift.runs.simulation import Simulation
 from fedshift.study.grid import expand, override
 
@@ -62,10 +62,22 @@ def kept_moments(name: str) -> dict[str, Any]:
     return {f"method.{'base.' if name == 'client2vec' else ''}optimiser_state": "kept"}
 
 
-class Heard(Listener):
+class Task(NamedTuple):
+    """What a run asks an engine for."""
+
+    round: Round
+    exchange: str
+    clients: int
+    steps: int
+    bytes_down: int
+    bytes_up: int
+
+
+class Heard(RunEvents):
     """Writes down what it hears of a run."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.rounds: list[Round] = []
         self.tasks: list[Task] = []
         self.taken: defaultdict[int, int] = defaultdict(int)  # steps, by task
@@ -75,9 +87,8 @@ class Heard(Listener):
     def begin_round(self, round: Round) -> None:
         self.rounds.append(round)
 
-    def begin_task(self, task: Task) -> None:
-        assert task.round.key == self.rounds[-1].key
-        self.tasks.append(task)
+    def begin_task(self, *about: Any) -> None:
+        self.tasks.append(Task(self.rounds[-1], *about))
 
     def steps(self, count: int) -> None:
         self.calls += 1
@@ -135,7 +146,7 @@ def reference(name: str) -> Reference:
     simulation.coordinator.ledger = ledger = Remembering()
     run = Reference(name, experiment, simulation, ledger, Heard())
     for when in simulation.coordinator.schedule:
-        go_on(simulation, listener=run.heard)
+        go_on(simulation, events=run.heard)
         coordinator = simulation.coordinator
         run.counted.append(((coordinator.bytes_down, coordinator.bytes_up), (ledger.sizes["down"], ledger.sizes["up"])))
         if when.stage.scored:

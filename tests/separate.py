@@ -102,7 +102,7 @@ def _run(about: dict[str, Any], inbox: Any, sites: Sequence[Any]) -> bytes:
         return [given[order.client] for order in orders]
 
     for round in coordinator.schedule:
-        asking = coordinator.round(round, lambda steps: None)
+        asking = coordinator.round()
         request = next(asking)
         try:
             while True:

@@ -27,7 +27,7 @@ from fedshift.methods import METHODS
 from fedshift.methods.client2vec import ENCODERS, INDICES
 from fedshift.models.small import MLP
 from fedshift.runs import runner
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.study import api
 from fedshift.study.api import FIELDS, Options
 from fedshift.study.grid import expand, override

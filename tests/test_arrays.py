@@ -20,7 +20,7 @@ from fedshift.datasets.arrays import Arrays
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.image_sets import ImageFolder
 from fedshift.errors import FedshiftError
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.streams import Streams
 
 ROOT = Path(__file__).parents[1]

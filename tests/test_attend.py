@@ -35,7 +35,7 @@ from fedshift.deployment.turns import MOST_REPLACED
 from fedshift.deployment.wire import Done, Failed, Join, Joined, Reply, Session, Work
 from fedshift.errors import DamagedError, DiskError, FedshiftError
 from fedshift.rounds.coordinator import Coordinator
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.study.grid import expand, override
 from reference import small
 from refusal import refuses

@@ -17,8 +17,8 @@ from fedshift.cli.app import app
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import load_plugins
 from fedshift.methods import METHODS
+from fedshift.runs.events import Progress
 from fedshift.runs.lock import locked
-from fedshift.runs.progress import Progress
 from fedshift.study import benchmark as benchmarking
 from fedshift.study import execute
 from fedshift.study.benchmark import (
@@ -316,9 +316,9 @@ class Heard(Progress):
     def __init__(self) -> None:
         self.begun: list[str] = []
 
-    def begin(self, outlook):
-        self.begun.append(outlook.name)
-        return super().begin(outlook)
+    def handle(self, run, event):
+        if event.kind == "begin":
+            self.begun.append(run)
 
 
 def test_a_benchmark_is_carried_out_once_and_goes_on_where_it_was(

@@ -18,7 +18,7 @@ from fedshift.engines.engine import Job, Outcome
 from fedshift.errors import DivergedError, FedshiftError
 from fedshift.rounds.checks import check_answer, enough, first_not_finite
 from fedshift.rounds.coordinator import Asking, Received
-from fedshift.runs.simulation import Simulation, no_steps
+from fedshift.runs.simulation import Simulation
 from refusal import refuses
 from test_errors import with_inputs
 from test_methods import small
@@ -260,7 +260,7 @@ def is_as_it_was(now: ServerState, before: ServerState) -> bool:
 
 def begun(simulation: Simulation) -> tuple[Asking, list[Order], list[Received]]:
     """The next round, its first orders, and every client's answer to them."""
-    asking = simulation.coordinator.round(simulation.coordinator.next_round, no_steps)
+    asking = simulation.coordinator.round()
     orders = next(asking)
     assert isinstance(orders, list)
     return asking, orders, list(simulation.site.answers(orders, engine_of(simulation)))

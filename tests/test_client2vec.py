@@ -36,7 +36,7 @@ from fedshift.methods.client2vec.heat_maps import by_domain
 from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, notes_on, similarity
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs import runner
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.runs.simulation import Simulation
 from fedshift.streams import Streams
 from fedshift.study.api import index

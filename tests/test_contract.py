@@ -29,8 +29,8 @@ from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import can_fork
 from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
-from fedshift.runs.plan import planned_stages
-from fedshift.runs.progress import Progress
+from fedshift.runs.dry_run import planned_stages
+from fedshift.runs.events import Progress
 from fedshift.runs.simulation import Simulation
 from refusal import refuses
 from test_engines import assert_agree, engine_named

@@ -32,9 +32,9 @@ from fedshift.deployment.wire import Done, Failed, Join, Joined, Reply, SiteScor
 from fedshift.errors import FedshiftError
 from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
+from fedshift.runs.events import Progress
 from fedshift.runs.folder import RunFolder
-from fedshift.runs.progress import Progress
-from fedshift.runs.records import Record
+from fedshift.runs.schema import Record
 from fedshift.study.grid import expand, override
 from reference import EVERY_METHOD, small
 from refusal import refuses

@@ -35,7 +35,7 @@ from fedshift.reporting.data_report import findings
 from fedshift.reporting.data_report.drift import REST, feature_drift
 from fedshift.reporting.data_report.duplicates import Roles, contents
 from fedshift.reporting.data_report.report import DataReport, look_at
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.streams import Streams
 from fedshift.study.grid import override
 from refusal import refuses

@@ -29,7 +29,7 @@ from fedshift.deployment.rehearsal import carried_out, difference, rehearse
 from fedshift.deployment.site_data import site_data
 from fedshift.deployment.supervisor import free_port
 from fedshift.errors import DamagedError, FedshiftError
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from refusal import refuses
 
 IN_DOMAIN = {"protocol": {"name": "in-domain"}, "train.rounds": 2, "evaluate.batch": 6}

@@ -15,7 +15,7 @@ from fedshift.engines.lane import shorten, steps_of_job
 from fedshift.engines.sequential import Sequential
 from fedshift.methods import METHODS
 from fedshift.runs.dry_run import estimate
-from fedshift.runs.listener import Listener
+from fedshift.runs.events import RunEvents
 from fedshift.runs.lockstep import advance
 from fedshift.runs.simulation import Simulation
 from fedshift.study.grid import expand, override
@@ -61,7 +61,7 @@ def test_a_dry_run_counts_every_stage(make: Make):
     assert sent == whole.coordinator.bytes_down + whole.coordinator.bytes_up
 
 
-class Steps(Listener):
+class Steps(RunEvents):
     """Counts steps."""
 
     taken = 0

@@ -21,10 +21,10 @@ from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.rehearsal import rehearse
 from fedshift.experiments import Experiment
 from fedshift.runs import runner
+from fedshift.runs.events import Progress
 from fedshift.runs.folder import RunFolder
-from fedshift.runs.patience import best_of, end_early
-from fedshift.runs.progress import Progress
 from fedshift.runs.recorder import Recorder
+from fedshift.runs.selection import best_of, end_early
 from fedshift.runs.simulation import Simulation, make_federated
 from fedshift.study.grid import expand, override
 from fedshift.study.tune import Budget, search_all

@@ -36,10 +36,10 @@ from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.feddyn import FedDyn
 from fedshift.runs import runner
+from fedshift.runs.events import Progress
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.lockstep import advance
-from fedshift.runs.progress import Progress
-from fedshift.runs.records import Record
+from fedshift.runs.schema import Record
 from fedshift.runs.simulation import Simulation
 from fedshift.spec import setting
 from fedshift.study.api import compare

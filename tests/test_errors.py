@@ -26,8 +26,8 @@ from fedshift.clients.federated import FederatedData
 from fedshift.clients.samples import Samples
 from fedshift.errors import DivergedError
 from fedshift.runs import runner
+from fedshift.runs.events import Progress
 from fedshift.runs.folder import RunFolder
-from fedshift.runs.progress import Progress
 from fedshift.runs.simulation import Simulation
 from fedshift.study.api import load
 from fedshift.study.grid import expand, override, read

@@ -27,8 +27,8 @@ from fedshift.deployment.rehearsal import rehearse
 from fedshift.deployment.supervisor import end, free_port, listens, start
 from fedshift.deployment.wire import Work
 from fedshift.experiments import Experiment
+from fedshift.runs.events import Progress
 from fedshift.runs.folder import RunFolder
-from fedshift.runs.progress import Progress
 from loopback import DATA, EXECUTOR, GATE, PATIENCE, SERVER, SUPERLINK, SUPERNODE, Loopback, events, loopback
 from reference import small
 from test_coordinate import alike, position_of

@@ -37,8 +37,8 @@ from fedshift.deployment.rehearsal import rehearse
 from fedshift.deployment.wire import Failed, Join, Joined, Session
 from fedshift.errors import FedshiftError
 from fedshift.files import write
+from fedshift.runs.events import Progress
 from fedshift.runs.folder import RunFolder
-from fedshift.runs.progress import Progress
 from flower_grid import BUNDLE, MemoryGrid, bundle, client, registered
 from reference import ARCHETYPES, small
 from refusal import refuses

@@ -24,8 +24,8 @@ from fedshift.manifest import digested_json
 from fedshift.reporting.results import Results
 from fedshift.runs import folder as folder_module
 from fedshift.runs import runner
+from fedshift.runs.events import Progress
 from fedshift.runs.folder import EXPERIMENT, RECORDS, RUN, TIMINGS, RunFolder, find
-from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.schema import Grid, GridRun
 from fedshift.runs.trust import UntrustedError

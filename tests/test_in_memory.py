@@ -24,8 +24,8 @@ from conftest import Make, interrupt_after, results, resume, simulate
 from fedshift.clients.domains import DomainData
 from fedshift.datasets.arrays import Arrays
 from fedshift.errors import FedshiftError
+from fedshift.runs.events import Progress
 from fedshift.runs.folder import RunFolder
-from fedshift.runs.progress import Progress
 from fedshift.streams import Streams
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -278,7 +278,7 @@ SCRIPT = """
 import sys
 import numpy as np
 import fedshift
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 
 draw = np.random.default_rng(0)
 y = draw.integers(0, 2, 40)

@@ -13,12 +13,10 @@ import pytest
 from rich.console import Console
 
 from fedshift.core.contract import Round, Stage
-from fedshift.reporting.live import LOADING, LiveProgress, scores_text
-from fedshift.runs.events import Events
+from fedshift.reporting.live import LOADING, LiveProgress
+from fedshift.reporting.run_status import scores_text
+from fedshift.runs.events import PlannedStage, RunEvents
 from fedshift.runs.folder import RunFolder, Times
-from fedshift.runs.listener import Task
-from fedshift.runs.plan import PlannedStage
-from fedshift.runs.progress import Outlook
 from fedshift.runs.schema import Timed
 from fedshift.study.api import compare
 
@@ -66,12 +64,15 @@ def scores(test: float, *validation: float) -> dict[str, Any]:
     return {"environments": rows}
 
 
-def outlook(name: str, rounds: int = 10, done: int = 0) -> Outlook:
-    """A run of one stage, of 5 steps a round."""
-    return Outlook(name, rounds, done, (PlannedStage("train", rounds, 5),))
+def begun(progress: LiveProgress, name: str, rounds: int = 10, done: int = 0, **stages: tuple[int, int]) -> RunEvents:
+    """A run that begins, of one stage of 5 steps a round or of other stages (their rounds and steps)."""
+    run = RunEvents(name, progress, None, done, progress._get_time)
+    of_run = stages or {"train": (rounds, 5)}
+    run.begin([PlannedStage(name=stage, rounds=each[0], steps=each[1]) for stage, each in of_run.items()])
+    return run
 
 
-def carry_out(clock: Clock, run: Events, first: int, last: int, seconds: float = 1.0) -> None:
+def carry_out(clock: Clock, run: RunEvents, first: int, last: int, seconds: float = 1.0) -> None:
     """Rounds from ``first`` to ``last``, each of 5 steps at its end."""
     for number in range(first, last + 1):
         run.begin_round(Round(TRAIN, number))
@@ -92,7 +93,7 @@ def test_a_run_alone(clock: Clock):
     """It goes on from round 2 of 10: after 4 rounds in 4 s, 4 s are left. Its title is no markup."""
     progress = display(1, clock)
     assert seen(progress) == [LOADING]
-    run = progress.begin(outlook("[red]first", 10, 2))
+    run = begun(progress, "[red]first", 10, 2)
     carry_out(clock, run, 3, 6)
     run.evaluated(scores(0.5, 0.25, 0.35))
     bar, doing, pace, last = seen(progress)
@@ -111,7 +112,7 @@ def test_runs_that_advance_together(clock: Clock):
     """After 8 s two of four runs are done to 0.4 each, one was reused: 1.2 + 1 runs to come take 22 s."""
     progress = display(4, clock)
     progress.reused("before")
-    a, b = progress.begin(outlook("a")), progress.begin(outlook("b"))
+    a, b = begun(progress, "a"), begun(progress, "b")
     for number in range(1, 5):
         for run in (a, b):
             carry_out(clock, run, number, number)
@@ -125,7 +126,7 @@ def test_runs_that_advance_together(clock: Clock):
     b.failed("The loss is not finite.")
     assert has(written(progress)[-1], "3/4 b", "4 of 10", "The loss is not finite.")
     assert has(seen(progress)[-1], "v0 validation 25.0")
-    again = progress.begin(outlook("b", done=4))
+    again = begun(progress, "b", done=4)
     assert has(written(progress)[-1], "3/4 b", "round 4")
     again.end()
 
@@ -140,7 +141,7 @@ def test_a_terminal_shows_runs_and_keeps_lines(tiny_document: dict[str, Any]):
     assert text.count("A word beforehand.") == 1
     assert "done: " in text
     with LiveProgress(2, terminal) as progress:
-        progress.begin(outlook("a")).evaluated(scores(0.125))
+        begun(progress, "a").evaluated(scores(0.125))
     text = terminal.file.getvalue()  # type: ignore[attr-defined]  # it is a StringIO
     for word in ("0 of 10 rounds", "steps a second", "down", "up", "light", "12.5"):
         assert word in text
@@ -150,16 +151,16 @@ def test_a_single_long_round_shows_where_it_is(clock: Clock):
     """An index as Client2Vec makes it: the server takes 1000 steps, of which 200 take 10 s, then 2 rounds follow."""
     index, train = Stage("index", 1, ()), Stage("train", 2, ())
     progress = display(1, clock)
-    run = progress.begin(Outlook("c2v", 3, 0, (PlannedStage("index", 1, 1000), PlannedStage("train", 2, 50))))
+    run = begun(progress, "c2v", index=(1, 1000), train=(2, 50))
     assert has(seen(progress)[1], "loading")
     run.begin_round(Round(index, 1))
     assert has(seen(progress)[1], "index", "1 of 1", "preparing")
-    run.begin_task(Task(Round(index, 1), "pairs", 3, 0, 2000, 1000))
+    run.begin_task("pairs", 3, 0, 2000, 1000)
     bar, doing, pace = seen(progress)
     assert has(bar, "c2v", "0 of 3", "? left")
     assert has(doing, "1 of 1", "pairs", "3 clients", "0 done")
     assert has(pace, "2 kB down", "1 kB up")
-    run.begin_task(Task(Round(index, 1), "pairs", 0, 1000, 2000, 1000))
+    run.begin_task("pairs", 0, 1000, 2000, 1000)
     clock.now += 10
     run.steps(200)
     bar, doing, pace = seen(progress)
@@ -170,7 +171,7 @@ def test_a_single_long_round_shows_where_it_is(clock: Clock):
     run.steps(800)
     run.round(1, 2000, 1000)
     run.begin_round(Round(train, 1))
-    run.begin_task(Task(Round(train, 1), "train", 1, 50, 2000, 1000))
+    run.begin_task("train", 1, 50, 2000, 1000)
     clock.now += 5
     run.steps(10)
     assert has(seen(progress)[1], "train", "1 of 2", "1 client", "10 of 50")
@@ -178,7 +179,7 @@ def test_a_single_long_round_shows_where_it_is(clock: Clock):
 
 def test_a_stage_that_ended_early_has_no_more_rounds(clock: Clock):
     progress = display(1, clock)
-    run = progress.begin(Outlook("a", 30, 0, (PlannedStage("train", 20, 5), PlannedStage("tune", 10, 5))))
+    run = begun(progress, "a", train=(20, 5), tune=(10, 5))
     carry_out(clock, run, 1, 10)
     run.evaluated({**scores(0.5), "ended": "after 3 rounds without a better score"})
     assert has(written(progress)[-1], "train", "ended early", "after 3 rounds")
@@ -190,7 +191,7 @@ def test_a_stage_that_ended_early_has_no_more_rounds(clock: Clock):
 
 def test_without_a_terminal_there_is_a_line_in_ten_seconds(clock: Clock):
     progress = display(1, clock)
-    run = progress.begin(outlook("[i]only", 30))
+    run = begun(progress, "[i]only", 30)
     carry_out(clock, run, 1, 15, 2.0)
     run.evaluated(scores(0.5, 0.25))
     carry_out(clock, run, 16, 20, 2.0)
@@ -214,7 +215,7 @@ def test_messages_beside_runs(clock: Clock):
     assert has(seen(progress)[0], "Embedding images with means", "64 of 130")
     progress.embedded("means", 130, 130)
     assert seen(progress) == [LOADING]
-    progress.begin(outlook("b", 10, 5))
+    begun(progress, "b", 10, 5)
     assert written(progress)[:3] == ["[i] x", "y", "[i] x"]
     finished, embedding, goes_on = written(progress)[3:]
     assert has(finished, "1/3 a", "finished before")

@@ -25,8 +25,8 @@ from fedshift.deployment.wire import Done, Failed, Join, Work
 from fedshift.errors import DamagedError, DivergedError
 from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
+from fedshift.runs.events import Progress
 from fedshift.runs.folder import RunFolder
-from fedshift.runs.progress import Progress
 from fedshift.study.grid import expand, override
 from reference import small
 from refusal import refuses

@@ -18,7 +18,7 @@ from conftest import Make, simulate
 from fedshift.clients.domains import DomainData
 from fedshift.datasets.medical import Medical, Window, read_volume
 from fedshift.errors import FedshiftError
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.streams import Streams
 from refusal import refuses
 from test_federation_check import site

@@ -34,10 +34,10 @@ from fedshift.engines.kernels import Kernels
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers
-from fedshift.reporting.live import scores_text
 from fedshift.reporting.results import Results
+from fedshift.reporting.run_status import scores_text
 from fedshift.reporting.table import tables
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.runs.selection import by_environment, mean_score, summary
 from fedshift.study.tune import Budget, plan_studies
 from refusal import refuses

@@ -15,7 +15,7 @@ import torch
 import fedshift
 import fresh
 from fedshift.datasets.dataset import Dataset
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
 
 PAGE = (Path(__file__).parents[1] / "docs" / "model-back.md").read_text(encoding="utf-8")

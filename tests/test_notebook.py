@@ -18,9 +18,8 @@ import fedshift
 from conftest import Make, at, simulate
 from fedshift import page
 from fedshift.errors import FedshiftError, Problems, UnknownNameError
-from fedshift.reporting.live import LiveProgress
-from fedshift.reporting.notebook import in_notebook
-from fedshift.runs.progress import Progress
+from fedshift.reporting.live import LiveProgress, in_notebook
+from fedshift.runs.events import Progress
 from fedshift.runs.simulation import make_federated
 from fedshift.spec import Spec
 

@@ -36,8 +36,8 @@ from fedshift.manifest import digested_json
 from fedshift.models.kept import meaning_of, read
 from fedshift.models.own import Own, Widened
 from fedshift.runs import runner
+from fedshift.runs.events import Progress
 from fedshift.runs.folder import RUN, RunFolder
-from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.trust import UntrustedError
 from fedshift.streams import Streams
@@ -263,7 +263,7 @@ import torch
 from torch import nn
 import fedshift
 import layers
-from fedshift.runs.progress import Progress, RunProgress
+from fedshift.runs.events import Progress
 
 class Net(nn.Module):
     def __init__(self, width):
@@ -275,13 +275,9 @@ class Net(nn.Module):
         return self.classify(self.body(x))
 
 class Killed(Progress):
-    def begin(self, outlook):
-        def after(position, down, up):
-            if position == int(sys.argv[2]):
-                os.kill(os.getpid(), signal.SIGKILL)
-        run = RunProgress()
-        run.round = after
-        return run
+    def after_round(self, run, position):
+        if position == int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
 
 draw = np.random.default_rng(0)
 y = draw.integers(0, 2, 40)

@@ -11,7 +11,7 @@ from fedshift.engines.engine import Engine
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.methods.fedavg import FedAvg
-from fedshift.runs.plan import planned_stages
+from fedshift.runs.dry_run import planned_stages
 from fedshift.runs.simulation import Simulation
 from reference import EVERY_METHOD, Heard, reference
 

@@ -19,7 +19,7 @@ from conftest import TINY
 from fedshift.cli.app import app
 from fedshift.errors import FedshiftError
 from fedshift.runs import runner
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
 from fedshift.study.grid import expand, override
 from refusal import refuses

@@ -36,7 +36,7 @@ from fedshift.experiments import Experiment
 from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs import runner
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.runs.simulation import Simulation, make_federated
 from refusal import refuses
 

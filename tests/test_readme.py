@@ -17,7 +17,7 @@ import fedshift
 from conftest import TINY, simulate
 from fedshift.cli.app import app
 from fedshift.deployment.agreement import read_site
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.study.grid import expand, override
 
 ROOT = Path(__file__).parents[1]

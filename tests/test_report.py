@@ -36,11 +36,10 @@ from fedshift.reporting.settings import merged
 from fedshift.reporting.table import tables
 from fedshift.reporting.table import text as plain_text
 from fedshift.reporting.units import printable
+from fedshift.runs.events import Progress
 from fedshift.runs.folder import RunFolder, Times
-from fedshift.runs.progress import Progress
-from fedshift.runs.records import Record
 from fedshift.runs.run import Run
-from fedshift.runs.schema import Identity
+from fedshift.runs.schema import Identity, Record
 from fedshift.study.api import Comparison, compare
 
 NOW = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)

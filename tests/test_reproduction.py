@@ -19,9 +19,9 @@ from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import Experiment
 from fedshift.reporting.results import MeanStd
 from fedshift.runs import runner
+from fedshift.runs.events import Progress
 from fedshift.runs.folder import RunFolder, find
 from fedshift.runs.lock import LOCK
-from fedshift.runs.progress import Progress
 from fedshift.study import study_plan as planning
 from fedshift.study.execute import DIVERGED, Count, Findings, Number
 from fedshift.study.figures import draw_panel
@@ -245,9 +245,9 @@ class Heard(Progress):
     def __init__(self) -> None:
         self.begun: list[str] = []
 
-    def begin(self, outlook):
-        self.begun.append(outlook.name)
-        return super().begin(outlook)
+    def handle(self, run, event):
+        if event.kind == "begin":
+            self.begun.append(run)
 
 
 def test_a_table_is_carried_out_once_and_stands_beside_the_papers(tmp_path: Path):

@@ -15,8 +15,8 @@ from fedshift.methods import METHODS
 from fedshift.reporting.curves import by_place
 from fedshift.reporting.results import MeanStd, Results
 from fedshift.reporting.table import tables
+from fedshift.runs.events import Progress
 from fedshift.runs.folder import RunFolder
-from fedshift.runs.progress import Progress
 from fedshift.runs.schema import Timed
 from fedshift.runs.selection import by_environment, summary
 from fedshift.study.api import Comparison, compare, load

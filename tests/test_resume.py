@@ -18,9 +18,9 @@ from conftest import CNN_WITH_BN, TINY, AfterRound, Make, interrupt_after, resul
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.runs import runner
+from fedshift.runs.events import Progress
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.grid_file import write_grid
-from fedshift.runs.progress import Progress
 from fedshift.runs.recorder import Recorder
 from fedshift.study.grid import expand, override
 

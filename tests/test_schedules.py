@@ -17,7 +17,7 @@ from fedshift.core.training import Train
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.scaffold import SCAFFOLD
 from fedshift.reporting.results import flat
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.study.grid import expand, override
 from quadratics import OnQuadratics, W, at_rest, on_quadratics
 from refusal import refuses

@@ -21,8 +21,8 @@ from fedshift.deployment.rehearsal import rehearse
 from fedshift.errors import DamagedError, FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.runs import runner
+from fedshift.runs.events import Progress
 from fedshift.runs.folder import RunFolder
-from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.selection import source_validation
 from fedshift.runs.weights import selected_name

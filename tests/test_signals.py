@@ -26,7 +26,7 @@ from fedshift.errors import FedshiftError
 from fedshift.models import MODELS
 from fedshift.models.cct import CCT7
 from fedshift.models.small import CNN, LSTM, CNN1d, DigitsCNN, ResNet10
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.streams import Streams
 from refusal import refuses
 from test_federation_check import site

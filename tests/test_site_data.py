@@ -27,7 +27,7 @@ from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.inspection import inspect
 from fedshift.deployment.rehearsal import rehearse
 from fedshift.deployment.site_model import site_model
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.written import parse_toml
 from test_coordinate import alike
 from test_text_data import a_tokenizer, an_encoder

@@ -28,7 +28,7 @@ from fedshift.models import MODELS
 from fedshift.models.backbones import EfficientNetLite0, MobileNetV2, ResNet18
 from fedshift.models.staged import Staged
 from fedshift.runs import runner
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.simulation import load_data
 from fedshift.spec import setting

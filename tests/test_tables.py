@@ -24,7 +24,7 @@ from fedshift.datasets.sklearn_tables import MEDIAN_PROGRESSION, BreastCancer, D
 from fedshift.datasets.table_file import TableFile
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.runs.simulation import make_federated
 from fedshift.streams import Streams
 from refusal import refuses

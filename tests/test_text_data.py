@@ -21,7 +21,7 @@ from fedshift.clients.checks import check_data
 from fedshift.clients.inputs import Inputs
 from fedshift.datasets.text import TextFile
 from fedshift.runs import runner
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
 from fedshift.streams import Streams
 from reference import SMALL

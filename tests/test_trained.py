@@ -22,7 +22,7 @@ from fedshift.core.tensors import Replies
 from fedshift.datasets.dataset import Dataset
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs import runner
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.simulation import Simulation
 from fedshift.runs.trained import Blueprint

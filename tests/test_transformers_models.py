@@ -33,7 +33,7 @@ from fedshift.engines.banks import Stacked
 from fedshift.experiments import Experiment
 from fedshift.models.transformer import Transformer
 from fedshift.runs import runner
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
 from fedshift.streams import Streams
 from reference import SMALL as SMALL_METHODS

@@ -27,8 +27,8 @@ from fedshift.clients.samples import Samples
 from fedshift.errors import DiskError, DivergedError, FedshiftError, FedshiftWarning
 from fedshift.experiments import Experiment
 from fedshift.runs import simulation as simulating
+from fedshift.runs.events import AnyEvent, Progress
 from fedshift.runs.folder import RunFolder, find
-from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.runner import Asked
 from fedshift.runs.trials import STUDY
 from fedshift.spec import Range
@@ -508,8 +508,8 @@ def kill_at_write(at: int) -> None:
 class Silent(Progress):
     """Of a search that is over: no run begins."""
 
-    def begin(self, outlook: Outlook) -> RunProgress:
-        raise AssertionError(outlook)
+    def handle(self, run: str, event: AnyEvent) -> None:
+        raise AssertionError(event)
 
 
 def test_labels_of_the_test_do_not_matter(whole: Tuning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -28,9 +28,9 @@ from fedshift.engines.workers import Workers, can_fork
 from fedshift.errors import DivergedError, FedshiftError
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs import runner
+from fedshift.runs.events import Progress
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.lockstep import advance
-from fedshift.runs.progress import Progress
 from fedshift.runs.simulation import Simulation
 from refusal import refuses
 from test_methods import assert_same

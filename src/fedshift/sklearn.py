@@ -20,8 +20,8 @@ import torch
 
 from fedshift.datasets.in_memory import in_memory
 from fedshift.errors import FedshiftError, needs
+from fedshift.runs.events import Progress
 from fedshift.runs.predictions import probabilities
-from fedshift.runs.progress import Progress
 from fedshift.runs.run import Picked
 from fedshift.runs.trained import Trained
 from fedshift.study import api

@@ -427,7 +427,7 @@ TABLES = [
 
 
 def script(text: str) -> Sequence[str]:
-    return ["import fedshift, numpy as np\nfrom fedshift.runs.progress import Progress\n" + text]
+    return ["import fedshift, numpy as np\nfrom fedshift.runs.events import Progress\n" + text]
 
 
 PLACES = [

@@ -123,7 +123,7 @@ def print_indices(experiments: Sequence[Experiment], dry_run: bool) -> None:
     """Make and write the index of each run; runs that differ only in how they use it share one."""
     from fedshift.methods.client2vec.heat_maps import check_writable, cosines, write_index
     from fedshift.methods.client2vec.vectors import check_makes_index
-    from fedshift.runs.preparation import describe
+    from fedshift.runs.lockstep import describe
 
     different = {
         repr((e.seed, e.data, e.partition, e.protocol, getattr(e.method, "index", None))): e for e in experiments

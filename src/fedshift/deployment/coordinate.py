@@ -32,11 +32,8 @@ from fedshift.errors import DivergedError, FedshiftError, Problems
 from fedshift.rounds.coordinator import Coordinator, Received, Request, Suspect
 from fedshift.rounds.outliers import Limits
 from fedshift.runs.checkpoint import Execution
-from fedshift.runs.events import EventLog
+from fedshift.runs.events import PlannedStage, Progress, RunEvents
 from fedshift.runs.folder import EVENTS, RunFolder
-from fedshift.runs.listener import Task
-from fedshift.runs.plan import PlannedStage
-from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.recorder import Recorder
 from fedshift.runs.simulation import choose_device
 from fedshift.runs.trained import Blueprint
@@ -86,7 +83,7 @@ class _Run:
         link: Link,
         engine: Engine,
         progress: Progress,
-        display: RunProgress | None = None,
+        display: RunEvents | None = None,
     ) -> None:
         """Go back to the last checkpoint, if there is one; ``display`` is that of the run which goes back."""
         self.agreement, self.setup, self.folder, self.engine = agreement, setup, folder, engine
@@ -168,7 +165,7 @@ class _Run:
         """Carry out the next round, and save what came of it."""
         round, started = self.coordinator.next_round, time.perf_counter()
         self.display.begin_round(round)
-        asking = self.coordinator.round(round, lambda steps: None)
+        asking = self.coordinator.round()
         journal, place = Journal(self.folder.path, self.position), 0
         orders, received = list[Order](), list[Received]()
         with suppress(StopIteration):  # the round is over
@@ -216,7 +213,7 @@ class _Run:
         scored = self.scoring.orders if self.scoring else {}
         sent = self.coordinator.bytes_down, self.coordinator.bytes_up
         exchange = orders[0].exchange if orders else ""
-        self.display.begin_task(Task(round, exchange, len(orders), len(orders), *sent))
+        self.display.begin_task(exchange, len(orders), len(orders), *sent)
         asked = [site for site in self.sites if site in by_site or site in scored]
         replies = self.members.ask({site: self._work(site, by_site.get(site)) for site in asked})
         self._judge(replies, exchange)
@@ -370,15 +367,21 @@ class _Run:
         """Tell of an answer that is as declared, and not merged."""
         self.members.tell(site, "left out", why, **about)
 
-    def _begin_display(self, progress: Progress) -> RunProgress:
+    def _begin_display(self, progress: Progress) -> RunEvents:
         """A round's work is counted in answers here, since only sites know their steps."""
         coordinator = self.coordinator
-        stages = tuple(
-            PlannedStage(stage.name, coordinator.rounds_of(stage), len(stage.exchanges) * coordinator.cohort(stage))
-            for stage in self.setup.stages
+        events = RunEvents(self.folder.path.name, progress, self.folder.path / EVENTS, self.position)
+        events.begin(
+            [
+                PlannedStage(
+                    name=stage.name,
+                    rounds=coordinator.rounds_of(stage),
+                    steps=len(stage.exchanges) * coordinator.cohort(stage),
+                )
+                for stage in self.setup.stages
+            ]
         )
-        outlook = Outlook(self.folder.path.name, len(self.coordinator.schedule), self.position, stages)
-        return EventLog(self.folder.path / EVENTS, outlook, progress.begin(outlook))
+        return events
 
     def _write_times(self) -> None:
         """Write what the rounds since the last line took; scoring is a part of the next rounds."""

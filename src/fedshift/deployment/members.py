@@ -34,8 +34,8 @@ from fedshift.deployment.wire import (
 )
 from fedshift.errors import DamagedError, FedshiftError, UnknownNameError
 from fedshift.manifest import checked, parsed
-from fedshift.runs.progress import RunProgress
-from fedshift.runs.schema import File, SiteEvent, moment
+from fedshift.runs.events import RunEvents
+from fedshift.runs.schema import File
 
 ROSTER = "roster"  # the folder of a coordinator, with a folder for each run
 SECONDS_BETWEEN_LOOKS = 0.5  # at who is connected
@@ -119,7 +119,7 @@ class Members:
         setup: Setup,
         link: Link,
         roster: Roster,
-        display: RunProgress,
+        display: RunEvents,
         samples: dict[int, int],
     ) -> None:
         """Nobody has joined yet.
@@ -244,7 +244,7 @@ class Members:
 
     def tell(self, who: str, what: str, why: str = "", **more: Any) -> None:
         """Tell of something that happened."""
-        self._display.site(SiteEvent(when=moment(time.time()), who=who, what=what, why=why, **more))
+        self._display.site(who, what, why=why, **more)
 
     def _tell_of(self, site: str, request: Request, came: Came, **more: Any) -> None:
         """Show what came of a request; where work is counted, an answer is a step."""

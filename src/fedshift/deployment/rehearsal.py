@@ -17,8 +17,8 @@ from fedshift.deployment.folders import COORDINATOR, SITES
 from fedshift.deployment.site_data import site_data, site_federation
 from fedshift.engines.choice import asked_for
 from fedshift.errors import FedshiftError
+from fedshift.runs.events import Progress
 from fedshift.runs.folder import RunFolder
-from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.simulation import Simulation
 from fedshift.runs.together import carry_out

@@ -13,7 +13,7 @@ from fedshift.deployment.members import Came
 from fedshift.deployment.wire import NOBODY, UNSCORED, Done
 from fedshift.rounds.coordinator import Coordinator
 from fedshift.rounds.evaluation import metrics_of
-from fedshift.runs.records import Record
+from fedshift.runs.schema import Record
 
 
 @dataclass(frozen=True)

@@ -58,14 +58,14 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class ServerJob:
-    """The server's work in an exchange, after the replies and before the merge; ``tell`` hears of steps."""
+    """The server's work in an exchange, after the replies and before the merge; ``tell`` takes steps that are done."""
 
     setup: Setup
     exchange: Exchange
     round: Round
     state: ServerState
     replies: Replies
-    tell: Callable[[int], None]
+    tell: Callable[[int], None] = lambda steps: None
 
 
 @dataclass(frozen=True)

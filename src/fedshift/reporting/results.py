@@ -15,9 +15,8 @@ from fedshift.errors import FedshiftError
 from fedshift.experiments import NAMED, OF_ONE_RUN, PLAIN
 from fedshift.runs.folder import RunFolder, find
 from fedshift.runs.grid_file import grid_files, read_grid
-from fedshift.runs.patience import endings
 from fedshift.runs.run import Run
-from fedshift.runs.selection import RULES, by_environment, mean_score, selects, value_of
+from fedshift.runs.selection import RULES, by_environment, endings, mean_score, selects, value_of
 from fedshift.runs.trials import check_no_study
 
 NOT_A_ROW = frozenset({"name", "plugins", *(".".join(names) for names in OF_ONE_RUN)})

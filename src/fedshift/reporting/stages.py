@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedshift.runs.records import Record
+from fedshift.runs.schema import Record
 
 
 def unscored_before(records: Sequence[Record]) -> int:

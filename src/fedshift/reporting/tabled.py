@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from fedshift.errors import needs
 from fedshift.reporting.table import Table, markdown, text
-from fedshift.runs.records import Record
+from fedshift.runs.schema import Record
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -126,15 +126,15 @@ class Coordinator:
 
     # A round ------------------------------------------------------------------------------------
 
-    def round(self, round: Round, tell: Callable[[int], None]) -> Asking:
-        """Carry out one round: select a cohort, then make every exchange with it.
+    def round(self) -> Asking:
+        """Carry out the next round: select a cohort, then make every exchange with it.
 
         A client that does not answer is not asked again in this round. Where too few answer, an exchange merges
         nothing and ends the round; an error among the answers is then the round's.
 
-        Yields what its host must do, orders to be carried out or a server's job, and is sent what came of it; ``tell``
-        hears of the server's steps.
+        Yields what its host must do, orders to be carried out or a server's job, and is sent what came of it.
         """
+        round = self.next_round
         self.state = replace(self.state, round=round.number)
         gone = set[int]()
         self.terms = {}
@@ -147,7 +147,7 @@ class Coordinator:
             answers = self._collect(exchange, round, orders, received)
             merged: ServerState | None = None
             if enough(self.setup, len(orders), len(answers)):
-                merge = partial(self._merged, exchange, round, cohort, tell)
+                merge = partial(self._merged, exchange, round, cohort)
                 if self.limits is None:
                     merged = yield from merge(answers)
                 else:
@@ -164,7 +164,6 @@ class Coordinator:
         exchange: Exchange,
         round: Round,
         cohort: Sequence[int],
-        tell: Callable[[int], None],
         answers: Mapping[int, Answer],
     ) -> Generator[Request, Any, ServerState]:
         """The state after the server's phases and the merge of answers; a client's counts as often as it was drawn.
@@ -173,7 +172,7 @@ class Coordinator:
             DivergedError: it is not finite.
         """
         replies = Replies((client, answers[client].up) for client in cohort if client in answers)
-        state, terms = yield ServerJob(self.setup, exchange, round, self.state, replies, tell)
+        state, terms = yield ServerJob(self.setup, exchange, round, self.state, replies)
         with self.setup.lend("merge", *round.key, exchange.name):
             merged = replace(exchange.merge(state, replies), measured=Tensors())
         if terms:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -15,11 +16,13 @@ from fedshift.core.tensors import Replies
 from fedshift.engines.calibration import seconds_a_step
 from fedshift.engines.choice import asked_for
 from fedshift.engines.engine import Job, ServerJob
-from fedshift.engines.lane import shorten, steps_of_job
+from fedshift.engines.lane import BatchOrder, shorten, steps_of_job
+from fedshift.engines.lane import steps_of as steps_of_phase
 from fedshift.engines.sequential import Sequential
 from fedshift.errors import DivergedError
 from fedshift.experiments import Experiment
-from fedshift.runs.simulation import Simulation, no_steps
+from fedshift.runs.events import PlannedStage
+from fedshift.runs.simulation import Simulation
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ def _cost(simulation: Simulation, stage: Stage, step: float | None) -> StageCost
     for exchange, orders in simulation.coordinator.first_orders(round):
         jobs = [simulation.site.job(order) for order in orders]
         replies = _replies(simulation, exchange, jobs)
-        server = ServerJob(simulation.setup, exchange, round, simulation.coordinator.state, replies, no_steps)
+        server = ServerJob(simulation.setup, exchange, round, simulation.coordinator.state, replies)
         steps += sum(map(steps_of_job, jobs)) + steps_of_job(server)
         down += sum(order.down.nbytes for order in orders)
         sizes = [Up(reply).nbytes for reply in replies.ups]
@@ -169,3 +172,31 @@ def _memory(device: torch.device) -> int:
 
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def planned_stages(simulation: Simulation) -> list[PlannedStage]:
+    """The stages of a run, each with the mean number of steps of a round over all cohorts it may have."""
+    sizes = Counter(len(client.train) for client in simulation.federated.clients)
+    return [
+        PlannedStage(
+            name=stage.name,
+            rounds=simulation.coordinator.rounds_of(stage),
+            steps=_steps_of_round(simulation, stage, sizes),
+        )
+        for stage in simulation.setup.stages
+    ]
+
+
+def _steps_of_round(simulation: Simulation, stage: Stage, sizes: Mapping[int, int]) -> float:
+    setup, part = simulation.setup, simulation.coordinator.cohort(stage) / sum(sizes.values())
+    steps = 0.0
+    for exchange in stage.exchanges:
+        for phase in exchange.phases:
+            if isinstance(phase, Phase):
+                for size, count in sizes.items():
+                    order = BatchOrder(setup.streams, 0, size, phase.batch or setup.train.batch)
+                    steps += part * count * steps_of_phase(phase, setup.train, order.per_epoch)
+        for phase in exchange.server:
+            if isinstance(phase, Phase) and (phase.samples is None or phase.steps is not None):
+                steps += steps_of_phase(phase, setup.train, 1)
+    return steps

@@ -1,205 +1,223 @@
-"""Events of a run, and events.jsonl, which has one a line, so that `fedshift watch` can show the run.
+"""Events of a run: the one way in which displays and logs learn what happens.
 
-The file is no result: a run does not need it, and one that cannot write it goes on without.
+events.jsonl has one a line, so that `fedshift watch` can show the run. The file is no result: a run does not need it,
+and one that cannot write it goes on without.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, FiniteFloat, RootModel
 
 from fedshift import files
 from fedshift.core.contract import Round
 from fedshift.core.metrics import ACCURACY
 from fedshift.errors import DiskError
 from fedshift.manifest import checked, parsed
-from fedshift.runs.listener import Task
-from fedshift.runs.progress import Outlook, RunListeners, RunProgress
-from fedshift.runs.records import Record
-from fedshift.runs.schema import (
-    AnyEvent,
-    BeginEvent,
-    EndEvent,
-    EvaluatedEvent,
-    FailedEvent,
-    NoteEvent,
-    PlannedEvent,
-    ProgressEvent,
-    ScoresEvent,
-    SiteEvent,
-    TaskEvent,
-    Told,
-    moment,
-)
+from fedshift.runs.schema import Few, File, Record, Share, Size
 from fedshift.runs.selection import over_clients
 
 SECONDS_BETWEEN_EVENTS = 0.5  # of progress, on average
 BURST = 4 * SECONDS_BETWEEN_EVENTS  # after a quiet time several events may follow each other at once
 
 
-class Events(RunProgress):
-    """Turns what happens in a run into events, and emits each.
+def moment(seconds: float) -> str:
+    """A time, in seconds since 1970, as 2026-11-22T06:52:43.120000Z."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
-    Rounds, tasks, steps and answers are counted; an event of progress has the counts. Steps and answers leave room
-    for the beginning of a task, which may be the last event for long.
+
+def seconds_of(when: str) -> float:
+    """The seconds since 1970 of what :func:`moment` wrote.
+
+    Raises:
+        ValueError: it is no time with a time zone.
+    """
+    time = datetime.fromisoformat(when)
+    if time.tzinfo is None:
+        raise ValueError("it is no time in UTC")
+    return time.timestamp()
+
+
+def _a_moment(when: str) -> str:
+    seconds_of(when)
+    return when
+
+
+class Event(File):
+    """A line of events.jsonl.
+
+    Attributes:
+        when: the time in UTC.
+        kind: what is told.
+        who: whom it is about: the run, or a member of a federation.
     """
 
-    def __init__(
-        self, outlook: Outlook, emit: Callable[[AnyEvent], None], get_time: Callable[[], float] = time.time
-    ) -> None:
-        """Emit that a run begins or goes on.
+    when: Annotated[str, AfterValidator(_a_moment)]
+    kind: str
+    who: str
 
-        Args:
-            outlook: what the run will do.
-            emit: takes each event.
-            get_time: the seconds since 1970.
-        """
-        self._name, self._emit, self._get_time = outlook.name, emit, get_time
-        self._pending, self._full_again = False, 0.0
-        self._position, self._steps, self._bytes = outlook.done, 0, (0, 0)
-        self._round: Round | None = None
-        self._under_way, self._of_round = False, 0
-        self._task: Task | None = None
-        self._of_task, self._answers = 0, 0
-        stages = [PlannedEvent(name=each.name, rounds=each.rounds, steps=each.steps) for each in outlook.stages]
-        now = self._now()
-        emit(BeginEvent(when=now, who=self._name, rounds=outlook.rounds, done=outlook.done, stages=stages))
-
-    def begin_round(self, round: Round) -> None:
-        """Count a round that begins."""
-        if self._round is None or self._round.stage.name != round.stage.name:
-            self._full_again = 0.0
-        self._round, self._under_way, self._of_round, self._task = round, True, 0, None
-        self._progress()
-
-    def begin_task(self, task: Task) -> None:
-        """Count a task that begins."""
-        self._task, self._bytes = task, (task.bytes_down, task.bytes_up)
-        self._of_task, self._answers = 0, 0
-        self._progress()
-
-    def steps(self, count: int) -> None:
-        """Count steps."""
-        self._steps += count
-        self._of_round += count
-        self._of_task += count
-        self._progress(BURST)
-
-    def answered(self) -> None:
-        """Count an answer."""
-        self._answers += 1
-        self._progress(BURST)
-
-    def round(self, position: int, bytes_down: int, bytes_up: int) -> None:
-        """Count a round that is done."""
-        self._position, self._bytes = position, (bytes_down, bytes_up)
-        self._under_way, self._of_round, self._task = False, 0, None
-        self._progress()
-
-    def evaluated(self, record: Record) -> None:
-        """Emit the mean scores."""
-        self._flush()
-        scores = [ScoresEvent(**row) for row in over_clients(record)]
-        event = EvaluatedEvent(
-            when=self._now(),
-            who=self._name,
-            position=self._position,
-            select=record.get("select", ACCURACY),
-            environments=scores,
-            ended=record.get("ended") or "",
-        )
-        self._emit(event)
-
-    def note(self, text: str) -> None:
-        """Emit a note."""
-        self._flush()
-        self._emit(NoteEvent(when=self._now(), who=self._name, text=text))
-
-    def site(self, event: SiteEvent) -> None:
-        """Emit what a site did."""
-        self._flush()
-        self._emit(event)
-
-    def end(self) -> None:
-        """Emit that the run is finished."""
-        self._flush()
-        self._emit(EndEvent(when=self._now(), who=self._name))
-
-    def failed(self, reason: str) -> None:
-        """Emit that the run stops with an error."""
-        self._flush()
-        self._emit(FailedEvent(when=self._now(), who=self._name, why=reason))
-
-    def _now(self) -> str:
-        return moment(self._get_time())
-
-    def _progress(self, needed: float = SECONDS_BETWEEN_EVENTS) -> None:
-        """Emit an event of progress, unless there were too many in the last seconds."""
-        self._pending = True
-        now = self._get_time()
-        room = now - self._full_again
-        if 0.0 <= room < needed:
-            return
-        # Room is negative where the clock was put back.
-        self._full_again = now if room < 0.0 else now - min(room, BURST) + SECONDS_BETWEEN_EVENTS
-        self._flush()
-
-    def _flush(self) -> None:
-        """Emit progress that was not emitted yet."""
-        if not self._pending:
-            return
-        self._pending = False
-        round, task = self._round, self._task
-        counts = None
-        if task is not None:
-            counts = TaskEvent(
-                exchange=task.exchange,
-                clients=task.clients,
-                steps=task.steps,
-                done=self._of_task,
-                answered=self._answers,
-            )
-        event = ProgressEvent(
-            when=self._now(),
-            who=self._name,
-            position=self._position,
-            steps=self._steps,
-            bytes_down=self._bytes[0],
-            bytes_up=self._bytes[1],
-            stage=round.stage.name if round else "",
-            round=round.number if round else 0,
-            under_way=self._under_way,
-            of_round=self._of_round,
-            task=counts,
-        )
-        self._emit(event)
+    @property
+    def seconds_since_1970(self) -> float:
+        """When it was."""
+        return seconds_of(self.when)
 
 
-class EventLog(RunListeners):
-    """Writes a run's events to a file, and forwards all that happens to the run's display."""
+class PlannedStage(File):
+    """A stage of a run that begins.
 
-    def __init__(
-        self, path: Path, outlook: Outlook, display: RunProgress, get_time: Callable[[], float] = time.time
-    ) -> None:
-        """Write that a run begins or goes on; events are added to the file at ``path``."""
-        self._path, self._warned = path, False
-        super().__init__(display, Events(outlook, self._write, get_time))
+    Attributes:
+        name: the stage's name.
+        rounds: how many rounds it has.
+        steps: about how many steps a round has, all clients of a cohort and the server together. Steps of a server on
+            samples that are made of the replies are not known beforehand and not in it.
+    """
 
-    def _write(self, event: AnyEvent) -> None:
-        try:
-            files.append_soon(self._path, json.dumps(event.model_dump()))
-        except DiskError as error:
-            if not self._warned:
-                logging.getLogger(__name__).warning("The run goes on, but cannot be watched: %s", error)
-            self._warned = True
+    name: str
+    rounds: Few
+    steps: FiniteFloat
 
 
-def record_of(event: EvaluatedEvent) -> Record:
-    """The part of a record that a display shows."""
-    return {"environments": [each.model_dump() for each in event.environments], "select": event.select}
+class BeginEvent(Event):
+    """A run begins or goes on.
+
+    Attributes:
+        done: rounds that a checkpoint already has.
+        stages: all of the run.
+    """
+
+    kind: Literal["begin"] = "begin"
+    done: Few
+    stages: Annotated[list[PlannedStage], Field(min_length=1)]
+
+    @property
+    def rounds(self) -> int:
+        """All rounds."""
+        return sum(stage.rounds for stage in self.stages)
+
+
+class TaskEvent(File):
+    """What a round asks for now.
+
+    Attributes:
+        exchange: the exchange's name.
+        clients: how many clients work; 0: the server does.
+        steps: how many steps all of them take.
+        done: how many of these were taken.
+        answered: how many clients have answered.
+    """
+
+    exchange: str
+    clients: Few
+    steps: Size
+    done: int
+    answered: Few
+
+
+class ProgressEvent(Event):
+    """How far a run is.
+
+    Attributes:
+        position: rounds done, those before it went on as well.
+        steps: steps taken since it began or went on.
+        bytes_down: sent to clients since the run's start.
+        bytes_up: sent by clients since the run's start.
+        stage: the stage of the newest round.
+        round: the newest round, within its stage.
+        under_way: whether that round is not done yet.
+        of_round: steps taken in it so far.
+        task: what it asks for now.
+    """
+
+    kind: Literal["progress"] = "progress"
+    position: Few
+    steps: int = 0
+    bytes_down: Size = 0
+    bytes_up: Size = 0
+    stage: str = ""
+    round: Few = 0
+    under_way: bool = False
+    of_round: int = 0
+    task: TaskEvent | None = None
+
+
+class ScoresEvent(File):
+    """The mean scores over clients on an environment."""
+
+    environment: str
+    role: Literal["validation", "test"]
+    model: Literal["global", "own", "unseen"]
+    accuracy: Share
+    loss: float
+    metrics: dict[str, Share | None] = Field(default_factory=dict)
+
+
+class EvaluatedEvent(Event):
+    """The models were scored after ``position`` rounds; ``select`` is the metric that selects."""
+
+    kind: Literal["evaluated"] = "evaluated"
+    position: Few
+    select: str = ACCURACY
+    environments: list[ScoresEvent]
+    ended: str = ""  # where the stage ended early, and why
+
+
+class NoteEvent(Event):
+    """Something a user should see."""
+
+    kind: Literal["note"] = "note"
+    text: str
+
+
+class EndEvent(Event):
+    """The run is finished."""
+
+    kind: Literal["end"] = "end"
+
+
+class FailedEvent(Event):
+    """The run is given up."""
+
+    kind: Literal["failed"] = "failed"
+    why: str
+
+
+class SiteEvent(Event):
+    """What a member of a federation did, or what happened to it.
+
+    Attributes:
+        who: a site's name, or ``coordinator``.
+        what: "joined", "answered", "late", "failed", "refused", "offline", "back", ... in one word or a few.
+        why: the reason, if there is one.
+        stage: of the round that it was in, if it was in one.
+        round: that round, within its stage.
+        exchange: the exchange in that round.
+        seconds: how long it took.
+        bytes_down: what was sent to the site.
+        bytes_up: what the site sent.
+    """
+
+    kind: Literal["site"] = "site"
+    what: str
+    why: str = ""
+    stage: str = ""
+    round: Few = 0
+    exchange: str = ""
+    seconds: FiniteFloat | None = None
+    bytes_down: Size | None = None
+    bytes_up: Size | None = None
+
+
+AnyEvent = BeginEvent | ProgressEvent | EvaluatedEvent | NoteEvent | EndEvent | FailedEvent | SiteEvent
+
+
+class _Line(RootModel[Annotated[AnyEvent, Field(discriminator="kind")]]):
+    """A line of events.jsonl, of any kind."""
 
 
 def read_event(line: bytes) -> AnyEvent:
@@ -208,4 +226,161 @@ def read_event(line: bytes) -> AnyEvent:
     Raises:
         ValueError: the line is none.
     """
-    return checked(parsed(line), Told).root
+    return checked(parsed(line), _Line).root
+
+
+class Progress:
+    """Callbacks for any number of runs, several at once if need be; this one does nothing."""
+
+    def embedded(self, network: str, done: int, total: int) -> None:
+        """A frozen network has embedded ``done`` of ``total`` images, before a run starts."""
+
+    def inspected(self, what: str, done: int, total: int) -> None:
+        """Of a look at data, ``done`` of ``total`` steps or samples are done."""
+
+    def note(self, text: str) -> None:
+        """A message to the user: which engine was chosen and why, say, or that clients could not be stacked."""
+
+    def handle(self, run: str, event: AnyEvent) -> None:
+        """An event of a run, by its name; events of progress come twice a second at most, all others at once."""
+
+    def after_round(self, run: str, position: int) -> None:
+        """So many rounds of a run are done; called after every round."""
+
+    def reused(self, name: str) -> None:
+        """A run was finished before and is not repeated."""
+
+
+class RunEvents:
+    """Turns what happens in one run into events, for a display and for a file.
+
+    Rounds, tasks, steps and answers are counted; an event of progress has the counts. Steps and answers leave room
+    for the beginning of a task, which may be the last event for long.
+    """
+
+    def __init__(
+        self,
+        name: str = "",
+        progress: Progress | None = None,
+        path: Path | None = None,
+        done: int = 0,
+        get_time: Callable[[], float] = time.time,
+    ) -> None:
+        """Prepare; nothing is emitted before the first call.
+
+        Args:
+            name: the run's name.
+            progress: takes each event; None: nobody does.
+            path: the file to which events are added; None: none is.
+            done: how many rounds are done.
+            get_time: the seconds since 1970.
+        """
+        self._name, self._progress, self._path, self._get_time = name, progress or Progress(), path, get_time
+        self._pending, self._full_again, self._warned = False, 0.0, False
+        self._now: dict[str, Any] = {"position": done, "steps": 0, "stage": ""}
+        self._task: dict[str, Any] | None = None
+
+    def begin(self, stages: Sequence[PlannedStage]) -> None:
+        """The run begins or goes on."""
+        self._emit(BeginEvent, done=self._now["position"], stages=list(stages))
+
+    def begin_round(self, round: Round) -> None:
+        """A round begins; what its stage needs of samples is made now."""
+        if self._now["stage"] != round.stage.name:
+            self._full_again = 0.0
+        self._now |= {"stage": round.stage.name, "round": round.number, "under_way": True, "of_round": 0}
+        self._task = None
+        self._count()
+
+    def begin_task(self, exchange: str, clients: int, steps: int, bytes_down: int, bytes_up: int) -> None:
+        """Clients, or the server, begin to work.
+
+        Args:
+            exchange: the exchange's name.
+            clients: how many clients work; 0: the server does.
+            steps: how many steps all of them take; 0 where they only measure or answer.
+            bytes_down: what was sent to clients since the run's start, these included.
+            bytes_up: what clients have sent since the run's start.
+        """
+        self._task = {"exchange": exchange, "clients": clients, "steps": steps, "done": 0, "answered": 0}
+        self._now |= {"bytes_down": bytes_down, "bytes_up": bytes_up}
+        self._count()
+
+    def steps(self, count: int) -> None:
+        """So many steps were taken; fewer than none where work is begun again."""
+        self._now["steps"] += count
+        self._now["of_round"] = self._now.get("of_round", 0) + count
+        if self._task:
+            self._task["done"] += count
+        self._count(BURST)
+
+    def answered(self) -> None:
+        """One of the clients of the task has answered."""
+        if self._task:
+            self._task["answered"] += 1
+        self._count(BURST)
+
+    def round(self, position: int, bytes_down: int, bytes_up: int) -> None:
+        """A round is done; bytes are totals since the start."""
+        self._now |= {"position": position, "bytes_down": bytes_down, "bytes_up": bytes_up}
+        self._now |= {"under_way": False, "of_round": 0}
+        self._task = None
+        self._count()
+        self._progress.after_round(self._name, position)
+
+    def evaluated(self, record: Record) -> None:
+        """The models were scored; a record with ``ended`` says that its stage has no more rounds."""
+        self._emit(
+            EvaluatedEvent,
+            position=self._now["position"],
+            select=record.get("select", ACCURACY),
+            environments=[ScoresEvent(**row) for row in over_clients(record)],
+            ended=record.get("ended") or "",
+        )
+
+    def note(self, text: str) -> None:
+        """A message to the user about this run."""
+        self._emit(NoteEvent, text=text)
+
+    def site(self, who: str, what: str, **more: Any) -> None:
+        """A member of a federation did something, or something happened to it; see :class:`SiteEvent`."""
+        self._emit(SiteEvent, who=who, what=what, **more)
+
+    def end(self) -> None:
+        """The run is finished."""
+        self._emit(EndEvent)
+
+    def failed(self, reason: str) -> None:
+        """The run stops with an error, whose message is the reason."""
+        self._emit(FailedEvent, why=reason)
+
+    def _count(self, needed: float = SECONDS_BETWEEN_EVENTS) -> None:
+        """Emit an event of progress, unless there were too many in the last seconds."""
+        self._pending = True
+        now = self._get_time()
+        room = now - self._full_again
+        if 0.0 <= room < needed:
+            return
+        # Room is negative where the clock was put back.
+        self._full_again = now if room < 0.0 else now - min(room, BURST) + SECONDS_BETWEEN_EVENTS
+        self._emit()
+
+    def _emit(self, kind: Callable[..., AnyEvent] | None = None, **about: Any) -> None:
+        """Emit progress that was not emitted yet, and then an event of a kind, if one is given."""
+        common: dict[str, Any] = {"when": moment(self._get_time()), "who": self._name}
+        events: list[AnyEvent] = []
+        if self._pending:
+            task = TaskEvent(**self._task) if self._task else None
+            events.append(ProgressEvent(**common, **self._now, task=task))
+        self._pending = False
+        if kind:
+            events.append(kind(**common | about))
+        for event in events:
+            self._progress.handle(self._name, event)
+            try:
+                if self._path:
+                    files.append_soon(self._path, event.model_dump_json())
+            except DiskError as error:
+                if not self._warned:
+                    logging.getLogger(__name__).warning("The run goes on, but cannot be watched: %s", error)
+                self._warned = True

@@ -31,8 +31,17 @@ from fedshift.manifest import (
 )
 from fedshift.runs.checkpoint import Checkpoint, read_checkpoint, saved_positions
 from fedshift.runs.lock import LOCK, locked
-from fedshift.runs.records import Record, read_records, whole_records
-from fedshift.runs.schema import DataFacts, Identity, Machine, MessageTable, Summary, Timed
+from fedshift.runs.schema import (
+    DataFacts,
+    Identity,
+    Machine,
+    MessageTable,
+    Record,
+    Summary,
+    Timed,
+    read_records,
+    whole_records,
+)
 from fedshift.runs.trials import STUDY, carried_on_by, study_of
 from fedshift.runs.trust import check_code, check_digests, check_plugins, remember_plugins
 from fedshift.written import LARGEST_TOML

@@ -2,125 +2,170 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
+from typing import Any
 
+from fedshift.core.contract import Stage
+from fedshift.core.messages import Order
+from fedshift.engines.choice import open_engine
 from fedshift.engines.engine import Engine, Job, Outcome, ServerJob
 from fedshift.engines.lane import steps_of_job
-from fedshift.runs.listener import Listener, Task
-from fedshift.runs.simulation import Done, Simulation, Work
+from fedshift.experiments import Experiment
+from fedshift.runs.dry_run import planned_stages
+from fedshift.runs.events import Progress, RunEvents
+from fedshift.runs.simulation import Simulation
 
 
-@dataclass
 class _Round:
-    """A run within its round: what it asks for now, if it is not through."""
+    """A run within its round: what its coordinator asks for now, and what went wrong."""
 
-    simulation: Simulation
-    listener: Listener
-    asking: Generator[Work, Done, None]
-    request: Work | None = None
-    error: Exception | None = None
+    def __init__(self, simulation: Simulation, events: RunEvents) -> None:
+        coordinator = simulation.coordinator
+        events.begin_round(coordinator.next_round)
+        simulation.site.store.begin(coordinator.position + 1)
+        self.simulation, self.events = simulation, events
+        self.orders: list[Order] = []
+        self.jobs: list[Job] = []
+        self.server: ServerJob | None = None
+        self.error: Exception | None = None
+        self._asking = coordinator.round()
+        self.go_on(None)
 
-    def go_on(self, answer: Done | None) -> None:
-        """Hand it the answer to its request and hear the next one."""
-        self._resume(lambda: next(self.asking) if answer is None else self.asking.send(answer))
-
-    def fail(self, error: Exception) -> None:
-        """Tell it what went wrong with its request."""
-        self._resume(lambda: self.asking.throw(error))
-
-    def tell_of(self, jobs: Sequence[Job | ServerJob]) -> None:
-        """Say that these jobs, of its request, are begun."""
-        first, coordinator = jobs[0], self.simulation.coordinator
-        clients = 0 if isinstance(first, ServerJob) else len(jobs)
-        steps = sum(map(steps_of_job, jobs))
-        sent = coordinator.bytes_down, coordinator.bytes_up
-        self.listener.begin_task(Task(first.round, first.exchange.name, clients, steps, *sent))
-
-    def _resume(self, step: Callable[[], Work]) -> None:
-        self.request = None
+    def go_on(self, came: Any) -> None:
+        """Hand the coordinator what came of its request, outcomes or a server's, and take the next request."""
+        orders, jobs = self.orders, self.jobs
+        self.orders, self.jobs, self.server = [], [], None
         try:
-            self.request = step()
+            if jobs:
+                came = self.simulation.received(orders, jobs, came)
+            request = self._asking.throw(came) if isinstance(came, Exception) else self._asking.send(came)
+            while not isinstance(request, ServerJob):
+                self.orders, self.jobs = request, self.simulation.jobs(request)
+                if self.jobs:
+                    return
+                request = self._asking.send(self.simulation.received(request, [], []))
+            self.server = replace(request, tell=self.events.steps)
         except StopIteration:
             pass
         except Exception as error:  # one run's failure is not the others'
             self.error = error
 
+    def begin_task(self, jobs: Sequence[Job | ServerJob]) -> None:
+        sent = self.simulation.coordinator.bytes_down, self.simulation.coordinator.bytes_up
+        self.events.begin_task(jobs[0].exchange.name, len(self.jobs), sum(map(steps_of_job, jobs)), *sent)
+
 
 class _Steps:
-    """Tells of a client's steps while it works, as far as its engine does, and of the rest when it has answered."""
+    """Counts a client's steps while it works, as far as its engine says, and the rest when it has answered."""
 
-    def __init__(self, listener: Listener) -> None:
-        self._listener, self._told = listener, 0
+    def __init__(self, events: RunEvents) -> None:
+        self._events, self._counted = events, 0
 
     def __call__(self, count: int) -> None:
-        self._told += count
-        self._listener.steps(count)
+        self._counted += count
+        self._events.steps(count)
 
     def answered(self, answer: Outcome | Exception) -> None:
         if isinstance(answer, Outcome):
-            self._listener.steps(answer.steps - self._told)
-        self._listener.answered()
+            self._events.steps(answer.steps - self._counted)
+        self._events.answered()
 
 
 def advance(
-    simulations: Sequence[Simulation], engine: Engine, listeners: Mapping[Simulation, Listener] | None = None
+    simulations: Sequence[Simulation], engine: Engine, events: Mapping[Simulation, RunEvents] | None = None
 ) -> dict[Simulation, Exception]:
     """Carry every run forward by its next round.
 
     Args:
         simulations: runs that are not at their end.
         engine: does the work of all of them together.
-        listeners: who hears of what each run does.
+        events: takes what each run does.
 
     Returns:
         What went wrong, by run; such a run has not moved on, and its state is to be thrown away.
     """
-    rounds = {}
-    for simulation in simulations:
-        listener, coming = (listeners or {}).get(simulation, Listener()), simulation.coordinator.next_round
-        listener.begin_round(coming)
-        rounds[simulation] = _Round(simulation, listener, simulation.round(coming, listener.steps))
-        rounds[simulation].go_on(None)
-    while open_rounds := [under_way for under_way in rounds.values() if under_way.request is not None]:
-        _train(open_rounds, engine)
-        _serve(open_rounds, engine)
-    return {simulation: under_way.error for simulation, under_way in rounds.items() if under_way.error is not None}
+    rounds = [_Round(simulation, (events or {}).get(simulation, RunEvents())) for simulation in simulations]
+    while under_way := [each for each in rounds if each.jobs or each.server]:
+        _train([each for each in under_way if each.jobs], engine)
+        for each in under_way:
+            if each.server:
+                _serve(each, each.server, engine)
+    return {each.simulation: each.error for each in rounds if each.error is not None}
 
 
 def _train(rounds: Sequence[_Round], engine: Engine) -> None:
     """Let all clients of all runs that ask for it work, and answer each run."""
-    asked: list[tuple[_Round, list[Job]]] = [
-        (under_way, under_way.request) for under_way in rounds if isinstance(under_way.request, list)
-    ]
-    tells = [[_Steps(under_way.listener) for _ in jobs] for under_way, jobs in asked]
-    for under_way, jobs in asked:
-        under_way.tell_of(jobs)
-    answers = engine.train(
-        [
-            replace(job, tell=tell)
-            for (_, jobs), of_run in zip(asked, tells, strict=True)
-            for job, tell in zip(jobs, of_run, strict=True)
-        ]
-    )
-    for (under_way, _), of_run in zip(asked, tells, strict=True):
+    steps = [[_Steps(each.events) for _ in each.jobs] for each in rounds]
+    jobs: list[Job] = []
+    for each, of_run in zip(rounds, steps, strict=True):
+        each.begin_task(each.jobs)
+        jobs += [replace(job, tell=tell) for job, tell in zip(each.jobs, of_run, strict=True)]
+    answers = engine.train(jobs)
+    for each, of_run in zip(rounds, steps, strict=True):
         outcomes: list[Outcome | Exception] = []
         for tell in of_run:
             outcomes.append(next(answers))
             tell.answered(outcomes[-1])
-        under_way.go_on(outcomes)
+        each.go_on(outcomes)
 
 
-def _serve(rounds: Sequence[_Round], engine: Engine) -> None:
-    """Let the servers of the runs that ask for it work, one after the other."""
-    for under_way in rounds:
-        if under_way.request is None or isinstance(under_way.request, list):
-            continue
-        try:
-            if under_way.request.exchange.server:
-                under_way.tell_of([under_way.request])
-            answer = engine.serve(under_way.request)
-        except Exception as error:  # it is this run's
-            under_way.fail(error)
-        else:
-            under_way.go_on(answer)
+def _serve(round: _Round, job: ServerJob, engine: Engine) -> None:
+    """Let the server of a run work."""
+    if job.exchange.server:
+        round.begin_task([job])
+    try:
+        came: Any = engine.serve(job)
+    except Exception as error:  # it is this run's
+        came = error
+    round.go_on(came)
+
+
+# Stages before training -----------------------------------------------------------------------------
+
+
+def prepare(experiment: Experiment, label: str, progress: Progress) -> Simulation:
+    """Carry out, in memory, the stages at a run's beginning after which no model is scored.
+
+    Args:
+        experiment: the run.
+        label: what the display calls it.
+        progress: takes what happens.
+
+    Raises:
+        FedshiftError: the experiment cannot be run.
+    """
+    simulation = Simulation(experiment, progress.embedded)
+    coordinator, stages = simulation.coordinator, planned_stages(simulation)[: len(_unscored(simulation))]
+    events = RunEvents(f"{label}-seed{experiment.seed}", progress)
+    events.begin(stages)
+    with open_engine(simulation.choice(progress.note), progress.note) as engine:
+        while coordinator.position < sum(stage.rounds for stage in stages):
+            for error in advance([simulation], engine, {simulation: events}).values():
+                raise error
+            events.round(coordinator.position, coordinator.bytes_down, coordinator.bytes_up)
+    events.end()
+    return simulation
+
+
+def describe(experiment: Experiment) -> str:
+    """What :func:`prepare` would do, without doing it.
+
+    Raises:
+        FedshiftError: the experiment cannot be run.
+    """
+    simulation = Simulation(experiment)
+    clients = simulation.federated.clients
+    lines = [
+        f"Seed {experiment.seed}: {len(clients)} clients of {len({client.domain for client in clients})} domains, "
+        f"{sum(len(client.train) for client in clients)} samples"
+    ]
+    for stage in _unscored(simulation):
+        rounds = "1 round" if stage.rounds == 1 else f"{stage.rounds} rounds"
+        lines.append(f"  stage '{stage.name}': {rounds} with {simulation.coordinator.cohort(stage)} clients")
+    return "\n".join([*lines, "Nothing was written."])
+
+
+def _unscored(simulation: Simulation) -> list[Stage]:
+    return list(takewhile(lambda stage: not stage.scored, simulation.setup.stages))

@@ -37,10 +37,8 @@ from fedshift.runs.folder import (
     RunFolder,
 )
 from fedshift.runs.machine import environment
-from fedshift.runs.patience import end_early, endings
-from fedshift.runs.records import Record, read_records
-from fedshift.runs.schema import Timed
-from fedshift.runs.selection import summary
+from fedshift.runs.schema import Record, Timed, read_records
+from fedshift.runs.selection import end_early, endings, summary
 from fedshift.runs.weights import Selection, Weights, final_weights, read_weights
 
 # What belongs to a checkpoint, or was left by a kill in a write; manifests first, so that none lacks what it names.

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.runs.folder import WEIGHTS, RunFolder
-from fedshift.runs.records import Record
-from fedshift.runs.selection import summary
-from fedshift.runs.terms import shares
+from fedshift.runs.schema import Record
+from fedshift.runs.selection import shares, summary
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,7 +84,7 @@ class Run:
 
     @property
     def shares(self) -> dict[int, dict[str, float]]:
-        """By rounds done, each loss term's share of what clients minimised; see :func:`fedshift.runs.terms.shares`."""
+        """By rounds done, each loss term's share of what clients minimised, see :func:`.selection.shares`."""
         return {record["position"]: shares(record) for record in self.records}
 
     @cached_property

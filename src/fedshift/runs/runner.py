@@ -20,9 +20,9 @@ from fedshift.engines.workers import can_fork
 from fedshift.errors import DamagedError, DiskError, DivergedError, FedshiftError, LockedError, StoppedError
 from fedshift.experiments import Experiment
 from fedshift.runs.checkpoint import Execution, common_position, saved_positions
+from fedshift.runs.events import Progress
 from fedshift.runs.folder import RunFolder, find
 from fedshift.runs.grid_file import experiment_of, grid_files, read_grid, write_grid
-from fedshift.runs.progress import Progress
 from fedshift.runs.simulation import Simulation, refused_by_method
 from fedshift.runs.together import Judge, carry_out, to_the_end
 from fedshift.runs.trials import check_no_study
@@ -46,6 +46,11 @@ class Asked:
     folder: RunFolder
     experiment: Callable[[], Experiment]
     fingerprint: str | None = None
+
+    @classmethod
+    def of(cls, experiment: Experiment, path: Path | None = None) -> Asked:
+        """An experiment, in a folder of its name or at another path."""
+        return cls(RunFolder(path or run_path(experiment)), lambda: experiment, experiment.fingerprint)
 
 
 def run_path(experiment: Experiment) -> Path:
@@ -80,7 +85,7 @@ def run_all(experiments: Sequence[Experiment], progress: Progress) -> tuple[list
         FedshiftError: the first run cannot be carried out, and neither diverged nor is refused by its method alone; or
             the method of every run refuses it.
     """
-    asked = [Asked(RunFolder(run_path(each)), partial(_given, each), each.fingerprint) for each in experiments]
+    asked = [Asked.of(each) for each in experiments]
     for folder in {each.folder.path.parent for each in asked if not each.folder.finished}:
         files.check_folder(folder)
     write = partial(write_grid, experiments, run_path(experiments[0]).parent)
@@ -111,10 +116,6 @@ def attempt(asked: Sequence[Asked], progress: Progress, judge: Judge) -> Failure
     grid = _Grid(progress, judge)
     grid.carry_out(asked)
     return grid.failed
-
-
-def _given(experiment: Experiment) -> Experiment:
-    return experiment
 
 
 def below(path: Path, trust: bool = False) -> list[Asked]:

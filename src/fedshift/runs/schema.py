@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import json
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from annotated_types import Ge, Le
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
-    Field,
-    FiniteFloat,
     NonNegativeInt,
     PositiveInt,
     RootModel,
@@ -21,8 +19,10 @@ from pydantic import (
 )
 
 from fedshift.core.metrics import ACCURACY
+from fedshift.manifest import checked, parsed, read_lines
 from fedshift.spec import RunName
 
+Record = dict[str, Any]  # a line of records.jsonl
 Share = Annotated[float, Ge(0), Le(1)]
 Id = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]  # a client's, as JSON has it
 Size = Annotated[int, Ge(0), Le(2**63 - 1)]
@@ -217,178 +217,24 @@ class Grid(File):
     runs: list[GridRun]
 
 
-def moment(seconds: float) -> str:
-    """A time, in seconds since 1970, as 2026-11-22T06:52:43.120000Z."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def seconds_of(when: str) -> float:
-    """The seconds since 1970 of what :func:`moment` wrote.
+def read_records(path: Path, data: bytes) -> list[Record]:
+    """The records of a file, of which ``data`` is the part that a manifest names.
 
     Raises:
-        ValueError: it is no time with a time zone.
+        DamagedError: a line is no record.
     """
-    time = datetime.fromisoformat(when)
-    if time.tzinfo is None:
-        raise ValueError("it is no time in UTC")
-    return time.timestamp()
+    read_lines(path, data, Recorded)
+    return [json.loads(line) for line in data.splitlines()]
 
 
-def _a_moment(when: str) -> str:
-    seconds_of(when)
-    return when
-
-
-class Event(File):
-    """A line of events.jsonl.
-
-    Attributes:
-        when: the time in UTC.
-        kind: what is told.
-        who: whom it is about: the run, or a member of a federation.
-    """
-
-    when: Annotated[str, AfterValidator(_a_moment)]
-    kind: str
-    who: str
-
-    @property
-    def seconds_since_1970(self) -> float:
-        """When it was."""
-        return seconds_of(self.when)
-
-
-class PlannedEvent(File):
-    """A stage of a run that begins; see :class:`PlannedStage`."""
-
-    name: str
-    rounds: Few
-    steps: FiniteFloat
-
-
-class BeginEvent(Event):
-    """A run begins or goes on; see :class:`Outlook`."""
-
-    kind: Literal["begin"] = "begin"
-    rounds: Few
-    done: Few
-    stages: Annotated[list[PlannedEvent], Field(min_length=1)]
-
-
-class TaskEvent(File):
-    """What a round asks for now; see :class:`Task`.
-
-    Attributes:
-        exchange: the exchange's name.
-        clients: how many clients work; 0: the server does.
-        steps: how many steps all of them take.
-        done: how many of these were taken.
-        answered: how many clients have answered.
-    """
-
-    exchange: str
-    clients: Few
-    steps: Size
-    done: int
-    answered: Few
-
-
-class ProgressEvent(Event):
-    """How far a run is.
-
-    Attributes:
-        position: rounds done, those before it went on as well.
-        steps: steps taken since it began or went on.
-        bytes_down: sent to clients since the run's start.
-        bytes_up: sent by clients since the run's start.
-        stage: the stage of the newest round.
-        round: the newest round, within its stage.
-        under_way: whether that round is not done yet.
-        of_round: steps taken in it so far.
-        task: what it asks for now.
-    """
-
-    kind: Literal["progress"] = "progress"
-    position: Few
-    steps: int
-    bytes_down: Size
-    bytes_up: Size
-    stage: str
-    round: Few
-    under_way: bool
-    of_round: int = 0
-    task: TaskEvent | None = None
-
-
-class ScoresEvent(File):
-    """The mean scores over clients on an environment."""
-
-    environment: str
-    role: Literal["validation", "test"]
-    model: Literal["global", "own", "unseen"]
-    accuracy: Share
-    loss: float
-    metrics: dict[str, Share | None] = {}
-
-
-class EvaluatedEvent(Event):
-    """The models were scored after ``position`` rounds; ``select`` is the metric that selects."""
-
-    kind: Literal["evaluated"] = "evaluated"
-    position: Few
-    select: str = ACCURACY
-    environments: list[ScoresEvent]
-    ended: str = ""  # where the stage ended early, and why
-
-
-class NoteEvent(Event):
-    """Something a user should see."""
-
-    kind: Literal["note"] = "note"
-    text: str
-
-
-class EndEvent(Event):
-    """The run is finished."""
-
-    kind: Literal["end"] = "end"
-
-
-class FailedEvent(Event):
-    """The run is given up."""
-
-    kind: Literal["failed"] = "failed"
-    why: str
-
-
-class SiteEvent(Event):
-    """What a member of a federation did, or what happened to it.
-
-    Attributes:
-        who: a site's name, or ``coordinator``.
-        what: "joined", "answered", "late", "failed", "refused", "offline", "back", ... in one word or a few.
-        why: the reason, if there is one.
-        stage: of the round that it was in, if it was in one.
-        round: that round, within its stage.
-        exchange: the exchange in that round.
-        seconds: how long it took.
-        bytes_down: what was sent to the site.
-        bytes_up: what the site sent.
-    """
-
-    kind: Literal["site"] = "site"
-    what: str
-    why: str = ""
-    stage: str = ""
-    round: Few = 0
-    exchange: str = ""
-    seconds: FiniteFloat | None = None
-    bytes_down: Size | None = None
-    bytes_up: Size | None = None
-
-
-AnyEvent = BeginEvent | ProgressEvent | EvaluatedEvent | NoteEvent | EndEvent | FailedEvent | SiteEvent
-
-
-class Told(RootModel[Annotated[AnyEvent, Field(discriminator="kind")]]):
-    """A line of events.jsonl, of any kind."""
+def whole_records(data: bytes) -> list[Record]:
+    """The records of lines that no manifest has yet, up to the first that a crash cut off or that is none."""
+    found: list[Record] = []
+    for line in data.split(b"\n")[:-1]:
+        try:
+            record = parsed(line)
+            checked(record, Recorded)
+        except ValueError:
+            break
+        found.append(record)
+    return found

@@ -1,4 +1,4 @@
-"""Which round's result is reported: rules with names, made from records only.
+"""What follows from records alone: which round's result is reported, and where training ends early.
 
 ``last`` is the headline. ``source_validation`` may be used to choose. ``target_best`` looks at the test data, so
 it is an oracle, only ever shown beside the others. All go by the metric that the records say selects.
@@ -6,15 +6,18 @@ it is an oracle, only ever shown beside the others. All go by the metric that th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from fedshift.core.metrics import ACCURACY, Metric
 from fedshift.errors import FedshiftError
-from fedshift.runs.records import Record
+from fedshift.rounds.coordinator import Coordinator
+from fedshift.runs.schema import Record
 
 ORACLES = ("target_best",)
+SERVER = "server"  # what its own phases minimise is no part of any client's loss
 
 
 def selects(record: Record) -> Metric:
@@ -126,3 +129,69 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
         }
         for name, record in chosen.items()
     }
+
+
+def shares(record: Record) -> dict[str, float]:
+    """The share of each loss term in what clients minimised in the round of a record, in 0..1; together 1.
+
+    A term is weighted, as it is minimised, and counts by the absolute value of its mean over a client's steps; clients
+    count equally, and the objectives of a method all together. Empty where clients told nothing, or all terms are 0.
+    """
+    sizes: dict[str, float] = {}
+    for who, terms in record["terms"].items():
+        if who != SERVER:
+            for name, mean in terms.items():
+                sizes[name] = sizes.get(name, 0.0) + abs(mean)
+    whole = sum(sizes.values())
+    return {name: size / whole for name, size in sizes.items()} if whole else {}
+
+
+# Early stopping ------------------------------------------------------------------------------------
+
+
+def end_early(coordinator: Coordinator, records: Sequence[Record]) -> str:
+    """End the stage of the newest record before its last round, if its patience is out.
+
+    Args:
+        coordinator: the run's; the newest record is of the round that was done last.
+        records: all of the run, the newest included.
+
+    Returns:
+        Where the stage ended and why, for a record; empty if it goes on, or is at its end anyway.
+    """
+    train, newest = coordinator.setup.train, records[-1]
+    if train.patience == "off" or coordinator.stage_over:
+        return ""
+    of_stage = [record for record in records if record["stage"] == newest["stage"]]
+    best, waited = best_of(of_stage, train.min_delta)
+    if waited < train.patience:
+        return ""
+    planned = coordinator.schedule[coordinator.position - 1].stage.rounds
+    coordinator.end_stage()
+    by = f" by more than {train.min_delta:g}" if train.min_delta else ""
+    times = f"{waited} evaluations" if waited > 1 else "the next evaluation"
+    score = f"{mean_score(best, 'validation'):.4f} after round {best['round']}"
+    return f"after round {newest['round']} of {planned}: no better validation score{by} than {score} in {times}"
+
+
+def best_of(records: Sequence[Record], min_delta: float) -> tuple[Record, int]:
+    """The last record that was better than all before it, by more than so much, and how many came after it.
+
+    While none has a score nothing is waited for: a metric may be undefined in the first rounds, or in all.
+    """
+    best, waited = records[0], 0
+    for record in records[1:]:
+        least = _merit(best) + min_delta
+        best, waited = (record, 0) if least == -math.inf or _merit(record) > least else (best, waited + 1)
+    return best, waited
+
+
+def _merit(record: Record) -> float:
+    """What rules that choose by validation go by, the larger the better; without a score the worst, -infinity."""
+    score = mean_score(record, "validation")
+    return -math.inf if score is None else selects(record).merit(score)
+
+
+def endings(records: Sequence[Record]) -> dict[str, str]:
+    """Where stages ended early and why, by the stage's name."""
+    return {record["stage"]: record["ended"] for record in records if record.get("ended")}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from math import prod
-from typing import Any
 
 import torch
 
@@ -16,7 +14,7 @@ from fedshift import memory
 from fedshift.clients.checks import check_data
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
-from fedshift.core.contract import Round, ServerState, Stage
+from fedshift.core.contract import Round, Stage
 from fedshift.core.frozen import Embedding, FrozenNetwork, embedded, silent
 from fedshift.core.messages import Missing, Order
 from fedshift.core.method import make_parts
@@ -27,7 +25,7 @@ from fedshift.core.setup import Setup
 from fedshift.datasets.dataset import Dataset
 from fedshift.engines.calibration import choose
 from fedshift.engines.choice import Choice, asked_for
-from fedshift.engines.engine import Engine, Job, Outcome, ServerJob
+from fedshift.engines.engine import Engine, Job, Outcome
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.methods.fedavg import FedAvg
@@ -36,16 +34,10 @@ from fedshift.models.own import Widened
 from fedshift.rounds.coordinator import Coordinator, Received
 from fedshift.rounds.evaluation import Evaluation
 from fedshift.rounds.site import Site
+from fedshift.runs.schema import Record
 from fedshift.streams import Streams
 
 INPUT = 4  # bytes of a number of a network's inputs
-Work = list[Job] | ServerJob  # what a round asks an engine for
-Done = list[Outcome | Exception] | tuple[ServerState, dict[str, float]]
-Record = dict[str, Any]
-
-
-def no_steps(count: int) -> None:
-    """Nobody hears of steps."""
 
 
 class Simulation:
@@ -104,29 +96,21 @@ class Simulation:
 
     # Rounds -------------------------------------------------------------------------------------
 
-    def round(self, round: Round, tell: Callable[[int], None] = no_steps) -> Generator[Work, Any, None]:
-        """Carry out one round: what the coordinator orders becomes the site's jobs, and their outcomes its answers.
+    def jobs(self, orders: Sequence[Order]) -> list[Job]:
+        """What clients have to do for orders, but for those that are absent."""
+        return [self.site.job(order) for order in orders if not self._is(order, "absent")]
 
-        Yields what an engine must do, jobs or a server's job, and is sent what came of it; ``tell`` hears of the
-        server's steps.
-        """
-        self.site.store.begin(self.coordinator.position + 1)
-        asking, reply = self.coordinator.round(round, tell), None
-        with suppress(StopIteration):  # the round is over
-            while True:
-                request = asking.send(reply)
-                reply = (yield request) if isinstance(request, ServerJob) else (yield from self._answers(request))
-
-    def _answers(self, orders: Sequence[Order]) -> Generator[Work, Any, list[Received]]:
-        """What comes of orders, some of which may not reach their client, or be answered too late."""
-        present = [order for order in orders if not self._is(order, "absent")]
-        jobs = [self.site.job(order) for order in present]
-        outcomes: list[Outcome | Exception] = (yield jobs) if jobs else []
-        came: dict[int, Received] = {}
-        for order, job, outcome in zip(present, jobs, outcomes, strict=True):
-            answer = self.site.answer(job, outcome)
-            came[order.client] = Missing(order.client, "late") if self._is(order, "late") else answer
-        return [came.get(order.client, Missing(order.client, "absent")) for order in orders]
+    def received(
+        self, orders: Sequence[Order], jobs: Sequence[Job], outcomes: Sequence[Outcome | Exception]
+    ) -> list[Received]:
+        """What comes of orders, by the outcomes of their jobs; some are answered too late."""
+        came: dict[int, Received] = {order.client: Missing(order.client, "absent") for order in orders}
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            came[job.client.id] = self.site.answer(job, outcome)
+        for order in orders:
+            if not isinstance(came[order.client], Missing) and self._is(order, "late"):
+                came[order.client] = Missing(order.client, "late")
+        return list(came.values())
 
     def _is(self, order: Order, what: str) -> bool:
         """Whether a client is absent, or late, in an exchange, as a stream decides."""

@@ -16,11 +16,10 @@ from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.engine import Engine
 from fedshift.errors import DiskError, FedshiftError, LockedError, StoppedError
 from fedshift.runs.checkpoint import Execution, common_position
-from fedshift.runs.events import EventLog
+from fedshift.runs.dry_run import planned_stages
+from fedshift.runs.events import Progress, RunEvents
 from fedshift.runs.folder import EVENTS, RunFolder
 from fedshift.runs.lockstep import advance
-from fedshift.runs.plan import planned_stages
-from fedshift.runs.progress import Outlook, Progress, RunProgress
 from fedshift.runs.recorder import Recorder
 from fedshift.runs.simulation import Simulation
 from fedshift.runs.trained import Blueprint
@@ -40,7 +39,7 @@ class _Run:
 
     simulation: Simulation
     recorder: Recorder
-    display: EventLog
+    events: RunEvents
     engine: str
     judge: Judge = to_the_end
     finished: bool = False
@@ -59,18 +58,18 @@ class _Run:
     def note(self, text: str) -> None:
         """Keep what the engine reports."""
         self.recorder.notes.append(text)
-        self.display.note(text)
+        self.events.note(text)
 
     def after_round(self, seconds: float, together: int, engine: Engine) -> None:
         """Show, score and record what is due after a round."""
         coordinator, recorder = self.simulation.coordinator, self.recorder
         recorder.count(seconds, self.engine, together)
-        self.display.round(recorder.position, coordinator.bytes_down, coordinator.bytes_up)
+        self.events.round(recorder.position, coordinator.bytes_down, coordinator.bytes_up)
         if self.simulation.scored(recorder.position):
             started = time.perf_counter()
             record = self.simulation.record(coordinator.schedule[recorder.position - 1], engine)
             recorder.record(record)
-            self.display.evaluated(record)
+            self.events.evaluated(record)
             recorder.write_times(self.engine, time.perf_counter() - started)
             if self.open and (reason := self.judge(recorder.folder)):
                 raise StoppedError(reason)
@@ -87,7 +86,7 @@ class _Run:
         """Write what a finished run has."""
         state, method = self.simulation.coordinator.state, self.simulation.setup.method
         self.recorder.finish([*self.simulation.notes, *method.notes(state)])
-        self.display.end()
+        self.events.end()
         self.finished = True
 
 
@@ -139,9 +138,9 @@ def _begin(
     """Go back to a checkpoint of a run and begin to show it."""
     recorder = Recorder(folder, simulation.coordinator, simulation.evaluation.read, simulation.site)
     recorder.begin(Blueprint.of(simulation.federated).table() | simulation.federated.sizes(), position)
-    outlook = Outlook(folder.path.name, simulation.rounds, position, planned_stages(simulation))
-    display = EventLog(folder.path / EVENTS, outlook, progress.begin(outlook))
-    return _Run(simulation, recorder, display, engine, judge)
+    events = RunEvents(folder.path.name, progress, folder.path / EVENTS, position)
+    events.begin(planned_stages(simulation))
+    return _Run(simulation, recorder, events, engine, judge)
 
 
 def _go_on(group: Sequence[_Run], engine: Engine, choice: Choice, failed: Failed) -> None:
@@ -150,16 +149,16 @@ def _go_on(group: Sequence[_Run], engine: Engine, choice: Choice, failed: Failed
         if disk := next((error for error in failed.values() if isinstance(error, DiskError)), None):
             for run in going:
                 failed[run.simulation] = disk
-                run.display.failed(str(disk))
+                run.events.failed(str(disk))
             return
         if at_their_ends := [run for run in going if not run.open]:
             _each(at_their_ends, failed, _Run.finish)
             continue
         started = time.perf_counter()
-        errors = advance([run.simulation for run in going], engine, {run.simulation: run.display for run in going})
+        errors = advance([run.simulation for run in going], engine, {run.simulation: run.events for run in going})
         seconds = time.perf_counter() - started
         for run in going:
-            with _noting(failed, run.simulation, run.display):
+            with _noting(failed, run.simulation, run.events):
                 if error := errors.get(run.simulation):
                     raise error
                 run.after_round(seconds, len(going), engine)
@@ -174,16 +173,16 @@ def _each(runs: Sequence[_Run], failed: Failed, act: Callable[[_Run], None]) -> 
     """Do something with every run that has not failed."""
     for run in runs:
         if run.simulation not in failed:
-            with _noting(failed, run.simulation, run.display):
+            with _noting(failed, run.simulation, run.events):
                 act(run)
 
 
 @contextmanager
-def _noting(failed: Failed, simulation: Simulation, display: RunProgress | None = None) -> Iterator[None]:
+def _noting(failed: Failed, simulation: Simulation, events: RunEvents | None = None) -> Iterator[None]:
     """Note what goes wrong with one run; the others go on."""
     try:
         yield
     except Exception as error:
         failed[simulation] = error
-        if display is not None:
-            display.failed(str(error))
+        if events is not None:
+            events.failed(str(error))

@@ -18,7 +18,7 @@ from fedshift.core.tensors import part_of
 from fedshift.manifest import FileDigest, check_file, write_file
 from fedshift.rounds.coordinator import Coordinator
 from fedshift.rounds.site import Site
-from fedshift.runs.records import Record
+from fedshift.runs.schema import Record
 from fedshift.runs.selection import source_validation
 
 

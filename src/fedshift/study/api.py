@@ -15,8 +15,8 @@ from fedshift.errors import FedshiftError
 from fedshift.reporting.live import display
 from fedshift.reporting.results import Results
 from fedshift.runs import runner
+from fedshift.runs.events import Progress
 from fedshift.runs.predictions import Predictions, nobody, predictions
-from fedshift.runs.progress import Progress
 from fedshift.runs.run import Picked, Run
 from fedshift.study.asked import DEFAULT, Source, sources
 from fedshift.study.asked import FIELDS as FIELDS

@@ -10,7 +10,7 @@ from fedshift.experiments import NAMED, Experiment
 from fedshift.reporting.live import display
 from fedshift.reporting.results import described, label
 from fedshift.runs import dry_run
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.runs.simulation import refused_by_method
 from fedshift.study.asked import DEFAULT, Options, Source, experiment, grid
 from fedshift.study.study_plan import Forecast
@@ -128,7 +128,7 @@ def index(source: Source = DEFAULT, *, progress: Progress | None = None, **optio
         FedshiftError: it describes several runs, the method makes no index, or it cannot be carried out.
     """
     from fedshift.methods.client2vec.vectors import Index, check_makes_index
-    from fedshift.runs.preparation import prepare
+    from fedshift.runs.lockstep import prepare
 
     if not isinstance(source, Experiment) and options.get("method") is None:
         options["method"] = "client2vec"

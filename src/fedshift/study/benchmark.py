@@ -16,7 +16,7 @@ from fedshift.methods import METHODS
 from fedshift.reporting.live import display
 from fedshift.reporting.results import MeanStd
 from fedshift.reporting.table import Table
-from fedshift.runs.progress import Progress
+from fedshift.runs.events import Progress
 from fedshift.spec import shown
 from fedshift.study.execute import LACKING, carry_out, read_findings
 from fedshift.study.papers import Exhibit, ExhibitRow, Printed, published

@@ -13,9 +13,9 @@ from fedshift.reporting.results import MeanStd, Refused, Results, Row, described
 from fedshift.reporting.table import Table, tables
 from fedshift.reporting.tabled import Measurements
 from fedshift.runs.folder import RunFolder
-from fedshift.runs.records import Record
 from fedshift.runs.run import Run
 from fedshift.runs.runner import Failures, run_path
+from fedshift.runs.schema import Record
 from fedshift.runs.selection import ORACLES, RULES
 
 

@@ -20,8 +20,8 @@ from fedshift.methods import METHODS
 from fedshift.reporting.results import REFUSED, Row
 from fedshift.runs import runner
 from fedshift.runs.dry_run import estimate
+from fedshift.runs.events import Progress
 from fedshift.runs.folder import RunFolder
-from fedshift.runs.progress import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.selection import by_environment, last
 from fedshift.runs.simulation import Simulation

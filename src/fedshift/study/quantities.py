@@ -11,8 +11,8 @@ from statistics import mean, stdev
 from fedshift.core.metrics import ACCURACY
 from fedshift.errors import FedshiftError, needs
 from fedshift.reporting.results import MeanStd
-from fedshift.runs.records import Record
 from fedshift.runs.run import Run
+from fedshift.runs.schema import Record
 from fedshift.runs.selection import by_environment, last, mean_score, target_best
 
 PERCENT = 100.0

@@ -17,8 +17,8 @@ from fedshift.reporting.live import display
 from fedshift.reporting.results import MeanStd, flat
 from fedshift.reporting.table import Table
 from fedshift.reporting.units import clock, printable
+from fedshift.runs.events import Progress
 from fedshift.runs.lock import locked
-from fedshift.runs.progress import Progress
 from fedshift.runs.runner import run_path
 from fedshift.spec import shown
 from fedshift.study.execute import LACKING, carry_out, read_findings

@@ -16,10 +16,9 @@ from fedshift import files
 from fedshift.core.metrics import Metric
 from fedshift.errors import DamagedError, DiskError, DivergedError, FedshiftError, FedshiftWarning, LockedError
 from fedshift.experiments import Experiment
+from fedshift.runs.events import AnyEvent, EvaluatedEvent, Progress
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.lock import locked
-from fedshift.runs.progress import Outlook, Progress, RunListeners, RunProgress
-from fedshift.runs.records import Record
 from fedshift.runs.runner import Asked, attempt, run_path
 from fedshift.runs.selection import last, mean_score
 from fedshift.runs.together import Judge, to_the_end
@@ -223,11 +222,7 @@ class _Batch:
 
     def _carry_out(self, runs: Sequence[Experiment], judge: Judge) -> None:
         """Carry out runs, but for those that are known to be given up; a trial fails with any of its runs."""
-        asked = [
-            Asked(folder, lambda each=run: each, run.fingerprint)  # type: ignore[misc]  # as its default says
-            for run in runs
-            if not judge(folder := self._folder(run))
-        ]
+        asked = [Asked.of(run, folder.path) for run in runs if not judge(folder := self._folder(run))]
         failed = attempt(asked, self._progress, judge) if asked else {}
         for number, of_trial in list(self._runs.items()):
             errors = [failed[path] for run in of_trial if (path := self._folder(run).path) in failed]
@@ -269,13 +264,11 @@ class _ValidationProgress:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
 
-    def begin(self, outlook: Outlook) -> RunProgress:
-        return _ValidationRun(self._progress.begin(outlook))
+    def handle(self, run: str, event: AnyEvent) -> None:
+        if isinstance(event, EvaluatedEvent):
+            rows = [row for row in event.environments if row.role == ROLE]
+            event = event.model_copy(update={"environments": rows})
+        self._progress.handle(run, event)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._progress, name)
-
-
-class _ValidationRun(RunListeners):
-    def evaluated(self, record: Record) -> None:
-        super().evaluated({**record, "environments": [row for row in record["environments"] if row["role"] == ROLE]})

@@ -24,7 +24,7 @@ from fedshift.reporting.table import Table
 from fedshift.reporting.tabled import Tabled
 from fedshift.runs.folder import RunFolder
 from fedshift.runs.schema import File
-from fedshift.runs.terms import shares
+from fedshift.runs.selection import shares
 from fedshift.spec import shown
 from fedshift.study.search import Study, Trial
 from fedshift.study.space import in_words, key_here, settings_of, with_settings
