@@ -351,13 +351,6 @@ def test_folders_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 # From process to process ------------------------------------------------------------------------
 
 
-def begun_to_watch(path: Path) -> fresh.Process:
-    """A watch of a folder in which no run has begun."""
-    watch = fresh.start(fresh.fedshift, "watch", "--wait", str(path))
-    fresh.until(lambda: "Waiting for a run" in watch.stdout + watch.stderr, watch)
-    return watch
-
-
 PAUSING = """
 import os, signal
 from dataclasses import dataclass
@@ -387,20 +380,10 @@ def paused(tiny_document: dict[str, Any], tmp_path: Path) -> fresh.Process:
     return run
 
 
-def test_a_process_is_watched_by_another_to_its_end(tiny_document: dict[str, Any], tmp_path: Path):
-    """Begun before the run."""
-    watch = begun_to_watch(tmp_path / "runs")
-    run = paused(tiny_document, tmp_path)
-    run.send_signal(signal.SIGCONT)
-    for each in (run, watch):
-        assert each.wait() == 0, each
-    (folder,) = (tmp_path / "runs").glob("*/pausing*")
-    assert folder.name in watch.stdout.splitlines()[-1]
-    assert "test" in watch.stdout.splitlines()[-1]
-
-
 def test_a_killed_process_is_noticed_and_ctrl_c_ends_the_watching_only(tiny_document: dict[str, Any], tmp_path: Path):
-    watch = begun_to_watch(tmp_path / "runs")
+    """The watch is begun before the run."""
+    watch = fresh.start(fresh.fedshift, "watch", "--wait", str(tmp_path / "runs"))
+    fresh.until(lambda: "Waiting for a run" in watch.stdout + watch.stderr, watch)
     run = paused(tiny_document, tmp_path)
     (folder,) = tmp_path.glob("runs/*/*/")
     assert "No process" not in watch.stdout
