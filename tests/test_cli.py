@@ -141,13 +141,10 @@ def test_auto_is_chosen_once_and_a_resumed_run_keeps_it(
     assert next(choices).engine == "sequential"  # nobody asked again
 
 
-def test_a_plugin_is_listed_and_shown():
+def test_a_plugin_is_listed_and_shown_with_defaults_ranges_and_sources():
     example = str(Path(__file__).parents[1] / "examples" / "my_prox.py")
     assert "my-prox" in ok("list", "methods", "--plugin", example)
     assert "mu = 0.1" in ok("show", "my-prox", "--plugin", example)
-
-
-def test_show_gives_default_search_range_and_source():
     lines = " ".join(ok("show", "fedsr").split())
     assert "l2r = 0.1 weight of the norm of z number >= 0; search: 0.0001 to 1 (log); source: Eq. 9, 10-11" in lines
 
@@ -164,11 +161,6 @@ def test_no_help_loses_what_stands_in_brackets():
     for command in commands(get_command(app)):
         for text in filter(None, [command.help, *(getattr(each, "help", None) for each in command.params)]):
             assert Text.from_markup(text).plain == text.replace("\\[", "["), command.name
-
-
-def test_help_does_not_wait_for_torch():
-    code = "import sys; from fedshift.cli import app; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 @pytest.mark.parametrize("words", [["--help"], ["list", "methods"], ["run", "--method", "fedsr", "--dry-run"]])

@@ -51,9 +51,3 @@ def test_public_names_are_described(name: str):
         source = inspect.getsource(value)
         attributes = described(inspect.cleandoc(value.__doc__ or ""), "Attributes")
         assert [each for each in attributes if each not in has and f"self.{each}" not in source] == []
-
-
-def test_sections_are_read():
-    text = "What.\n\nArgs:\n    one: it\n        goes on: here.\n    two: it.\n\nRaises:\n    Error: when."
-    assert described(text, "Args") == ["one", "two"]
-    assert described(text, "Attributes") == []

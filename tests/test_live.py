@@ -13,7 +13,8 @@ import pytest
 from rich.console import Console
 
 from fedshift.core.contract import Round, Stage
-from fedshift.reporting.live import LOADING, LiveProgress, scores_text
+from fedshift.reporting.live import LOADING, LiveProgress
+from fedshift.reporting.run_status import scores_text
 from fedshift.runs.events import PlannedStage, RunEvents
 from fedshift.runs.run import Run, Times
 from fedshift.runs.schema import Timed

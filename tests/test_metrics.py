@@ -35,7 +35,7 @@ from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers
 from fedshift.reporting.comparison import Comparison
-from fedshift.reporting.live import scores_text
+from fedshift.reporting.run_status import scores_text
 from fedshift.runs.events import Progress
 from fedshift.runs.selection import by_environment, mean_score, summary
 from fedshift.study.tune import Budget, plan_studies

@@ -19,7 +19,6 @@ from conftest import Make, at, simulate
 from fedshift import page
 from fedshift.errors import FedshiftError, Problems, UnknownNameError
 from fedshift.reporting.live import LiveProgress
-from fedshift.reporting.notebook import in_notebook
 from fedshift.runs.events import Progress
 from fedshift.runs.simulation import make_federated
 from fedshift.spec import Spec
@@ -86,11 +85,8 @@ def test_a_cell_is_not_drawn_for_every_step(make: Make, cell: Cell):
 
 
 def test_without_a_kernel_nothing_changes(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delitem(sys.modules, "IPython", raising=False)
-    assert not in_notebook()
     shell = SimpleNamespace(get_ipython=lambda: None)
     monkeypatch.setitem(sys.modules, "IPython", shell)  # type: ignore[arg-type]  # it stands for the module
-    assert not in_notebook()
     assert LiveProgress(1).notebook is None
 
 

@@ -168,19 +168,11 @@ def test_tables_of_sites_keep_the_names_of_their_columns():
         fitted.predict(table[[*"dcba"]])
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"rounds": "x"}, r"'rounds' parameter of FederatedClassifier must be an int in the range \[1, inf\). Got 'x'"),
-        ({"round": "best"}, "'round' parameter .* among .*'last'.* Got 'best'"),
-    ],
-    ids=str,
-)
-def test_a_wrong_parameter_is_named_with_its_value(wrong: dict[str, Any], message: str):
+def test_a_wrong_parameter_is_named_with_its_value():
     """As scikit-learn names its own, by the kind of error that its searches know; nothing is written before."""
     x, y, _ = blobs()
-    with pytest.raises(ValueError, match=message):
-        FederatedClassifier(**wrong).fit(x, y)
+    with pytest.raises(ValueError, match=r"'round' parameter .* among .*'last'.* Got 'best'"):
+        FederatedClassifier(round="best").fit(x, y)
 
 
 def test_masked_values_are_no_values():

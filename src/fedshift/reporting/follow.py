@@ -13,7 +13,8 @@ from rich.console import Console
 
 from fedshift import files
 from fedshift.errors import FedshiftError
-from fedshift.reporting.live import LiveProgress, scores_text
+from fedshift.reporting.live import LiveProgress
+from fedshift.reporting.run_status import scores_text
 from fedshift.reporting.units import printable
 from fedshift.runs.events import AnyEvent, BeginEvent, EndEvent, EvaluatedEvent, FailedEvent, moment, read_event
 from fedshift.runs.find import find, grid_files, read_grid
@@ -26,24 +27,42 @@ STALLED = 60.0  # seconds in which nothing was under way, though runs are to com
 QUIET = 3.0  # seconds without an event after which a run's lock is looked at
 
 
-@dataclass
-class EventFile:
-    """A run's events.jsonl, read as it grows; lines that are no events are left out.
+@dataclass(eq=False)
+class WatchedRun:
+    """A run that is watched by its events.jsonl, which grows.
 
     Attributes:
-        path: the file.
+        folder: the run's.
+        roles: the environments whose scores are shown: not those of the test while settings are being chosen.
+        newest: when its newest event was read.
+        state: how far it is; of a finished run the file is not read any more.
     """
 
-    path: Path
+    folder: Run
+    roles: tuple[str, ...] = ("validation", "test")
+    newest: float = 0.0
+    state: Literal["to come", "under way", "given up", "finished"] = "to come"
     _offset: int = 0
     _inode: int = 0
 
+    @property
+    def over(self) -> bool:
+        """Whether it is finished or given up."""
+        return self.state in ("given up", "finished")
+
+    @property
+    def grown(self) -> bool:
+        """Whether there are events that were not read."""
+        path = self.folder.path / EVENTS
+        return path.is_file() and path.stat().st_size > self._offset
+
     def new(self) -> list[AnyEvent]:
-        """Events that were written since the last time; a file that was replaced is read anew."""
+        """Events since the last time; those before an interruption, and lines that are no events, are left out."""
+        path = self.folder.path / EVENTS
         try:
-            with files.opened(self.path) as file:
-                about = self.path.stat()
-                if about.st_ino != self._inode or about.st_size < self._offset:
+            with files.opened(path) as file:
+                about = path.stat()
+                if about.st_ino != self._inode or about.st_size < self._offset:  # it was replaced
                     self._inode, self._offset = about.st_ino, 0
                 file.seek(self._offset)
                 *whole, _not_yet = file.read().split(b"\n")
@@ -53,55 +72,23 @@ class EventFile:
         events = list[AnyEvent]()
         for line in whole:
             with suppress(ValueError):
-                events.append(read_event(line))
+                event = read_event(line)
+                if isinstance(event, BeginEvent):
+                    events.clear()
+                elif isinstance(event, EvaluatedEvent):
+                    rows = [each for each in event.environments if each.role in self.roles]
+                    event = event.model_copy(update={"environments": rows})
+                events.append(event)
         return events
-
-    @property
-    def grown(self) -> bool:
-        """Whether there is more than was read."""
-        return self.path.is_file() and self.path.stat().st_size > self._offset
-
-
-@dataclass(eq=False)
-class WatchedRun:
-    """A run that is watched.
-
-    Attributes:
-        folder: the run's.
-        file: its events.
-        roles: the environments whose scores are shown: not those of the test while settings are being chosen.
-        newest: when its newest event was read.
-        state: how far it is; of a finished run the file is not read any more.
-    """
-
-    folder: Run
-    file: EventFile
-    roles: tuple[str, ...]
-    newest: float = 0.0
-    state: Literal["to come", "under way", "given up", "finished"] = "to come"
-
-    @property
-    def over(self) -> bool:
-        """Whether it is finished or given up."""
-        return self.state in ("given up", "finished")
-
-    def new(self) -> list[AnyEvent]:
-        """Its new events; those before an interruption are left out."""
-        events = [self._allowed(event) for event in self.file.new()]
-        begins = [place for place, event in enumerate(events) if isinstance(event, BeginEvent)]
-        return events[begins[-1] :] if begins else events
 
     def scores(self) -> str:
         """The last scores of a finished run, from its records, which are checked."""
-        record = self.folder.records[-1]
+        try:
+            record = self.folder.records[-1]
+        except FedshiftError as error:
+            return f"Scores are not shown: {error}"
         rows = [row for row in record["environments"] if row["role"] in self.roles]
         return scores_text({**record, "environments": rows})
-
-    def _allowed(self, event: AnyEvent) -> AnyEvent:
-        if not isinstance(event, EvaluatedEvent):
-            return event
-        rows = [each for each in event.environments if each.role in self.roles]
-        return event.model_copy(update={"environments": rows})
 
 
 class RunWatch:
@@ -119,6 +106,12 @@ class RunWatch:
         self._path, self._display, self._get_time = path, display, get_time
         self.runs: dict[Path, WatchedRun] = {}
         self.expected, self._next_search, self._last_activity = 0, 0.0, get_time()
+
+    @property
+    def over(self) -> bool:
+        """Whether every run is finished or given up, and no process chooses the next trials here."""
+        over = bool(self.runs) and sum(run.over for run in self.runs.values()) >= self.expected
+        return over and not ((self._path / STUDY).is_file() and is_locked(self._path))
 
     def look(self) -> None:
         """Show what is new."""
@@ -139,34 +132,18 @@ class RunWatch:
                 f"out, {carried_on_by(self._path)} does."
             )
 
-    @property
-    def over(self) -> bool:
-        """Whether every run is finished or given up, and no process chooses the next trials here."""
-        over = bool(self.runs) and sum(run.over for run in self.runs.values()) >= self.expected
-        return over and not ((self._path / STUDY).is_file() and is_locked(self._path))
-
     def _search(self) -> None:
         """Look for runs; of those that are finished already, the scores are shown."""
         planned = {file.parent / run.folder for file in grid_files(self._path) for run in read_grid(file).runs}
         found = find(self._path, least=0)
-        self.expected = len(planned | {folder.path for folder in found})
-        self._display.runs = self.expected
+        self.expected = self._display.runs = len(planned | {folder.path for folder in found})
         for folder in found:
-            if folder.path in self.runs:
-                continue
-            roles = ("validation",) if study_of(folder.path) else ("validation", "test")
-            run = WatchedRun(folder, EventFile(folder.path / EVENTS), roles)
-            self.runs[folder.path] = run
-            if folder.finished:
-                self._finish(run)
-
-    def _finish(self, run: WatchedRun) -> None:
-        run.state = "finished"
-        try:
-            scores = run.scores()
-        except FedshiftError as error:
-            scores = f"Scores are not shown: {error}"
-        self._display.reused(printable(run.folder.path.name), scores)
+            if folder.path not in self.runs:
+                run = WatchedRun(folder, ("validation",)) if study_of(folder.path) else WatchedRun(folder)
+                self.runs[folder.path] = run
+                if folder.finished:
+                    run.state = "finished"
+                    self._display.reused(printable(folder.path.name), run.scores())
 
     def _show(self, run: WatchedRun, event: AnyEvent) -> None:
         run.newest = self._get_time()
@@ -178,14 +155,16 @@ class RunWatch:
 
     def _check_alive(self, run: WatchedRun) -> None:
         """Show that nobody carries out a run, if so."""
-        if is_locked(run.folder.path) or run.file.grown:  # in this order: it may end meanwhile
+        folder = run.folder
+        if is_locked(folder.path) or run.grown:  # in this order: it may end meanwhile
             return
-        run.state = "finished" if run.folder.finished else "to come"
-        key, folder = str(run.folder.path), run.folder
+        when, who = moment(self._get_time()), folder.path.name
         if folder.finished:  # its last event could not be written
-            self._display.handle(key, EndEvent(when=moment(self._get_time()), who=folder.path.name))
-        else:
-            self._display.fail(key, f"No process carries it out any more; {folder.carried_on_by} does.")
+            self._show(run, EndEvent(when=when, who=who))
+            return
+        why = f"No process carries it out any more; {folder.carried_on_by} does."
+        self._show(run, FailedEvent(when=when, who=who, why=why))
+        run.state = "to come"
 
 
 def follow(path: Path, console: Console, wait: bool = False, meanwhile: Callable[[], None] = lambda: None) -> None:
