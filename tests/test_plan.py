@@ -17,12 +17,10 @@ from reference import EVERY_METHOD, Heard, reference
 
 
 def listened(simulation: Simulation, engine: Engine) -> Heard:
-    """Carry out a run, a stage's first two rounds each, and hear what it says."""
+    """Carry out the first two rounds, and hear what the run says."""
     heard = Heard()
-    for round in simulation.coordinator.schedule:
-        if round.number <= 2:
-            simulation.coordinator.position = simulation.coordinator.schedule.index(round)
-            go_on(simulation, engine, heard)
+    for _ in range(2):
+        go_on(simulation, engine, heard)
     return heard
 
 
@@ -46,9 +44,7 @@ def test_every_method_takes_the_steps_that_it_says(name: str):
         assert planned[round.stage.name].rounds == round.stage.rounds
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"train.participation": 0.5}, {"data.fewer": 2, "train.participation": 0.5}], ids=str
-)
+@pytest.mark.parametrize("changes", [{}, {"data.fewer": 2, "train.participation": 0.5}], ids=str)
 def test_a_mean_round_is_planned(make: Make, changes: dict[str, Any]):
     """Two epochs of clients of different sizes: the mean over the cohorts that there may be."""
     simulation = Simulation(make({"data.domains": 4, "train.rounds": 40, "train.unit": "epochs", **changes}))
@@ -68,7 +64,5 @@ class Unstackable(FedAvg):
 
 
 def test_work_that_is_begun_again_counts_once(make: Make):
-
     simulation = Simulation(make().replace(method=Unstackable()))
-    heard = listened(simulation, Vectorised())
-    heard.assert_as_planned()
+    listened(simulation, Vectorised()).assert_as_planned()
