@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import CNN_WITH_BN, Make, evaluated, first_messages, go_on, names_sent, simulate, states
+from conftest import Make, evaluated, first_messages, go_on, names_sent, simulate, states
 from fedshift.experiments import Experiment
 from fedshift.methods.feddyn import FedDyn
 from fedshift.runs.simulation import Simulation
@@ -111,15 +111,6 @@ def test_the_mean_is_over_those_who_answered(make: Make):
     torch.testing.assert_close(coordinator.state.shared["head.weight"], torch.stack(answered).mean(dim=0))
 
 
-def test_too_few_answers_merge_nothing(make: Make):
-    """min_answers = 1 asks for the whole cohort, and half of it is missing."""
-    simulation = simulate(dropped(make, "fedavg", {"train.min_answers": 1.0, "train.rounds": 1}))
-    fresh = Simulation(dropped(make, "fedavg"))
-    assert simulation.coordinator.missing
-    for name, tensor in simulation.coordinator.state.shared.items():
-        assert torch.equal(tensor, fresh.coordinator.state.shared[name])
-
-
 def test_who_misses_the_probe_is_not_asked_to_train(make: Make):
     """FedIIR makes two exchanges a round: whoever misses the first is not in the second."""
     coordinator = simulate(dropped(make, "fediir")).coordinator
@@ -161,10 +152,3 @@ def test_telemetry_is_counted_and_can_be_switched_off(make: Make):
     assert "telemetry" not in off.coordinator.ledger.declaration()["train"]
     assert not off.coordinator.terms
     assert_same(on, off)
-
-
-def test_a_personal_model_of_the_unseen_says_that_only_a_simulation_can_make_it(make: Make):
-    for name, simulated in (("fedbn", True), ("fedpin", False), ("fedavg", False)):
-        simulation = simulate(make({**small(name), **CNN_WITH_BN}))
-        record = evaluated(simulation, simulation.coordinator.schedule[-1])
-        assert record.get("only_in_simulation", False) == simulated, name

@@ -144,7 +144,6 @@ LEAKS = [
     ("private", "upload", "'statistics' contains its private tensor 'mine.value' as it was before"),
     ("new private", "upload", "'statistics' contains its private tensor 'mine.value' as it is now"),
     ("sample", "encoder", "'encoder.1.weight' contains its sample 3"),
-    ("private", "encoder", "'encoder.1.weight' contains its private tensor 'mine.value' as it was before"),
 ]
 SETTINGS = {"data.per_class": 16, "protocol": {"name": "in-domain"}, "train.rounds": 3}
 

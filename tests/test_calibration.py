@@ -18,7 +18,7 @@ from conftest import CNN_WITH_BN, Make, go_on, simulate
 from fedshift.core.training import RunOptions
 from fedshift.engines import calibration
 from fedshift.engines import choice as choices
-from fedshift.engines.calibration import Timing, calibrate, choose, fastest
+from fedshift.engines.calibration import calibrate, choose
 from fedshift.engines.choice import LIMITS, Choice, asked_for, cores, open_engine
 from fedshift.engines.engine import Job
 from fedshift.engines.kernels import Kernels
@@ -92,12 +92,6 @@ def nobody(text: str) -> None:
 def test_the_fastest_is_chosen(make: Make, machine: Callable[..., Machine], expected: Choice):
     machine(lambda choice: 1.0 if choice == expected else 1.05)
     assert choose(example(make, {"train.precision": "float64"}), AUTO, nobody) == expected
-
-
-def test_a_candidate_that_left_early_is_not_compared_with_later_turns():
-    quick = Timing(Choice("sequential", 1, 1, Kernels()), [9.0])
-    steady = Timing(Choice("workers", 2, 1, Kernels()), [3.0, 30.0, 30.0])
-    assert fastest([quick, steady]) is steady
 
 
 @pytest.mark.skipif(not onednn_available(), reason="this build of PyTorch has no oneDNN")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fedshift
-from conftest import Make, first_messages, go_on, names_sent, simulate
+from conftest import Make, first_messages, names_sent, simulate
 from fedshift.core.contract import (
     Exchange,
     LocalWork,
@@ -95,17 +95,11 @@ def test_the_drawn_step_is_the_same_for_all_and_changes_from_round_to_round(make
     assert len(set(drawn)) > 1
 
 
-def test_an_exchange_may_have_a_cohort_of_its_own(make: Make):
-    simulation = Simulation(make({**PLAIN, "train.rounds": 1}).replace(method=Robust()))
-    go_on(simulation)
+def test_an_exchange_may_have_a_cohort_of_its_own_whose_reply_is_its_samples(make: Make):
+    simulation = simulate(make({**PLAIN, "train.rounds": 1}).replace(method=Robust()))
     assert simulation.coordinator.state.server["asked.value"].tolist() == [0, 27]
-    assert_agree(simulation, simulate(simulation.experiment, engine=Vectorised()))
-
-
-def test_a_reply_of_nothing_else_says_the_number_of_samples(make: Make):
-    simulation = simulate(make(PLAIN).replace(method=Robust()))
     assert names_sent(simulation, "score", "up") == {"samples"}
-    assert simulation.setup.declaration(simulation.setup.stages[0].exchanges[1]).categories == {"samples": "count"}
+    assert_agree(simulation, simulate(simulation.experiment, engine=Vectorised()))
 
 
 class Sampled(FedAvg):

@@ -364,25 +364,6 @@ def test_what_a_merge_makes_is_finite(make: Make):
         simulate(make().replace(method=Dividing()))
 
 
-def test_a_client_drawn_twice_works_once_and_weighs_twice(make: Make):
-    """Sampling with replacement: with ids 0, 0, 1 the mean is (2 w_0 + w_1) / 3."""
-
-    class WithReplacement(FedAvg):
-        """A fixed draw."""
-
-        def select(self, state, clients, count, generator):
-            return [0, 1, 0]
-
-    simulation = Simulation(make().replace(method=WithReplacement()))
-    when = simulation.coordinator.schedule[0]
-    ups = exchanged(simulation, when.stage.exchanges[0], when, simulation.federated.clients)
-    expected = (2 * ups[0]["head.weight"] + ups[1]["head.weight"]) / 3
-    simulation = Simulation(make().replace(method=WithReplacement()))
-    go_on(simulation)
-    torch.testing.assert_close(simulation.coordinator.state.shared["head.weight"], expected)
-    assert [state.drawn for _, state in states(simulation)] == [{"train": 2}] * 2
-
-
 def test_objectives_in_turn_move_only_their_own_parts(make: Make):
     """An inner game on one batch: each objective moves its parts; the fixed part is in evaluation mode."""
     modes = []

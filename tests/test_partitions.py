@@ -72,16 +72,6 @@ def test_iid_sizes_differ_by_one_at_most_in_total_and_in_each_class(clients: int
             assert int(sizes.max() - sizes.min()) <= 1
 
 
-@pytest.mark.parametrize("partition", ALL, ids=lambda p: type(p).__name__)
-def test_a_partition_is_the_same_for_the_same_seed_only(partition: Partition):
-    data = square(20, 3, 2)
-    first, again, other = (partition.assign(data, Streams(seed)) for seed in (0, 0, 1))
-    assert torch.equal(first, again)
-    assert torch.equal(first, other) == isinstance(partition, Domains)
-    assert first.dtype == torch.int64
-    assert int(first.min()) == 0
-
-
 def test_fedpins_pacs_in_60_clients():
     """Three source domains by two groups of classes by ten; 20 images of each class in a domain.
 
