@@ -37,10 +37,9 @@ GLOBAL: dict[str, Callable[[], float]] = {
 DRAWN: list[tuple[str, float, ...]] = []
 
 
-def drawing(hook: str, here: str) -> None:
-    """Draw from every global generator, in one hook."""
-    if hook == here:
-        DRAWN.append((here, *(draw() for draw in GLOBAL.values())))
+def draw_all(of: str) -> None:
+    """Draw from every global generator."""
+    DRAWN.append((of, *(draw() for draw in GLOBAL.values())))
 
 
 class Drawing(FedAvg):
@@ -52,7 +51,8 @@ class Drawing(FedAvg):
         """The same hook, which draws if it is the one."""
 
         def function(*arguments: Any, **named: Any) -> Any:
-            drawing(self.hook, name)
+            if self.hook == name:
+                draw_all(name)
             return value(*arguments, **named)
 
         return function
@@ -86,14 +86,15 @@ class Drawing(FedAvg):
 
 
 OVERRIDDEN = ("phases", "objective", "encode", "loss", "features", "draws", "merge", "prediction_draws", "regroup")
+
+
+def overridden(name: str) -> Callable[..., Any]:
+    """FedAvg's own method, which may draw."""
+    return lambda self, *arguments, **named: self.drawn(name, getattr(FedAvg, name))(self, *arguments, **named)
+
+
 for each in OVERRIDDEN:
-    setattr(
-        Drawing,
-        each,
-        lambda self, *arguments, _name=each, **named: self.drawn(_name, getattr(FedAvg, _name))(
-            self, *arguments, **named
-        ),
-    )
+    setattr(Drawing, each, overridden(each))
 HOOKS = [*OVERRIDDEN, "parts", "predict", "server_phases", "samples", "exchange", "stages", "view"]
 HOOKS += ["measure", "send", "begin", "upload", "keep", "select"]
 
@@ -193,7 +194,7 @@ def test_data_partitions_and_models_that_draw(make: Make, monkeypatch: pytest.Mo
     function = getattr(*place)
 
     def call(*arguments: Any) -> Any:
-        drawing("data", "data")
+        draw_all("data")
         return function(*arguments)
 
     monkeypatch.setattr(*place, call)

@@ -106,7 +106,6 @@ def test_a_weighted_mean_by_hand():
     ("numbers", "weights", "expected"),
     [
         ((1, 4), (1, 3), 3),  # 13 / 4 = 3.25
-        ((1, 4), (3, 1), 2),  # 7 / 4 = 1.75
         ((1, 2), (1, 1), 2),  # 1.5: halves to the even number
         ((2, 3), (1, 1), 2),  # 2.5
         ((2**24 + 1, 2**24 + 1), (1, 1), 2**24 + 1),  # beyond what 32 bits of floating point count
@@ -116,8 +115,7 @@ def test_a_whole_number_buffer_takes_the_rounded_mean(
     numbers: tuple[int, int], weights: tuple[int, int], expected: int
 ):
     mean = weighted_mean([{"n": torch.tensor(number)} for number in numbers], ["n"], weights)["n"]
-    assert mean.dtype == torch.int64
-    assert mean.item() == expected
+    assert (mean.dtype, mean.item()) == (torch.int64, expected)
 
 
 @settings(deadline=None)
