@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,12 @@ from fedshift.engines.kernels import Kernels
 from fedshift.engines.lane import BalancedOrder, Lane
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
-from fedshift.engines.workers import Workers
 from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
 from fedshift.streams import Streams
 from reference import EVERY_METHOD, small
 from refusal import refuses
+from test_engines import assert_agree, engine_named
 
 REFUSING = ("fedlc", "fedrod")  # whose losses count classes themselves
 SITES = {"north": (24, 6, 3), "south": (20, 4, 0), "west": (12, 12, 6)}  # samples of each class; one lacks the third
@@ -125,11 +124,9 @@ def test_engines_agree(make: Make, tmp_path: Path, name: str, changes: dict[str,
     """Sites of several sizes, one without a class, in float64."""
     experiment = make({**small(name), **rare(tmp_path), **changes, "train.batch": 8, "train.rounds": 2})
     one = simulate(experiment)
-    for engine in (Vectorised(), Workers(Kernels(), 2)):
-        with closing(engine):
-            other = simulate(experiment, engine=engine)
-        for tensor_name, tensor in one.coordinator.state.tensors.items():
-            torch.testing.assert_close(tensor, other.coordinator.state.tensors[tensor_name], rtol=1e-9, atol=1e-9)
+    for engine in ("vectorised", "workers"):
+        with engine_named(engine) as other:
+            assert_agree(one, simulate(experiment, engine=other))
 
 
 class Plain(FedAvg):
