@@ -5,18 +5,25 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import pyarrow
+import pyarrow.parquet
 import pytest
+import tomli_w
 import torch
+from PIL import Image
 from sklearn.cluster import AgglomerativeClustering
 from sklearn.metrics import adjusted_rand_score
 from torch import Tensor, nn
 from torch.nn import functional as F
+from typer.testing import CliRunner
 
 import fedshift
 from conftest import CNN_WITH_BN, Make, at, evaluated, go_on, states
+from fedshift.cli.app import app
 from fedshift.clients.domains import DomainData
+from fedshift.clients.inputs import Inputs
 from fedshift.core.contract import Batch, ServerState
 from fedshift.core.net import Net, holder
 from fedshift.core.plugins import module_of
@@ -30,7 +37,6 @@ from fedshift.methods.client2vec.dsa_ign import (
     orthogonality_loss,
     similarity_loss,
 )
-from fedshift.methods.client2vec.encoder import pairs as encoded_pairs
 from fedshift.methods.client2vec.heat_maps import by_domain
 from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, notes_on, similarity
 from fedshift.methods.fedavg import FedAvg
@@ -38,6 +44,7 @@ from fedshift.runs.events import Progress
 from fedshift.runs.simulation import Simulation
 from fedshift.streams import Streams
 from fedshift.study.api import index
+from fedshift.study.grid import override
 from refusal import refuses
 
 SMALL = {"name": "dsa-ign", "epochs": 2, "feedforward": 16, "encoder": {"name": "offline", "size": 64}}
@@ -84,11 +91,8 @@ def test_diversity_loss_by_hand():
 
     log(1 + e^-1) for the first and third, log 2 for the second: (2 * 0.3132617 + 0.6931472) / 3 = 0.4398902.
     """
-    u = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]], requires_grad=True)
-    loss = diversity_loss(u)
-    assert loss.item() == pytest.approx(0.4398902, abs=1e-6)
-    (gradient,) = torch.autograd.grad(loss, u)
-    assert gradient.isfinite().all()
+    u = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]])
+    assert diversity_loss(u).item() == pytest.approx(0.4398902, abs=1e-6)
     assert diversity_loss(u[:1]).item() == 0
 
 
@@ -112,11 +116,6 @@ def test_the_loss_is_the_sum_of_what_is_switched_on(off: str | None):
     expected = {"sim": 0.5, "orth": 0.5, "recon": 1.0, "div": 0.0}
     expected.pop(off or "", None)
     assert terms == pytest.approx(expected)
-
-
-def test_an_index_without_any_loss_is_refused(make: Make):
-    with refuses("sim, orth, recon", "div"):
-        wrapped(make, index={**SMALL, "sim": False, "orth": False, "recon": False, "div": False})
 
 
 # Eq. 1 and 3 ------------------------------------------------------------------------------------
@@ -166,14 +165,6 @@ def test_sampling_follows_eq_1():
         drawn = torch.tensor([method.select(state, [0, 1, 2], 1, generator)[0] for _ in range(8000)])
         shares = torch.bincount(drawn, minlength=3) / 8000
         assert shares.tolist() == pytest.approx(expected, abs=0.02)  # three standard deviations are 0.017
-
-
-def test_any_temperature_can_be_sampled_at():
-    """At tau = 1e-6 all weights but one vanish; the most similar client rests, so the next is drawn."""
-    state = state_of(**THREE, last=[1.0, 0.5, 0.1], since=[1.0, 0.0, 0.0])
-    chosen = Client2Vec(tau=1e-6).select(state, [0, 1, 2], 1, torch.Generator().manual_seed(0))
-    assert chosen == [1]
-    assert sorted(Client2Vec(tau=1e-6).select(state, [0, 1, 2], 3, torch.Generator().manual_seed(0))) == [0, 1, 2]
 
 
 def test_clients_of_recent_rounds_are_not_sampled():
@@ -258,82 +249,59 @@ def test_with_a_large_heat_only_it_is_the_base_weighted_by_samples(make: Make):
 # Eq. 4 ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("form", "orth"), [("mean", 7.5), ("sum", 35.0)])
-def test_local_terms_by_hand(form: Literal["mean", "sum"], orth: float):
+@pytest.mark.parametrize(
+    ("local_loss", "form", "expected"),
+    [
+        ("both", "mean", {"index_orth": 7.5, "index_dist": 0.6540602}),
+        ("orth", "sum", {"index_orth": 35.0}),
+        ("dist", "mean", {"index_dist": 0.6540602}),
+    ],
+)
+def test_local_terms_by_hand(local_loss: Any, form: Literal["mean", "sum"], expected: dict[str, float]):
     """Z = x = (1, 0); P maps to (2, 1); B_f = (3, 0), (0, 1), of norm 1: (1, 0), (0, 1); |z_P B^T| = 2, 1: mean 1.5.
 
     As they are: |z_P B^T| = 6, 1: sum 7.
     h(z) = (log 3, 0): p = (3/4, 1/4); h_P(z_P) = (0, 0): q = (1/2, 1/2).
     KL(p || q) = 3/4 log(3/2) + 1/4 log(1/2) = 0.1308120. With weight 5: 7.5 or 35, and 0.6540602.
     """
-    head = nn.Linear(2, 2, bias=False)
+    head, projector, projector_head = (nn.Linear(2, 2, bias=False) for _ in range(3))
     head.weight.data = torch.tensor([[math.log(3), 0.0], [0.0, 0.0]])
-    projector = nn.Linear(2, 2, bias=False)
     projector.weight.data = torch.tensor([[2.0, 0.0], [1.0, 0.0]])
-    projector_head = nn.Linear(2, 2)
     nn.init.zeros_(projector_head.weight)
-    nn.init.zeros_(projector_head.bias)
-
-    net = Net(
-        {
-            "encoder": nn.Identity(),
-            "head": head,
-            "projector": projector,
-            "projector_head": projector_head,
-            "feature_index": holder({"value": torch.tensor([[3.0, 0.0], [0.0, 1.0]])}),
-        }
-    )
-    method = Client2Vec(index="dsa-ign", local_form=form)
+    parts = {"encoder": nn.Identity(), "head": head, "projector": projector, "projector_head": projector_head}
+    net = Net({**parts, "feature_index": holder({"value": torch.tensor([[3.0, 0.0], [0.0, 1.0]])})})
+    method = Client2Vec(local_form=form, local_loss=local_loss)
     batch = method.base.encode(net, Batch(torch.tensor([[1.0, 0.0]]), torch.tensor([0])), at())
     terms = method.local_terms(net, batch)
-    assert {name: term.item() for name, term in terms.items()} == pytest.approx(
-        {"index_orth": orth, "index_dist": 0.6540602}, abs=1e-6
-    )
+    assert {name: term.item() for name, term in terms.items()} == pytest.approx(expected, abs=1e-6)
 
 
-BASES = ["fedavg", "fedavgm", "fedprox", "feddyn", "moon", "fedlc", "fediir", "fedsr", "fedcir"]
-
-
-@pytest.mark.parametrize("base", BASES)
-def test_local_training_runs_the_encoder_once(make: Make, base: str):
-    """A second pass would count the batch twice in batch-norm statistics."""
-    simulation = run(wrapped(make, CNN_WITH_BN, base=base))
-    (counts,) = [t for name, t in simulation.coordinator.state.shared.items() if name.endswith("1.num_batches_tracked")]
-    assert counts.item() == 4  # two rounds of two steps
-
-
-@pytest.mark.parametrize("base", [*BASES, "fedbn", "fraug"])
+@pytest.mark.parametrize("base", ["fedavgm", "feddyn", "moon", "fediir", "fedsr", "fedcir", "fedbn", "fraug"])
 def test_with_all_uses_off_every_base_is_itself(make: Make, base: str):
     ours = run(wrapped(make, CNN_WITH_BN, base=base, sampling=False, aggregation=False, local_training=False))
     plain = run(Simulation(make(CNN_WITH_BN | {"method.name": base})))
     assert_same_shared(ours, plain)
+    kept = dict(states(ours))
     for client, state in states(plain):
-        kept = ours.site.store.get(client)
-        assert kept is not None
-        assert all(torch.equal(kept.tensors[name], tensor) for name, tensor in state.tensors.items())
+        assert all(torch.equal(kept[client].tensors[name], tensor) for name, tensor in state.tensors.items())
 
 
-@pytest.mark.parametrize("base", ["fedavgm", "feddyn", "moon", "fediir", "fedlc"])
+@pytest.mark.parametrize("base", ["fedavg", "fedavgm", "feddyn", "moon", "fediir", "fedlc", "fedsr", "fedcir"])
 def test_a_base_with_a_state_of_its_own_trains_under_all_three_uses(make: Make, base: str):
+    """A second pass through the encoder would count a batch twice: there are two rounds of two steps."""
     simulation = run(wrapped(make, CNN_WITH_BN, base=base))
     terms = evaluated(simulation, simulation.coordinator.schedule[-1])["terms"]["dark"]
     assert {"cross_entropy", "index_orth", "index_dist"} <= terms.keys()
-
-
-@pytest.mark.parametrize(("local_loss", "names"), [("orth", {"index_orth"}), ("dist", {"index_dist"})])
-def test_either_term_of_local_training_may_be_left_out(make: Make, local_loss: str, names: set[str]):
-    simulation = run(wrapped(make, local_loss=local_loss))
-    terms = evaluated(simulation, simulation.coordinator.schedule[-1])["terms"]["dark"]
-    assert {name for name in terms if name.startswith("index_")} == names
+    (counts,) = [t for name, t in simulation.coordinator.state.shared.items() if name.endswith("1.num_batches_tracked")]
+    assert counts.item() == 4
 
 
 def test_the_stages_of_the_index_leave_clients_as_they_were(make: Make):
     """Local models trained for an index of weights are not kept, nor their optimiser state."""
     base = {"name": "fedsr", "reference_scope": "client"}
     simulation = run(wrapped(make, base=base, index="model-weights"), rounds=1)
-    for client in simulation.federated.clients:
-        state = simulation.site.store.get(client.id)
-        assert state is not None
+    assert len(states(simulation)) == 2
+    for _, state in states(simulation):
         assert not state.optimisers
         assert not state.trained
         assert all(torch.equal(state.tensors[name], t) for name, t in simulation.site.initial.items())
@@ -428,21 +396,16 @@ def test_other_indices(make: Make, index: str):
     simulation = run(wrapped(make, index=index))
     vectors = simulation.coordinator.state.tensors[FEATURE]
     assert LABEL not in simulation.coordinator.state.server
-    clients = simulation.federated.clients
-    method, encoder = simulation.setup.method.index, simulation.setup.method.index.encoder
-    if index == "feature-average":
-        for client in clients:
-            embedded = F.normalize(encoder.samples(client.train.x, simulation.federated.inputs), dim=1)
-            torch.testing.assert_close(vectors[client.id], embedded.mean(dim=0), rtol=1e-4, atol=1e-6)
-    elif index == "class-prototypes":
-        for client in clients:
-            embedded = F.normalize(encoder.samples(client.train.x, simulation.federated.inputs), dim=1)
-            means = [embedded[client.train.y == c].mean(dim=0) for c in range(3)]
-            torch.testing.assert_close(vectors[client.id], torch.cat(means), rtol=1e-4, atol=1e-6)
-    else:
-        model = simulation.setup.model
-        assert vectors.shape[1] == method.feature_dim(model, simulation.setup.method.base.parts(model))
+    method, model = simulation.setup.method, simulation.setup.model
+    if index == "model-weights":
+        assert vectors.shape[1] == method.index.feature_dim(model, method.base.parts(model))
         assert not torch.equal(vectors[0], vectors[1])
+        return
+    for client in simulation.federated.clients:
+        embedded = F.normalize(method.index.encoder.samples(client.train.x, simulation.federated.inputs), dim=1)
+        means = [embedded[client.train.y == c].mean(dim=0) for c in range(3)]
+        expected = embedded.mean(dim=0) if index == "feature-average" else torch.cat(means)
+        torch.testing.assert_close(vectors[client.id], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_base_without_an_encoder_or_a_name_that_is_none(make: Make):
@@ -452,66 +415,33 @@ def test_a_base_without_an_encoder_or_a_name_that_is_none(make: Make):
         wrapped(make, base="single")
     with refuses("method.compared = 'label'", "method.compared = 'feature'"):
         Client2Vec(index="feature-average", compared="label")
-    with refuses("'fedproxx'", "'fedprox'"):
-        Client2Vec(base="fedproxx")
-    with refuses("method.index = 3", "dsa-ign"):
-        Client2Vec(index=3)
-    with refuses("index.width = 24", "128"):
-        wrapped(make, index={**SMALL, "width": 24})
+    with refuses("sim, orth, recon", "div"):
+        wrapped(make, index={**SMALL, "sim": False, "orth": False, "recon": False, "div": False})
+    with refuses("'fedavg'", "method.name=client2vec"):
+        index(make(), progress=Progress())
 
 
 # The offline encoder ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("unit_norm", [True, False])
-def test_embeddings_may_keep_their_norm(make: Make, unit_norm: bool):
-    """The pairs [D, L] of a client hold what the encoder gives, divided by its norm or not."""
-    encoder = ENCODERS.get("offline")(size=64, unit_norm=unit_norm)
-    federation = wrapped(make).federated
-    (client, *_) = federation.clients
-    held = encoded_pairs(encoder, federation).clients[client.id].train.x
-    given = encoder.samples(client.train.x, federation.inputs)
-    assert not torch.allclose(given.norm(dim=1), torch.tensor(1.0))
-    torch.testing.assert_close(held[:, 0], F.normalize(given, dim=1) if unit_norm else given)
-    names = encoder.texts(["A photo of a class 0"])
-    torch.testing.assert_close(held[client.train.y == 0][0, 1], (F.normalize(names, dim=1) if unit_norm else names)[0])
-
-
 def test_the_offline_encoder_is_fixed():
-    from fedshift.clients.inputs import Inputs
-    from fedshift.methods.client2vec.offline import Offline
-
-    encoder = Offline(size=64)
+    """Token ids are read as text."""
+    encoder = ENCODERS.get("offline")(size=64)
     images = torch.randint(256, (4, 3, 20, 20), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    one, again = encoder.samples(images, Inputs()), Offline(size=64).samples(images, Inputs())
+    one, again = (made.samples(images, Inputs()) for made in (encoder, ENCODERS.get("offline")(size=64)))
     assert torch.equal(one, again)
-    texts = encoder.texts(["A photo of a dog", "A photo of a dog", "A photo of a cat", "xyz"])
-    cosines = F.normalize(texts, dim=1) @ F.normalize(texts, dim=1).T
-    assert cosines[0, 1].item() == pytest.approx(1)
-    assert 1 > cosines[0, 2] > cosines[0, 3]
-
-
-def test_the_offline_encoder_reads_token_ids_as_text():
-    from fedshift.clients.inputs import Inputs
-    from fedshift.methods.client2vec.offline import Offline
-
-    inputs = Inputs(vocabulary=("a", "b", " "))
-    embedded = Offline(size=64).samples(torch.tensor([[0, 1, 2, 0]]), inputs)
-    assert torch.equal(embedded, Offline(size=64).texts(["The next character of ab a"]))
+    texts = F.normalize(encoder.texts(["A photo of a dog", "A photo of a dog", "A photo of a cat", "xyz"]), dim=1)
+    same, near, far = (texts @ texts[0])[1:].tolist()
+    assert same == pytest.approx(1)
+    assert 1 > near > far
+    embedded = encoder.samples(torch.tensor([[0, 1, 2, 0]]), Inputs(vocabulary=("a", "b", " ")))
+    assert torch.equal(embedded, encoder.texts(["The next character of ab a"]))
 
 
 # The index as a thing of its own ----------------------------------------------------------------
 
 
 def test_the_index_command_writes_vectors_and_a_heat_map(make: Make, tmp_path, tiny_document):
-    import pyarrow.parquet
-    import tomli_w
-    from PIL import Image
-    from typer.testing import CliRunner
-
-    from fedshift.cli.app import app
-    from fedshift.study.grid import override
-
     document = override(tiny_document, {"method": {"name": "client2vec", "index": SMALL}})
     file = tmp_path / "tiny.toml"
     file.write_text(tomli_w.dumps(document))
@@ -535,26 +465,16 @@ def test_the_index_command_writes_vectors_and_a_heat_map(make: Make, tmp_path, t
 
 
 def test_an_index_of_other_clients_is_refused(make: Make, tmp_path):
-    import pyarrow
-    import pyarrow.parquet
-
-    path = tmp_path / "index.parquet"
+    path, index = tmp_path / "index.parquet", {"name": "file", "path": str(tmp_path / "index.parquet")}
     table = {"client": ["dark"], "samples": [27.0], "feature": [[1.0, 0.0]]}
-    pyarrow.parquet.write_table(pyarrow.table(table), path)
-    with refuses("1 clients", "has 2"):
-        wrapped(make, index={"name": "file", "path": str(path)})
-    table = {name: values * 2 for name, values in table.items()}
-    pyarrow.parquet.write_table(pyarrow.table(table), path)
-    with refuses("'dark' of 27", "'gray' of 27"):
-        wrapped(make, index={"name": "file", "path": str(path)})
-    pyarrow.parquet.write_table(pyarrow.table({"samples": [1.0]}), path)
-    with refuses("client, feature", "fedshift index"):
-        wrapped(make, index={"name": "file", "path": str(path)})
-
-
-def test_a_method_without_an_index_makes_none(make: Make):
-    with refuses("'fedavg'", "method.name=client2vec"):
-        index(make(), progress=Progress())
+    for held, said in (
+        (table, ("1 clients", "has 2")),
+        ({name: values * 2 for name, values in table.items()}, ("'dark' of 27", "'gray' of 27")),
+        ({"samples": [1.0]}, ("client, feature", "fedshift index")),
+    ):
+        pyarrow.parquet.write_table(pyarrow.table(held), path)
+        with refuses(*said):
+            wrapped(make, index=index)
 
 
 def test_similarity_between_domains_by_hand():
