@@ -197,27 +197,6 @@ def test_the_score_is_the_loss_of_the_mean_of_caught_models(make: Make, bn: str)
         assert risk == pytest.approx(score.loss, rel=1e-9)
 
 
-def test_who_misses_training_is_not_scored_and_who_misses_scoring_has_no_loss(make: Make):
-    """Who does not say a count starts at 1/6."""
-    changes = {**DRFA_ON_FOUR, "partition": {"name": "iid", "clients": 2}, "train.absent": 0.4, "train.rounds": 8}
-    simulation = Simulation(make(changes))
-    go_on(simulation)
-    coordinator = simulation.coordinator
-    absent = {entry["client"] for entry in coordinator.missing}
-    assert absent
-    for client, weight in zip(coordinator.names.values(), weights_of(coordinator.state), strict=True):
-        assert (abs(weight - 1 / 6) < 1e-7) == (client in absent)
-    for _ in range(8):
-        before, weights = len(coordinator.missing), coordinator.state.server["mixture.weights"]
-        go_on(simulation)
-        missing = coordinator.missing[before:]
-        trains = {entry["client"] for entry in missing if entry["exchange"] == "train"}
-        assert not trains & {entry["client"] for entry in missing if entry["exchange"] == "score"}
-        grown = coordinator.state.server["mixture.weights"] > weights
-        gone = {entry["client"] for entry in missing}
-        assert not gone & {name for id, name in coordinator.names.items() if grown[id]}
-
-
 def test_what_it_refuses(make: Make):
     with refuses("method.weighting = 'samples'", "DRFA", "'uniform'"):
         make({"method.name": "drfa", "method.weighting": "samples"}).check()

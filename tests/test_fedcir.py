@@ -85,16 +85,18 @@ def test_loss_and_gradient_by_hand():
 
 
 def test_a_term_without_weight_is_left_out_and_asks_for_no_noise(make: Make):
+    """In round 1 there is none of them."""
     spec = Simulation(make()).setup.model
     batch, noise = one_image()
+    of_g = {"eps", "labels", "noise"}
     for method, terms, draws in (
-        (FedCiR(l_reg=0.5, l_align=0.1), {"cross_entropy", "reg", "align"}, {"eps", "labels", "noise"}),
-        (METHODS.get("fedreg")(), {"cross_entropy", "reg"}, {"eps", "labels", "noise"}),
+        (FedCiR(l_reg=0.5, l_align=0.1), {"cross_entropy", "reg", "align"}, of_g),
+        (METHODS.get("fedreg")(), {"cross_entropy", "reg"}, of_g),
         (METHODS.get("fedalign")(), {"cross_entropy", "align"}, {"eps"}),
-        (FedCiR(l_reg=0, l_align=0), {"cross_entropy"}, {"eps"}),
     ):
-        given = method.objective("train").evaluate(one_dimensional_net(), batch, at(round=2, noise=noise))
-        assert given.keys() == terms
+        objective, net = method.objective("train"), one_dimensional_net()
+        assert objective.evaluate(net, batch, at(round=2, noise=noise)).keys() == terms
+        assert objective.evaluate(net, batch, at(round=1, noise=noise)).keys() == {"cross_entropy"}
         assert method.draws(spec, 4).keys() == draws
     assert FedCiR().draws(spec, 4)["labels"] == Draw((4,), "integers", 3)  # uniform over the tiny data's 3 classes
     assert FedCiR().draws(spec, 4)["noise"] == Draw((4, 2))  # half of d = 4
@@ -144,18 +146,6 @@ def test_the_generator_meets_the_mixture_of_probabilities():
     terms["consensus"].backward()
     assert net.generator.shift.grad.item() == pytest.approx(-0.1412501, abs=1e-6)
     assert net.head.weight.grad is None
-
-
-def test_the_mixture_is_taken_for_each_sample_and_the_loss_is_their_mean():
-    """Noise makes z = 1, -1 and 0 for the labels 0, 0 and 1.
-
-    At z = 1 class 0 has 0.9 and 0.5, at -1 it has 0.1 and 0.5; at 0 both heads give a half. The loss is
-    -(log 0.7 + log 0.3 + log 0.5) / 3 = (0.3566749 + 1.2039728 + 0.6931472) / 3 = 0.7512650.
-    """
-    noise = {"labels": torch.tensor([0, 0, 1]), "noise": torch.tensor([[0.0], [-2.0], [1.0]])}
-    context = at(noise=noise, replies=two_heads())
-    loss = FedCiR().generator_loss(server_net(), Batch(*torch.empty(2, 0)), context)["consensus"]
-    assert loss.item() == pytest.approx(0.7512650, abs=1e-6)
 
 
 def test_clients_weigh_in_the_mixture_as_in_the_average():
@@ -223,25 +213,9 @@ class ByHand(Averaging):
         return (Phase("train", (Objective("train", loss, ("encoder", "head"), ("loss",), draws),)),)
 
 
-def same(one: Simulation, other: Simulation) -> bool:
-    mine, theirs = one.coordinator.state.shared, other.coordinator.state.shared
-    assert mine.keys() == theirs.keys()
-    return all(torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
-
-
 def test_without_weights_it_is_fedavg_with_a_probabilistic_encoder(make: Make):
     experiment = make({"method": {"name": "fedcir", "l_reg": 0, "l_align": 0}} | CNN_WITH_BN)
-    bare = simulate(experiment)
-    assert same(bare, simulate(experiment.replace(method=ByHand())))
-    assert not bare.coordinator.state.down
-    assert not bare.coordinator.state.server
-    assert not bare.coordinator.state.optimisers
-
-
-@pytest.mark.parametrize("weight", ["l_reg", "l_align"])
-def test_both_terms_begin_in_the_second_round(make: Make, weight: str):
-    """One round equals that without weights, bit for bit; two do not."""
-    on = make({"method": {"name": "fedcir", "l_reg": 0, "l_align": 0, weight: 0.01}})
-    off = on.replace(method=ByHand())
-    assert same(simulate(on, rounds=1), simulate(off, rounds=1))
-    assert not same(simulate(on, rounds=2), simulate(off, rounds=2))
+    bare = simulate(experiment).coordinator.state
+    by_hand = simulate(experiment.replace(method=ByHand())).coordinator.state
+    assert bare.tensors.keys() == by_hand.tensors.keys()
+    assert all(torch.equal(tensor, by_hand.tensors[name]) for name, tensor in bare.tensors.items())

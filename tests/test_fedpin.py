@@ -170,17 +170,6 @@ def test_two_halves_estimate_the_squared_gradient_without_bias(scalar_weight: fl
     assert sum(estimates) / len(batches) == pytest.approx(exact.item(), rel=1e-9)
 
 
-def test_it_is_what_a_head_gains_by_one_step_to_first_order():
-    """(R(omega_g) - R(omega_g - eta grad R)) / eta, which Proposition 4.2's difference is for a small step eta."""
-    net, batch = drawn_head(4)
-    risk = F.cross_entropy(net.head(batch.z), batch.y)
-    gradients = torch.autograd.grad(risk, list(net.head.parameters()))
-    weight, bias = (p - 1e-6 * g for p, g in zip(net.head.parameters(), gradients, strict=True))
-    gained = (risk - F.cross_entropy(F.linear(batch.z, weight, bias), batch.y)) / 1e-6
-    twice = [sample for sample in range(4) for _ in range(2)]  # both halves are the batch
-    assert gain(net, batch, twice, 0.0) == pytest.approx(gained.item(), rel=1e-4)
-
-
 # A round ----------------------------------------------------------------------------------------------
 
 

@@ -114,23 +114,13 @@ def test_promote_makes_the_tuned_model_the_copy_with_the_clients_own_batch_norms
 @pytest.mark.parametrize("bn", ["shared", "local"])
 def test_tuning_moves_each_clients_copy_and_predicts_with_it(make: Make, bn: str):
     """From the global model of the end; the unseen, and everyone before, are predicted for with the global model."""
-    method = FineTuning(finetune_steps=3, bn=bn)
-    simulation = Simulation(make(CNN_WITH_BN).replace(method=method))
+    simulation = Simulation(make(CNN_WITH_BN).replace(method=FineTuning(finetune_steps=3, bn=bn)))
+    environments = simulation.federated.environments
     *training, tuning = simulation.coordinator.schedule
-    assert (len(training), tuning.stage.name) == (2, "finetune")
-
-    def agree() -> list[bool]:
-        """Whether each environment's score is the global model's."""
-        found = []
-        for environment in simulation.federated.environments:
+    for when in (*training, tuning):
+        go_on(simulation)
+        for environment in environments:
             (model,) = models_of(simulation, environment)
             ours, plain = (scored(simulation, model, environment, tuning, each) for each in (None, FedAvg()))
-            found.append(ours == plain)
-        return found
-
-    for _ in training:
-        go_on(simulation)
-        assert all(agree())
-    go_on(simulation)
-    assert agree() == [environment.client is None for environment in simulation.federated.environments]
+            assert (ours == plain) == (when is not tuning or environment.client is None)
     assert all(state.tensors["tuned.done"] == 1 for _, state in states(simulation))
