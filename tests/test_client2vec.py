@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +14,7 @@ import torch
 from PIL import Image
 from sklearn.cluster import AgglomerativeClustering
 from sklearn.metrics import adjusted_rand_score
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 from typer.testing import CliRunner
 
@@ -39,7 +38,6 @@ from fedshift.methods.client2vec.dsa_ign import (
 )
 from fedshift.methods.client2vec.heat_maps import by_domain
 from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, notes_on, similarity
-from fedshift.methods.fedavg import FedAvg
 from fedshift.runs.events import Progress
 from fedshift.runs.simulation import Simulation
 from fedshift.streams import Streams
@@ -121,18 +119,11 @@ def test_the_loss_is_the_sum_of_what_is_switched_on(off: str | None):
 # Eq. 1 and 3 ------------------------------------------------------------------------------------
 
 
-def state_of(feature, label, samples, last=None, since=None, history=None) -> ServerState:
-    clients = len(samples)
-    zeros = torch.zeros(clients)
-    held = {
-        FEATURE: torch.tensor(feature),
-        LABEL: torch.tensor(label),
-        COUNTS: torch.tensor(samples),
-        HISTORY: zeros if history is None else torch.tensor(history),
-        LAST: zeros if last is None else torch.tensor(last),
-        SINCE: zeros if since is None else torch.tensor(since),
-    }
-    return ServerState(server=Tensors(held), clients=clients)
+def state_of(feature, label, samples, last=None, since=None) -> ServerState:
+    zeros = torch.zeros(len(samples))
+    held = {FEATURE: feature, LABEL: label, COUNTS: samples, HISTORY: zeros, LAST: last, SINCE: since}
+    tensors = {name: zeros if value is None else torch.as_tensor(value) for name, value in held.items()}
+    return ServerState(server=Tensors(tensors), clients=len(samples))
 
 
 THREE = {
@@ -177,17 +168,6 @@ def test_clients_of_recent_rounds_are_not_sampled():
     assert chosen == set(range(6, 12))
 
 
-def test_memory_of_cohorts(make: Make):
-    """Gamma = 0.5: history is S(C^1) after one round and 0.5 S(C^1) + S(C^2) after two; `since` counts from 1."""
-    method = Client2Vec(gamma=0.5)
-    first = method.remembering(state_of(**THREE), [0])
-    second = method.remembering(first, [1])
-    s1, s2 = (method.to_cohort(first, [client]) for client in (0, 1))
-    torch.testing.assert_close(second.server[HISTORY], 0.5 * s1 + s2)
-    torch.testing.assert_close(second.server[LAST], s2)
-    assert second.server[SINCE].tolist() == [2, 1, 0]
-
-
 def test_aggregation_follows_eq_3():
     """Cohort {0, 1}, history 0, lambda_1 = 2, N = 10, 20, so q = 1/3, 2/3.
 
@@ -201,49 +181,23 @@ def test_aggregation_follows_eq_3():
     assert one + other == pytest.approx(1)
 
 
-def number(value: float) -> Tensor:
-    return torch.tensor(value, dtype=torch.float64)
-
-
-def test_adam_on_the_server_steps_along_the_mean_that_eq_3_weighs():
-    """Two rounds of cohort {0, 1}, whose replies lie 0.2 and 0.5 beyond w, with lambda_1 = 2 and gamma = 1/2.
-
-    S_0 = 2/3 and S_1 = 5/6, as above, so r = p_1 / p_0 is 2 e^(1/12) in round 1. In round 2 the history is
-    S / 2 + S = 3/2 S, so r = 2 exp(3/2 * 1/6 / 2) = 2 e^(1/8). Delta = (0.2 + 0.5 r) / (1 + r), and from m = 0 and
-    v = tau^2: m <- 0.9 m + 0.1 Delta, v <- 0.99 v + 0.01 Delta^2, w <- w + 0.1 m / (sqrt(v) + 0.001). A buffer, of
-    which there are no moments, is the weighed mean: (4 + 7 r) / (1 + r).
-    """
-    method = Client2Vec(base=FedAvg(server={"name": "adam", "lr": 0.1}), heat=2.0, gamma=0.5, local_training=False)
-    merge = method.stages(2)[-1].exchanges[-1].merge
-    state = state_of(**THREE)
-    moments = {"first_moment.encoder.w": number(0.0), "second_moment.encoder.w": number(1e-6)}
-    state = dataclasses.replace(
-        state,
-        shared=Tensors({"encoder.w": number(1.0), "encoder.mean": number(5.0)}),
-        server=state.server.map(Tensor.double) | Tensors(moments),
-    )
-    w, m, v = 1.0, 0.0, 1e-6
-    for r in (2 * math.exp(1 / 12), 2 * math.exp(1 / 8)):
-        one = Tensors({"encoder.w": number(w + 0.2), "encoder.mean": number(4)})
-        other = Tensors({"encoder.w": number(w + 0.5), "encoder.mean": number(7)})
-        state = merge(state, Replies([(0, one), (1, other)]))
-        delta = (0.2 + 0.5 * r) / (1 + r)
-        m, v = 0.9 * m + 0.1 * delta, 0.99 * v + 0.01 * delta**2
-        w += 0.1 * m / (math.sqrt(v) + 0.001)
-        assert state.shared["encoder.w"].item() == pytest.approx(w, abs=1e-12)
-        assert state.shared["encoder.mean"].item() == pytest.approx((4 + 7 * r) / (1 + r))
-        assert state.server["first_moment.encoder.w"].item() == pytest.approx(m, abs=1e-12)
-        assert state.server["second_moment.encoder.w"].item() == pytest.approx(v, abs=1e-12)
+def test_memory_of_cohorts():
+    """Gamma = 0.5: history is S(C^1) after one round and 0.5 S(C^1) + S(C^2) after two; `since` counts from 1."""
+    method = Client2Vec(gamma=0.5)
+    first = method.remembering(state_of(**THREE), [0])
+    second = method.remembering(first, [1])
+    s1, s2 = (method.to_cohort(first, [client]) for client in (0, 1))
+    torch.testing.assert_close(second.server[HISTORY], 0.5 * s1 + s2)
+    torch.testing.assert_close(second.server[LAST], s2)
+    assert second.server[SINCE].tolist() == [2, 1, 0]
 
 
 def test_with_a_large_heat_only_it_is_the_base_weighted_by_samples(make: Make):
     """Sampling and local training off, lambda_1 to infinity: the base method with weighting = "samples"."""
-    settings = {"sampling": False, "local_training": False, "heat": 1e12}
-    ours = run(wrapped(make, **settings))
-    base = run(Simulation(make({"method.weighting": "samples"})))
-    mine = ours.coordinator.state.shared
-    for name, tensor in base.coordinator.state.shared.items():
-        torch.testing.assert_close(mine[name], tensor, rtol=1e-6, atol=1e-7)
+    ours = run(wrapped(make, sampling=False, local_training=False, heat=1e12)).coordinator.state.shared
+    base = run(Simulation(make({"method.weighting": "samples"}))).coordinator.state.shared
+    for name, tensor in base.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=1e-6, atol=1e-7)
 
 
 # Eq. 4 ------------------------------------------------------------------------------------------
@@ -323,49 +277,45 @@ class KnownMeans(Dataset):
         x, y = [], []
         for domain, skew, _ in self.domain_names():
             shares = torch.tensor([0.4, 0.4, 0.1, 0.1] if skew == "x" else [0.1, 0.1, 0.4, 0.4])
-            labels = torch.multinomial(shares, 60, replacement=True, generator=generator)
-            labels[:4] = torch.arange(4)
+            y.append(torch.multinomial(shares, 60, replacement=True, generator=generator))
+            y[-1][:4] = torch.arange(4)
             noise = 0.3 * torch.randn(60, 32, generator=generator)
-            x.append(domains["abc".index(domain)] + classes[labels] + noise)
-            y.append(labels)
-        client = torch.arange(12).repeat_interleave(60)
-        names = ("dog", "cat", "house", "guitar")
+            x.append(domains["abc".index(domain)] + classes[y[-1]] + noise)
+        client, names = torch.arange(12).repeat_interleave(60), ("dog", "cat", "house", "guitar")
         return DomainData(torch.cat(x), torch.cat(y), client, self.domain_names(), names, torch.arange(720))
+
+
+def known(make: Make, **index: Any) -> Simulation:
+    """The twelve clients, whose index is made."""
+    changes = {"data.name": "known-means", "protocol": {"name": "in-domain"}}
+    simulation = wrapped(make, changes, index={**SMALL, "feedforward": 64, "batch": 32, "epochs": 20, **index})
+    return run(simulation, rounds=len(simulation.coordinator.schedule) - 2)
 
 
 @pytest.mark.parametrize(
     "index",
     [
-        {"strategy": "global", "epochs": 20, "upload": 40},
-        {"strategy": "federated", "epochs": 20, "local_epochs": 5, "participation": 0.5},
+        {"strategy": "global", "upload": 40},
+        {"strategy": "federated", "local_epochs": 5, "participation": 0.5},
     ],
     ids=["global", "federated"],
 )
 def test_the_feature_index_groups_clients_by_domain_and_the_label_index_by_skew(make: Make, index: dict):
-    changes = {"data.name": "known-means", "protocol": {"name": "in-domain"}}
-    simulation = wrapped(make, changes, index={**SMALL, "feedforward": 64, "batch": 32, **index})
-    run(simulation, rounds=len(simulation.coordinator.schedule) - 2)
-    held = simulation.coordinator.state.tensors
+    simulation = known(make, **index)
     names = [client.name for client in simulation.federated.clients]
-
-    def agreement(vectors: torch.Tensor, truth: list[str]) -> float:
+    for vectors, place in ((FEATURE, 0), (LABEL, 1)):
+        truth = [name[place] for name in names]
         clusters = AgglomerativeClustering(len(set(truth)), metric="cosine", linkage="average")
-        return adjusted_rand_score(truth, clusters.fit_predict(vectors.numpy()))
-
-    assert agreement(held[FEATURE], [name[0] for name in names]) == 1.0
-    assert agreement(held[LABEL], [name[1] for name in names]) == 1.0
+        found = clusters.fit_predict(simulation.coordinator.state.tensors[vectors].numpy())
+        assert adjusted_rand_score(truth, found) == 1.0
 
 
 def test_domains_separate_if_orthogonality_knows_no_length(make: Make):
     """After equal training: the mean entry of Z U^T leaves all clients nearly one vector, the cosines do not."""
     module_of(Path(__file__).parent.parent / "docs" / "results" / "dsa_ign_entries.py")
-    changes = {"data.name": "known-means", "protocol": {"name": "in-domain"}}
     between = {}
     for form in ("dsa-ign-entries", "dsa-ign"):
-        index = {**SMALL, "name": form, "feedforward": 64, "batch": 32, "epochs": 20, "upload": 40}
-        simulation = wrapped(make, changes, index=index)
-        run(simulation, rounds=len(simulation.coordinator.schedule) - 2)
-        cosines = similarity(simulation.coordinator.state.tensors[FEATURE], None)
+        cosines = similarity(known(make, name=form, upload=40).coordinator.state.tensors[FEATURE], None)
         between[form] = by_domain(cosines, tuple("aaaabbbbcccc"))[~torch.eye(3, dtype=torch.bool)]
     assert between["dsa-ign-entries"].min() > 0.85
     assert between["dsa-ign"].max() < 0
@@ -377,18 +327,6 @@ def test_an_index_separates_if_two_clients_are_not_alike():
     (note,) = notes_on(torch.cat([close, torch.zeros(1, 2)]))
     assert "does not separate the clients: the least cosine between two of them is 0.995, above 0.99" in note
     assert notes_on(far) == ()
-
-
-def test_the_label_index_is_the_mean_of_label_embeddings(make: Make):
-    simulation = wrapped(make)
-    run(simulation, rounds=2)
-    texts = simulation.setup.method.index.encoder.texts([f"A photo of a class {c}" for c in range(3)])
-    labels = F.normalize(texts, dim=1)
-    server = simulation.coordinator.state.server
-    for client in simulation.federated.clients:
-        expected = labels[client.train.y].mean(dim=0)
-        torch.testing.assert_close(server[LABEL][client.id], expected)
-        assert server[COUNTS][client.id] == len(client.train)
 
 
 @pytest.mark.parametrize("index", ["feature-average", "class-prototypes", "model-weights"])
