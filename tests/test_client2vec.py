@@ -149,8 +149,7 @@ def test_similarity_to_a_cohort_by_hand(compared: str, expected: list[float]):
 
 def test_sampling_follows_eq_1():
     """S = (log 1, log 2, log 5) and tau = 1: p = 1/8, 2/8, 5/8; tau = 0.5 squares them: 1/30, 4/30, 25/30."""
-    state = state_of(**THREE, last=[0.0, math.log(2), math.log(5)])
-    generator = torch.Generator().manual_seed(0)
+    state, generator = state_of(**THREE, last=[0.0, math.log(2), math.log(5)]), torch.Generator().manual_seed(0)
     for tau, expected in ((1.0, [1 / 8, 2 / 8, 5 / 8]), (0.5, [1 / 30, 4 / 30, 25 / 30])):
         method = Client2Vec(tau=tau)
         drawn = torch.tensor([method.select(state, [0, 1, 2], 1, generator)[0] for _ in range(8000)])
@@ -162,10 +161,8 @@ def test_clients_of_recent_rounds_are_not_sampled():
     """12 clients, cohorts of 2: those of the last 12 / (2 * 2) = 3 rounds rest."""
     since = [1.0, 1, 2, 2, 3, 3, 4, 4, 0, 0, 0, 0]
     state = state_of([[1.0, 0.0]] * 12, [[1.0, 0.0]] * 12, [1.0] * 12, since=since)
-    generator = torch.Generator().manual_seed(0)
-    method = Client2Vec()
-    chosen = {i for _ in range(200) for i in method.select(state, list(range(12)), 2, generator)}
-    assert chosen == set(range(6, 12))
+    method, generator = Client2Vec(), torch.Generator().manual_seed(0)
+    assert {i for _ in range(200) for i in method.select(state, list(range(12)), 2, generator)} == set(range(6, 12))
 
 
 def test_aggregation_follows_eq_3():
@@ -380,26 +377,23 @@ def test_the_offline_encoder_is_fixed():
 
 
 def test_the_index_command_writes_vectors_and_a_heat_map(make: Make, tmp_path, tiny_document):
-    document = override(tiny_document, {"method": {"name": "client2vec", "index": SMALL}})
+    """With which a run goes on as one that makes its index itself."""
     file = tmp_path / "tiny.toml"
-    file.write_text(tomli_w.dumps(document))
+    file.write_text(tomli_w.dumps(override(tiny_document, {"method": {"name": "client2vec", "index": SMALL}})))
     result = CliRunner().invoke(app, ["index", str(file)])
     assert result.exit_code == 0, result.output
     assert "2 clients of 2 domains" in result.output
-    assert "Cosines of the feature index:" in result.output
     (folder,) = (tmp_path / "runs" / "tiny").iterdir()
     table = pyarrow.parquet.read_table(folder / "index.parquet").to_pydict()
     assert table["client"] == table["domain"] == ["dark", "gray"]
     assert table["samples"] == [27, 27]
-    simulation = wrapped(make)
-    run(simulation, rounds=2)
+    simulation = run(wrapped(make))
     assert torch.equal(torch.tensor(table["feature"]), simulation.coordinator.state.tensors[FEATURE])
     with Image.open(folder / "similarity.png") as image:
         assert image.width > 500
-    index = {"name": "file", "path": str(folder / "index.parquet")}
-    again = run(wrapped(make, index=index))
+    again = run(wrapped(make, index={"name": "file", "path": str(folder / "index.parquet")}))
     assert [stage.name for stage in again.setup.stages] == ["train"]
-    assert_same_shared(run(wrapped(make)), again)
+    assert_same_shared(simulation, again)
 
 
 def test_an_index_of_other_clients_is_refused(make: Make, tmp_path):
