@@ -217,14 +217,6 @@ def test_splits_are_disjoint_and_stratified(labels: list[tuple[int, int]], fract
                 assert (masks[0] & inside).any()
 
 
-def test_a_digit_is_held_out_at_every_angle_or_at_none():
-    data = RotatedMNIST(images_per_class=10).load(Streams(0))
-    (held_out,) = split(data, (0.1,), Streams(0))
-    by_angle = held_out.view(6, 100)
-    assert by_angle.sum(dim=1).tolist() == [10] * 6
-    assert all(torch.equal(by_angle[0], row) for row in by_angle)
-
-
 # Inputs -----------------------------------------------------------------------------------------
 
 

@@ -119,9 +119,11 @@ def test_samples_are_drawn_by_the_seed(long_play: str):
     assert torch.bincount(few[0].domain).tolist() == [4] * 10
     assert torch.equal(few[0].x, few[1].x)
     assert not torch.equal(few[0].x, few[2].x)
-    held = {(d, *x, y) for d, x, y in zip(every.domain.tolist(), every.x.tolist(), every.y.tolist(), strict=True)}
-    drawn = [(d, *x, y) for d, x, y in zip(few[0].domain.tolist(), few[0].x.tolist(), few[0].y.tolist(), strict=True)]
-    assert set(drawn) < held
+    held, drawn = (
+        [(d, *x, y) for d, x, y in zip(each.domain.tolist(), each.x.tolist(), each.y.tolist(), strict=True)]
+        for each in (every, few[0])
+    )
+    assert set(drawn) < set(held)
     assert len(set(drawn)) == len(drawn)
 
 

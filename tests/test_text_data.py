@@ -19,8 +19,6 @@ from conftest import Make, simulate
 from fedshift.clients.checks import check_data
 from fedshift.clients.inputs import Inputs
 from fedshift.datasets.text import TextFile
-from fedshift.runs import runner
-from fedshift.runs.events import Progress
 from fedshift.streams import Streams
 from reference import SMALL
 
@@ -187,15 +185,6 @@ def changes(tmp_path: Path, kind: str, method: str) -> dict[str, Any]:
 def test_methods_run_on_texts_unchanged(make: Make, tmp_path: Path, kind: str, method: str):
     simulation = simulate(make(changes(tmp_path, kind, method)))
     assert simulation.coordinator.position == len(simulation.coordinator.schedule)
-
-
-def test_a_model_of_texts_is_put_together_again(make: Make, tmp_path: Path):
-    """From ids, as the data set stores them; data.json says that they are ids."""
-    given = changes(tmp_path, "tokens", "fedavg")
-    run = runner.start(make(given), Progress())
-    x = texts(given["data"]["path"], tokens=given["data"]["tokens"], length=6).load(Streams(0)).x
-    torch.testing.assert_close(run.model()(x).exp().sum(dim=1), torch.ones(len(x)))
-    assert run.data_facts["inputs"]["tokens"] == len(WORDS)
 
 
 @pytest.mark.parametrize(
