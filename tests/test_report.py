@@ -301,25 +301,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_missing_folder_is_made(runs: Path, tmp_path: Path):
-    to = tmp_path / "new" / "deep" / "all.html"
-    result = CliRunner().invoke(app, ["report", str(runs), "--to", str(to)])
-    assert result.exit_code == 0, result.output
-    Strict(to.read_text())
-    assert Comparison.at(runs).report(tmp_path / "new") == tmp_path / "new" / "report.html"
-
-
 def test_where_no_report_can_be_the_error_says_so_and_the_tables_are_printed(runs: Path, tmp_path: Path):
     (tmp_path / "file").write_text("")
-    for to, why in [
-        (tmp_path / "file" / "x.html", "its folder would be a file"),
-        (tmp_path / ("x" * 300), "File name too long"),
-    ]:
-        result = CliRunner().invoke(app, ["report", str(runs), "--to", str(to)])
-        assert "Accuracy in %" in result.output
-        assert isinstance(result.exception, FedshiftError)
-        assert why in str(result.exception)
-        assert "room" not in str(result.exception)
+    result = CliRunner().invoke(app, ["report", str(runs), "--to", str(tmp_path / "file" / "x.html")])
+    assert "Accuracy in %" in result.output
+    assert isinstance(result.exception, FedshiftError)
+    assert "its folder would be a file" in str(result.exception)
 
 
 def into_a_closed_pipe(*words: str) -> None:

@@ -26,7 +26,7 @@ from fedshift.study.execute import DIVERGED
 from fedshift.study.grid import Document, expand
 from fedshift.study.papers import PAPERS, exhibit_of, exhibits
 from fedshift.study.quantities import quantity
-from fedshift.study.reproduction import RUNS_FILE, Reproduction, differences_from_paper, less, plan_table, run_folders
+from fedshift.study.reproduction import Reproduction, differences_from_paper, less, plan_table, run_folders
 from fedshift.study.scenarios import scales, scenarios
 from fedshift.study.study_tables import Count
 
@@ -48,8 +48,6 @@ def test_every_file_is_read_and_says_what_it_is():
     assert used == {*scenarios("papers")}
     for name, exhibit in exhibits().items():
         assert exhibit.paper in PAPERS.values()
-        assert exhibit.what.endswith(".")
-        assert exhibit.kind in ("table", "curve", "omitted")
         assert bool(exhibit.why) == (exhibit.kind == "omitted") == (not exhibit.carried_out), name
         assert exhibit.kind != "curve" or exhibit.across
         assert len({row.name for row in exhibit.rows}) == len(exhibit.rows)
@@ -108,18 +106,12 @@ def test_published_numbers_are_the_papers():
     assert quoted("fedsr-table2", "FedSR", "fedsr-pacs") == [83.2, 76.0, 93.8, 81.9, 83.7]
     assert quoted("fedsr-table4", "FedSR", "fedsr-domainnet") == [None] * 6 + [41.3]
     assert quoted("fedcir-table1", "FedCiR", "fedcir-iwildcam") == [86.23]
-    assert quoted("fedcir-table1", "FedAvg", "fedcir-pacs") == [52.61]
     assert quoted("fedcir-table2", "reg 0.1, align 5e-06", "fedcir-pacs") == [67.73]
     assert quoted("fraug-table2", "FRAug", "fraug-digits") == [97.81, 81.65, 81.24, 97.67, 89.59]
-    assert quoted("fraug-table2", "Single", "fraug-pacs") == [82.37, 86.08, 92.01, 87.52, 87.0]
     assert quoted("fraug-table3", "All", "fraug-office-home")[-1] == 66.6
-    assert quoted("client2vec-table1", "FedAvg", "client2vec-cifar10") == [42.24]
     assert quoted("client2vec-table1", "FedAvg + i + ii + iii (Federated)", "client2vec-cifar10") == [59.29]
-    assert quoted("client2vec-table1", "FedIIR + i (Global)", "client2vec-domainnet") == [57.05]
     assert quoted("client2vec-table6", "FedDyn (Global)", "client2vec-cifar10") == [78.01, 70.59]
     assert quoted("fedpin-table1", "FedSDR", "fedpin-pacs-60") == [48.1, 51.6]
-    assert quoted("fedpin-table1", "FedPIN", "fedpin-cfmnist") == [59.8, 63.1]
-    assert quoted("fedpin-table2", "GM", "fedpin-cfmnist") == [48.2, 50.1]
     assert quoted("fedpin-table2", "PM", "fedpin-cfmnist") == [59.8, 63.1]
 
 
@@ -220,7 +212,7 @@ def test_a_command_that_is_killed_goes_on_and_repeats_nothing(tmp_path: Path):
 
 
 def test_a_table_whose_runs_are_damaged_is_told_apart(tmp_path: Path):
-    """--list says it of that table alone; a reproduction says what to delete, and then makes it again."""
+    """A reproduction says what to delete, and then makes it again."""
     fedshift.reproduce("fedpin-table2", out=tmp_path, rows=["GM", "PM"], progress=Progress())
     damaged = next(folder for folder in find(tmp_path) if "fedpin-gm-" in folder.path.name)
     (damaged.path / "records.jsonl").write_text("{}\n")
@@ -230,10 +222,6 @@ def test_a_table_whose_runs_are_damaged_is_told_apart(tmp_path: Path):
     shutil.rmtree(damaged.path)
     done = fedshift.reproduce("fedpin-table2", out=tmp_path, rows=["GM"], progress=Progress())
     assert str(done.count) == "2 of 7 runs finished"
-    (tmp_path / "fedpin-table2-smoke" / RUNS_FILE).write_text('["x"]')
-    (state,) = fedshift.reproductions(["fedpin-table2"], "smoke", out=tmp_path).states
-    assert str(state) == "damaged"
-    assert f"{RUNS_FILE}' is not what was written." in state.damaged
 
 
 def test_a_cell_that_diverged_is_counted_alike_everywhere(tmp_path: Path):
@@ -243,18 +231,12 @@ def test_a_cell_that_diverged_is_counted_alike_everywhere(tmp_path: Path):
     first = plan.cells[0].experiments[0]
     folder = Run.create(first, runner.run_path(first))
     (folder.path / DIVERGED).write_text("The loss is not finite.")
-    assert (
-        str(Count.of(folders))
-        == f"0 of {sum(map(len, folders))} runs finished, {len(plan.cells[0].experiments)} diverged"
-    )
+    runs, over = sum(map(len, folders)), len(plan.cells[0].experiments)
+    assert str(Count.of(folders)) == f"0 of {runs} runs finished, {over} diverged"
     done = Reproduction.read(plan, plan.whole.cells, {})
     assert str(done.count) == str(Count.of(folders))
     assert f"{done.count}; they took" in done.table()
     assert "RotatedMNIST, FedAVG: diverged. The loss is not finite." in done.table()
-    plan.folder.mkdir()
-    (plan.folder / RUNS_FILE).write_text(json.dumps(run_folders(plan)))
-    (state,) = fedshift.reproductions(["fedsr-table1"], "short", out=tmp_path).states
-    assert str(state) == str(done.count)
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path):
