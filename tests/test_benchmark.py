@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import sqrt
 from pathlib import Path
@@ -154,22 +154,9 @@ def planned(scale: Scale, known: Sequence[Scenario], methods: Sequence[str], out
     return StudyPlan.of(exhibit_of_methods(methods, (), known), scale, folder=out / "small", runs=out / "small")
 
 
-def given(accuracies: Mapping[tuple[str, str], tuple[float, ...]], lacking: Mapping[tuple[str, str], Lacking]):
-    """A benchmark with these accuracies in % by scenario and method, seed by seed."""
-    numbers = {}
-    for (scenario, method), values in accuracies.items():
-        by_seed = dict(zip(SEEDS, values, strict=True))
-        numbers[scenario, method, "accuracy"] = by_seed
-        numbers[scenario, method, "worst"] = {seed: value / 2 for seed, value in by_seed.items()}
-        numbers[scenario, method, "seconds"] = dict.fromkeys(SEEDS, 2.0)
-        numbers[scenario, method, "megabytes"] = dict.fromkeys(SEEDS, 1.5)
-    methods = tuple(dict.fromkeys(method for _, method in (*accuracies, *lacking)))
-    plan = planned(SCALE, SCENARIOS, methods, Path("nowhere"))
-    return Benchmark(plan, numbers, {(*key, ""): why for key, why in lacking.items()})
-
-
 @pytest.fixture
 def small() -> Benchmark:
+    """A benchmark with these accuracies in % by scenario and method, seed by seed."""
     accuracies = {
         ("a", "fedavg"): (50.0, 60.0, 70.0),
         ("b", "fedavg"): (50.0, 50.0, 50.0),
@@ -179,7 +166,15 @@ def small() -> Benchmark:
     }
     lacking = {("b", "ditto"): Lacking("It needs two clients.", "refused")}
     lacking |= dict.fromkeys([("a", "fediir"), ("b", "fediir")], Lacking("Not finite.", "diverged"))
-    return given(accuracies, lacking)
+    numbers = {}
+    for (scenario, method), values in accuracies.items():
+        by_seed = dict(zip(SEEDS, values, strict=True))
+        numbers[scenario, method, "accuracy"] = by_seed
+        numbers[scenario, method, "worst"] = {seed: value / 2 for seed, value in by_seed.items()}
+        numbers[scenario, method, "seconds"] = dict.fromkeys(SEEDS, 2.0)
+        numbers[scenario, method, "megabytes"] = dict.fromkeys(SEEDS, 1.5)
+    plan = planned(SCALE, SCENARIOS, ("fedavg", "fedsr", "ditto", "fediir"), Path("nowhere"))
+    return Benchmark(plan, numbers, {(*key, ""): why for key, why in lacking.items()})
 
 
 def test_mean_ranks_are_over_the_columns_on_which_a_method_can_run(small: Benchmark):

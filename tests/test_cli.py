@@ -301,12 +301,3 @@ def test_a_folder_that_cannot_be_made_is_noticed_before_data_are_read(
     message = refused(*(str(experiment_file) if word == "EXPERIMENT" else word for word in words))
     assert "file" in message
     assert "give another folder" in message
-
-
-# What a model lacks -----------------------------------------------------------------------------
-
-
-def test_a_note_on_batch_norm_is_on_the_model_that_is_used(experiment_file: Path):
-    said = " ".join(ok("run", str(experiment_file), "--method", "fedbn", "--dry-run").split())
-    assert "'mlp'" in said
-    assert "--set model.batch_norm=true" in said

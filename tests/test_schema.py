@@ -77,19 +77,6 @@ def test_what_is_refused_is_no_valid_file():
         assert problems(tomllib.loads(text)), text
 
 
-def test_what_is_taken_is_a_valid_file():
-    for text in (
-        "seed = [0, 1]\n[train]\nlr = [0.1, 0.01]\nmin_answers = ['all', 0.5]",
-        "[protocol]\nhold_out = [0, '15']",
-        "[model]\nname = 'mlp'\nhidden = [[8], [4, 4]]",
-        "[partition]\nname = 'classes'\ngroups = [['a'], ['b']]",
-        "[partition]\nname = 'flwr'\narguments = { num_partitions = 3 }",
-        "[method]\nname = 'client2vec'\nbase = 'moon'\nindex = ['dsa-ign', { name = 'file', path = 'x' }]",
-        "[method]\nname = ['fedavg', 'fedsr']\nl2r = 0.1\npreset = 'pacs'\n[method.fedprox]\nmu = 0.2",
-    ):
-        assert problems(tomllib.loads(text)) == [], text
-
-
 NUMBERS = st.integers(-5, 5) | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
 LEAVES = NUMBERS | st.booleans() | st.sampled_from(["all", "steps", "x", "error", "unseen", "local", "hub"])
 VALUES = LEAVES | st.lists(LEAVES, max_size=3) | st.lists(st.lists(LEAVES, max_size=2), max_size=2)

@@ -136,16 +136,6 @@ def test_what_is_wrong_with_a_site_is_said(given: Any, message: str):
         classifier().fit(given)
 
 
-def test_tables_of_sites_keep_the_names_of_their_columns():
-    x, y, sites = blobs()
-    table = pd.DataFrame(x, columns=[*"abcd"])
-    fitted = classifier(rounds=2).fit({name: (table[sites == name], y[sites == name]) for name in ("north", "south")})
-    assert fitted.feature_names_in_.tolist() == [*"abcd"]
-    assert fitted.predict(table).shape == (120,)  # without a warning
-    with pytest.raises(ValueError, match="feature names should match"):
-        fitted.predict(table[[*"dcba"]])
-
-
 def test_masked_values_are_no_values():
     x, y = np.arange(8.0).reshape(4, 2), np.arange(4) % 2
     masked = np.ma.masked_greater(x, 6)

@@ -110,23 +110,6 @@ def test_what_cannot_be_is_one_error(assignments: list[str], words: tuple[str, .
     assert len(str(caught.value)) < 1500
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("x = " + "[" * 20_000, "deep"),
-        ("[train]\nrounds = " + "9" * 6000, "not TOML"),
-        ("trian = 1", "[experiment]"),
-        ("[protocol]\nhold_out = 2024-01-01", "protocol.hold_out = datetime.date(2024, 1, 1)"),
-    ],
-)
-def test_a_file_that_cannot_be_is_one_error(tmp_path: Path, text: str, words: str):
-    file = tmp_path / "bad.toml"
-    file.write_text(text)
-    with refuses(words) as caught:
-        expand({**TINY, **read(file)})
-    assert len(str(caught.value)) < 1500
-
-
 def test_a_toml_file_that_is_too_large_is_refused_unread(tmp_path: Path):
     """Wherever one is read: an experiment, tuned settings, the experiment of a run from elsewhere."""
     file = tmp_path / "large.toml"
