@@ -26,14 +26,9 @@ def overridden(document: dict[str, Any], changes: dict[str, Any]) -> tuple[dict[
 def test_a_setting_is_replaced_and_tables_are_made():
     document = {"train": {"lr": 0.1}, "method": "fedsr"}
     changes = {"train.lr": 0.2, "evaluate.every": 5, "method.l2r": 0.3, "method.server.lr": 1.0}
-    assert overridden(document, changes) == (
-        {
-            "train": {"lr": 0.2},
-            "evaluate": {"every": 5},
-            "method": {"name": "fedsr", "l2r": 0.3, "server": {"lr": 1.0}},
-        },
-        [],
-    )
+    method = {"name": "fedsr", "l2r": 0.3, "server": {"lr": 1.0}}
+    changed = {"train": {"lr": 0.2}, "evaluate": {"every": 5}, "method": method}
+    assert overridden(document, changes) == (changed, [])
     assert document == {"train": {"lr": 0.1}, "method": "fedsr"}
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import fresh
-from conftest import TINY
+from conftest import TINY, a_record, a_row
 from fedshift.cli.app import app
 from fedshift.errors import FedshiftError
 from fedshift.reporting.comparison import Comparison
@@ -61,7 +61,7 @@ class Made(Run):
         """It has no files."""
 
 
-def made(table: Mapping[str, Any], records: list[Record], done: bool = True, **json: Any) -> Run:
+def made(table: Mapping[str, Any], records: list[Record], done: bool = True, **facts: Any) -> Run:
     name = f"{table['method']['name']}-{table['protocol'].get('hold_out', '')}-seed{table['seed']}"
     run = Made(Path(name), done=done)
     decides = {**table, "seed": 0, "protocol": {**table["protocol"], "hold_out": ""}}
@@ -69,8 +69,7 @@ def made(table: Mapping[str, Any], records: list[Record], done: bool = True, **j
     vars(identity).update(environment=environment())
     final = SimpleNamespace(notes=[])
     vars(run).update(identity=identity, final=final, times=Times(0.0, 0.0, ()))
-    vars(run).update(table=dict(table), records=records, messages=json.get("messages", {}))
-    vars(run).update(data_facts=json.get("data_facts", {}))
+    vars(run).update(table=dict(table), records=records, messages={}, data_facts=facts)
     return run
 
 
@@ -90,13 +89,9 @@ def table_of(method: str, seed: int = 0, hold_out: str | None = None, lr: float 
 def record(
     position: int, stage: str, round: int, tests: Mapping[str, float], validations: Mapping[str, float]
 ) -> Record:
-    shared = {"model": "global", "models": 1, "loss": float("nan"), "n": 9}
-    rows = [{"environment": name, "role": "test", "accuracy": value, **shared} for name, value in tests.items()]
-    rows += [
-        {"environment": name, "role": "validation", "accuracy": value, **shared} for name, value in validations.items()
-    ]
-    sent = {"bytes_down": 1000, "bytes_up": 10}
-    return {"position": position, "stage": stage, "round": round, **sent, "terms": {}, "environments": rows}
+    both = (("test", tests), ("validation", validations))
+    rows = [a_row(name, role, value, loss=float("nan")) for role, its in both for name, value in its.items()]
+    return a_record(position, rows, stage=stage, round=round)
 
 
 PLANS = {  # the stages of a method, and whether they are scored
@@ -252,7 +247,7 @@ def test_the_head_of_the_page_says_what_was_run():
         "samples": {"0": 10, "1": 20, "2": 1000},
     }
     runs = [
-        made(table, [record(4, "train", 4, {"c": 0.5}, {"a": 0.5, "b": 0.5})], done, data_facts=data_facts)
+        made(table, [record(4, "train", 4, {"c": 0.5}, {"a": 0.5, "b": 0.5})], done, **data_facts)
         for table, done in [(table_of("fedavg", 0, "c"), True), (table_of("fedsr", 3, "c"), False)]
     ]
     read = Strict(page(Comparison(runs), NOW))

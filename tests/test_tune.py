@@ -39,7 +39,6 @@ from refusal import refuses
 
 PLUGIN = str(Path(__file__).parent / "tiny.py")
 LR = {"train.lr": Range(0.001, 0.3, log=True)}
-Curve = Callable[[Experiment], Sequence[float]]
 
 
 def experiments(tmp_path: Path, changes: Mapping[str, Any] | None = None) -> list[Experiment]:
