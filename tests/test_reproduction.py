@@ -26,7 +26,7 @@ from fedshift.study.execute import DIVERGED
 from fedshift.study.grid import Document, expand
 from fedshift.study.papers import PAPERS, exhibit_of, exhibits
 from fedshift.study.quantities import quantity
-from fedshift.study.reproduction import Reproduction, differences_from_paper, less, plan_table, run_folders
+from fedshift.study.reproduction import RUNS_FILE, Reproduction, differences_from_paper, less, plan_table, run_folders
 from fedshift.study.scenarios import scales, scenarios
 from fedshift.study.study_tables import Count
 
@@ -212,7 +212,7 @@ def test_a_command_that_is_killed_goes_on_and_repeats_nothing(tmp_path: Path):
 
 
 def test_a_table_whose_runs_are_damaged_is_told_apart(tmp_path: Path):
-    """A reproduction says what to delete, and then makes it again."""
+    """--list says it of that table; a reproduction says what to delete, and then makes it again."""
     fedshift.reproduce("fedpin-table2", out=tmp_path, rows=["GM", "PM"], progress=Progress())
     damaged = next(folder for folder in find(tmp_path) if "fedpin-gm-" in folder.path.name)
     (damaged.path / "records.jsonl").write_text("{}\n")
@@ -222,6 +222,10 @@ def test_a_table_whose_runs_are_damaged_is_told_apart(tmp_path: Path):
     shutil.rmtree(damaged.path)
     done = fedshift.reproduce("fedpin-table2", out=tmp_path, rows=["GM"], progress=Progress())
     assert str(done.count) == "2 of 7 runs finished"
+    (tmp_path / "fedpin-table2-smoke" / RUNS_FILE).write_text('["x"]')
+    (state,) = fedshift.reproductions(["fedpin-table2"], "smoke", out=tmp_path).states
+    assert str(state) == "damaged"
+    assert RUNS_FILE in state.damaged
 
 
 def test_a_cell_that_diverged_is_counted_alike_everywhere(tmp_path: Path):

@@ -230,6 +230,19 @@ def test_runs_that_nobody_begins_are_noted(make: Make, monkeypatch: pytest.Monke
     assert f"2/2 {second.run_name}" in console.file.getvalue()  # type: ignore[attr-defined]  # it is a StringIO
 
 
+def test_events_of_sites_are_lines(tmp_path: Path):
+    folder, clock = a_folder(tmp_path / "run"), Clock()
+    live = LiveProgress(1, quiet_console(), clock)
+    run = begun(folder / EVENTS, clock, 10, 6.0, progress=live)
+    at = {"who": "berlin", "stage": "train", "round": 3}
+    run.site(**at, what="answered", exchange="train", seconds=4.21, bytes_up=45000)
+    run.site(**at, what="failed", exchange="pairs", why="data\x1b[1m")
+    answered, failed = printed(live)
+    assert answered.endswith("berlin  answered train/3 in 4.2 s, 45 kB up")
+    assert failed.endswith("berlin  failed train/3 (pairs): data\\x1b[1m")
+    assert printed(watching(folder, clock)[1]) == [answered, failed]
+
+
 # Finished runs ----------------------------------------------------------------------------------
 
 
