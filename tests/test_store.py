@@ -208,9 +208,9 @@ class Run(RuleBasedStateMachine):
         self.store.begin(self.position)
 
     @precondition(lambda self: self.position > self.sealed)
-    @rule(clients=st.lists(CLIENTS, min_size=1, max_size=6), fuse=st.none() | st.integers(0, 9), again=st.none())
-    def put(self, clients: list[int], fuse: int | None, again: int | None) -> None:
-        with self.perhaps_cut(fuse, again):
+    @rule(clients=st.lists(CLIENTS, min_size=1, max_size=6), fuse=st.none() | st.integers(0, 9))
+    def put(self, clients: list[int], fuse: int | None) -> None:
+        with self.perhaps_cut(fuse, None):
             for client in clients:
                 self.value += 1
                 self.store.put(client, the_state(client, self.value))
@@ -239,9 +239,7 @@ class Run(RuleBasedStateMachine):
 
     @invariant()
     def knows_who_has_a_state(self) -> None:
-        if hasattr(self, "store"):
-            assert self.store.ids() == sorted(self.now)
-            assert list(self.store.ids()) == sorted(self.now)
+        assert not hasattr(self, "store") or self.store.ids() == sorted(self.now)
 
 
 TestRun = Run.TestCase
@@ -261,20 +259,11 @@ def test_a_store_that_was_used_goes_back_too(tmp_path: Path):
     }
 
 
-def test_a_state_that_a_checkpoint_names_cannot_be_put_again(tmp_path: Path):
-    store = trained(tmp_path, clients=1)
-    with pytest.raises(ValueError, match="begin the next one"):
-        store.put(0, the_state(0, 2))
-
-
-# Killed processes ------------------------------------------------------------------------------
-
-
 # Memory and files ------------------------------------------------------------------------------
 
 
 def test_memory_holds_the_states_used_last(tmp_path: Path):
-    """20 clients take part, then all are read: three states live at any moment, the last three at the end."""
+    """Six clients take part, then all are read: three states live at any moment, the last three at the end."""
     store, _ = resumed(tmp_path, keep=3)
     store.begin(1)
     alive: dict[int, weakref.ref[ClientState]] = {}
@@ -282,28 +271,20 @@ def test_memory_holds_the_states_used_last(tmp_path: Path):
     def living() -> list[int]:
         return [client for client, state in alive.items() if state() is not None]
 
-    for client in range(20):
+    for client in range(6):
         state = the_state(client, 1)
         alive[client] = weakref.ref(state)
         store.put(client, state)
         del state
         assert living() == list(range(max(0, client - 2), client + 1))
-    for client in range(20):
+    for client in range(6):
         alive[client] = weakref.ref(store.get(client))
         assert len(living()) == 3
-    store.get(17)
-    store.get(2)
-    assert living() == [17, 19]  # and 2, of which there is no reference here
-    for client, state in store.items():
-        alive[client] = weakref.ref(state)
-        del state
-    assert living() == [2, 17, 19], "a look at all must leave memory as it is"
 
 
 def test_a_round_does_nothing_that_grows_with_the_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """All in memory: writes at checkpoints only. A small cohort: reads and writes itself. Nobody lists the folder."""
-    whole, part = tmp_path / "whole", tmp_path / "part"
-    everyone, few = trained(whole, clients=8, keep=8), trained(part, clients=8, keep=2)
+    """A small cohort reads and writes itself, and nobody lists the folder."""
+    few = trained(tmp_path, clients=8, keep=2)
     written, read = [], []
     write, opens = files.write_soon, Path.open
 
@@ -323,15 +304,6 @@ def test_a_round_does_nothing_that_grows_with_the_clients(tmp_path: Path, monkey
     monkeypatch.setattr(Path, "open", opening)
     for name in ("listdir", "scandir"):
         monkeypatch.setattr(os, name, listing)
-    for position in (2, 3):
-        everyone.begin(position)
-        for client in range(8):
-            assert everyone.get(client) is not None
-            everyone.put(client, the_state(client, position))
-    assert (written, read) == ([], [])
-    everyone.flush()
-    assert written == [f"{client}@3.safetensors" for client in range(8)]
-    written.clear()
     few.begin(2)
     for client in (1, 4):
         few.get(client)
@@ -409,52 +381,15 @@ def test_a_servers_tensors_survive_bit_for_bit():
 # Damage ----------------------------------------------------------------------------------------
 
 
-def damaged(data: bytes) -> Iterator[bytes]:
-    """The file with each of its bytes changed, cut off at many, and grown."""
-    for index in range(len(data)):
-        yield data[:index] + bytes([data[index] ^ 1]) + data[index + 1 :]
-        if index % 7 == 0:
-            yield data[:index]
-    yield data + b"x"
-
-
 def test_damage_to_any_byte_is_noticed(tmp_path: Path):
     store, _ = resumed(tmp_path, keep=0)
     store.begin(1)
     store.put(0, ClientState({"w": torch.ones(1)}))
     checkpoint(store, tmp_path, 1)
-    file, named = tmp_path / "clients" / "0@1.safetensors", tmp_path / "manifest"
-    data = file.read_bytes()
-    for harmed in damaged(data):
-        file.write_bytes(harmed)
-        with refuses("0@1.safetensors'", "is damaged", error=DamagedError):
-            store.get(0)
-    file.write_bytes(data)
-    assert store.get(0) is not None
-    for harmed in damaged(named.read_bytes().rstrip()):
-        named.write_bytes(harmed)
-        with refuses("manifest'", "is not what was written", error=DamagedError):
-            Position.read(named, "x")
-
-
-@pytest.mark.parametrize("operation", ["write", "fsync"])
-def test_a_full_disk_keeps_what_the_checkpoint_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str):
-    trained(tmp_path, clients=3)
-    store, _ = resumed(tmp_path, keep=1)
-    store.begin(2)
-
-    def full(*arguments: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(*((os, "fsync") if operation == "fsync" else (Path, "replace")), full)
-        with refuses("cannot be written", "No space left", "fedshift resume"):
-            for client in range(3):
-                store.put(client, the_state(client, 2))
-            checkpoint(store, tmp_path, 2)
-    assert not [name for name in files_in(tmp_path) if name.endswith(".new")]
-    again, position = resumed(tmp_path)
-    assert position == 1
-    assert {client: bits(state) for client, state in again.items()} == {
-        client: bits(the_state(client, 1)) for client in range(3)
-    }
+    for file, said in (("clients/0@1.safetensors", "is damaged"), ("manifest", "is not what was written")):
+        data = (tmp_path / file).read_bytes().rstrip(b"\n")
+        changed = [data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] for at in range(len(data))]
+        for harmed in (*changed, data[:-1], b"", data + b"x"):
+            (tmp_path / file).write_bytes(harmed)
+            with refuses(f"{file}'", said, error=DamagedError):
+                store.get(0) if file != "manifest" else Position.read(tmp_path / file, "x")
