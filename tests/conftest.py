@@ -47,7 +47,7 @@ from fedshift.runs.events import Progress, RunEvents
 from fedshift.runs.lockstep import advance
 from fedshift.runs.recorder import Recorder
 from fedshift.runs.run import Run
-from fedshift.runs.schema import Record
+from fedshift.runs.schema import Blueprint, Record
 from fedshift.runs.selection import summary
 from fedshift.runs.simulation import Simulation
 from fedshift.study.grid import expand, override
@@ -286,7 +286,7 @@ def attach(simulation: Simulation, path: Path) -> Recorder:
     if not folder.begun:
         Run.create(simulation.experiment, path)
     recorder = Recorder(folder, simulation.coordinator, simulation.evaluation.read, simulation.site)
-    recorder.begin({})
+    recorder.begin(Blueprint.of(simulation.federated))
     return recorder
 
 

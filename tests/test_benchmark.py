@@ -355,7 +355,7 @@ def test_files_hold_what_the_tables_say(on_tiny_data: StudyPlan):
     done = carry_out_benchmark(replace(on_tiny_data, scenarios=on_tiny_data.scenarios[:1]), Progress())
     written = {path.name: path for path in done.write()}
     assert [*written] == [f"benchmark.{kind}" for kind in ("md", "csv", "json", "png", "html")]
-    assert written["benchmark.md"].read_text() == done.table
+    assert written["benchmark.md"].read_text() == done.table()
     lines = [*csv.DictReader(written["benchmark.csv"].read_text().splitlines())]
     accuracies = [line for line in lines if line["column"] == "accuracy"]
     assert [line["seed"] for line in accuracies] == ["1", "2", "1", "2"]
@@ -371,7 +371,7 @@ def test_files_hold_what_the_tables_say(on_tiny_data: StudyPlan):
     ((study,), (fedprox,)) = (done.chosen["tiny-sgd", method] for method in ("fedavg", "fedprox"))
     assert (study.trials, study.seeds) == (2, [0])
     assert {*fedprox.settings} == {"train.lr", "method.mu"}
-    assert f"| fedavg | Tiny | dark | train.lr = {study.settings['train.lr']:.4g} |" in done.table
+    assert f"| fedavg | Tiny | dark | train.lr = {study.settings['train.lr']:.4g} |" in done.table()
     assert "Chosen settings" in page
     assert "Chosen settings" not in str(done)  # which is for a terminal
 

@@ -231,7 +231,7 @@ def test_what_a_model_does_not_know_of_a_row_is_said(tmp_path: Path):
     new.to_csv(tmp_path / "new.csv", index=False)
     found = fedshift.predict(run.path, [tmp_path / "new.csv"])
     _, filled, unknown = found.notes
-    assert filled.endswith("with missing cells (how many), which are filled in as in training: 'pulse' (2), 'sex' (1).")
+    assert filled.endswith("with missing cells (how many), which are filled in: 'pulse' (2), 'sex' (1).")
     assert "'sex' of " in unknown
     assert "in 2 rows, the first in row 1; they count as none of those that it knows: f, m." in unknown
 

@@ -228,7 +228,7 @@ def test_a_table_is_carried_out_once_and_stands_beside_the_papers(tmp_path: Path
     names = {path.name for path in folder.iterdir()}
     assert names == {LOCK, RUNS_FILE, *(f"fedpin-table2.{kind}" for kind in ("md", "csv", "json"))}
     text = (folder / "fedpin-table2.md").read_text()
-    assert text == done.table
+    assert text == done.table()
     assert "|   the paper | 53.6 | 55.4 |" in text
     assert "7 of 7 runs finished; they took" in text
     of_pm = [each for each in find(tmp_path) if each.path.name.startswith("fedpin-seed")]

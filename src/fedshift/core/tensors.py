@@ -11,6 +11,8 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from fedshift.errors import FedshiftError
+
 MOST_SHOWN = 4  # tensors that a text names
 VALUE = "value"  # the tensor of a part that is a single tensor
 SAMPLES = "samples"  # in a reply: how many training samples the client has
@@ -155,9 +157,17 @@ def weighted_mean(
     """The mean of the named tensors over messages, weighted or plain, one message in memory at a time.
 
     Floating tensors are summed in the order given; whole-number buffers (batch counts) take the rounded mean.
+
+    Raises:
+        FedshiftError: the weights add up to 0.
     """
     names, weights = list(names), [1.0] * len(messages) if weights is None else weights
     total = sum(weights)
+    if messages and total == 0:
+        raise FedshiftError(
+            f"The weights {', '.join(f'{weight:g}' for weight in weights[:MOST_SHOWN])} of {len(weights)} messages add "
+            "up to 0: give one of them a weight above 0, such as its number of training samples."
+        )
     sums: dict[str, Tensor] = {}
     likes: dict[str, Tensor] = {}
     for message, weight in zip(messages, weights, strict=True):

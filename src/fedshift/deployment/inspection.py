@@ -127,8 +127,9 @@ def _read_samples(found: Inspection, agreement: Agreement, settings: SiteSetting
 
 def _check_pair(folder: Path) -> None:
     """The site's two keys belong together."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
+    with needs("flower", "A federation"):
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 
     private, public = _content(folder / KEY), _content(folder / PUBLIC)
     try:
@@ -147,7 +148,8 @@ def _check_pair(folder: Path) -> None:
 
 def _check_authority(folder: Path) -> None:
     """The authority's certificate is there and valid."""
-    from cryptography import x509
+    with needs("flower", "A federation"):
+        from cryptography import x509
 
     content = _content(folder / AUTHORITY)
     try:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from fedshift import files
 from fedshift.catalogue import built_in
@@ -25,8 +26,10 @@ from fedshift.runs.run import Run
 from fedshift.runs.simulation import Simulation
 from fedshift.study.scenarios import Scale, Scenario
 from fedshift.study.study_plan import Cell, Forecast, Key, Lacking, StudyPlan, always
-from fedshift.study.tune import Budget, search_all
 from fedshift.study.tuned import Found
+
+if TYPE_CHECKING:
+    from fedshift.study.tune import Budget
 
 DIVERGED = "diverged.txt"  # in the folder of a run: why it has no end
 Chosen = dict[tuple[str, str], list[Found]]
@@ -67,6 +70,8 @@ def carry_out(plan: StudyPlan, progress: Progress) -> tuple[list[Cell], dict[Key
 
 def _tuned(plan: StudyPlan, scenario: Scenario, cell: Cell, chosen: Chosen, progress: Progress) -> list[Experiment]:
     """A row's runs with the settings that were chosen on validation data, which are put on record."""
+    from fedshift.study.tune import search_all
+
     budget = budget_of(plan.scale, scenario, cell.experiments[0].method_name)
     tuning = search_all(cell.make(plan.scale.tuning_seeds), budget, progress)
     chosen[cell.key[:2]] = sorted(tuning.found, key=lambda found: found.case)
@@ -79,6 +84,8 @@ def _tuned(plan: StudyPlan, scenario: Scenario, cell: Cell, chosen: Chosen, prog
 
 def budget_of(scale: Scale, scenario: Scenario, method: str) -> Budget:
     """By what settings are chosen, the same for all rows."""
+    from fedshift.study.tune import Budget
+
     fixed = tuple(scale.settings_of(method))
     return Budget(trials=scale.trials, parallel=min(4, scale.trials), search=dict(scenario.search), fixed=fixed)
 
