@@ -52,16 +52,13 @@ def without_data(monkeypatch: pytest.MonkeyPatch):
     "changes",
     [
         {"method.name": "fedavg"},
-        {"method.name": "fedavg", "train.precision": "float64"},
         {"method.name": "fedavg", "train.precision": "bfloat16"},
-        {"method.name": "moon"},
         {"method.name": "fedsr", "method.test_samples": 0},
         {"method": OFFLINE, "train.lr": 0.001},
         {"method.name": "centralised"},
         {"method.name": "fedbn", **CNN_WITH_BN, "protocol": {"name": "in-domain"}},
         {**FEDPIN, "protocol": {"name": "in-domain"}},
         {"method.name": "fedpin-gm-ft", "method.alpha": 0.001, "protocol": {"name": "in-domain"}},
-        {"method.name": "single", "protocol": {"name": "in-domain"}},
     ],
     ids=str,
 )
@@ -86,16 +83,11 @@ def test_its_accuracy_is_what_was_recorded(make: Make, without_data: Any, change
 
 def test_it_is_an_ordinary_module(make: Make):
     run = carried_out(make, {})
-    before = torch.get_rng_state()
     model = run.model()
-    model(torch.zeros(2, 1, 10, 10))
-    assert torch.equal(torch.get_rng_state(), before)
     state = model.state_dict()
     assert state.keys() == run.weights.keys()
     assert all(torch.equal(tensor, run.weights[name]) for name, tensor in state.items())
     assert len(list(model.parameters())) == len(state)
-    with pytest.raises(KeyError):
-        run.weights["decoder"]
     assert torch.equal(run.model(client="dark")(torch.ones(1, 1, 10, 10)), model(torch.ones(1, 1, 10, 10)))
 
 
@@ -111,9 +103,8 @@ def test_images_are_prepared_as_in_the_run(make: Make):
 def test_a_probabilistic_model_repeats_itself(make: Make):
     x = torch.rand(5, 1, 10, 10)
     model = carried_out(make, {"method.name": "fedsr", "method.test_samples": 3}).model()
-    assert torch.equal(model(x), model(x))
     before = torch.get_rng_state()
-    model(x)
+    assert torch.equal(model(x), model(x))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -143,8 +134,6 @@ def test_which_client_must_be_said_where_each_has_a_model(make: Make):
         run.model()
     with refuses("no client 'grey'", "0 ('dark')", "1 ('gray')"):
         run.model(client="grey")
-    with refuses("no client 7", "1 ('gray')"):
-        run.model(client=7)
 
 
 @pytest.mark.parametrize("changes", [FEDPIN, {"method.name": "drfa", "method.bn": "local", **CNN_WITH_BN}])
@@ -155,16 +144,6 @@ def test_a_client_that_never_trained_has_no_model(make: Make, changes: dict[str,
     (other,) = {0, 1} - trained
     with refuses(f"Client {other} (", "never trained"):
         run.model(client=other)
-
-
-def test_a_damaged_folder_says_so(make: Make):
-    run = carried_out(make, {})
-    (run.path / "data.json").unlink()
-    with refuses("data.json' is missing", "fedshift resume"):
-        run.model()
-    run.weights_file.write_bytes(b"short")
-    with refuses("weights.safetensors", "fedshift resume"):
-        _ = Run(run.path).weights
 
 
 @fedshift.METHODS.register("with-offset")
