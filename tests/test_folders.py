@@ -21,7 +21,6 @@ from fedshift.core import plugins
 from fedshift.experiments import Experiment
 from fedshift.manifest import digested_json
 from fedshift.reporting.comparison import Comparison
-from fedshift.runs import run as run_module
 from fedshift.runs import runner
 from fedshift.runs.events import Progress
 from fedshift.runs.find import find
@@ -107,30 +106,6 @@ def test_runs_that_differ_in_the_content_of_a_file_are_rows_of_their_own(tmp_pat
     assert [row.score("test").text(100) for row in found] == ["71.7", "11.7"]
     label = "mine (mine.py=" if differs == "plugin" else "fedavg (path=photos "
     assert all(row.label.startswith(label) for row in found)
-
-
-CHANGES: dict[str, list[Any]] = {
-    "seed": [0, 1, 2],
-    "protocol.hold_out": ["dark", "light"],
-    "train.lr": [0.1, 0.2],
-    "method.weighting": ["uniform", "samples"],
-    "model.dim": [8, 9],
-    "data.per_class": [10, 11],
-    "evaluate.every": [1, 2],
-    "name": ["a", "b"],
-    "run.checkpoint_every": [1, 2],
-}
-
-
-@given(st.fixed_dictionaries({name: st.sampled_from(values) for name, values in CHANGES.items()}), st.data())
-def test_rows_tell_apart_what_fingerprints_do_but_for_seed_and_held_out_domain(chosen: dict[str, Any], data: Any):
-    other = {name: data.draw(st.sampled_from(values)) for name, values in CHANGES.items()}
-    (one,), (two,) = (expand(override(TINY, changes)) for changes in (chosen, other))
-    free = {"name", "run.checkpoint_every"}
-    same = all(chosen[name] == other[name] for name in CHANGES if name not in free)
-    assert (one.fingerprint == two.fingerprint) == same
-    rows = {"seed", "protocol.hold_out"} | free
-    assert (one.series == two.series) == all(chosen[name] == other[name] for name in CHANGES if name not in rows)
 
 
 # What is noticed ----------------------------------------------------------------------------------
@@ -350,29 +325,6 @@ def test_what_is_set_aside_replaces_nothing(make: Make):
         (folder.path / RECORDS).write_text(f"damaged {number}")
         assert folder.set_aside().name == f"damaged-{number}"
     assert (folder.path / "damaged-1" / RECORDS).read_text() == "damaged 1"
-
-
-# Reading while a run goes on ----------------------------------------------------------------------
-
-
-def test_a_checkpoint_that_is_replaced_while_it_is_read_is_no_damage(make: Make, monkeypatch: pytest.MonkeyPatch):
-    experiment = make({"train.rounds": 4, "run.checkpoint_every": 1})
-    with pytest.raises(KeyboardInterrupt):
-        runner.start(experiment, interrupt_after(2))
-    folder = Run(runner.run_path(experiment))
-    (newest,) = folder.path.glob("manifest-*.json")
-    plain, gone = run_module.read_checkpoint, folder.path / "manifest-0.json"
-    gone.write_bytes(newest.read_bytes())
-    newest = newest.rename(folder.path / "kept")
-
-    def meanwhile(*arguments: Any) -> Any:
-        if gone.exists():
-            gone.unlink()
-            newest.rename(folder.path / "manifest-1.json")
-        return plain(*arguments)
-
-    monkeypatch.setattr(run_module, "read_checkpoint", meanwhile)
-    assert folder.records
 
 
 # What a report says -------------------------------------------------------------------------------

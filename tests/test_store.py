@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import shutil
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fedshift import files
 from fedshift.core.contract import ServerState
@@ -46,6 +46,10 @@ def bits(state: ClientState) -> dict[str, tuple[torch.dtype, tuple[int, ...], by
 
 def opened(run: Path, keep: int = 2) -> DiskStore:
     return DiskStore(run / "clients", keep, CPU)
+
+
+def states(store: DiskStore) -> dict[int, object]:
+    return {client: bits(state) for client, state in store.items()}
 
 
 def files_in(run: Path) -> list[str]:
@@ -151,99 +155,49 @@ class Power:
         return about.st_ino, about.st_mtime_ns, about.st_size
 
 
-CLIENTS = st.integers(0, 5)
+FUSES = st.none() | st.integers(0, 40)
+ROUNDS = st.lists(
+    st.tuples(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.booleans(), FUSES, FUSES), max_size=8
+)
 
 
-class Run(RuleBasedStateMachine):
-    """A store beside a dictionary; the power may be cut at any moment, and in the midst of going back, too.
+@settings(max_examples=100)
+@given(rounds=ROUNDS, keep=st.integers(0, 4))
+def test_each_client_is_as_its_checkpoint_says(rounds: list[Any], keep: int):
+    """The power may be cut before anything that is done to the disk, and in the midst of coming back, too.
 
     Values are never used twice, so a state of a round that was lost cannot pass for the one made again.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.run = Path(tempfile.mkdtemp())
-        self.patch = pytest.MonkeyPatch()
-        self.power = Power(self.patch)
-        self.now: dict[int, int] = {}
-        self.saved: dict[int, dict[int, int]] = {0: {}}
-        self.position = self.sealed = self.value = 0
-
-    @initialize(keep=st.integers(0, 4))
-    def start(self, keep: int) -> None:
-        self.keep = keep
-        self.store, _ = resumed(self.run, keep)
-
-    def teardown(self) -> None:
-        self.patch.undo()
-        shutil.rmtree(self.run)
-
-    @contextmanager
-    def perhaps_cut(self, fuse: int | None, again: int | None) -> Iterator[None]:
-        try:
-            with self.power.fused(fuse):
-                yield
-        except PowerCutError:
-            self.come_back(again)
-
-    def come_back(self, fuse: int | None) -> None:
-        self.power.lose(self.run)
-        try:
-            with self.power.fused(fuse):
-                self.store, self.position = resumed(self.run, self.keep)
-        except PowerCutError:
-            self.power.lose(self.run)
-            self.store, self.position = resumed(self.run, self.keep)
-        assert self.position >= self.sealed, "a checkpoint that stood is gone"
-        self.now, self.sealed = dict(self.saved[self.position]), self.position
-        self.saved = {self.position: self.saved[self.position]}
-        assert {client: bits(state) for client, state in self.store.items()} == {
-            client: bits(the_state(client, value)) for client, value in self.now.items()
-        }
-        assert len(files_in(self.run)) == len(self.now)
-
-    @rule()
-    def begin(self) -> None:
-        self.position += 1
-        self.store.begin(self.position)
-
-    @precondition(lambda self: self.position > self.sealed)
-    @rule(clients=st.lists(CLIENTS, min_size=1, max_size=6), fuse=st.none() | st.integers(0, 9))
-    def put(self, clients: list[int], fuse: int | None) -> None:
-        with self.perhaps_cut(fuse, None):
-            for client in clients:
-                self.value += 1
-                self.store.put(client, the_state(client, self.value))
-                self.now[client] = self.value
-
-    @rule(client=CLIENTS, fuse=st.none() | st.integers(0, 3))
-    def get(self, client: int, fuse: int | None) -> None:
-        with self.perhaps_cut(fuse, None):
-            state = self.store.get(client)
-            assert (state is None) == (client not in self.now)
-            if state is not None:
-                assert bits(state) == bits(the_state(client, self.now[client]))
-
-    @precondition(lambda self: self.position > self.sealed)
-    @rule(fuse=st.none() | st.integers(0, 40), again=st.none() | st.integers(0, 5))
-    def save(self, fuse: int | None, again: int | None) -> None:
-        self.saved[self.position] = dict(self.now)
-        with self.perhaps_cut(fuse, again):
-            checkpoint(self.store, self.run, self.position)
-            self.sealed = self.position
-            assert len(files_in(self.run)) == len(self.now)
-
-    @rule(again=st.none() | st.integers(0, 5))
-    def cut(self, again: int | None) -> None:
-        self.come_back(again)
-
-    @invariant()
-    def knows_who_has_a_state(self) -> None:
-        assert not hasattr(self, "store") or self.store.ids() == sorted(self.now)
-
-
-TestRun = Run.TestCase
-TestRun.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+    values, now, sealed = itertools.count(1), dict[int, int](), 0
+    saved = {0: now}
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        run, power = Path(folder), Power(patch)
+        store, position = resumed(run, keep)
+        for clients, save, fuse, again in rounds:
+            try:
+                with power.fused(fuse):
+                    position += 1
+                    store.begin(position)
+                    for client in clients:
+                        assert (store.get(client) is None) == (client not in now)
+                        now = now | {client: next(values)}
+                        store.put(client, the_state(client, now[client]))
+                    if save:
+                        saved[position] = now
+                        checkpoint(store, run, position)
+                        sealed = position
+            except PowerCutError:
+                power.lose(run)
+                with suppress(PowerCutError), power.fused(again):
+                    resumed(run, keep)
+                power.lose(run)
+                store, position = resumed(run, keep)
+                assert position >= sealed, "a checkpoint that stood is gone"
+                now, sealed = saved[position], position
+                saved = {position: now}
+            assert store.ids() == sorted(now)
+            assert states(store) == {client: bits(the_state(client, value)) for client, value in now.items()}
+            assert len(files_in(run)) == len(now) or position > sealed
 
 
 def test_a_store_that_was_used_goes_back_too(tmp_path: Path):
@@ -254,9 +208,7 @@ def test_a_store_that_was_used_goes_back_too(tmp_path: Path):
         for client in range(4):
             store.put(client, the_state(client, position))
     store.rewind(1, named)
-    assert {client: bits(state) for client, state in store.items()} == {
-        client: bits(the_state(client, 1)) for client in range(3)
-    }
+    assert states(store) == {client: bits(the_state(client, 1)) for client in range(3)}
 
 
 # Memory and files ------------------------------------------------------------------------------

@@ -28,11 +28,9 @@ from attack.harness import (
     in_small,
     none_of,
     recovered,
-    run_folders,
     spread,
     table,
 )
-from attack.victims import STATES, Victims
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks Linux which file a descriptor is of")
 KILLS = {"grid": 1, "stack": 2, "workers": 1, "client2vec": 1}  # in the small attack
@@ -92,37 +90,6 @@ def test_killed_at_an_operation(
     for at in moments(reference) if small else points(reference, share, KILLS.get(name, 0), f"kill {name}"):
         fault = Fault("", at, kill=True)
         problems += attacked(forks, reference, tmp_path / str(at), fault, -signal.SIGKILL, again=at % 2 == 0)
-    none_of(problems)
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_killed_while_it_is_made_again(
-    forks: Forks, victims: Victims, tmp_path: Path, state: str, share: tuple[int, int]
-):
-    """A damaged run is set aside and made again, and killed at any operation of that."""
-    victim, problems = victims("run", state), []
-
-    def damaged(to: Path) -> Path:
-        folder = copied(victim.folder, to)
-        (run,) = run_folders(folder)
-        file = run / "records.jsonl"
-        file.write_bytes(file.read_bytes()[40:])
-        return folder
-
-    folder, trace = damaged(tmp_path / "traced"), tmp_path / "trace"
-    (outcome,) = forks.run(RESUME, cwd=folder, fault=Fault(str(folder / "runs"), trace=str(trace)))
-    assert outcome.fine, outcome
-    again = replace(victim.reference, operations=trace.read_text().splitlines())
-    aside = [at for at, done in enumerate(again.operations, 1) if done.startswith(("replace", "mkdir damaged"))]
-    small = share[1] == 1
-    some = [] if small else points(again, share, 1, f"again {state}")
-    for at in sorted({*some, *aside[share[0] :: share[1]][: 2 if small else 3]}):
-        folder = damaged(tmp_path / str(at))
-        forks.run(RESUME, cwd=folder, fault=Fault(str(folder / "runs"), at, kill=True))
-        problems += [
-            f"at operation {at} ({again.operations[at - 1]}): {wrong}"
-            for wrong in recovered(forks, victim.reference, folder)
-        ]
     none_of(problems)
 
 
