@@ -37,15 +37,6 @@ def test_a_child_is_as_a_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (os.getpid(), Path.cwd()) == before
 
 
-def test_a_script_is_main(tmp_path: Path):
-    (tmp_path / "beside.py").write_text("word = 'beside'\n")
-    (tmp_path / "script.py").write_text(
-        "import sys, beside\nif __name__ == '__main__': print(beside.word, sys.argv[1])\n"
-    )
-    done = fresh.start(fresh.script, str(tmp_path / "script.py"), "one").completed()
-    assert (done.returncode, done.stdout) == (0, "beside one\n"), done.stderr
-
-
 def leave_a_child(folder: str) -> tuple[int, int]:
     """Ends without a word to the server that it started."""
     ours, theirs = Pipe()

