@@ -13,11 +13,12 @@ from fedshift.core.method import Averaging, Method
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
+from fedshift.methods.fedavgm import FedAvgM
 from fedshift.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 from reference import EVERY_METHOD, reference, reference_experiment, small
 from refusal import refuses
 
-M, V, W = "first_moment.encoder.w", "second_moment.encoder.w", "encoder.w"
+W = "encoder.w"
 AVERAGING = [name for name in EVERY_METHOD if issubclass(METHODS.get(name), Averaging)]
 BY_MEAN = [name for name in AVERAGING if METHODS.get(name).merge is Averaging.merge]
 NOT_BY_MEAN = [name for name in AVERAGING if name not in BY_MEAN]
@@ -40,53 +41,49 @@ def merged(method: Method, state: ServerState, mean: float) -> ServerState:
     return method.merge(state, Replies(enumerate(Tensors({W: w, "encoder.running_mean": w}) for w in ends)))
 
 
-def test_two_rounds_of_fedadam_by_hand():
-    """beta1 = beta2 = 0.5, tau = 0.1, lr = 0.6, w = 1; at first m = 0 and v = tau^2 = 0.01.
-
-    Round 1: the mean is 0.3, so Delta = -0.7, m = -0.35, v = (0.01 + 0.49) / 2 = 0.25, and w goes by
-    0.6 * -0.35 / (0.5 + 0.1) = -0.35 to 0.65.
-    Round 2: the mean is 0.15, so Delta = -0.5, m = (-0.35 - 0.5) / 2 = -0.425, v = (0.25 + 0.25) / 2 = 0.25, and w goes
-    by 0.6 * -0.425 / 0.6 = -0.425 to 0.225. The statistic is the mean of what came.
-    """
-    method = FedAdam(server={"beta1": 0.5, "beta2": 0.5, "tau": 0.1, "lr": 0.6})
-    once = merged(method, begun(method, 1.0), 0.3)
-    assert [once.shared[W].item(), once.server[M].item(), once.server[V].item()] == pytest.approx([0.65, -0.35, 0.25])
-    twice = merged(method, once, 0.15)
-    assert [twice.shared[W].item(), twice.server[M].item()] == pytest.approx([0.225, -0.425])
-    assert twice.server[V].item() == pytest.approx(0.25)
-    assert twice.shared["encoder.running_mean"].item() == pytest.approx(0.15)
+# w, then m and v or the velocity, after each of two rounds.
+MOMENTUM = (0.6, 0.4), (0.04, 0.56)
+ADAM = (0.65, -0.35, 0.25), (0.225, -0.425, 0.25)
+ADAGRAD = (0.6, -0.4, 0.25), (0.0, -1.2, 1.69)
+YOGI = (0.8, -0.2, 0.09), (0.8 - 0.08 / (math.sqrt(0.07) + 0.1), -0.2, 0.07)
 
 
-def test_two_rounds_of_fedadagrad_by_hand():
-    """beta1 = 0, tau = 0.3, lr = 0.8, w = 1; at first v = 0.09.
+@pytest.mark.parametrize(
+    ("method", "means", "expected"),
+    [
+        (FedAvgM(server={"beta": 0.9}), (0.6, 0.4), MOMENTUM),
+        (FedAdam(server={"beta1": 0.5, "beta2": 0.5, "tau": 0.1, "lr": 0.6}), (0.3, 0.15), ADAM),
+        (FedAdagrad(server={"tau": 0.3, "lr": 0.8}), (0.6, -0.6), ADAGRAD),
+        (FedYogi(server={"beta1": 0.5, "beta2": 0.5, "tau": 0.1, "lr": 0.4}), (0.6, 0.6), YOGI),
+    ],
+    ids=["fedavgm", "fedadam", "fedadagrad", "fedyogi"],
+)
+def test_two_rounds_by_hand(method: Method, means: tuple[float, ...], expected: tuple[tuple[float, ...], ...]):
+    """From w = 1, and v = tau^2 or a velocity of 0. The statistic is the mean of what came.
 
-    Round 1: the mean is 0.6, so Delta = m = -0.4, v = 0.09 + 0.16 = 0.25, and w goes by
-    0.8 * -0.4 / (0.5 + 0.3) = -0.4 to 0.6.
-    Round 2: the mean is -0.6, so Delta = m = -1.2, v = 0.25 + 1.44 = 1.69, and w goes by
-    0.8 * -1.2 / (1.3 + 0.3) = -0.6 to 0.
-    """
-    method = FedAdagrad(server={"tau": 0.3, "lr": 0.8})
-    once = merged(method, begun(method, 1.0), 0.6)
-    assert [once.shared[W].item(), once.server[M].item(), once.server[V].item()] == pytest.approx([0.6, -0.4, 0.25])
-    twice = merged(method, once, -0.6)
-    assert [twice.shared[W].item(), twice.server[M].item()] == pytest.approx([0.0, -1.2], abs=1e-9)
-    assert twice.server[V].item() == pytest.approx(1.69)
+    FedAvgM, beta = 0.9. Round 1: the mean is 0.6, so v = 0.9 * 0 + (1 - 0.6) = 0.4 and w = 1 - 0.4 = 0.6. Round 2: the
+    mean is 0.4, so v = 0.9 * 0.4 + (0.6 - 0.4) = 0.56 and w = 0.6 - 0.56 = 0.04.
 
+    FedAdam, beta1 = beta2 = 0.5, tau = 0.1, lr = 0.6. Round 1: the mean is 0.3, so Delta = -0.7, m = -0.35,
+    v = (0.01 + 0.49) / 2 = 0.25, and w goes by 0.6 * -0.35 / (0.5 + 0.1) = -0.35 to 0.65. Round 2: the mean is 0.15,
+    so Delta = -0.5, m = (-0.35 - 0.5) / 2 = -0.425, v = (0.25 + 0.25) / 2 = 0.25, and w goes by
+    0.6 * -0.425 / 0.6 = -0.425 to 0.225.
 
-def test_two_rounds_of_fedyogi_by_hand():
-    """beta1 = beta2 = 0.5, tau = 0.1, lr = 0.4, w = 1; at first v = 0.01.
+    FedAdagrad, beta1 = 0, tau = 0.3, lr = 0.8. Round 1: the mean is 0.6, so Delta = m = -0.4, v = 0.09 + 0.16 = 0.25,
+    and w goes by 0.8 * -0.4 / (0.5 + 0.3) = -0.4 to 0.6. Round 2: the mean is -0.6, so Delta = m = -1.2,
+    v = 0.25 + 1.44 = 1.69, and w goes by 0.8 * -1.2 / (1.3 + 0.3) = -0.6 to 0.
 
-    Round 1: the mean is 0.6, so Delta = -0.4 and m = -0.2. Delta^2 = 0.16 is above v, which rises by half of it to
-    0.09, and w goes by 0.4 * -0.2 / (0.3 + 0.1) = -0.2 to 0.8.
+    FedYogi, beta1 = beta2 = 0.5, tau = 0.1, lr = 0.4. Round 1: the mean is 0.6, so Delta = -0.4 and m = -0.2.
+    Delta^2 = 0.16 is above v, which rises by half of it to 0.09, and w goes by 0.4 * -0.2 / (0.3 + 0.1) = -0.2 to 0.8.
     Round 2: the mean is 0.6 again, so Delta = -0.2 and m = -0.2. Delta^2 = 0.04 is below v, which falls by half of it
     to 0.07, and w goes by 0.4 * -0.2 / (sqrt(0.07) + 0.1).
     """
-    method = FedYogi(server={"beta1": 0.5, "beta2": 0.5, "tau": 0.1, "lr": 0.4})
-    once = merged(method, begun(method, 1.0), 0.6)
-    assert [once.shared[W].item(), once.server[M].item(), once.server[V].item()] == pytest.approx([0.8, -0.2, 0.09])
-    twice = merged(method, once, 0.6)
-    assert twice.shared[W].item() == pytest.approx(0.8 - 0.08 / (math.sqrt(0.07) + 0.1))
-    assert [twice.server[M].item(), twice.server[V].item()] == pytest.approx([-0.2, 0.07])
+    state = begun(method, 1.0)
+    for mean, (w, *moments) in zip(means, expected, strict=True):
+        state = merged(method, state, mean)
+        assert state.shared[W].item() == pytest.approx(w, abs=1e-9)
+        assert [moment.item() for moment in state.server.values()] == pytest.approx(moments)
+        assert state.shared["encoder.running_mean"].item() == pytest.approx(mean)
 
 
 # On any method --------------------------------------------------------------------------------------
