@@ -119,7 +119,9 @@ def check_red_and_blue(data: DomainData) -> None:
 def test_a_folder_of_images(tmp_path: Path):
     dataset = ImageFolder(path=str(folder(tmp_path)), size=8)
     assert dataset.domain_names() == ("photo", "sketch")
-    check_red_and_blue(dataset.load(Streams(0)))
+    data = dataset.load(Streams(0))
+    check_red_and_blue(data)
+    assert str(tmp_path / "photo" / "blue" / "2.png") in data.where[2]  # as messages name it
 
 
 def test_pixels_of_other_kinds(tmp_path: Path):

@@ -178,6 +178,12 @@ def test_what_is_odd_is_found_with_its_numbers(kind: str):
     assert any(words in finding.text for finding in report.findings)
 
 
+def test_a_class_that_nobody_trains_on_is_found():
+    data = replace(clean(), classes=("ill", "well", "dead"))
+    report = reported(replace(data, y=data.y.where(data.domain != 2, 2)), LeaveOneDomainOut(hold_out="west"))
+    assert "1 of 3 classes have samples, but nobody trains on one: 'dead'." in [each.text for each in report.findings]
+
+
 # Duplicates ---------------------------------------------------------------------------------------
 
 
@@ -237,7 +243,9 @@ def test_samples_of_one_original_are_no_independent_samples():
     known = replace(data, group=torch.arange(60).repeat_interleave(10))
     alone = feature_drift(data, looked, "rows", Streams(0))
     assert alone[0].p < 0.01
-    assert feature_drift(known, looked, "rows", Streams(0)) == ()  # 30 patients of a site are too few
+    report = reported(known)  # 30 patients of a site are too few
+    assert report.features == ()
+    assert any("2 of 2 sites have too few samples" in note for note in report.table()["notes"])
 
 
 def test_without_scikit_learn_all_else_is_reported(monkeypatch: pytest.MonkeyPatch):
