@@ -21,7 +21,7 @@ from fedshift.core.messages import Answer, Telemetry, Up
 from fedshift.core.tensors import Replies
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.flower import Away
-from fedshift.deployment.wire import Done, Failed, Join, Work
+from fedshift.deployment.wire import Done, Failed, Work
 from fedshift.errors import DivergedError
 from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
@@ -38,10 +38,7 @@ SAMPLES = {"method.weighting": "samples"}
 
 
 def carry_out(
-    folder: Path,
-    change: Change | None = None,
-    changes: dict[str, Any] | None = None,
-    **federation: Any,
+    folder: Path, change: Change | None = None, changes: dict[str, Any] | None = None, **federation: Any
 ) -> Run:
     """FedAvg over three rounds, where what sites reply is changed on the way; a second call goes on with the run."""
     (experiment,) = expand(override(TINY, {**small("fedavg"), **IN_DOMAIN, "train.rounds": 3, **(changes or {})}))
@@ -49,19 +46,18 @@ def carry_out(
     return coordinate(folder / "coordinator", Local(folder, change), Progress())
 
 
-def orders(request: bytes, position: int, exchange: str) -> Work | None:
-    """A request with the order of an exchange in a round of the run; None: it is another."""
+def orders(request: bytes, position: int) -> Work | None:
+    """A request to train in a round of the run; None: it is another."""
     work = request_of(request)
-    if isinstance(work, Join) or work.order is None or (work.position, work.order.exchange) != (position, exchange):
-        return None
-    return work
+    asked = isinstance(work, Work) and work.order and (work.position, work.order.exchange) == (position, "train")
+    return work if asked else None
 
 
 def liar(lie: Lie, position: int = 2, sites: tuple[str, ...] = ("dark",)) -> Change:
     """Sites that send something else in a round of the run."""
 
     def change(site: str, request: bytes, reply: bytes) -> bytes:
-        work = orders(request, position, "train") if site in sites else None
+        work = orders(request, position) if site in sites else None
         return reply if work is None else altered(reply, lambda about, tensors: lie(work, tensors))
 
     return change
@@ -71,7 +67,7 @@ def away(position: int = 2) -> Change:
     """A site that does not answer in a round of the run."""
 
     def change(who: str, request: bytes, reply: bytes) -> bytes | Away:
-        return Away("offline") if who == "dark" and orders(request, position, "train") else reply
+        return Away("offline") if who == "dark" and orders(request, position) else reply
 
     return change
 
@@ -239,7 +235,7 @@ def test_a_liar_that_goes_on_as_if_nothing_were_does_not_hinder_it(tmp_path: Pat
     ups = load_file(honest.weights_file)
 
     def change(site: str, request: bytes, reply: bytes) -> bytes | Away:
-        work = orders(request, 3, "train")
+        work = orders(request, 3)
         if site == "dark" and work and work.order and float(work.order.down["head.bias"][0]) > 1e9:
             mine = Up({name: ups[name] for name in work.order.down})
             return Done("dark", Answer(**vars(work.order.trip), up=mine, telemetry=Telemetry())).to_bytes()
@@ -278,7 +274,7 @@ def test_sites_that_diverge_whoever_is_left_out_end_the_run(tmp_path: Path):
 
 def test_one_site_that_says_it_diverges_takes_nothing_back(tmp_path: Path):
     def change(site: str, request: bytes, reply: bytes) -> bytes:
-        return Failed(site, "diverged").to_bytes() if site == "dark" and orders(request, 3, "train") else reply
+        return Failed(site, "diverged").to_bytes() if site == "dark" and orders(request, 3) else reply
 
     run = carry_out(tmp_path, change)
     assert told(run, "goes back") == []
