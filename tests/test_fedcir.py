@@ -8,11 +8,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from conftest import CNN_WITH_BN, Make, at, resident, simulate
-from fedshift.core.contract import Batch, Objective, Part, Phase, ServerState
+from fedshift.core.contract import Batch, Objective, Part, Phase
 from fedshift.core.messages import Up
 from fedshift.core.method import Averaging
 from fedshift.core.net import Net, holder
-from fedshift.core.tensors import Replies, Tensors
+from fedshift.core.tensors import Replies
 from fedshift.methods import METHODS
 from fedshift.methods.fedcir import FedCiR
 from fedshift.methods.generator import log_mixture, make_generator
@@ -210,20 +210,6 @@ def test_the_estimate_by_hand():
 def test_a_generator_batch_of_one_is_refused():
     with refuses("method.generator_batch = 1", "equal to 2"):
         FedCiR(generator_batch=1)
-
-
-def test_the_merge_averages_and_takes_the_estimate():
-    """Means of 1 and 3: 2. The generator stays as the server's steps left it."""
-    down = {"gaussians.mean": torch.zeros(1, 1), "gaussians.sigma": torch.ones(1, 1), "generator.w": torch.ones(1)}
-    measured = {"gaussians.mean": torch.tensor([[7.0]]), "gaussians.sigma": torch.tensor([[0.5]])}
-    state = ServerState(Tensors({"w": torch.zeros(1)}), Tensors(down), measured=Tensors(measured))
-    merged = FedCiR().merge(state, Replies(enumerate(Up({"w": torch.tensor([value])}) for value in (1.0, 3.0))))
-    assert merged.shared["w"].item() == 2
-    assert {name: tensor.item() for name, tensor in merged.down.items()} == {
-        "gaussians.mean": 7.0,
-        "gaussians.sigma": 0.5,
-        "generator.w": 1.0,
-    }
 
 
 # In a federation --------------------------------------------------------------------------------

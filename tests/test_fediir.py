@@ -39,7 +39,6 @@ def test_the_probe_by_hand():
         private=nothing,
         received=Down(),
         measured=Tensors(measured),
-        snapshot=nothing,
         train=Samples(batch.x, batch.y),
         counts=torch.tensor([1, 1]),
         steps=0,

@@ -16,7 +16,7 @@ import fedshift
 from conftest import Make, evaluated, go_on
 from fedshift.clients.partitions import IID
 from fedshift.clients.samples import Samples
-from fedshift.core.contract import Exchange, Measure, Part, Phase, Stage, uniform
+from fedshift.core.contract import Epochs, Exchange, Measure, Part, Phase, Stage, uniform
 from fedshift.core.tensors import Tensors
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.kernels import Kernels
@@ -97,7 +97,7 @@ def with_hooks(hook: str) -> FedAvg:
     def server_phases(self: FedAvg) -> tuple[Phase, ...]:
         drawing(hook, "server_phases")
         made = then("samples", lambda replies: Samples(torch.zeros(4, 1, 10, 10), torch.zeros(4, dtype=torch.int64)))
-        return (Phase("server", (), epochs=1, samples=made),)
+        return (Phase("server", (), steps=Epochs(1), samples=made),)
 
     def exchange(self: FedAvg, name: str, **changes: Any) -> Exchange:
         drawing(hook, "exchange")

@@ -36,7 +36,7 @@ from fedshift.core.contract import Batch, Exchange, Part, Phase, Stage, Upload
 from fedshift.core.frozen import Embedding
 from fedshift.core.net import Net
 from fedshift.core.state import ClientState, OptimiserState, flat_optimisers
-from fedshift.core.tensors import Replies, Tensors, part_of
+from fedshift.core.tensors import Replies, part_of
 from fedshift.engines.engine import ServerJob
 from fedshift.engines.lane import BatchOrder
 from fedshift.errors import FedshiftError
@@ -140,7 +140,7 @@ def test_a_canary_in_client_state_never_leaves(make: Make, name: str):
         replies = Replies(sorted(ups.items()))
         job = ServerJob(simulation.setup, exchange, when, simulation.coordinator.state, replies, lambda steps: None)
         state, _ = engine_of(simulation).serve(job)
-        simulation.coordinator.state = dataclasses.replace(exchange.merge(state, replies), measured=Tensors())
+        simulation.coordinator.state = exchange.merge(state, replies)
         for client, up in ups.items():
             assert not up.keys() & simulation.site.initial.keys()
             assert not any((tensor == canary).any() for tensor in up.values())
@@ -503,7 +503,7 @@ def test_what_a_client_is_told_to_keep_is_its_own_without_training_too(make: Mak
 
         def stages(self, rounds):
             keep = {"keep": lambda work: {"head.bias": torch.ones(3)}} if told else {}
-            return (Stage("ask", 1, (Exchange("ask", returns=(), **keep),), keeps=keeps), *super().stages(rounds))
+            return (Stage("ask", 1, (Exchange("ask", returns=(), **keep),), scored=keeps), *super().stages(rounds))
 
     simulation = simulate(make().replace(method=Asking()), rounds=1)
     assert len(states(simulation)) == 2

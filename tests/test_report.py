@@ -29,7 +29,7 @@ from conftest import TINY
 from fedshift.cli.app import app
 from fedshift.errors import FedshiftError
 from fedshift.methods.client2vec.heat_maps import MOST_LETTERS, drawable, heat_maps
-from fedshift.methods.client2vec.vectors import Index
+from fedshift.methods.client2vec.index import Index
 from fedshift.reporting.comparison import Comparison
 from fedshift.reporting.curves import MOST_PANELS, by_round, figures
 from fedshift.reporting.page import page

@@ -70,7 +70,6 @@ def work(**measured: float) -> LocalWork:
             }
         ),
         measured=Tensors({f"gradient.{name.replace('__', '.')}": torch.tensor(v) for name, v in measured.items()}),
-        snapshot=Tensors(),
         train=Samples(torch.zeros(5, 1), torch.zeros(5, dtype=torch.int64)),
         counts=torch.tensor([5, 0]),
         steps=3,

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.core.contract import Batch, Context, Objective, Round
+from fedshift.core.contract import Batch, Context, Objective
 from fedshift.core.dropout import dropout_draws
 from fedshift.core.net import Net
-from fedshift.core.setup import Setup
+from fedshift.core.setup import Round, Setup
 from fedshift.engines.banks import Bank, Given
 from fedshift.engines.engine import SERVER
 from fedshift.engines.lane import Course, Lane
