@@ -32,7 +32,8 @@ from fedshift.methods.client2vec.dsa_ign import (
 )
 from fedshift.methods.client2vec.encoder import pairs as encoded_pairs
 from fedshift.methods.client2vec.heat_maps import by_domain
-from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, notes_on, similarity
+from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL
+from fedshift.methods.client2vec.vectors import notes_on, similarity
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs.events import Progress
 from fedshift.runs.simulation import Simulation

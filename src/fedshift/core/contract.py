@@ -180,14 +180,14 @@ def no_draws(model: ModelBuilder, batch: int) -> Draws:
 class Optimiser:
     """How an objective is minimised where that differs from the experiment's ``[train]``; None: as there.
 
-    ``clip`` is the largest norm of the gradient, over all that the objective moves; that of ``[train]`` holds as well.
-    ``decay`` multiplies the rate after every round.
+    Without a ``name`` momentum and weight decay are as there, too; with one there is no momentum. ``clip`` is the
+    largest norm of the gradient, over all that the objective moves; that of ``[train]`` holds as well. ``decay``
+    multiplies the rate after every round.
     """
 
     name: Literal["sgd", "adam"] | None = None
     lr: float | None = None
-    momentum: float | None = None
-    weight_decay: float | None = None
+    weight_decay: float = 0.0
     clip: float | None = None
     decay: float = 1.0
 

@@ -275,8 +275,8 @@ def _settings(setup: Setup, objective: Objective, round: Round) -> Settings:
     return Settings(
         own.name or train.optimiser,
         (train.lr_in(round.number, round.stage.rounds) if own.lr is None else own.lr) * own.decay ** (round.number - 1),
-        train.momentum if own.momentum is None else own.momentum,
-        train.weight_decay if own.weight_decay is None else own.weight_decay,
+        train.momentum if own.name is None else 0.0,
+        train.weight_decay if own.name is None else own.weight_decay,
     )
 
 

@@ -34,7 +34,8 @@ from typing import Annotated, ClassVar, Literal
 
 from fedshift.methods import METHODS
 from fedshift.methods.client2vec import INDICES
-from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, ClientIndex, similarity
+from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, ClientIndex
+from fedshift.methods.client2vec.vectors import similarity
 from fedshift.methods.fedavg import FedAvg
 from fedshift.page import *
 

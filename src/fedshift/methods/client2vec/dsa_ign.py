@@ -166,7 +166,7 @@ class DSAIGN(ClientIndex):
     # Both ---------------------------------------------------------------------------------------
 
     def _training(self, epochs: int) -> Phase:
-        adam = Optimiser("adam", lr=self.lr, weight_decay=0.0)
+        adam = Optimiser("adam", lr=self.lr)
         objective = Objective("dsa-ign", self.loss, (NETWORK,), ("sim", "orth", "recon", "div"), optimiser=adam)
         return Phase("dsa-ign", (objective,), steps=Epochs(epochs), batch=self.batch)
 

@@ -10,11 +10,11 @@ from typing import Annotated, Any, ClassVar
 
 from fedshift.methods.client2vec import ENCODERS
 from fedshift.methods.client2vec.encoder import Encoder, pairs
+from fedshift.methods.client2vec.vectors import notes_on
 from fedshift.page import *
 
 FEATURE, LABEL, COUNTS = "feature_index", "label_index", "sample_counts"
 NETWORK = "index_network"
-ALIKE = 0.99  # the cosine of two clients that an index hardly tells apart
 
 
 class ClientIndex(Spec):
@@ -118,29 +118,6 @@ class ClientIndex(Spec):
             for name, tensor in up.items():
                 written[rows[name]][client] = tensor
         return state.updated(written)
-
-
-def least_cosine(feature: Tensor) -> float:
-    """The least cosine between two of the feature vectors (K, d); those of absent clients, zeros, are left out."""
-    made = feature[feature.norm(dim=1) > 0]
-    return float(similarity(made, None).min()) if len(made) > 1 else 1.0
-
-
-def notes_on(feature: Tensor) -> tuple[str, ...]:
-    """A note if feature vectors (K, d) do not separate the clients: every two have a cosine above :data:`ALIKE`."""
-    least = least_cosine(feature)
-    if least <= ALIKE:
-        return ()
-    return (
-        f"The feature index does not separate the clients: the least cosine between two of them is {least:.3f}, above "
-        f"{ALIKE}. What it decides is nearly the same for all.",
-    )
-
-
-def similarity(feature: Tensor | None, label: Tensor | None) -> Tensor:
-    """The cosine between every two clients (K, K); with two parts, the mean of both cosines (Client2Vec, Sec. 4)."""
-    cosines = [nn.functional.normalize(rows, dim=1) for rows in (feature, label) if rows is not None]
-    return torch.stack([rows @ rows.T for rows in cosines]).mean(dim=0)
 
 
 @dataclass(frozen=True)
