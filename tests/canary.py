@@ -100,13 +100,9 @@ LEAKS = ("a sample", "a row of a sample", "a private tensor")
 
 
 def assert_private(name: str, watched: Watched, sent: bytes, replies: Sequence[bytes]) -> None:
-    """Neither two neighbouring numbers of a sample or of a private tensor was sent, nor labels, nor a path.
+    """Neither two neighbouring numbers of a sample or of a private tensor are in any byte that left all sites.
 
-    Args:
-        name: the method's.
-        watched: a site after the run.
-        sent: every byte that left all sites.
-        replies: the sites' messages, which are found in these bytes as they are.
+    Nor are labels, nor a path. The sites' messages are found in these bytes as they are.
     """
     assert len(replies) > 6
     assert all(reply in sent for reply in replies)  # nothing is packed on the way, so what is sent is found

@@ -84,8 +84,7 @@ hypothesis.settings.register_profile("large", derandomize=True, deadline=None, m
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How much of tests/attack is carried out, and how many examples Hypothesis makes."""
-    sizes = ("small", "large")
-    parser.addoption("--attack", choices=sizes, default="small", help="the size of tests/attack, and of all examples")
+    parser.addoption("--attack", choices=("small", "large"), default="small", help="how much is attacked")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -198,16 +197,12 @@ def names_sent(simulation: Simulation, exchange: str, direction: str) -> set[str
 
 
 class Remembering(Ledger):
-    """A ledger that keeps, for tests that look at values, the first message of each exchange and direction.
-
-    Attributes:
-        sizes: the bytes of all messages of a direction, as they are sent.
-    """
+    """A ledger that keeps, for tests that look at values, the first message of each exchange and direction."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first: dict[tuple[str, str], Message] = {}
-        self.sizes: Counter[str] = Counter()
+        self.sizes: Counter[str] = Counter()  # the bytes of all messages of a direction, as they are sent
 
     def add(self, exchange: str, direction: Direction, message: Message, client: int, round: int) -> None:
         self.first.setdefault((exchange, direction), message)
@@ -338,16 +333,14 @@ def a_folder(path: Path, experiment: Experiment, records: Sequence[dict[str, Any
     folder = Run.create(experiment, path)
     inputs = {"augment": False, "normalise": False, "vocabulary": []}
     nobody: dict[str, Any] = {"clients": {}, "domains": {}, "samples": {}, "environments": []}
+    about = {"shape": [], "classes": [], "columns": [], "type": "Inputs", "inputs": inputs, **nobody}
     texts = {
-        "data.json": json.dumps(
-            {"shape": [], "classes": [], "columns": [], "type": "Inputs", "inputs": inputs, **nobody}
-        ),
+        "data.json": json.dumps(about),
         "messages.json": "{}",
         "records.jsonl": "".join(json.dumps(record) + "\n" for record in records),
         "timings.jsonl": "",
     }
     named = {name: write_file(path / name, text.encode()) for name, text in texts.items()}
-    selected = summary(records) if records else {}
-    done = Summary(run=folder.identity.fingerprint, files=named, selected=selected, notes=[])
+    done = Summary(run=folder.identity.fingerprint, files=named, selected=summary(records) if records else {}, notes=[])
     done.write(path / "summary.json")
     return folder

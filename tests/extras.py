@@ -159,25 +159,15 @@ def parquet() -> None:
 
 
 def dicom() -> None:
-    """Slices of 8 pixels as DICOM."""
+    """Pydicom's own slice, of one patient after another."""
     each_file("dicom", ".dcm", lambda path, number: path.touch())
-    import numpy as np
-    from pydicom.dataset import FileDataset, FileMetaDataset
-    from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
+    from pydicom import dcmread
+    from pydicom.data import get_testdata_file
 
     def write(path: Path, number: int) -> None:
-        meta = FileMetaDataset()
-        meta.TransferSyntaxUID = ExplicitVRLittleEndian
-        meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
-        meta.MediaStorageSOPInstanceUID = generate_uid()
-        made = FileDataset(str(path), {}, file_meta=meta, preamble=b"\0" * 128)
-        made.SOPClassUID, made.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
-        made.PatientID, made.Modality, made.PhotometricInterpretation = str(number), "OT", "MONOCHROME2"
-        made.Rows = made.Columns = 8
-        made.SamplesPerPixel, made.PixelRepresentation = 1, 0
-        made.BitsAllocated, made.BitsStored, made.HighBit = 16, 16, 15
-        made.PixelData = np.full((8, 8), 50 * number, np.uint16).tobytes()
-        made.save_as(path)
+        held = dcmread(get_testdata_file("CT_small.dcm"))
+        held.PatientID = str(number)
+        held.save_as(path)
 
     each_file("dicom", ".dcm", write)
 
@@ -217,39 +207,24 @@ assert made.fit(x, [0, 1] * 10).predict_proba(x).shape == (20, 2)
 VIT = ["model.name=transformers", "model.path=network", "data.path=photos", "data.size=16"]
 TABLE = ["data.path=table.csv", "data.domain=site", "model.name=mlp"]
 TEXTS = ["data.path=texts.csv", "data.domain=site"]
+TOKENS = ["data.tokens=tokenizer", "model.name=lstm"]
 SCANS = ["data.size=8", "data.window=none", "model.name=mlp"]
+LITE = "efficientnet-lite0"
+PHOTOS = ["data.path=photos", "data.size=32"]
 FROZEN = ["data.path=photos", "data.size=16", "model.name=mlp"]
-CLIENT2VEC = [
-    "method.name=client2vec",
-    "method.index.epochs=1",
-    "method.index.encoder.name=clip",
-    "method.index.encoder.path=clip",
-]
+ENCODER = ["method.index.encoder.name=clip", "method.index.encoder.path=clip"]
+CLIENT2VEC = ["method.name=client2vec", "method.index.epochs=1", *ENCODER]
 SVHN = ['data.domains=["svhn"]', "data.svhn=svhn.mat", "data.fraction=1"]
 FEATURES = [
-    Feature(
-        "images", "a backbone", run("data.path=photos", "data.size=32", "model.name=resnet18", data="folder"), photos
-    ),
-    Feature(
-        "images", "augmentation", run("data.path=photos", "data.size=32", "data.augment=true", data="folder"), photos
-    ),
+    Feature("images", "a backbone", run(*PHOTOS, "model.name=resnet18", data="folder"), photos),
+    Feature("images", "augmentation", run(*PHOTOS, "data.augment=true", data="folder"), photos),
     Feature("images", "a network of transformers", run(*VIT, data="folder"), network),
     Feature("images", "frozen features", run(*FROZEN, "data.frozen=network", data="folder"), network),
     Feature("images", "CLIP", run("data.path=photos", "data.size=16", *CLIENT2VEC, data="folder"), clip),
     Feature("parquet", "images in Parquet", run("data.path=photos.parquet", "data.size=16", data="parquet"), parquet),
     Feature("parquet", "a client index in a file", ["index", "--set", "method.index.epochs=1", *FEW]),
-    Feature(
-        "efficientnet",
-        "frozen features",
-        run(*FROZEN, "data.frozen=efficientnet-lite0", data="folder"),
-        photos,
-    ),
-    Feature(
-        "efficientnet",
-        "the network, trained",
-        run("data.path=photos", "model.name=efficientnet-lite0", data="folder"),
-        photos,
-    ),
+    Feature("efficientnet", "frozen features", run(*FROZEN, f"data.frozen={LITE}", data="folder"), photos),
+    Feature("efficientnet", "the network", run(PHOTOS[0], f"model.name={LITE}", data="folder"), photos),
     Feature(
         "partition",
         "a partitioner of flwr-datasets",
@@ -258,9 +233,7 @@ FEATURES = [
     Feature("pandas", "a table in CSV", run(*TABLE, data="table"), table),
     Feature("pandas", "comparison.frame()", ["-c", FRAME]),
     Feature("text", "texts by hashing", run(*TEXTS, "model.name=mlp", data="text"), texts),
-    Feature(
-        "text", "texts by a tokenizer", run(*TEXTS, "data.tokens=tokenizer", "model.name=lstm", data="text"), tokenizer
-    ),
+    Feature("text", "texts by a tokenizer", run(*TEXTS, *TOKENS, data="text"), tokenizer),
     Feature("adapters", "low-rank adapters", run(*VIT, "model.adapter_rank=1", data="folder"), network),
     Feature("signals", "the watch data set", ["run", "watch-in-domain", "--method", "fedavg", "--seed", "0", *SMALL]),
     Feature("medical", "DICOM", run("data.path=dicom", *SCANS, data="medical"), dicom),
@@ -268,18 +241,12 @@ FEATURES = [
     Feature("tune", "a search", ["tune", "--method", "fedprox", "--trials", "2", *FEW, *SMALL]),
     Feature("scipy", "SVHN's own file", run(*SVHN, data="digits"), svhn),
     Feature("scipy", "FedPAC", ["run", "--method", "fedpac", *FEW, *SMALL]),
-    Feature(
-        "sklearn", "a table that is shipped", ["run", "breast-cancer", "--method", "fedavg", "--seed", "0", *SMALL]
-    ),
+    Feature("sklearn", "a shipped table", ["run", "breast-cancer", "--method", "fedavg", "--seed", "0", *SMALL]),
     Feature("sklearn", "AUROC", run('evaluate.metrics=["auroc"]')),
     Feature("sklearn", "a comparison of sites", ["data", *FEW]),
     Feature("sklearn", "FederatedClassifier", ["-c", CLASSIFIER]),
-    Feature(
-        "benchmark", "the benchmark", ["benchmark", "--method", "fedavg,fedprox", "--federation", "rotated-mnist-0"]
-    ),
-    Feature(
-        "flower", "a federation's folders", ["federation", "init", "trial", "--sites", "a,b", "--method", "fedavg"]
-    ),
+    Feature("benchmark", "a table", ["benchmark", "--method", "fedavg,fedprox", "--federation", "rotated-mnist-0"]),
+    Feature("flower", "a federation's folders", ["federation", "init", "it", "--sites", "a,b", "--method", "fedavg"]),
     Feature("flower", "a federation's processes", ["federation", "demo", "--rounds", "1", "--sites", "2"]),
 ]
 

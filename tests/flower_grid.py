@@ -41,17 +41,7 @@ def client(folder: Path, message: Message) -> Message:
 
 @dataclass
 class SuperNode:
-    """A node of the grid.
-
-    Attributes:
-        name: as it was registered.
-        node_id: Flower's number of it.
-        public_key: in PEM.
-        folder: its site's.
-        app: what answers there.
-        status: whether it sends heartbeats.
-        late: whether its replies never come.
-    """
+    """A node of the grid: what answers there, whether it sends heartbeats, and whether its replies never come."""
 
     name: str
     node_id: int
@@ -72,12 +62,7 @@ class SuperNode:
 
 @dataclass
 class MemoryGrid:
-    """A grid whose nodes answer at once, in this process.
-
-    Attributes:
-        nodes: those that are registered.
-        came: all that came from nodes, by name.
-    """
+    """A grid whose nodes answer at once, in this process, and all that came from them, by name."""
 
     nodes: list[SuperNode]
     came: list[tuple[str, bytes]] = field(default_factory=list)

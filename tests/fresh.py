@@ -57,11 +57,7 @@ def command(*words: object, cwd: object = None, env: Environment | None = None) 
 def start(function: Callable[..., Any], *arguments: Any, cwd: object = None, env: Environment | None = None) -> Process:
     """Begin to call a function of a module in a fresh process: :func:`fedshift`, :func:`script`, or one of a test.
 
-    Args:
-        function: what to call; what it returns and takes can be pickled.
-        arguments: what it is given.
-        cwd: the folder it begins in; by default the present one.
-        env: how its environment differs from the present one; None unsets a variable.
+    What it returns and takes can be pickled. ``env`` says how its environment differs; None unsets a variable.
     """
     return _server().start(pickle.dumps((function, arguments)), str(cwd or Path.cwd()), env or {})
 
@@ -96,17 +92,11 @@ def until(condition: Callable[[], object], process: Process | None = None) -> No
 
 
 class Process:
-    """A process under way, or ended.
-
-    Attributes:
-        pid: its id, and that of its process group.
-        returncode: None while it goes on; then its exit code, or the negative number of a signal.
-        folder: where the files of its standard output and standard error are.
-    """
+    """A process under way, or ended."""
 
     def __init__(self, server: _Server, pid: int, folder: Path) -> None:
         self._server, self.pid, self.folder = server, pid, folder
-        self.returncode: int | None = None
+        self.returncode: int | None = None  # then its exit code, or the negative number of a signal
 
     def __str__(self) -> str:
         return f"process {self.pid} with exit code {self.returncode}: {self.stdout[-2000:]}{self.stderr[-2000:]}"
@@ -142,15 +132,13 @@ class Process:
 
     def result(self) -> Any:
         """Wait for its end; returns what the function returned, or raises what it raised."""
-        code = self.wait()
-        sys.stdout.write(self.stdout)
-        sys.stderr.write(self.stderr)
+        self.wait()
         file = self.folder / "result"
         if not file.is_file():
-            raise ChildProcessError(f"it ended with {code}: {self.stderr}")
-        returned, raised, trace = pickle.loads(file.read_bytes())
+            raise ChildProcessError(str(self))
+        returned, raised = pickle.loads(file.read_bytes())
         if raised is not None:
-            raised.add_note(trace)
+            raised.add_note(self.stderr)
             raise raised
         return returned
 
@@ -166,27 +154,21 @@ class Process:
 
     def _look(self) -> bool:
         """Whether it has stopped since the last look."""
-        if self.returncode is not None:
-            return False
-        status = self._server.ask("status", self.pid)
-        if status is None or os.WIFSTOPPED(status):
-            return status is not None
-        self.returncode = os.waitstatus_to_exitcode(status)
-        return False
+        status = self._server.ask("status", self.pid) if self.returncode is None else None
+        if status is not None and not os.WIFSTOPPED(status):
+            self.returncode, status = os.waitstatus_to_exitcode(status), None
+        return status is not None
 
     def _until_changed(self, seconds: float) -> bool:
         last, pause = time.monotonic() + seconds, 0.001
-        while True:
-            if self._look():
-                return True
-            if self.returncode is not None:
-                return False
+        while not (stopped := self._look()) and self.returncode is None:
             if time.monotonic() > last:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.pid, signal.SIGKILL)
                 raise TimeoutError(f"{self} takes more than {seconds} s")
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
+        return stopped
 
 
 # The server --------------------------------------------------------------------------------------
@@ -265,19 +247,9 @@ def _prepare() -> None:
 
     torch.set_num_threads(1)
     without_syncing()
-    for module in (
-        "pytest",
-        "hypothesis",
-        "fedshift.study.api",
-        "fedshift.cli.app",
-        "fedshift.reporting.page",
-        "fedshift.reporting.live",
-        "fedshift.engines.workers",
-        "fedshift.engines.vectorised",
-        "fedshift.methods.client2vec.client2vec",
-        "fedshift.datasets.image_sets",
-        "fedshift.runs.trained",
-    ):
+    modules = "study.api cli.app reporting.page reporting.live engines.workers engines.vectorised runs.trained"
+    modules += " methods.client2vec.client2vec datasets.image_sets"
+    for module in ("pytest", "hypothesis", *(f"fedshift.{name}" for name in modules.split())):
         import_module(module)
     torch.optim.SGD([torch.zeros(1)], lr=0.1)  # imports half of torch
     torch.func.vmap(torch.func.grad(torch.sum))(torch.zeros(1, 1))
@@ -341,17 +313,7 @@ def _child(work: bytes, cwd: str, env: dict[str, str], folder: str) -> int:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # nobody reads it
             stream.flush()
-    answer = returned, raised, "" if raised is None else "".join(traceback.format_exception(raised))
+    answer = pickle.dumps((returned, raised))
     with open(f"{folder}/result", "wb") as file:  # noqa: PTH123
-        file.write(_pickled(answer))
+        file.write(answer)
     return code
-
-
-def _pickled(answer: tuple[Any, BaseException | None, str]) -> bytes:
-    try:
-        data = pickle.dumps(answer)
-        pickle.loads(data)
-    except Exception as error:
-        trace = answer[2]
-        return pickle.dumps((None, TypeError(f"what came of it cannot be sent back: {error!r}\n{trace}"), trace))
-    return data

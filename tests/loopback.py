@@ -29,18 +29,12 @@ CLASSES = ("class 0", "class 1", "class 2")
 SAMPLES = "data/samples.npz"  # in each site's folder, of its samples alone
 DATA: dict[str, Any] = {"name": "arrays", "path": SAMPLES}
 SERVER = "deployment.executor run"  # the coordinator's process for a run
-EXECUTOR = "deployment.executor"  # what carries out tasks
 SUPERNODE, SUPERLINK, GATE = "flower-supernode", "flower-superlink", "deployment.gate"
 PATIENCE = 900.0  # seconds, after which something hangs
 
 
 class Loopback:
-    """The processes of a federation on this machine, and what they have written so far.
-
-    Attributes:
-        folder: the federation's.
-        processes: those that were started.
-    """
+    """The processes of a federation's folder on this machine, and what they have written so far."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.processes = folder, Processes(folder)
@@ -76,12 +70,6 @@ class Loopback:
         self.end_run()
         return log.read_text()[before:]
 
-    def is_running(self, name: str) -> bool:
-        """Whether a process was started and has not ended, nor was killed."""
-        return name in self.processes.running and self.processes.running[name].poll() is None
-
-    # What is killed -------------------------------------------------------------------------------
-
     def crash(self, name: str) -> None:
         """SIGKILL a process and all that it has started, as a crash of its machine would end them."""
         started = descendants(self.processes.running[name].pid)
@@ -89,14 +77,9 @@ class Loopback:
         kill(started)
 
     def crash_program(self, name: str, program: str) -> None:
-        """SIGKILL what a process has started of a program.
-
-        Raises:
-            LookupError: it has started none, or all have ended.
-        """
+        """SIGKILL what a process has started of a program."""
         found = self.programs(name, program)
-        if not found:
-            raise LookupError(f"'{name}' runs no {program}; the logs are in {self.folder}")
+        assert found, f"'{name}' runs no {program}; the logs are in {self.folder}"
         kill(found)
 
     def programs(self, name: str, program: str) -> dict[int, str]:
@@ -112,15 +95,12 @@ class Loopback:
         done = subprocess.run(program, capture_output=True, text=True, check=False, **settings)
         return done.stdout + done.stderr
 
-    # What is waited for ---------------------------------------------------------------------------
-
     @contextmanager
     def held(self, **sites: int) -> Iterator[None]:
         """Let each of some sites answer only so many more messages until the end of this."""
         files = {self.folder / "sites" / site / "held": count for site, count in sites.items()}
         for file, count in files.items():
             sent = file.with_name("sent.jsonl")
-            file.with_name("waiting").unlink(missing_ok=True)
             write(file, str(count + (sent.read_bytes().count(b"\n") if sent.exists() else 0)))
         try:
             yield
@@ -128,17 +108,13 @@ class Loopback:
             for file in files:
                 file.unlink()
 
-    def waits(self, site: str) -> Callable[[], bool]:
-        """A function that says whether a site's executor has a message that it may not answer yet."""
-        return (self.folder / "sites" / site / "waiting").exists
-
     def messages(self, count: int, *sites: str) -> Callable[[], bool]:
         """A function that says whether some sites, or all, have received so many more messages than now."""
         return self.logged("Received successfully", count, *sites)
 
-    def connected(self, site: str) -> Callable[[], bool]:
-        """A function that says whether a site has connected to the SuperLink since now."""
-        return self.logged("SuperNode ID", 1, site)
+    def connected(self, *sites: str) -> Callable[[], bool]:
+        """A function that says whether some sites, or all, have connected to the SuperLink since now."""
+        return self.logged("SuperNode ID", 1, *sites)
 
     def logged(self, words: str, count: int, *sites: str) -> Callable[[], bool]:
         """A function that says whether SuperNodes of some sites, or all, have logged words so often since now."""
@@ -151,11 +127,7 @@ class Loopback:
         return lambda: all(count_in(log) >= number + count for log, number in before.items())
 
     def wait_for(self, there: Callable[[], bool], seconds: float = PATIENCE) -> None:
-        """Wait until something is so.
-
-        Raises:
-            TimeoutError: it is not after so many seconds.
-        """
+        """Wait until something is so."""
         until = time.monotonic() + seconds
         while not there():
             if time.monotonic() > until:
@@ -166,15 +138,9 @@ class Loopback:
 @contextmanager
 def loopback(folder: Path, experiment: Experiment, deadline: float = PATIENCE) -> Iterator[Loopback]:
     """A federation of three sites with samples of their own, of which no process runs yet; all are ended afterwards."""
-    members = FederationSettings(
-        name="trial",
-        sites=SITES,
-        shape=(1, 10, 10),
-        classes=CLASSES,
-        address=f"127.0.0.1:{free_port()}",
-        deadline=deadline,
-        wait=PATIENCE,
-    )
+    address = f"127.0.0.1:{free_port()}"
+    agreed: dict[str, Any] = {"name": "trial", "sites": SITES, "shape": (1, 10, 10), "classes": CLASSES}
+    members = FederationSettings(**agreed, address=address, deadline=deadline, wait=PATIENCE)
     folders.make(folder, folders.planned(members, experiment))
     for number, site in enumerate(SITES):
         samples(folder / "sites" / site / SAMPLES, number)

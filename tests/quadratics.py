@@ -67,20 +67,14 @@ class Quadratics(Dataset):
 
 @dataclass(frozen=True)
 class FederatedData:
-    """The quadratics of some clients in closed form.
-
-    Attributes:
-        a: their curvatures.
-        b: their own optima.
-    """
+    """The quadratics of some clients, with curvatures a and optima b, in closed form."""
 
     a: Tensor
     b: Tensor
 
-    def optimum(self, weights: Tensor | None = None, decay: float = 0.0) -> float:
-        """Where the mean of F_k, or a weighted one, with decay/2 w^2 is least."""
-        weights = torch.ones_like(self.a) / len(self.a) if weights is None else weights
-        return float((weights * self.a * self.b).sum() / ((weights * self.a).sum() + decay))
+    def optimum(self, decay: float = 0.0) -> float:
+        """Where the mean of F_k with decay/2 w^2 is least."""
+        return float((self.a * self.b).mean() / (self.a.mean() + decay))
 
     def rest(self, steps: int, lr: float) -> float:
         """Where rounds of FedAvg end: steps of gradient descent lead from w to b_k + (1 - lr a_k)^steps (w - b_k)."""

@@ -83,7 +83,6 @@ class Heard(RunEvents):
         self.tasks: list[Task] = []
         self.taken: defaultdict[int, int] = defaultdict(int)  # steps, by task
         self.answers: defaultdict[int, int] = defaultdict(int)
-        self.calls = 0
 
     def begin_round(self, round: Round) -> None:
         self.rounds.append(round)
@@ -92,7 +91,6 @@ class Heard(RunEvents):
         self.tasks.append(Task(self.rounds[-1], *about))
 
     def steps(self, count: int) -> None:
-        self.calls += 1
         self.taken[len(self.tasks) - 1] += count
 
     def answered(self) -> None:
@@ -110,7 +108,6 @@ class Reference:
     """A run of a method by the sequential engine, which must not be carried on or changed.
 
     Attributes:
-        name: the method's name in the catalogue.
         experiment: what ran.
         simulation: the run at its end.
         ledger: the sizes of all messages as they were sent, and the first of each kind.
@@ -119,7 +116,6 @@ class Reference:
         counted: the bytes down and up after each round, as the coordinator counts them and as they were sent.
     """
 
-    name: str
     experiment: Experiment
     simulation: Simulation
     ledger: Remembering
@@ -145,7 +141,7 @@ def reference(name: str) -> Reference:
     experiment = reference_experiment(name)
     simulation = Simulation(experiment)
     simulation.coordinator.ledger = ledger = Remembering()
-    run = Reference(name, experiment, simulation, ledger, Heard())
+    run = Reference(experiment, simulation, ledger, Heard())
     for when in simulation.coordinator.schedule:
         go_on(simulation, events=run.heard)
         coordinator = simulation.coordinator

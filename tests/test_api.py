@@ -19,17 +19,11 @@ from fedshift.cli import app as cli
 from fedshift.cli import before
 from fedshift.clients.partitions import IID
 from fedshift.clients.protocols import LeaveOneDomainOut
-from fedshift.core.servers import SERVERS
 from fedshift.datasets.mnist import RotatedMNIST
-from fedshift.errors import FedshiftWarning
-from fedshift.experiments import NAMED
-from fedshift.methods import METHODS
-from fedshift.methods.client2vec import ENCODERS, INDICES
 from fedshift.models.small import MLP
 from fedshift.runs import runner
 from fedshift.runs.events import Progress
-from fedshift.study import api
-from fedshift.study.grid import expand, override
+from fedshift.study.grid import override
 from refusal import refuses
 
 SILENT = Progress()
@@ -43,21 +37,6 @@ def test_every_name_is_there_and_listed():
     assert all(getattr(fedshift, name) is not None for name in fedshift.__all__)
     with pytest.raises(AttributeError, match="FedFoo"):
         _ = fedshift.FedFoo  # type: ignore[attr-defined]  # that is the point
-
-
-def test_every_method_can_be_imported():
-    for name in METHODS:
-        cls = METHODS.get(name)
-        if cls.__module__.startswith("fedshift."):
-            assert getattr(fedshift, cls.__name__) is cls
-
-
-def test_whatever_an_experiment_names_can_be_made_and_registered():
-    """Every list, and the class that its entries derive from."""
-    for catalogue in (*NAMED.values(), INDICES, ENCODERS, SERVERS):
-        name = catalogue.base().__name__
-        assert getattr(fedshift, name) is catalogue.base()
-        assert any(getattr(fedshift, listed) is catalogue for listed in fedshift.__all__)
 
 
 def test_names_are_imported_when_they_are_used():
@@ -122,19 +101,15 @@ def test_sources_of_every_kind(make: Make, tiny_document: dict[str, Any], tmp_pa
 
 
 def test_choices_may_be_instances_and_tables(tiny_document: dict[str, Any]):
-    one = fedshift.experiment(
-        tiny_document,
-        method=FedSR(l2r=0.05),
-        model=MLP(dim=5, hidden=(6, 7)),
-        data=RotatedMNIST(images_per_class=10),
-        protocol=LeaveOneDomainOut(hold_out="75"),
-        partition=IID(clients=2),
-    )
-    assert one.method == FedSR(l2r=0.05)
-    assert one.model == MLP(dim=5, hidden=(6, 7))
-    assert one.data == RotatedMNIST(images_per_class=10)
-    assert one.protocol == LeaveOneDomainOut(hold_out="75")
-    assert one.partition == IID(clients=2)
+    chosen = {
+        "method": FedSR(l2r=0.05),
+        "model": MLP(dim=5, hidden=(6, 7)),
+        "data": RotatedMNIST(images_per_class=10),
+        "protocol": LeaveOneDomainOut(hold_out="75"),
+        "partition": IID(clients=2),
+    }
+    one = fedshift.experiment(tiny_document, **chosen)
+    assert {name: getattr(one, name) for name in chosen} == chosen
     assert fedshift.experiment(tiny_document, method={"name": "fedsr", "l2r": 0.05}).method == FedSR(l2r=0.05)
     nested = Client2Vec(base=FedProx(mu=0.3))
     assert fedshift.experiment(tiny_document, method=nested).method == nested
@@ -144,9 +119,6 @@ def test_an_instance_is_what_runs(tiny_document: dict[str, Any]):
     """It takes the place of the file's settings and of presets; dotted settings still change it."""
     document = override(tiny_document, {"method.weighting": "samples", "protocol.hold_out": "all"})
     assert fedshift.experiment(document, method=FedAvg(), hold_out="dark").method.weighting == "uniform"
-    preset = fedshift.METHODS.get("fediir")()
-    assert fedshift.experiment("rotated-mnist", method=preset).method == preset
-    assert fedshift.experiment("rotated-mnist", method="fediir").method != preset
     changed = fedshift.experiment(document, method=FedSR(), hold_out="dark", settings={"method.l2r": 0.2})
     assert changed.method == FedSR(l2r=0.2)
     assert fedshift.grid(data="digits", hold_out="mnist")[0].name == "digits"  # other data are another experiment
@@ -158,15 +130,10 @@ def test_an_instance_is_what_runs(tiny_document: dict[str, Any]):
         ({"methods": "fedsr"}, ["Unknown option 'methods'", "Did you mean 'method'", "settings="]),
         ({"method": "fedrs"}, ["'fedrs'", "Did you mean 'fedsr'"]),
         ({"method": FedSR}, ["FedSR", "give the name of a method", "an instance"]),
-        ({"method": []}, ["method = []", "give the name of a method"]),
         ({"method": ["fedavg", FedAvg()]}, ["same run twice"]),
-        ({"seed": [1, 1]}, ["same run twice"]),
         ({"method": {"l2r": 0.1}}, ["a table with a name"]),
-        ({"model": ["mlp", "cnn"]}, ["give the name of a model"]),
         ({"rounds": "ten"}, ["train.rounds = 'ten'", "integer"]),
-        ({"settings": {"train.lrr": 0.1}}, ["'lrr'", "Did you mean 'lr'"]),
         ({"settings": ["train.lr=0.1"]}, ["settings = ['train.lr=0.1']", "dotted"]),
-        ({"plugins": "nowhere.py"}, ["nowhere.py", "does not exist"]),
         ({"name": "a/b"}, ["name = 'a/b'"]),
     ],
     ids=str,
@@ -176,10 +143,10 @@ def test_a_bad_option_is_named_with_its_fix(options: dict[str, Any], words: list
         fedshift.grid(TINY, **options)
 
 
-@pytest.mark.parametrize("source", [[], 3, [3], None])
-def test_a_bad_source_is_named(source: Any):
-    with refuses("no experiment", "TOML"):
-        fedshift.grid(source)
+def test_a_bad_source_is_named():
+    for source in ([], 3, [3], None):
+        with refuses("no experiment", "TOML"):
+            fedshift.grid(source)  # type: ignore[arg-type]  # that is the point
 
 
 # Runs -------------------------------------------------------------------------------------------
@@ -198,17 +165,6 @@ def test_run_carries_out_one_run(tiny_document: dict[str, Any]):
         fedshift.run(tiny_document, method=FedSR(l2r=0.05), progress=SILENT)
     with refuses("2 runs", "fedshift compare", "--seed"):
         fedshift.run(tiny_document, seed=[0, 1], progress=SILENT)
-    with refuses("describes 2"):
-        fedshift.run(tiny_document, method=["fedavg", "fedsr"], progress=SILENT)
-
-
-def test_where_one_method_is_needed_it_is_the_sources_first(tiny_document: dict[str, Any]):
-    document = {**tiny_document, "method": {"name": ["fedprox", "fedavg"]}}
-    with pytest.warns(FedshiftWarning, match=r"fedprox, fedavg.*--method fedavg"):
-        assert api.experiment(document).method_name == "fedprox"
-    for options in ({"method": ["fedprox", "fedavg"]}, {"settings": {"method.name": ["fedprox", "fedavg"]}}):
-        with refuses("describes 2"):
-            api.experiment(tiny_document, **options)
 
 
 def test_interrupted_runs_are_resumed_and_loaded(make: Make):
@@ -227,15 +183,6 @@ def test_interrupted_runs_are_resumed_and_loaded(make: Make):
         fedshift.Run.open(path / "nowhere")
 
 
-def test_when_every_run_fails_compare_says_so(tiny_document: dict[str, Any]):
-    wild = {"train.lr": 900.0, "train.rounds": 6, "train.momentum": 0.99}
-    with refuses("2 of 2 runs", "fedavg-light-seed0"):
-        fedshift.compare(tiny_document, seed=[0, 1], settings=wild, progress=SILENT)
-    comparison = fedshift.compare(tiny_document, settings={**wild, "train.lr": [900.0, 0.1]}, progress=SILENT)
-    assert comparison.failure.startswith("1 of 2 runs failed. fedavg-light-seed0")
-    assert fedshift.compare(tiny_document, progress=SILENT).failure == ""
-
-
 def test_a_frame_has_what_the_records_say(tiny_document: dict[str, Any]):
     """2 methods x 2 seeds x 2 held-out domains x 3 rules x 3 environments (a target and two sources)."""
     comparison = fedshift.compare(
@@ -249,32 +196,3 @@ def test_a_frame_has_what_the_records_say(tiny_document: dict[str, Any]):
     last = frame[(frame["rule"] == "last") & (frame["role"] == "test")]
     for method, mean in last.groupby("method")["accuracy"].mean().items():
         assert mean == pytest.approx(comparison.accuracy(str(method)))
-    record = comparison.runs[0].records[-1]["environments"][0]
-    row = last[(last["run"] == comparison.runs[0].path.name) & (last["environment"] == record["environment"])].iloc[0]
-    assert (row["accuracy"], row["loss"], row["n"]) == (record["accuracy"], record["loss"], record["n"])
-
-
-def test_without_pandas_measurements_are_left(make: Make, monkeypatch: pytest.MonkeyPatch):
-    comparison = fedshift.compare(make(), progress=SILENT)
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with refuses("measurements()", "fedshift[pandas]"):
-        comparison.frame()
-    assert comparison.measurements()[0]["method"] == "fedavg"
-
-
-def test_estimate_has_a_line_for_each_row(tiny_document: dict[str, Any]):
-    plain, other = fedshift.estimate(tiny_document, method=["fedavg", "fedpin"], seed=[0, 1])
-    assert [(line.label, line.runs) for line in (plain, other)] == [("fedavg", 2), ("fedpin", 2)]
-    assert (plain.cost.rounds, plain.cost.steps) == (2, 8)
-    assert not Path(tiny_document["run"]["out"]).exists()
-
-
-def test_index_is_of_client2vec_unless_another_is_given(tiny_document: dict[str, Any]):
-    settings = {"method.index": {"name": "feature-average", "encoder": {"name": "offline", "size": 16}}}
-    made = fedshift.index(tiny_document, settings=settings, progress=SILENT)
-    assert made.clients == ("dark", "gray")
-    assert made.feature.shape == (2, 16)
-    with refuses("'fedavg'", "index", "method.name=client2vec"):
-        fedshift.index(tiny_document, method="fedavg", progress=SILENT)
-    (same,) = expand(override(tiny_document, {"method.name": "client2vec", **settings}))
-    assert fedshift.index(same, progress=SILENT).feature.equal(made.feature)

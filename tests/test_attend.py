@@ -22,8 +22,7 @@ from fedshift import files
 from fedshift.cli.app import app
 from fedshift.core.messages import Down, Order, metadata, pack
 from fedshift.core.setup import Round
-from fedshift.deployment import attend
-from fedshift.deployment.agreement import EXPERIMENT, Agreement
+from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.attend import Attendant
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.demo import rehearse
@@ -33,15 +32,16 @@ from fedshift.deployment.members import Roster
 from fedshift.deployment.sent import read_sent
 from fedshift.deployment.turns import MOST_REPLACED
 from fedshift.deployment.wire import Done, Failed, Join, Joined, Reply, Work
-from fedshift.errors import DamagedError, DiskError, FedshiftError
+from fedshift.errors import DiskError
 from fedshift.rounds.coordinator import Coordinator
 from fedshift.runs.events import Progress
 from fedshift.study.grid import expand, override
 from reference import small
 from refusal import refuses
-from test_coordinate import IN_DOMAIN, alike
+from test_coordinate import IN_DOMAIN, alike, missing
 
 LONG = "x" * 10**6
+HELD_OUT = {"protocol": {"name": "leave-one-domain-out", "hold_out": "light"}, "train.min_answers": 0.5}
 
 
 class Site:
@@ -132,10 +132,16 @@ def put(*names: str, value: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
+def work_of(data: bytes) -> Work:
+    """A request that asks for work."""
+    work = request_of(data)
+    assert isinstance(work, Work)
+    return work
+
+
 def coming(site: Site) -> bytes:
     """The order that the site waits for: that of the round after its newest."""
-    work = request_of(site.orders()[-1])
-    assert isinstance(work, Work)
+    work = work_of(site.orders()[-1])
     assert work.order is not None
     order = replace(work.order, round=work.order.round + 1)
     score = replace(work.order, round=work.position)  # the model of the round before
@@ -143,37 +149,20 @@ def coming(site: Site) -> bytes:
     return replace(work, session=session, position=work.position + 1, order=order, score=score).to_bytes()
 
 
-def test_the_order_that_it_waits_for_is_carried_out(begun: Begun, tmp_path: Path):
-    """What the other tests alter is refused for what they altered."""
-    site = begun(tmp_path)
-    before = site.kept()
-    reply = site.ask(coming(site))
-    assert isinstance(reply, Done)
-    assert reply.answer is not None
-    assert site.kept() != before
-
-
 ALTERED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "another site": (put("site", value="gray"), "order"),
-    "another run": (put("run", value="another"), "order"),
     "a path as run": (put("run", value="../../gray/state"), "order"),
     "a long run": (put("run", value=LONG), "error"),
     "another session": (put("session", value=2**62), "session"),
     "other settings": (put("agreed", value=""), "experiment"),
-    "a reply that is a list": (put("known", value=[]), "error"),
     "a checkpoint of the future": (put("saved", value=10**9), "order"),
-    "an order of another run": (put("order", "run", value="another"), "order"),
     "an order of another client": (put("order", "client", value=1), "order"),
-    "an order of a client in words": (put("order", "client", value="0"), "error"),
     "another stage": (put("order", "stage", value="../../x"), "order"),
     "another exchange": (put("order", "exchange", value="../../x"), "order"),
     "another round": (put("order", "round", value=1), "order"),
-    "round 0": (put("order", "round", value=0), "error"),
-    "another position": (put("position", value=1), "order"),
     "a position after the last": (put("position", value=10**30), "order"),
     "a negative position": (put("position", value=-1), "error"),
     "something more": (put("folder", value="/etc"), "error"),
-    "no order and no score": (lambda about: about.update(order=3, score=[]), "error"),
 }
 
 
@@ -208,8 +197,7 @@ def test_a_request_whose_reply_is_no_longer_kept_is_refused(begun: Begun, tmp_pa
     """The coordinator has a checkpoint of two rounds then; who begins the run anew gets what came of its first."""
     site = begun(tmp_path)
     first = content(site.ask(site.orders()[0]))
-    work = request_of(coming(site))
-    assert isinstance(work, Work)
+    work = work_of(coming(site))
     assert isinstance(site.ask(replace(work, saved=work.position - 1).to_bytes()), Done)
     before = site.kept()
     assert site.ask(site.orders()[1]) == Failed("dark", "state")
@@ -244,13 +232,10 @@ def scaled(tensor: torch.Tensor, scale: float) -> torch.Tensor:
     return tensor * scale if tensor.is_floating_point() else tensor
 
 
-@pytest.mark.parametrize("role", ["trains", "is held out"])
-def test_a_coordinator_cannot_have_many_models_scored(make: Make, tmp_path: Path, role: str):
+@pytest.mark.parametrize(("site", "protocol"), [("dark", IN_DOMAIN), ("light", HELD_OUT)])
+def test_a_coordinator_cannot_have_many_models_scored(make: Make, tmp_path: Path, site: str, protocol: dict[str, Any]):
     """The review worked out a validation sample from the losses of 119 models at one position."""
-    held_out = {"protocol": {"name": "leave-one-domain-out", "hold_out": "light"}, "train.min_answers": 0.5}
-    protocol = held_out if role == "is held out" else IN_DOMAIN
     folder = members(tmp_path, make({**small("fedavg"), **protocol, "train.rounds": 2}))
-    site = "light" if role == "is held out" else "dark"
     scored: list[Reply] = []
 
     def attack(who: str, request: bytes, reply: bytes) -> bytes:
@@ -270,8 +255,7 @@ def test_a_coordinator_cannot_have_many_models_scored(make: Make, tmp_path: Path
 
 
 def test_a_coordinator_cannot_have_other_weights_trained_at_one_position(shared: Site):
-    work = request_of(shared.orders()[-1])
-    assert isinstance(work, Work)
+    work = work_of(shared.orders()[-1])
     assert work.order is not None
     before = shared.kept()
     for scale in (0.5, 2.0, 1 + 2**-20):
@@ -284,8 +268,7 @@ def test_a_coordinator_cannot_have_other_weights_trained_at_one_position(shared:
 def test_a_few_orders_that_failed_may_be_replaced_and_no_more(begun: Begun, tmp_path: Path):
     """A failure is one word, but a word for each of many weights would tell as much as a number."""
     site = begun(tmp_path)
-    work = request_of(coming(site))
-    assert isinstance(work, Work)
+    work = work_of(coming(site))
     assert work.order is not None
     replies = []
     for scale in range(MOST_REPLACED + 3):
@@ -293,20 +276,6 @@ def test_a_few_orders_that_failed_may_be_replaced_and_no_more(begun: Begun, tmp_
         replies.append(site.ask(replace(work, order=huge, score=None).to_bytes()))
     reasons = [reply.reason for reply in replies if isinstance(reply, Failed)]
     assert reasons == ["diverged"] * (MOST_REPLACED + 1) + ["order"] * 2
-
-
-def test_a_model_whose_order_failed_was_not_scored(begun: Begun, tmp_path: Path):
-    """Its scores did not leave: the coordinator may take the model back, and have another one scored, once."""
-    site = begun(tmp_path)
-    work = request_of(coming(site))
-    assert isinstance(work, Work)
-    assert work.order is not None
-    assert work.score is not None
-    huge = replace(work, order=other_weights(work.order, 1e30))
-    assert site.ask(huge.to_bytes()) == Failed("dark", "diverged")
-    other = replace(work, score=other_weights(work.score, 2.0))
-    assert isinstance(site.ask(other.to_bytes()), Done)
-    assert site.ask(replace(work, order=None, position=work.position - 1).to_bytes()) == Failed("dark", "order")
 
 
 def test_a_round_comes_at_one_position_where_stages_may_end_early(make: Make, tmp_path: Path):
@@ -372,41 +341,10 @@ def test_a_thief_of_a_sites_key_is_in_quarantine_until_the_operator_confirms_it(
 
     link.change = change
     run = coordinate(folder / "coordinator", link, Progress())
-    missing = [each for record in run.records for each in record.get("missing", [])]
-    assert {each["client"] for each in missing} == {"dark"}
-    assert [each["round"] for each in missing] == [1, 2, 3, 4]
-    assert all("cannot prove what it replied before" in each["why"] for each in missing)
+    assert [(each["client"], each["round"]) for each in missing(run)] == [("dark", round) for round in (1, 2, 3, 4)]
+    assert all("cannot prove what it replied before" in each["why"] for each in missing(run))
     assert asked == [1, 5, 6]
     assert not roster.entry("dark").quarantine
-
-
-def test_a_site_that_could_not_read_what_it_should_takes_part_when_that_is_mended(make: Make, tmp_path: Path):
-    """Its refusal is no reply that it must prove later, nor one that must be proved."""
-    folder = members(tmp_path, make({**small("fedavg"), **IN_DOMAIN, "train.rounds": 3}))
-    path = folder / "sites" / "gray" / EXPERIMENT
-    agreed = path.read_text()
-    wrong = agreed.replace("rounds = 3", "rounds = ")
-    path.write_text(wrong)
-    for _ in range(2):
-        with pytest.raises(FedshiftError, match="'gray'"):
-            coordinate(folder / "coordinator", Local(folder), Progress())
-    path.write_text(agreed)
-    link = Local(folder)
-
-    def change(who: str, request: bytes, reply: bytes) -> bytes:
-        work = request_of(request)
-        if isinstance(work, Work) and work.order is not None:
-            if who == "gray" and work.position == 1:  # while the run is under way
-                path.write_text(wrong)
-            if who == "dark" and work.position == 2:
-                path.write_text(agreed)
-        return reply
-
-    link.change = change
-    run = coordinate(folder / "coordinator", link, Progress())
-    missing = [each for record in run.records for each in record.get("missing", [])]
-    assert {(each["client"], each["round"]) for each in missing} == {("gray", 2)}
-    assert not any("prove" in each["why"] for each in missing)
 
 
 def test_the_command_confirms_a_site_of_the_federation(make: Make, tmp_path: Path):
@@ -415,18 +353,14 @@ def test_the_command_confirms_a_site_of_the_federation(make: Make, tmp_path: Pat
     roster.quarantine("dark", "cannot prove what it replied before; `fedshift federation confirm dark`")
     said = CliRunner().invoke(app, ["federation", "confirm", "dark", str(folder)], catch_exceptions=False)
     assert "'dark' takes part again" in said.output
-    assert "as it cannot prove what it replied before." in said.output
     assert not roster.entry("dark").quarantine
-    for site, words in (("dark", ("not in quarantine", "nothing to confirm")), ("drak", ("'drak'", "dark"))):
-        with refuses(*words):
-            CliRunner().invoke(app, ["federation", "confirm", site, str(folder)], catch_exceptions=False)
+    with refuses("'drak'", "dark"):
+        CliRunner().invoke(app, ["federation", "confirm", "drak", str(folder)], catch_exceptions=False)
 
 
 Tensors = dict[str, torch.Tensor]
 UNFIT: dict[str, Callable[[Tensors, str], Any]] = {
     "lacks one": lambda tensors, name: tensors.pop(name),
-    "lacks all": lambda tensors, name: tensors.clear(),
-    "another type": lambda tensors, name: tensors.update({name: tensors[name].double()}),
     "another shape": lambda tensors, name: tensors.update({name: tensors[name][:1]}),
     "one more": lambda tensors, name: tensors.update({"order.encoder.more": torch.zeros(3)}),
     "what the client keeps": lambda tensors, name: tensors.update({"order.encoder.1.running_mean": torch.zeros(2)}),
@@ -448,8 +382,7 @@ def test_tensors_that_do_not_fit_change_nothing(begun: Begun, tmp_path: Path, ho
 def test_an_order_that_would_spoil_what_a_client_keeps_leaves_it_as_it_was(begun: Begun, tmp_path: Path):
     """A variance of outputs that are too large to be squared stays at the site, and is not finite."""
     site = begun(tmp_path, "fedbn", 6)
-    work = request_of(coming(site))
-    assert isinstance(work, Work)
+    work = work_of(coming(site))
     assert work.order is not None
     name = "encoder.0.weight"
     down = Down({**work.order.down, name: torch.full_like(work.order.down[name], 1e25)})
@@ -464,7 +397,6 @@ def test_an_order_that_would_spoil_what_a_client_keeps_leaves_it_as_it_was(begun
 def test_messages_of_a_session_that_has_ended_change_nothing(begun: Begun, tmp_path: Path):
     """A coordinator that was killed goes on; then what the first one sent comes once more."""
     site = begun(tmp_path)
-    folder = tmp_path / "coordinator"
     late = [*site.requests, coming(site)]
     seen: list[bytes] = []
 
@@ -478,30 +410,15 @@ def test_messages_of_a_session_that_has_ended_change_nothing(begun: Begun, tmp_p
             seen.append(request)
         return reply
 
-    run = coordinate(folder, Local(tmp_path, change), Progress())
+    run = coordinate(tmp_path / "coordinator", Local(tmp_path, change), Progress())
     assert len(seen) > 2
     alike(run, rehearse(tmp_path, Progress()))
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"{}",
-        b"\xff" * 1000,
-        (2**63).to_bytes(8, "little") + b"{}",
-        pack({}, {"work": "[" * 10**5}),
-        pack({}, {"join": "null"}),
-        pack({}, {"join": "{}", "work": "{}"}),
-        pack({}, {"__class__": "{}"}),
-        pack({}, {"work": json.dumps({"session": "x"})}),
-        pack({}, {"work": '{"session": NaN}'}),
-    ],
-    ids=range(10),  # bytes differ from process to process, as safetensors writes metadata in any order
-)
-def test_bytes_that_are_no_request_change_nothing(shared: Site, data: bytes):
-    before = shared.kept()
-    assert shared.ask(data) == Failed("dark", "error")
+def test_bytes_that_are_no_request_change_nothing(shared: Site):
+    before, long = shared.kept(), (2**63).to_bytes(8, "little") + b"{}"
+    for data in (b"", b"\xff" * 1000, long, pack({}, {"work": "[" * 10**5}), pack({}, {"join": "{}", "work": "{}"})):
+        assert shared.ask(data) == Failed("dark", "error")
     assert shared.kept() == before
 
 
@@ -536,35 +453,6 @@ def test_a_full_disk_lets_nothing_leave(begun: Begun, tmp_path: Path, monkeypatc
         with pytest.raises(DiskError):
             site.attendant.answer(coming(site))
     assert isinstance(site.ask(coming(site)), Done)
-
-
-def test_a_list_of_what_left_that_is_damaged_lets_nothing_leave(begun: Begun, tmp_path: Path):
-    site = begun(tmp_path)
-    with (site.folder / "sent.jsonl").open("a") as file:
-        file.write("something else\n")
-    with pytest.raises(DamagedError, match="The last line"):
-        site.attendant.answer(coming(site))
-
-
-def test_samples_are_read_again_only_where_a_file_of_the_site_has_changed(
-    begun: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    site, read = begun(tmp_path), list[int]()
-    load_samples = attend.site_data
-
-    def counted(*arguments: Any) -> Any:
-        read.append(1)
-        return load_samples(*arguments)
-
-    monkeypatch.setattr(attend, "site_data", counted)
-    join = next(data for data in site.requests if isinstance(request_of(data), Join))
-    assert [isinstance(site.ask(join), Joined) for _ in range(2)] == [True, True]
-    assert read == [1]
-    set_site(tmp_path, "dark", refuse=["model update"])
-    assert site.ask(join) == Failed("dark", "policy", ("model update",))
-    set_site(tmp_path, "dark")
-    assert isinstance(site.ask(join), Joined)
-    assert read == [1, 1]
 
 
 def test_turns_that_are_damaged_are_refused(begun: Begun, tmp_path: Path):

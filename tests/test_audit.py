@@ -13,11 +13,11 @@ from fedshift.clients.inputs import Inputs
 from fedshift.clients.samples import Samples
 from fedshift.core.contract import Exchange, LocalWork, Part, Upload
 from fedshift.core.tensors import Tensors
-from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
 from fedshift.rounds.audit import _of_samples, find_copy
 from fedshift.runs.simulation import Simulation
 from reference import BUILT_IN, reference, small
+from refusal import refuses
 
 AUDIT = {"run.audit": True}
 
@@ -30,62 +30,51 @@ def test_no_method_of_the_catalogue_alarms_it(name: str):
     assert run.simulation.coordinator.position == run.simulation.rounds
 
 
-@pytest.mark.parametrize("lr", [1e-8, 1e-3])
 @pytest.mark.parametrize("name", ["moon", "ditto", "fedpin", "feddyn", "fedbn"])
-def test_small_steps_do_not_alarm_it(make: Make, name: str, lr: float):
+def test_small_steps_do_not_alarm_it(make: Make, name: str):
     """Private models then hardly differ from those that are sent."""
-    simulate(make({**small(name), "train.rounds": 3, "train.lr": lr, **AUDIT}))
+    simulate(make({**small(name), "train.rounds": 3, "train.lr": 1e-8, **AUDIT}))
 
 
-@pytest.mark.parametrize(("told", "carried", "refused"), [("own_a", "own_a", False), ("own_a", "own_b", True)])
-def test_an_upload_may_hold_only_the_private_part_that_it_reveals(make: Make, told: str, carried: str, refused: bool):
+def test_an_upload_may_hold_only_the_private_part_that_it_reveals(make: Make):
     class Telling(FedAvg):
         """Keeps two rows of numbers, and uploads one that it kept."""
 
+        carried: str = "own_a"
+
         def parts(self, model):
-            return {
-                **super().parts(model),
-                "own_a": Part.state(torch.zeros(40), "client"),
-                "own_b": Part.state(torch.zeros(40), "client"),
-            }
+            own = {name: Part.state(torch.zeros(40), "client") for name in ("own_a", "own_b")}
+            return {**super().parts(model), **own}
 
         def keep(self, work: LocalWork):
             numbers = torch.arange(40.0) + work.trained["head.bias"].sum().detach()
             return {"own_a.value": numbers.sin(), "own_b.value": (numbers * 2).cos()}
 
         def exchange(self, name):
-            upload = Upload("told", (40,), reveals=told)
-            carries = lambda work: {"told": work.private[f"{carried}.value"]}  # noqa: E731
-            return super().exchange(name, uploads=(upload,), upload=carries)
+            told = lambda work: {"told": work.private[f"{self.carried}.value"]}  # noqa: E731
+            return super().exchange(name, uploads=(Upload("told", (40,), reveals="own_a"),), upload=told)
 
-    experiment = make({**AUDIT, "train.rounds": 2}).replace(method=Telling())
-    if not refused:
-        simulate(experiment)
-        return
-    with pytest.raises(FedshiftError, match=r"round 2 .*'told' contains its private tensor 'own_b\.value' as it was"):
-        simulate(experiment)
+    experiment = make({**AUDIT, "train.rounds": 2})
+    simulate(experiment.replace(method=Telling()))
+    with refuses("round 2 ", "'told' contains its private tensor 'own_b.value' as it was"):
+        simulate(experiment.replace(method=Telling(carried="own_b")))
 
 
 # Where a copy may be -------------------------------------------------------------------------------
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-FORMS = ["within", "stacked", "columns"]
 
 
-def among_others(row: Tensor, form: str, offset: int = 17) -> Tensor:
+def among_others(row: Tensor, form: str) -> Tensor:
     """A row of numbers among random ones."""
-    generator = torch.Generator().manual_seed(offset)
-
-    def noise(count: int) -> Tensor:
-        return torch.randn(count, generator=generator, dtype=torch.float64).to(row.dtype)
-
+    before, after, more = torch.randn(3, len(row), generator=torch.Generator().manual_seed(17)).to(row.dtype)
     if form == "within":
-        return torch.cat([noise(offset), row, noise(300 - offset)])
-    return torch.stack([noise(len(row)), row, noise(len(row))], dim=1 if form == "columns" else 0)
+        return torch.cat([before[:17], row, after, more])
+    return torch.stack([before, row, after], dim=1 if form == "columns" else 0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["within", "stacked", "columns"])
 def test_a_copy_of_a_sample_is_found_in_any_type(dtype: torch.dtype, form: str):
     """Colour images of uint8 as they are stored, or as a network reads them, by channel."""
     images = torch.randint(256, (10, 3, 6, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
@@ -155,7 +144,6 @@ LEAKS = [
     ("private", "upload", "'statistics' contains its private tensor 'mine.value' as it was before"),
     ("new private", "upload", "'statistics' contains its private tensor 'mine.value' as it is now"),
     ("sample", "encoder", "'encoder.1.weight' contains its sample 3"),
-    ("private", "encoder", "'encoder.1.weight' contains its private tensor 'mine.value' as it was before"),
 ]
 SETTINGS = {"data.per_class": 16, "protocol": {"name": "in-domain"}, "train.rounds": 3}
 
@@ -165,10 +153,8 @@ def test_what_one_client_sends_from_round_two_on_is_refused(make: Make, what: st
     simulation = Simulation(make({**SETTINGS, **AUDIT}).replace(method=Leaking(what=what, where=where)))
     go_on(simulation)
     kept = dict(simulation.site.store.items())
-    with pytest.raises(FedshiftError) as caught:
+    with refuses("client 'light', round 2", "exchange 'train'", words):
         go_on(simulation)
-    for word in ("client 'light', round 2", "exchange 'train'", words):
-        assert word in str(caught.value)
     assert simulation.site.store.get(2) is kept[2], "a client that is refused keeps what it had"
     simulate(make(SETTINGS).replace(method=Leaking(what=what, where=where)))  # nothing is looked at
 

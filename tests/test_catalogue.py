@@ -14,7 +14,7 @@ from fedshift.clients import PARTITIONS, PROTOCOLS
 from fedshift.core.servers import SERVERS
 from fedshift.datasets import DATASETS
 from fedshift.errors import UnknownNameError
-from fedshift.experiments import NAMED, PLAIN, Experiment
+from fedshift.experiments import Experiment
 from fedshift.methods import METHODS
 from fedshift.methods.client2vec import ENCODERS, INDICES
 from fedshift.methods.client2vec.client2vec import Client2Vec
@@ -70,18 +70,6 @@ def test_every_entry_says_what_it_is():
             assert cls.cited() or name in {"centralised", "single", "fedavg", "head-retraining"}
 
 
-def test_the_paper_of_a_users_method_is_its_own_and_none_that_it_inherits():
-    class Theirs(FedSR):
-        pass
-
-    class Published(FedSR):
-        paper = "A title, 2026"
-
-    assert FedSR.cited() == FedSR.paper != ""
-    assert Theirs.cited() == ""
-    assert Published.cited() == "A title, 2026"
-
-
 def test_what_lies_inside_a_spec_is_written_with_its_name():
     method = Client2Vec(base="fedreg", index={"encoder": {"name": "clip", "path": "x"}, "epochs": 3})
     table = METHODS.table_of(method)
@@ -96,18 +84,10 @@ def test_what_lies_inside_a_spec_is_written_with_its_name():
     [
         (lambda: METHODS.get("fedregg"), ("method 'fedregg'", "'fedreg'")),
         (lambda: METHODS.get("fedprox")(mue=1.0), ("[method]", "'mue'", "'mu'")),
-        (lambda: Client2Vec(index=3), ("method.index = 3", "dsa-ign")),
         (lambda: Client2Vec(index={"encodr": "clip"}), ("[method.index]", "'encodr'", "'encoder'")),
-        (lambda: Client2Vec(index={"name": "file"}), ("'file'", "--set method.index.path=")),
         (lambda: Client2Vec(index={"encoder": {"name": "offline", "size": 0}}), ("method.index.encoder.size = 0",)),
-        (lambda: Client2Vec(base="moonn"), ("'moonn'", "'moon'")),
         (lambda: MODELS.register("mine")(FedSR), ("FedSR", "Model")),
         (lambda: METHODS.register("fedavg")(FedSR), ("'fedavg'", "taken", "fedshift.methods.fedavg:FedAvg")),
-        (
-            lambda: Experiment.nested()["train"].build({"learning_rate": 1}, None, "train"),
-            ("[train]", "'learning_rate'"),
-        ),
-        (lambda: Experiment.nested()["train"].build(5, None, "train"), ("train = 5", "[train]")),
     ],
 )
 def test_an_error_names_the_table_the_setting_and_the_value(make_it: Any, message: tuple[str, ...]):
@@ -123,10 +103,7 @@ def test_a_variant_is_its_base_with_settings_that_cannot_be_set(make: Make, name
     cls = METHODS.get(name)
     (base, *_) = cls.__bases__
     fixed = base.settings().keys() - cls.settings().keys()
-    plain = base()
-    weight = [key for key in fixed if getattr(cls(), key) != getattr(plain, key)]
-    assert [getattr(cls(), key) for key in weight] == [0.0]
-    assert all(getattr(cls(), key) == getattr(plain, key) for key in base.settings().keys() - {*weight})
+    assert [getattr(cls(), key) for key in fixed if getattr(cls(), key) != getattr(base(), key)] == [0.0]
     for key in fixed:
         with refuses("[method]", f"'{key}'", error=UnknownNameError):
             METHODS.build({"name": name, key: 0})
@@ -145,34 +122,11 @@ def test_a_variant_and_its_base_with_the_same_values_are_two_rows(tiny_document:
     assert plain.fingerprint != variant.fingerprint
     flat = [flattened(experiment.table()) for experiment in (plain, variant)]
     assert [label(row, flat) for row in flat] == ["fedcir", "fedreg"]
-    both = {"method": {"name": ["fedcir", "fedreg"], "l_align": 0.1}}
-    assert [e.method.l_align for e in expand(override(tiny_document, both))] == [0.1, 0.0]
 
 
 def test_presets_of_a_variant_are_its_bases_less_what_is_fixed_or_its_own():
     assert METHODS.get("fedreg").published() == {data: {"l_reg": 0.5} for data in FedCiR.presets}
     assert METHODS.get("fedl2r").published()["pacs"] == {"l2r": 0.01, "l2r_form": "norm"}
-    assert METHODS.get("fedcmi").published()["pacs"] == {"cmi": 0.01}
-    assert FedSR.published() == FedSR.presets
-
-
-def test_every_preset_can_be_set():
     for cls in map(METHODS.get, METHODS):
         for preset in cls.published().values():
             cls(**preset)
-
-
-# An experiment ----------------------------------------------------------------------------------------
-
-
-def test_an_experiments_tables_are_its_fields():
-    tables = {"data": DATASETS, "partition": PARTITIONS, "protocol": PROTOCOLS, "model": MODELS, "method": METHODS}
-    assert tables == NAMED
-    assert list(PLAIN) == ["train", "evaluate", "run"]
-    assert [catalogue.table for catalogue in NAMED.values()] == list(NAMED)
-    assert [cls.section for cls in PLAIN.values()] == list(PLAIN)
-    assert [each.table for each in (INDICES, SERVERS, ENCODERS)] == [
-        "method.index",
-        "method.server",
-        "method.index.encoder",
-    ]

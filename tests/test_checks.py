@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from conftest import CNN_WITH_BN, Make, engine_of, evaluated, go_on, simulate
 from fedshift.core.contract import ServerState
-from fedshift.core.messages import Answer, Missing, Order, Telemetry, Up
+from fedshift.core.messages import Answer, Missing, Telemetry, Up
 from fedshift.core.tensors import Tensors
 from fedshift.engines.engine import Job, Outcome
 from fedshift.errors import DivergedError, FedshiftError
 from fedshift.rounds.checks import check_answer, enough, first_not_finite
-from fedshift.rounds.coordinator import Asking, Received
 from fedshift.runs.simulation import Simulation
 from refusal import refuses
 from test_errors import with_inputs
@@ -29,19 +27,13 @@ THREE = {"protocol": {"name": "in-domain"}}  # dark, gray and light
 HALF = {"train.min_answers": 0.5}
 
 
-def harm_answers(
-    simulation: Simulation,
-    monkeypatch: pytest.MonkeyPatch,
-    harm: Harm,
-    clients: Collection[int] = (1,),
-    exchange: str = "train",
-) -> dict[int, Up]:
-    """Have some clients send something else in an exchange; what each of the others sent last is written down."""
+def harm_answers(simulation: Simulation, monkeypatch: pytest.MonkeyPatch, harm: Harm) -> dict[int, Up]:
+    """Have gray send something else in training; what each of the others sent last is written down."""
     keep, sent = simulation.site.keep, dict[int, Up]()
 
     def keeping(job: Job, outcome: Outcome) -> Answer:
         answer = keep(job, outcome)
-        if job.client.id in clients and job.exchange.name == exchange:
+        if job.client.id == 1 and job.exchange.name == "train":
             return replace(answer, up=Up(harm(answer.up)))
         sent[job.client.id] = answer.up
         return answer
@@ -50,75 +42,49 @@ def harm_answers(
     return sent
 
 
-def without(*names: str) -> Harm:
-    return lambda up: up.only(up.keys() - set(names))
-
-
-def with_one(name: str, change: Callable[[Tensor], Tensor]) -> Harm:
-    return lambda up: up | {name: change(up[name])}
-
-
 def with_another(name: str) -> Harm:
     return lambda up: up | {name: torch.ones(1)}
 
 
-def with_value(value: float) -> Callable[[Tensor], Tensor]:
-    """The last number of a tensor is another."""
-    return lambda tensor: torch.cat([tensor[:-1], torch.tensor([value])])
-
-
 WEIGHT, BIAS = "head.weight", "head.bias"
-BAD: dict[str, tuple[Harm, type[FedshiftError], list[str]]] = {
-    "lacks one": (without(BIAS), FedshiftError, [f"lacks '{BIAS}', which the exchange declares"]),
-    "is empty": (lambda up: Tensors(), FedshiftError, ["lacks 'encoder.1.bias' (and 5 more)"]),
-    "one too many": (with_another("extra"), FedshiftError, ["holds 'extra', which the exchange does not declare"]),
-    "another type": (
-        with_one(BIAS, Tensor.double),
-        FedshiftError,
-        [f"has '{BIAS}' as torch.float64 [3], declared as torch.float32 [3]"],
-    ),
-    "another shape": (
-        with_one(WEIGHT, lambda weight: weight.T),
-        FedshiftError,
-        [f"has '{WEIGHT}' as torch.float32 [4, 3], declared as torch.float32 [3, 4]"],
-    ),
-    "not a number": (
-        with_one(BIAS, with_value(float("nan"))),
-        DivergedError,
-        [f"'{BIAS}' is not finite", "--set train.lr=0.01"],
-    ),
-    "infinite": (with_one(BIAS, with_value(-float("inf"))), DivergedError, [f"'{BIAS}' is not finite"]),
-}
 PLACE = ["client 'gray'", "round 2", "exchange 'train'"]
-bad = pytest.mark.parametrize(("harm", "kind", "words"), BAD.values(), ids=BAD)
 
 
 # What is refused ----------------------------------------------------------------------------------
 
 
-@bad
+@pytest.mark.parametrize(
+    ("harm", "error", "words"),
+    [
+        (lambda up: up.only(up.keys() - {BIAS}), FedshiftError, [f"lacks '{BIAS}', which the exchange declares"]),
+        (with_another("extra"), FedshiftError, ["holds 'extra', which the exchange does not declare"]),
+        (
+            lambda up: up | {BIAS: up[BIAS].double()},
+            FedshiftError,
+            ["torch.float64 [3], declared as torch.float32 [3]"],
+        ),
+        (lambda up: up | {WEIGHT: up[WEIGHT].T}, FedshiftError, ["[4, 3], declared as torch.float32 [3, 4]"]),
+        (lambda up: up | {BIAS: up[BIAS] * float("nan")}, DivergedError, [BIAS, "not finite", "--set train.lr=0.01"]),
+        (lambda up: up | {BIAS: up[BIAS] / 0}, DivergedError, [BIAS, "not finite"]),
+    ],
+)
 def test_a_bad_answer_ends_the_run_with_an_error_that_names_its_place(
-    make: Make, monkeypatch: pytest.MonkeyPatch, harm: Harm, kind: type[FedshiftError], words: list[str]
+    make: Make, monkeypatch: pytest.MonkeyPatch, harm: Harm, error: type[FedshiftError], words: list[str]
 ):
     """All answers are asked for unless something else is said; what the coordinator had before stays as it was."""
     simulation = simulate(make(THREE), rounds=1)
-    coordinator = simulation.coordinator
-    before = coordinator.state
+    before = simulation.coordinator.state
     harm_answers(simulation, monkeypatch, harm)
-    with pytest.raises(kind) as caught:
+    with refuses(*words, *PLACE, error=error):
         go_on(simulation)
-    assert type(caught.value) is kind
-    for word in [*words, *PLACE]:
-        assert word in str(caught.value)
-    assert is_as_it_was(coordinator.state, before)
-    assert coordinator.position == 1
+    assert is_as_it_was(simulation.coordinator.state, before)
+    assert simulation.coordinator.position == 1
 
 
 @pytest.mark.parametrize(
     ("changes", "name", "scope"),
     [
         ({**CNN_WITH_BN, "method.bn": "local"}, "encoder.1.running_mean", "client"),
-        ({"method": {"name": "fedpin", "alpha": 1e-3}}, "personal_head.weight", "client"),
         ({"method.name": "feddyn"}, "correction.head.weight", "server"),
     ],
 )
@@ -155,8 +121,6 @@ def test_a_count_of_samples_is_one_whole_number(make: Make):
     ):
         with refuses(*words):
             answered(simulation, shared | given)
-    with refuses("'samples'", "not declare", "uploads"):
-        answered(Simulation(make(THREE)), shared | {"samples": torch.tensor(9)})
 
 
 def test_an_upload_of_any_length(make: Make):
@@ -182,21 +146,17 @@ def test_the_first_tensor_that_is_not_finite_is_found():
 # Going on without a client ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("harm", "kind", "words"), [BAD["lacks one"], BAD["not a number"]], ids=["lacks", "nan"])
-def test_with_fewer_answers_asked_for_the_round_goes_on(
-    make: Make, monkeypatch: pytest.MonkeyPatch, harm: Harm, kind: type[FedshiftError], words: list[str]
-):
+def test_with_fewer_answers_asked_for_the_round_goes_on(make: Make, monkeypatch: pytest.MonkeyPatch):
     """Two of three are at least a half: they are merged and counted, and the record of the round says who is missing.
 
     In the round after, everybody answers.
     """
     simulation = simulate(make({**THREE, **HALF, "train.rounds": 3}), rounds=1)
     coordinator = simulation.coordinator
-    first, second, third = coordinator.schedule
-    assert "missing" not in evaluated(simulation, first)
+    _, second, third = coordinator.schedule
     before = coordinator.bytes_up
     with monkeypatch.context() as patch:
-        sent = harm_answers(simulation, patch, harm)
+        sent = harm_answers(simulation, patch, lambda up: up | {BIAS: up[BIAS] * float("nan")})
         go_on(simulation)
     assert sorted(sent) == [0, 2]
     for name, tensor in coordinator.state.shared.items():
@@ -207,7 +167,7 @@ def test_with_fewer_answers_asked_for_the_round_goes_on(
     (missing,) = record["missing"]
     about = {"stage": "train", "round": 2, "exchange": "train", "client": "gray"}
     assert missing == about | {"why": missing["why"]}
-    assert all(word in missing["why"] for word in [*words, *PLACE])
+    assert all(word in missing["why"] for word in [BIAS, "not finite", *PLACE])
     go_on(simulation)
     record = evaluated(simulation, third)
     assert "missing" not in record
@@ -239,9 +199,6 @@ def test_a_client_whose_training_fails_is_missing_too(make: Make):
     ("least", "asked", "answered", "expected"),
     [
         ("all", 3, 3, True),
-        ("all", 3, 0, False),
-        (0.5, 4, 2, True),
-        (0.5, 4, 1, False),
         (0.55, 100, 55, True),  # though 0.55 * 100 is 55.00000000000001
         (0.55, 100, 54, False),
         (0.1, 3, 0, False),  # of nothing there is no mean
@@ -258,20 +215,14 @@ def is_as_it_was(now: ServerState, before: ServerState) -> bool:
     )
 
 
-def begun(simulation: Simulation) -> tuple[Asking, list[Order], list[Received]]:
-    """The next round, its first orders, and every client's answer to them."""
-    asking = simulation.coordinator.round()
-    orders = next(asking)
-    assert isinstance(orders, list)
-    return asking, orders, list(simulation.site.answers(orders, engine_of(simulation)))
-
-
 def test_too_few_answers_end_the_round_without_a_merge(make: Make):
     """One of FedIIR's three answers in time: its probe is not merged, and there is no training in that round."""
     simulation = Simulation(make({**THREE, **HALF, "method.name": "fediir"}))
     coordinator = simulation.coordinator
     before = coordinator.state
-    asking, orders, (answer, *_) = begun(simulation)
+    asking = coordinator.round()
+    orders = next(asking)
+    answer, *_ = simulation.site.answers(orders, engine_of(simulation))
     assert [order.exchange for order in orders] == ["probe"] * 3
     with pytest.raises(StopIteration):
         asking.send([answer, Missing(1, "late"), Missing(2, "late")])

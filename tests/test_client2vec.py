@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import pyarrow
+import pyarrow.parquet
 import pytest
+import tomli_w
 import torch
+from PIL import Image
 from sklearn.cluster import AgglomerativeClustering
 from sklearn.metrics import adjusted_rand_score
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
+from typer.testing import CliRunner
 
 import fedshift
 from conftest import CNN_WITH_BN, Make, at, evaluated, go_on, states
+from fedshift.cli.app import app
 from fedshift.clients.domains import DomainData
+from fedshift.clients.inputs import Inputs
 from fedshift.core.contract import Batch, ServerState
 from fedshift.core.net import Net, holder
 from fedshift.core.plugins import module_of
@@ -30,15 +36,14 @@ from fedshift.methods.client2vec.dsa_ign import (
     orthogonality_loss,
     similarity_loss,
 )
-from fedshift.methods.client2vec.encoder import pairs as encoded_pairs
 from fedshift.methods.client2vec.heat_maps import by_domain
 from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL
 from fedshift.methods.client2vec.vectors import notes_on, similarity
-from fedshift.methods.fedavg import FedAvg
 from fedshift.runs.events import Progress
 from fedshift.runs.simulation import Simulation
 from fedshift.streams import Streams
 from fedshift.study.api import index
+from fedshift.study.grid import override
 from refusal import refuses
 
 SMALL = {"name": "dsa-ign", "epochs": 2, "feedforward": 16, "encoder": {"name": "offline", "size": 64}}
@@ -85,11 +90,8 @@ def test_diversity_loss_by_hand():
 
     log(1 + e^-1) for the first and third, log 2 for the second: (2 * 0.3132617 + 0.6931472) / 3 = 0.4398902.
     """
-    u = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]], requires_grad=True)
-    loss = diversity_loss(u)
-    assert loss.item() == pytest.approx(0.4398902, abs=1e-6)
-    (gradient,) = torch.autograd.grad(loss, u)
-    assert gradient.isfinite().all()
+    u = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]])
+    assert diversity_loss(u).item() == pytest.approx(0.4398902, abs=1e-6)
     assert diversity_loss(u[:1]).item() == 0
 
 
@@ -115,26 +117,14 @@ def test_the_loss_is_the_sum_of_what_is_switched_on(off: str | None):
     assert terms == pytest.approx(expected)
 
 
-def test_an_index_without_any_loss_is_refused(make: Make):
-    with refuses("sim, orth, recon", "div"):
-        wrapped(make, index={**SMALL, "sim": False, "orth": False, "recon": False, "div": False})
-
-
 # Eq. 1 and 3 ------------------------------------------------------------------------------------
 
 
-def state_of(feature, label, samples, last=None, since=None, history=None) -> ServerState:
-    clients = len(samples)
-    zeros = torch.zeros(clients)
-    held = {
-        FEATURE: torch.tensor(feature),
-        LABEL: torch.tensor(label),
-        COUNTS: torch.tensor(samples),
-        HISTORY: zeros if history is None else torch.tensor(history),
-        LAST: zeros if last is None else torch.tensor(last),
-        SINCE: zeros if since is None else torch.tensor(since),
-    }
-    return ServerState(server=Tensors(held), clients=clients)
+def state_of(feature, label, samples, last=None, since=None) -> ServerState:
+    zeros = torch.zeros(len(samples))
+    held = {FEATURE: feature, LABEL: label, COUNTS: samples, HISTORY: zeros, LAST: last, SINCE: since}
+    tensors = {name: zeros if value is None else torch.as_tensor(value) for name, value in held.items()}
+    return ServerState(server=Tensors(tensors), clients=len(samples))
 
 
 THREE = {
@@ -160,8 +150,7 @@ def test_similarity_to_a_cohort_by_hand(compared: str, expected: list[float]):
 
 def test_sampling_follows_eq_1():
     """S = (log 1, log 2, log 5) and tau = 1: p = 1/8, 2/8, 5/8; tau = 0.5 squares them: 1/30, 4/30, 25/30."""
-    state = state_of(**THREE, last=[0.0, math.log(2), math.log(5)])
-    generator = torch.Generator().manual_seed(0)
+    state, generator = state_of(**THREE, last=[0.0, math.log(2), math.log(5)]), torch.Generator().manual_seed(0)
     for tau, expected in ((1.0, [1 / 8, 2 / 8, 5 / 8]), (0.5, [1 / 30, 4 / 30, 25 / 30])):
         method = Client2Vec(tau=tau)
         drawn = torch.tensor([method.select(state, [0, 1, 2], 1, generator)[0] for _ in range(8000)])
@@ -169,33 +158,12 @@ def test_sampling_follows_eq_1():
         assert shares.tolist() == pytest.approx(expected, abs=0.02)  # three standard deviations are 0.017
 
 
-def test_any_temperature_can_be_sampled_at():
-    """At tau = 1e-6 all weights but one vanish; the most similar client rests, so the next is drawn."""
-    state = state_of(**THREE, last=[1.0, 0.5, 0.1], since=[1.0, 0.0, 0.0])
-    chosen = Client2Vec(tau=1e-6).select(state, [0, 1, 2], 1, torch.Generator().manual_seed(0))
-    assert chosen == [1]
-    assert sorted(Client2Vec(tau=1e-6).select(state, [0, 1, 2], 3, torch.Generator().manual_seed(0))) == [0, 1, 2]
-
-
 def test_clients_of_recent_rounds_are_not_sampled():
     """12 clients, cohorts of 2: those of the last 12 / (2 * 2) = 3 rounds rest."""
     since = [1.0, 1, 2, 2, 3, 3, 4, 4, 0, 0, 0, 0]
     state = state_of([[1.0, 0.0]] * 12, [[1.0, 0.0]] * 12, [1.0] * 12, since=since)
-    generator = torch.Generator().manual_seed(0)
-    method = Client2Vec()
-    chosen = {i for _ in range(200) for i in method.select(state, list(range(12)), 2, generator)}
-    assert chosen == set(range(6, 12))
-
-
-def test_memory_of_cohorts(make: Make):
-    """Gamma = 0.5: history is S(C^1) after one round and 0.5 S(C^1) + S(C^2) after two; `since` counts from 1."""
-    method = Client2Vec(gamma=0.5)
-    first = method.remembering(state_of(**THREE), [0])
-    second = method.remembering(first, [1])
-    s1, s2 = (method.to_cohort(first, [client]) for client in (0, 1))
-    torch.testing.assert_close(second.server[HISTORY], 0.5 * s1 + s2)
-    torch.testing.assert_close(second.server[LAST], s2)
-    assert second.server[SINCE].tolist() == [2, 1, 0]
+    method, generator = Client2Vec(), torch.Generator().manual_seed(0)
+    assert {i for _ in range(200) for i in method.select(state, list(range(12)), 2, generator)} == set(range(6, 12))
 
 
 def test_aggregation_follows_eq_3():
@@ -211,130 +179,81 @@ def test_aggregation_follows_eq_3():
     assert one + other == pytest.approx(1)
 
 
-def number(value: float) -> Tensor:
-    return torch.tensor(value, dtype=torch.float64)
-
-
-def test_adam_on_the_server_steps_along_the_mean_that_eq_3_weighs():
-    """Two rounds of cohort {0, 1}, whose replies lie 0.2 and 0.5 beyond w, with lambda_1 = 2 and gamma = 1/2.
-
-    S_0 = 2/3 and S_1 = 5/6, as above, so r = p_1 / p_0 is 2 e^(1/12) in round 1. In round 2 the history is
-    S / 2 + S = 3/2 S, so r = 2 exp(3/2 * 1/6 / 2) = 2 e^(1/8). Delta = (0.2 + 0.5 r) / (1 + r), and from m = 0 and
-    v = tau^2: m <- 0.9 m + 0.1 Delta, v <- 0.99 v + 0.01 Delta^2, w <- w + 0.1 m / (sqrt(v) + 0.001). A buffer, of
-    which there are no moments, is the weighed mean: (4 + 7 r) / (1 + r).
-    """
-    method = Client2Vec(base=FedAvg(server={"name": "adam", "lr": 0.1}), heat=2.0, gamma=0.5, local_training=False)
-    merge = method.stages(2)[-1].exchanges[-1].merge
-    state = state_of(**THREE)
-    moments = {"first_moment.encoder.w": number(0.0), "second_moment.encoder.w": number(1e-6)}
-    state = dataclasses.replace(
-        state,
-        shared=Tensors({"encoder.w": number(1.0), "encoder.mean": number(5.0)}),
-        server=state.server.map(Tensor.double) | Tensors(moments),
-    )
-    w, m, v = 1.0, 0.0, 1e-6
-    for r in (2 * math.exp(1 / 12), 2 * math.exp(1 / 8)):
-        one = Tensors({"encoder.w": number(w + 0.2), "encoder.mean": number(4)})
-        other = Tensors({"encoder.w": number(w + 0.5), "encoder.mean": number(7)})
-        state = merge(state, Replies([(0, one), (1, other)]))
-        delta = (0.2 + 0.5 * r) / (1 + r)
-        m, v = 0.9 * m + 0.1 * delta, 0.99 * v + 0.01 * delta**2
-        w += 0.1 * m / (math.sqrt(v) + 0.001)
-        assert state.shared["encoder.w"].item() == pytest.approx(w, abs=1e-12)
-        assert state.shared["encoder.mean"].item() == pytest.approx((4 + 7 * r) / (1 + r))
-        assert state.server["first_moment.encoder.w"].item() == pytest.approx(m, abs=1e-12)
-        assert state.server["second_moment.encoder.w"].item() == pytest.approx(v, abs=1e-12)
+def test_memory_of_cohorts():
+    """Gamma = 0.5: history is S(C^1) after one round and 0.5 S(C^1) + S(C^2) after two; `since` counts from 1."""
+    method = Client2Vec(gamma=0.5)
+    first = method.remembering(state_of(**THREE), [0])
+    second = method.remembering(first, [1])
+    s1, s2 = (method.to_cohort(first, [client]) for client in (0, 1))
+    torch.testing.assert_close(second.server[HISTORY], 0.5 * s1 + s2)
+    torch.testing.assert_close(second.server[LAST], s2)
+    assert second.server[SINCE].tolist() == [2, 1, 0]
 
 
 def test_with_a_large_heat_only_it_is_the_base_weighted_by_samples(make: Make):
     """Sampling and local training off, lambda_1 to infinity: the base method with weighting = "samples"."""
-    settings = {"sampling": False, "local_training": False, "heat": 1e12}
-    ours = run(wrapped(make, **settings))
-    base = run(Simulation(make({"method.weighting": "samples"})))
-    mine = ours.coordinator.state.shared
-    for name, tensor in base.coordinator.state.shared.items():
-        torch.testing.assert_close(mine[name], tensor, rtol=1e-6, atol=1e-7)
+    ours = run(wrapped(make, sampling=False, local_training=False, heat=1e12)).coordinator.state.shared
+    base = run(Simulation(make({"method.weighting": "samples"}))).coordinator.state.shared
+    for name, tensor in base.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=1e-6, atol=1e-7)
 
 
 # Eq. 4 ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("form", "orth"), [("mean", 7.5), ("sum", 35.0)])
-def test_local_terms_by_hand(form: Literal["mean", "sum"], orth: float):
+@pytest.mark.parametrize(
+    ("local_loss", "form", "expected"),
+    [
+        ("both", "mean", {"index_orth": 7.5, "index_dist": 0.6540602}),
+        ("orth", "sum", {"index_orth": 35.0}),
+        ("dist", "mean", {"index_dist": 0.6540602}),
+    ],
+)
+def test_local_terms_by_hand(local_loss: Any, form: Literal["mean", "sum"], expected: dict[str, float]):
     """Z = x = (1, 0); P maps to (2, 1); B_f = (3, 0), (0, 1), of norm 1: (1, 0), (0, 1); |z_P B^T| = 2, 1: mean 1.5.
 
     As they are: |z_P B^T| = 6, 1: sum 7.
     h(z) = (log 3, 0): p = (3/4, 1/4); h_P(z_P) = (0, 0): q = (1/2, 1/2).
     KL(p || q) = 3/4 log(3/2) + 1/4 log(1/2) = 0.1308120. With weight 5: 7.5 or 35, and 0.6540602.
     """
-    head = nn.Linear(2, 2, bias=False)
+    head, projector, projector_head = (nn.Linear(2, 2, bias=False) for _ in range(3))
     head.weight.data = torch.tensor([[math.log(3), 0.0], [0.0, 0.0]])
-    projector = nn.Linear(2, 2, bias=False)
     projector.weight.data = torch.tensor([[2.0, 0.0], [1.0, 0.0]])
-    projector_head = nn.Linear(2, 2)
     nn.init.zeros_(projector_head.weight)
-    nn.init.zeros_(projector_head.bias)
-
-    net = Net(
-        {
-            "encoder": nn.Identity(),
-            "head": head,
-            "projector": projector,
-            "projector_head": projector_head,
-            "feature_index": holder({"value": torch.tensor([[3.0, 0.0], [0.0, 1.0]])}),
-        }
-    )
-    method = Client2Vec(index="dsa-ign", local_form=form)
+    parts = {"encoder": nn.Identity(), "head": head, "projector": projector, "projector_head": projector_head}
+    net = Net({**parts, "feature_index": holder({"value": torch.tensor([[3.0, 0.0], [0.0, 1.0]])})})
+    method = Client2Vec(local_form=form, local_loss=local_loss)
     batch = method.base.encode(net, Batch(torch.tensor([[1.0, 0.0]]), torch.tensor([0])), at())
     terms = method.local_terms(net, batch)
-    assert {name: term.item() for name, term in terms.items()} == pytest.approx(
-        {"index_orth": orth, "index_dist": 0.6540602}, abs=1e-6
-    )
+    assert {name: term.item() for name, term in terms.items()} == pytest.approx(expected, abs=1e-6)
 
 
-BASES = ["fedavg", "fedavgm", "fedprox", "feddyn", "moon", "fedlc", "fediir", "fedsr", "fedcir"]
-
-
-@pytest.mark.parametrize("base", BASES)
-def test_local_training_runs_the_encoder_once(make: Make, base: str):
-    """A second pass would count the batch twice in batch-norm statistics."""
-    simulation = run(wrapped(make, CNN_WITH_BN, base=base))
-    (counts,) = [t for name, t in simulation.coordinator.state.shared.items() if name.endswith("1.num_batches_tracked")]
-    assert counts.item() == 4  # two rounds of two steps
-
-
-@pytest.mark.parametrize("base", [*BASES, "fedbn", "fraug"])
+@pytest.mark.parametrize("base", ["fedavgm", "feddyn", "moon", "fediir", "fedsr", "fedcir", "fedbn", "fraug"])
 def test_with_all_uses_off_every_base_is_itself(make: Make, base: str):
     ours = run(wrapped(make, CNN_WITH_BN, base=base, sampling=False, aggregation=False, local_training=False))
     plain = run(Simulation(make(CNN_WITH_BN | {"method.name": base})))
     assert_same_shared(ours, plain)
+    kept = dict(states(ours))
     for client, state in states(plain):
-        kept = ours.site.store.get(client)
-        assert kept is not None
-        assert all(torch.equal(kept.tensors[name], tensor) for name, tensor in state.tensors.items())
+        assert all(torch.equal(kept[client].tensors[name], tensor) for name, tensor in state.tensors.items())
 
 
-@pytest.mark.parametrize("base", ["fedavgm", "feddyn", "moon", "fediir", "fedlc"])
+@pytest.mark.parametrize("base", ["fedavg", "fedavgm", "feddyn", "moon", "fediir", "fedlc", "fedsr", "fedcir"])
 def test_a_base_with_a_state_of_its_own_trains_under_all_three_uses(make: Make, base: str):
+    """A second pass through the encoder would count a batch twice: there are two rounds of two steps."""
     simulation = run(wrapped(make, CNN_WITH_BN, base=base))
     terms = evaluated(simulation, simulation.coordinator.schedule[-1])["terms"]["dark"]
     assert {"cross_entropy", "index_orth", "index_dist"} <= terms.keys()
-
-
-@pytest.mark.parametrize(("local_loss", "names"), [("orth", {"index_orth"}), ("dist", {"index_dist"})])
-def test_either_term_of_local_training_may_be_left_out(make: Make, local_loss: str, names: set[str]):
-    simulation = run(wrapped(make, local_loss=local_loss))
-    terms = evaluated(simulation, simulation.coordinator.schedule[-1])["terms"]["dark"]
-    assert {name for name in terms if name.startswith("index_")} == names
+    (counts,) = [t for name, t in simulation.coordinator.state.shared.items() if name.endswith("1.num_batches_tracked")]
+    assert counts.item() == 4
 
 
 def test_the_stages_of_the_index_leave_clients_as_they_were(make: Make):
     """Local models trained for an index of weights are not kept, nor their optimiser state."""
     base = {"name": "fedsr", "reference_scope": "client"}
     simulation = run(wrapped(make, base=base, index="model-weights"), rounds=1)
-    for client in simulation.federated.clients:
-        state = simulation.site.store.get(client.id)
-        assert state is not None
+    assert len(states(simulation)) == 2
+    for _, state in states(simulation):
         assert not state.optimisers
         assert not state.trained
         assert all(torch.equal(state.tensors[name], t) for name, t in simulation.site.initial.items())
@@ -356,49 +275,45 @@ class KnownMeans(Dataset):
         x, y = [], []
         for domain, skew, _ in self.domain_names():
             shares = torch.tensor([0.4, 0.4, 0.1, 0.1] if skew == "x" else [0.1, 0.1, 0.4, 0.4])
-            labels = torch.multinomial(shares, 60, replacement=True, generator=generator)
-            labels[:4] = torch.arange(4)
+            y.append(torch.multinomial(shares, 60, replacement=True, generator=generator))
+            y[-1][:4] = torch.arange(4)
             noise = 0.3 * torch.randn(60, 32, generator=generator)
-            x.append(domains["abc".index(domain)] + classes[labels] + noise)
-            y.append(labels)
-        client = torch.arange(12).repeat_interleave(60)
-        names = ("dog", "cat", "house", "guitar")
+            x.append(domains["abc".index(domain)] + classes[y[-1]] + noise)
+        client, names = torch.arange(12).repeat_interleave(60), ("dog", "cat", "house", "guitar")
         return DomainData(torch.cat(x), torch.cat(y), client, self.domain_names(), names, torch.arange(720))
+
+
+def known(make: Make, **index: Any) -> Simulation:
+    """The twelve clients, whose index is made."""
+    changes = {"data.name": "known-means", "protocol": {"name": "in-domain"}}
+    simulation = wrapped(make, changes, index={**SMALL, "feedforward": 64, "batch": 32, "epochs": 20, **index})
+    return run(simulation, rounds=len(simulation.coordinator.schedule) - 2)
 
 
 @pytest.mark.parametrize(
     "index",
     [
-        {"strategy": "global", "epochs": 20, "upload": 40},
-        {"strategy": "federated", "epochs": 20, "local_epochs": 5, "participation": 0.5},
+        {"strategy": "global", "upload": 40},
+        {"strategy": "federated", "local_epochs": 5, "participation": 0.5},
     ],
     ids=["global", "federated"],
 )
 def test_the_feature_index_groups_clients_by_domain_and_the_label_index_by_skew(make: Make, index: dict):
-    changes = {"data.name": "known-means", "protocol": {"name": "in-domain"}}
-    simulation = wrapped(make, changes, index={**SMALL, "feedforward": 64, "batch": 32, **index})
-    run(simulation, rounds=len(simulation.coordinator.schedule) - 2)
-    held = simulation.coordinator.state.tensors
+    simulation = known(make, **index)
     names = [client.name for client in simulation.federated.clients]
-
-    def agreement(vectors: torch.Tensor, truth: list[str]) -> float:
+    for vectors, place in ((FEATURE, 0), (LABEL, 1)):
+        truth = [name[place] for name in names]
         clusters = AgglomerativeClustering(len(set(truth)), metric="cosine", linkage="average")
-        return adjusted_rand_score(truth, clusters.fit_predict(vectors.numpy()))
-
-    assert agreement(held[FEATURE], [name[0] for name in names]) == 1.0
-    assert agreement(held[LABEL], [name[1] for name in names]) == 1.0
+        found = clusters.fit_predict(simulation.coordinator.state.tensors[vectors].numpy())
+        assert adjusted_rand_score(truth, found) == 1.0
 
 
 def test_domains_separate_if_orthogonality_knows_no_length(make: Make):
     """After equal training: the mean entry of Z U^T leaves all clients nearly one vector, the cosines do not."""
     module_of(Path(__file__).parent.parent / "docs" / "results" / "dsa_ign_entries.py")
-    changes = {"data.name": "known-means", "protocol": {"name": "in-domain"}}
     between = {}
     for form in ("dsa-ign-entries", "dsa-ign"):
-        index = {**SMALL, "name": form, "feedforward": 64, "batch": 32, "epochs": 20, "upload": 40}
-        simulation = wrapped(make, changes, index=index)
-        run(simulation, rounds=len(simulation.coordinator.schedule) - 2)
-        cosines = similarity(simulation.coordinator.state.tensors[FEATURE], None)
+        cosines = similarity(known(make, name=form, upload=40).coordinator.state.tensors[FEATURE], None)
         between[form] = by_domain(cosines, tuple("aaaabbbbcccc"))[~torch.eye(3, dtype=torch.bool)]
     assert between["dsa-ign-entries"].min() > 0.85
     assert between["dsa-ign"].max() < 0
@@ -412,38 +327,21 @@ def test_an_index_separates_if_two_clients_are_not_alike():
     assert notes_on(far) == ()
 
 
-def test_the_label_index_is_the_mean_of_label_embeddings(make: Make):
-    simulation = wrapped(make)
-    run(simulation, rounds=2)
-    texts = simulation.setup.method.index.encoder.texts([f"A photo of a class {c}" for c in range(3)])
-    labels = F.normalize(texts, dim=1)
-    server = simulation.coordinator.state.server
-    for client in simulation.federated.clients:
-        expected = labels[client.train.y].mean(dim=0)
-        torch.testing.assert_close(server[LABEL][client.id], expected)
-        assert server[COUNTS][client.id] == len(client.train)
-
-
 @pytest.mark.parametrize("index", ["feature-average", "class-prototypes", "model-weights"])
 def test_other_indices(make: Make, index: str):
     simulation = run(wrapped(make, index=index))
     vectors = simulation.coordinator.state.tensors[FEATURE]
     assert LABEL not in simulation.coordinator.state.server
-    clients = simulation.federated.clients
-    method, encoder = simulation.setup.method.index, simulation.setup.method.index.encoder
-    if index == "feature-average":
-        for client in clients:
-            embedded = F.normalize(encoder.samples(client.train.x, simulation.federated.inputs), dim=1)
-            torch.testing.assert_close(vectors[client.id], embedded.mean(dim=0), rtol=1e-4, atol=1e-6)
-    elif index == "class-prototypes":
-        for client in clients:
-            embedded = F.normalize(encoder.samples(client.train.x, simulation.federated.inputs), dim=1)
-            means = [embedded[client.train.y == c].mean(dim=0) for c in range(3)]
-            torch.testing.assert_close(vectors[client.id], torch.cat(means), rtol=1e-4, atol=1e-6)
-    else:
-        model = simulation.setup.model
-        assert vectors.shape[1] == method.feature_dim(model, simulation.setup.method.base.parts(model))
+    method, model = simulation.setup.method, simulation.setup.model
+    if index == "model-weights":
+        assert vectors.shape[1] == method.index.feature_dim(model, method.base.parts(model))
         assert not torch.equal(vectors[0], vectors[1])
+        return
+    for client in simulation.federated.clients:
+        embedded = F.normalize(method.index.encoder.samples(client.train.x, simulation.federated.inputs), dim=1)
+        means = [embedded[client.train.y == c].mean(dim=0) for c in range(3)]
+        expected = embedded.mean(dim=0) if index == "feature-average" else torch.cat(means)
+        torch.testing.assert_close(vectors[client.id], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_base_without_an_encoder_or_a_name_that_is_none(make: Make):
@@ -453,109 +351,63 @@ def test_a_base_without_an_encoder_or_a_name_that_is_none(make: Make):
         wrapped(make, base="single")
     with refuses("method.compared = 'label'", "method.compared = 'feature'"):
         Client2Vec(index="feature-average", compared="label")
-    with refuses("'fedproxx'", "'fedprox'"):
-        Client2Vec(base="fedproxx")
-    with refuses("method.index = 3", "dsa-ign"):
-        Client2Vec(index=3)
-    with refuses("index.width = 24", "128"):
-        wrapped(make, index={**SMALL, "width": 24})
+    with refuses("sim, orth, recon", "div"):
+        wrapped(make, index={**SMALL, "sim": False, "orth": False, "recon": False, "div": False})
+    with refuses("'fedavg'", "method.name=client2vec"):
+        index(make(), progress=Progress())
 
 
 # The offline encoder ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("unit_norm", [True, False])
-def test_embeddings_may_keep_their_norm(make: Make, unit_norm: bool):
-    """The pairs [D, L] of a client hold what the encoder gives, divided by its norm or not."""
-    encoder = ENCODERS.get("offline")(size=64, unit_norm=unit_norm)
-    federation = wrapped(make).federated
-    (client, *_) = federation.clients
-    held = encoded_pairs(encoder, federation).clients[client.id].train.x
-    given = encoder.samples(client.train.x, federation.inputs)
-    assert not torch.allclose(given.norm(dim=1), torch.tensor(1.0))
-    torch.testing.assert_close(held[:, 0], F.normalize(given, dim=1) if unit_norm else given)
-    names = encoder.texts(["A photo of a class 0"])
-    torch.testing.assert_close(held[client.train.y == 0][0, 1], (F.normalize(names, dim=1) if unit_norm else names)[0])
-
-
 def test_the_offline_encoder_is_fixed():
-    from fedshift.clients.inputs import Inputs
-    from fedshift.methods.client2vec.offline import Offline
-
-    encoder = Offline(size=64)
+    """Token ids are read as text."""
+    encoder = ENCODERS.get("offline")(size=64)
     images = torch.randint(256, (4, 3, 20, 20), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    one, again = encoder.samples(images, Inputs()), Offline(size=64).samples(images, Inputs())
+    one, again = (made.samples(images, Inputs()) for made in (encoder, ENCODERS.get("offline")(size=64)))
     assert torch.equal(one, again)
-    texts = encoder.texts(["A photo of a dog", "A photo of a dog", "A photo of a cat", "xyz"])
-    cosines = F.normalize(texts, dim=1) @ F.normalize(texts, dim=1).T
-    assert cosines[0, 1].item() == pytest.approx(1)
-    assert 1 > cosines[0, 2] > cosines[0, 3]
-
-
-def test_the_offline_encoder_reads_token_ids_as_text():
-    from fedshift.clients.inputs import Inputs
-    from fedshift.methods.client2vec.offline import Offline
-
-    inputs = Inputs(vocabulary=("a", "b", " "))
-    embedded = Offline(size=64).samples(torch.tensor([[0, 1, 2, 0]]), inputs)
-    assert torch.equal(embedded, Offline(size=64).texts(["The next character of ab a"]))
+    texts = F.normalize(encoder.texts(["A photo of a dog", "A photo of a dog", "A photo of a cat", "xyz"]), dim=1)
+    same, near, far = (texts @ texts[0])[1:].tolist()
+    assert same == pytest.approx(1)
+    assert 1 > near > far
+    embedded = encoder.samples(torch.tensor([[0, 1, 2, 0]]), Inputs(vocabulary=("a", "b", " ")))
+    assert torch.equal(embedded, encoder.texts(["The next character of ab a"]))
 
 
 # The index as a thing of its own ----------------------------------------------------------------
 
 
 def test_the_index_command_writes_vectors_and_a_heat_map(make: Make, tmp_path, tiny_document):
-    import pyarrow.parquet
-    import tomli_w
-    from PIL import Image
-    from typer.testing import CliRunner
-
-    from fedshift.cli.app import app
-    from fedshift.study.grid import override
-
-    document = override(tiny_document, {"method": {"name": "client2vec", "index": SMALL}})
+    """With which a run goes on as one that makes its index itself."""
     file = tmp_path / "tiny.toml"
-    file.write_text(tomli_w.dumps(document))
+    file.write_text(tomli_w.dumps(override(tiny_document, {"method": {"name": "client2vec", "index": SMALL}})))
     result = CliRunner().invoke(app, ["index", str(file)])
     assert result.exit_code == 0, result.output
     assert "2 clients of 2 domains" in result.output
-    assert "Cosines of the feature index:" in result.output
     (folder,) = (tmp_path / "runs" / "tiny").iterdir()
     table = pyarrow.parquet.read_table(folder / "index.parquet").to_pydict()
     assert table["client"] == table["domain"] == ["dark", "gray"]
     assert table["samples"] == [27, 27]
-    simulation = wrapped(make)
-    run(simulation, rounds=2)
+    simulation = run(wrapped(make))
     assert torch.equal(torch.tensor(table["feature"]), simulation.coordinator.state.tensors[FEATURE])
     with Image.open(folder / "similarity.png") as image:
         assert image.width > 500
-    index = {"name": "file", "path": str(folder / "index.parquet")}
-    again = run(wrapped(make, index=index))
+    again = run(wrapped(make, index={"name": "file", "path": str(folder / "index.parquet")}))
     assert [stage.name for stage in again.setup.stages] == ["train"]
-    assert_same_shared(run(wrapped(make)), again)
+    assert_same_shared(simulation, again)
 
 
 def test_an_index_of_other_clients_is_refused(make: Make, tmp_path):
-    import pyarrow
-    import pyarrow.parquet
-
-    path = tmp_path / "index.parquet"
+    path, index = tmp_path / "index.parquet", {"name": "file", "path": str(tmp_path / "index.parquet")}
     table = {"client": ["dark"], "samples": [27.0], "feature": [[1.0, 0.0]]}
-    pyarrow.parquet.write_table(pyarrow.table(table), path)
-    with refuses("1 clients", "has 2"):
-        wrapped(make, index={"name": "file", "path": str(path)})
-    table = {name: values * 2 for name, values in table.items()}
-    pyarrow.parquet.write_table(pyarrow.table(table), path)
-    with refuses("'dark' of 27", "'gray' of 27"):
-        wrapped(make, index={"name": "file", "path": str(path)})
-    pyarrow.parquet.write_table(pyarrow.table({"samples": [1.0]}), path)
-    with refuses("client, feature", "fedshift index"):
-        wrapped(make, index={"name": "file", "path": str(path)})
-
-
-def test_a_method_without_an_index_makes_none(make: Make):
-    with refuses("'fedavg'", "method.name=client2vec"):
-        index(make(), progress=Progress())
+    for held, said in (
+        (table, ("1 clients", "has 2")),
+        ({name: values * 2 for name, values in table.items()}, ("'dark' of 27", "'gray' of 27")),
+        ({"samples": [1.0]}, ("client, feature", "fedshift index")),
+    ):
+        pyarrow.parquet.write_table(pyarrow.table(held), path)
+        with refuses(*said):
+            wrapped(make, index=index)
 
 
 def test_similarity_between_domains_by_hand():

@@ -53,20 +53,6 @@ def test_images_and_texts_share_a_space(folder: Path, tmp_path: Path, monkeypatc
     torch.testing.assert_close(texts[0], texts[1])
 
 
-def test_images_are_embedded_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path))
-    images = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
-    first = CLIP(path=str(folder)).samples(images, Inputs())
-    monkeypatch.setattr("fedshift.methods.client2vec.clip._Images", None)  # building it again would fail
-    assert torch.equal(CLIP(path=str(folder)).samples(images, Inputs()), first)
-
-
-def test_token_ids_are_embedded_as_text(folder: Path):
-    encoder = CLIP(path=str(folder))
-    inputs = Inputs(vocabulary=("a", "b"))
-    assert torch.equal(encoder.samples(torch.tensor([[0, 1]]), inputs), encoder.texts(["The next character of ab"]))
-
-
 def test_no_clip_is_a_readable_error(tmp_path: Path):
     with refuses("encoder.path", "'offline'"):
         _ = CLIP(path=str(tmp_path / "none")).dim

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -20,6 +18,7 @@ from fedshift.runs.lockstep import advance
 from fedshift.runs.simulation import Simulation
 from quadratics import OnQuadratics, at_rest, on_quadratics
 from refusal import refuses
+from test_engines import assert_agree
 
 __all__ = ["on_quadratics"]  # a fixture
 
@@ -41,7 +40,7 @@ def test_each_clients_gradient_is_clipped_by_its_own_norm(on_quadratics: OnQuadr
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("own", "of_train", "norm"), [(0.5, 2.0, 0.5), (2.0, 0.5, 0.5), (1e6, 1.5, 1.5)])
+@pytest.mark.parametrize(("own", "of_train", "norm"), [(0.5, 2.0, 0.5), (2.0, 0.5, 0.5)])
 def test_with_a_methods_own_limit_both_hold(
     on_quadratics: OnQuadratics, engine: type[Engine], own: float, of_train: float, norm: float
 ):
@@ -69,26 +68,21 @@ def test_it_is_what_torch_does(make: Make):
         torch.testing.assert_close(moved["train", "up"][name], parameter.detach(), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("clip", [0.1, "off"])
-@pytest.mark.parametrize("method", ["fedavg", "fedsr", "fraug", "fedpac", "fedcir"])
-def test_engines_agree(make: Make, method: str, clip: Any):
-    own = {"method.unit": "steps", "method.head_steps": 2, "method.encoder_steps": 2} if method == "fedpac" else {}
-    changes = {"method.name": method, **own, "train.clip": clip, "train.precision": "float64", **CNN_WITH_BN}
+@pytest.mark.parametrize("method", ["fedavg", "fedsr", "fraug", "fedcir"])
+def test_engines_agree(make: Make, method: str):
+    changes = {"method.name": method, "train.clip": 0.1, "train.precision": "float64", **CNN_WITH_BN}
     one, other = (simulate(make(changes), 2, engine()) for engine in ENGINES)
-    for name, tensor in one.coordinator.state.shared.items():
-        torch.testing.assert_close(other.coordinator.state.shared[name], tensor, rtol=1e-9, atol=1e-9)
+    assert_agree(one, other)
 
 
 def test_runs_with_and_without_share_a_stack(make: Make):
     """Each lane has its own limit, which is infinite where it has none."""
-    runs = [Simulation(make({"train.clip": clip, "train.precision": "float64"})) for clip in ("off", 0.05)]
+    experiments = [make({"train.clip": clip, "train.precision": "float64"}) for clip in ("off", 0.05)]
+    runs = [Simulation(experiment) for experiment in experiments]
     assert kind(runs[0].setup) == kind(runs[1].setup)
-    engine = Vectorised()
-    assert advance(runs, engine) == {}
-    for run, clip in zip(runs, ("off", 0.05), strict=True):
-        alone = simulate(make({"train.clip": clip, "train.precision": "float64"}), 1)
-        for name, tensor in alone.coordinator.state.shared.items():
-            torch.testing.assert_close(run.coordinator.state.shared[name], tensor, rtol=1e-9, atol=1e-9)
+    assert advance(runs, Vectorised()) == {}
+    for run, experiment in zip(runs, experiments, strict=True):
+        assert_agree(simulate(experiment, 1), run)
 
 
 def test_what_cannot_be_clipped_is_refused(make: Make):
@@ -96,4 +90,3 @@ def test_what_cannot_be_clipped_is_refused(make: Make):
         Train(clip=0)
     with refuses("train.clip = 1", "method.variate = 'steps'", "train.clip = 'off'"):
         make({"method.name": "scaffold", "train.momentum": 0.0, "train.clip": 1.0}).check()
-    make({"method": {"name": "scaffold", "variate": "gradient"}, "train.clip": 1.0}).check()

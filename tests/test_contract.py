@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 import fedshift
-from conftest import Make, attach, evaluated, first_messages, go_on, names_sent, simulate
+from conftest import Make, first_messages, names_sent, simulate
 from fedshift.core.contract import (
     Exchange,
     LocalWork,
@@ -20,50 +18,34 @@ from fedshift.core.contract import (
     ServerState,
     Stage,
     Upload,
-    uniform,
 )
 from fedshift.core.model import ModelBuilder
-from fedshift.core.tensors import Replies, Tensors
+from fedshift.core.tensors import Replies
+from fedshift.engines.engine import Engine
+from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
-from fedshift.engines.workers import can_fork
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs.events import Progress
 from fedshift.runs.simulation import Simulation
 from refusal import refuses
-from test_engines import assert_agree, engine_named
-from test_methods import assert_same
+from test_engines import assert_agree
 
 PLAIN = {"train.momentum": 0.0, "train.steps": 3, "train.lr": 0.05, "train.precision": "float64"}
 
 
-class Told(FedAvg):
-    """Keeps what its clients know of their work."""
-
-    def exchange(self, name):
-        uploads = (Upload("steps", dtype=torch.int64), Upload("lr"))
-        return super().exchange(name, uploads=uploads, upload=self.told)
-
-    def told(self, work: LocalWork):
-        return {"steps": torch.tensor(work.steps), "lr": torch.tensor(work.lr, dtype=torch.float64)}
-
-
-def test_the_rate_that_a_client_knows_is_that_of_the_round(make: Make):
+@pytest.mark.parametrize("engine", [Sequential, Vectorised])
+def test_the_rate_that_a_client_knows_is_that_of_the_round(make: Make, engine: type[Engine]):
     """Along half a cosine the second of two rounds has (1 + cos(pi / 2)) / 2, half of the rate."""
     rates: list[float] = []
 
-    class Heard(Told):
-        """What is told, in order."""
+    class Told(FedAvg):
+        """Notes the rate."""
 
-        def told(self, work: LocalWork):
-            rates.append(work.lr)
-            return super().told(work)
+        def exchange(self, name):
+            return super().exchange(name, upload=lambda work: rates.append(work.lr) or {})
 
-    changes = {**PLAIN, "train.rounds": 2, "train.schedule": "cosine"}
-    for engine in (None, Vectorised()):
-        rates.clear()
-        simulate(make(changes).replace(method=Heard()), engine=engine)
-        half = len(rates) // 2
-        assert rates == pytest.approx([0.05] * half + [0.025] * half)
+    simulate(make({**PLAIN, "train.rounds": 2, "train.schedule": "cosine"}).replace(method=Told()), engine=engine())
+    assert rates == pytest.approx([0.05, 0.05, 0.025, 0.025])
 
 
 class Robust(FedAvg):
@@ -113,27 +95,11 @@ def test_the_drawn_step_is_the_same_for_all_and_changes_from_round_to_round(make
     assert len(set(drawn)) > 1
 
 
-def test_an_exchange_may_have_a_cohort_of_its_own(make: Make):
-    simulation = Simulation(make({**PLAIN, "train.rounds": 1}).replace(method=Robust()))
-    go_on(simulation)
+def test_an_exchange_may_have_a_cohort_of_its_own_whose_reply_is_its_samples(make: Make):
+    simulation = simulate(make({**PLAIN, "train.rounds": 1}).replace(method=Robust()))
     assert simulation.coordinator.state.server["asked.value"].tolist() == [0, 27]
-    assert_agree(simulation, simulate(simulation.experiment, engine=Vectorised()))
-
-
-def test_a_reply_of_nothing_else_says_the_number_of_samples(make: Make):
-    """And one of which nothing is merged does not, whatever weighs the others."""
-    simulation = simulate(make(PLAIN).replace(method=Robust()))
     assert names_sent(simulation, "score", "up") == {"samples"}
-    assert simulation.setup.declaration(simulation.setup.stages[0].exchanges[1]).categories == {"samples": "count"}
-    single = simulate(make({"method": {"name": "single", "weighting": "samples"}}))
-    assert single.coordinator.bytes_up == 0
-
-
-def test_models_are_made_of_what_the_last_training_sends(make: Make):
-    (stage,) = make(PLAIN).replace(method=Robust()).method.stages(1)
-    assert [exchange.name for exchange in stage.exchanges] == ["train", "score"]
-    assert stage.training.name == "train"
-    assert replace(stage, exchanges=stage.exchanges[1:]).training.name == "score"
+    assert_agree(simulation, simulate(simulation.experiment, engine=Vectorised()))
 
 
 class Sampled(FedAvg):
@@ -161,7 +127,7 @@ class Sampled(FedAvg):
         return work.measured | {"mean": work.means["sum"], "mean_of_all": work.means["every"]}
 
 
-@pytest.mark.parametrize(("batches", "size", "seen"), [(1, None, 4), (2, 5, 10), (3, 100, 81), (9, None, 36)])
+@pytest.mark.parametrize(("batches", "size", "seen"), [(1, None, 4), (3, 100, 81), (9, None, 36)])
 def test_a_measure_may_be_of_some_batches(make: Make, batches: int, size: int | None, seen: int):
     """Of 27 samples whole batches are seen, each of 4 or what the measure says, and at most once before all were."""
     experiment = make({**PLAIN, "train.rounds": 1}).replace(method=Sampled(batches=batches, size=size))
@@ -179,109 +145,34 @@ def test_engines_agree_on_some_batches(make: Make):
     experiment = make({**PLAIN, **unequal}).replace(method=Sampled(batches=3, size=20))
     alone = simulate(experiment)
     assert_agree(alone, simulate(experiment, engine=Vectorised()))
-    if can_fork():
-        with engine_named("workers") as workers:
-            assert_same(alone, simulate(experiment, engine=workers))
-
-
-HEARD: list[tuple[str, int]] = []
-
-
-@fedshift.METHODS.register("asks-the-round")
-class AsksTheRound(FedAvg):
-    """Two stages of two rounds, whose hooks note the round."""
-
-    def stages(self, rounds):
-        return tuple(Stage(name, 2, (self.exchange(name, send=self.noted_send),)) for name in ("first", "second"))
-
-    def select(self, state, clients, count, generator):
-        HEARD.append(("select", state.round))
-        return uniform(state, clients, count, generator)
-
-    def noted_send(self, state, client):
-        HEARD.append(("send", state.round))
-        return {}
-
-    def merge(self, state, replies):
-        HEARD.append(("merge", state.round))
-        return super().merge(state, replies)
-
-
-def test_the_servers_hooks_know_the_round(make: Make, tmp_path: Path):
-    """Within its stage, from 1, also when a run goes on; between rounds it is that of the last."""
-    expected = [(hook, number) for number in (1, 2, 1, 2) for hook in ("select", "send", "send", "merge")]
-    experiment = make({**PLAIN, "method.name": "asks-the-round"})
-    HEARD.clear()
-    simulate(experiment, 3, folder=tmp_path)
-    again = Simulation(experiment)
-    attach(again, tmp_path)
-    assert again.coordinator.state.round == 1
-    go_on(again)
-    assert expected == HEARD
-
-
-def test_a_tensor_that_the_server_has_not_is_an_error():
-    state = ServerState(Tensors({"w": torch.zeros(1)}))
-    with pytest.raises(KeyError, match="The server has no tensor 'v'"):
-        state.updated({"v": torch.zeros(1)})
 
 
 @fedshift.METHODS.register("a-head-for-each")
 class HeadForEach(FedAvg):
-    """FedPAC's shape: client k is sent a head whose bias is k + 1, and measures before it trains."""
-
-    terms = (*FedAvg.terms, "size")
-
-    def phases(self):
-        return (Measure("size", self.size), *super().phases())
-
-    def size(self, net, batch, context):
-        return {"size": torch.ones_like(net.head.bias.sum()) * len(batch.y)}
-
-    def loss(self, net, batch, context):
-        return super().loss(net, batch, context) | {"size": context.measured["size"] + 0 * net.head.bias.sum()}
+    """FedPAC's shape: client k is sent a head whose bias is k + 1."""
 
     def exchange(self, name):
         return super().exchange(name, send=lambda state, client: {"head.bias": torch.full((3,), client + 1.0)})
 
 
-def test_a_later_phase_knows_what_an_earlier_one_measured(make: Make):
-    """27 training samples, counted by the measure, are a term of every step; also where clients are stacked."""
-    experiment = make({"method.name": "a-head-for-each", "train.precision": "float64"})
-    simulation = simulate(experiment)
-    assert {terms["size"] for terms in simulation.coordinator.terms.values()} == {27.0}
-    assert_agree(simulation, simulate(experiment, engine=Vectorised()))
-
-
 def test_a_client_that_is_sent_tensors_of_its_own_has_a_model_of_its_own(make: Make):
     """It is called its own in the records, and a run gives it back."""
-    experiment = make({"method.name": "a-head-for-each"})
-    simulation = simulate(experiment)
-    rows = evaluated(simulation, simulation.coordinator.schedule[-1])["environments"]
+    run = fedshift.run(make({"method.name": "a-head-for-each"}), progress=Progress())
+    rows = run.records[-1]["environments"]
     assert [row["model"] for row in rows if row["role"] == "validation"] == ["own", "own"]
-    run = fedshift.run(experiment, progress=Progress())
     biases = [run.model(client=client).get_parameter("head.bias").mean().item() for client in (0, 1)]
     assert biases == [1.0, 2.0]
 
 
-@pytest.mark.parametrize(
-    ("made", "has"),
-    [
-        (torch.nn.Sequential(torch.nn.Linear(3, 2)), "'0.weight': (2, 3)"),
-        (torch.nn.Linear(4, 2), "'weight': (2, 4)"),
-    ],
-    ids=["names", "shapes"],
-)
-def test_what_is_made_for_each_client_is_the_same_module(make: Make, made: torch.nn.Module, has: str):
+def test_what_is_made_for_each_client_is_the_same_module(make: Make):
     class Other(FedAvg):
         """FedAvg whose clients begin with another part than the one there is."""
 
         def parts(self, model):
-            own = Part(torch.nn.Linear(3, 2), "client", each=lambda _: made)
+            own = Part(torch.nn.Linear(3, 2), "client", each=lambda _: torch.nn.Linear(4, 2))
             return {**super().parts(model), "own": own}
 
-    said = ("'own'", "'weight': (2, 3)", "each=", has)
-    with refuses(*said):
+    with refuses("'own'", "'weight': (2, 3)", "each=", "'weight': (2, 4)"):
         simulate(make(PLAIN).replace(method=Other()))
 
 

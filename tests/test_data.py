@@ -28,8 +28,6 @@ from fedshift.runs.simulation import make_federated
 from fedshift.streams import Streams
 from refusal import refuses
 
-SMALL = {"images_per_class": 3}
-
 
 def png(colour: tuple[int, int, int]) -> bytes:
     buffer = io.BytesIO()
@@ -41,7 +39,7 @@ def png(colour: tuple[int, int, int]) -> bytes:
 
 
 def test_rotated_mnist_turns_the_same_digits_by_every_angle():
-    data = RotatedMNIST(**SMALL).load(Streams(0))
+    data = RotatedMNIST(images_per_class=3).load(Streams(0))
     assert data.x.shape == (6 * 30, 1, 28, 28)
     assert data.domains == ("0", "15", "30", "45", "60", "75")
     assert data.x.min() == 0
@@ -83,8 +81,6 @@ def test_a_folder_of_idx_files(tmp_path: Path, suffix: str):
 
 
 def test_idx_files_that_are_missing_cut_or_too_few(tmp_path: Path):
-    with refuses("data.path = ", "no folder"):
-        RotatedMNIST(path=str(tmp_path / "no")).load(Streams(0))
     with refuses("train-images-idx3-ubyte"):
         RotatedMNIST(path=str(tmp_path)).load(Streams(0))
     write_idx(tmp_path, np.zeros((20, 28, 28)), np.arange(20) % 10)
@@ -104,11 +100,10 @@ COLOURS = {"red": (255, 0, 0), "blue": (0, 0, 255)}
 def folder(root: Path) -> Path:
     for domain in ("photo", "sketch"):
         for label, colour in COLOURS.items():
+            place = root / domain / label
+            place.mkdir(parents=True)
             for number in range(3):
-                place = root / domain / label
-                place.mkdir(parents=True, exist_ok=True)
                 (place / f"{number}.png").write_bytes(png(colour))
-                (place / "notes.txt").write_text("not an image")
     return root
 
 
@@ -124,79 +119,51 @@ def check_red_and_blue(data: DomainData) -> None:
 def test_a_folder_of_images(tmp_path: Path):
     dataset = ImageFolder(path=str(folder(tmp_path)), size=8)
     assert dataset.domain_names() == ("photo", "sketch")
-    data = dataset.load(Streams(0))
-    assert data.classes == ("blue", "red")
-    check_red_and_blue(data)
+    check_red_and_blue(dataset.load(Streams(0)))
 
 
-def decoded(image: Image.Image, name: str, tmp_path: Path, channels: int = 3) -> torch.Tensor:
-    image.save(tmp_path / name)
-    return decode(name, tmp_path / name, 4, channels)
-
-
-def test_sixteen_bits_become_eight(tmp_path: Path):
-    """65535 is white, and 257 * v is v."""
+def test_pixels_of_other_kinds(tmp_path: Path):
+    """16 bits: 65535 is white, and 257 * v is v. What is transparent becomes white. Orientation 3 is upside down."""
     ramp = np.repeat(np.array([[0, 257 * 10, 257 * 128, 65535]], np.uint16), 4, axis=0)
-    pixels = decoded(Image.fromarray(ramp), "ramp.png", tmp_path, channels=1)
-    assert pixels[0, 0].tolist() == [0, 10, 128, 255]
-
-
-def test_what_is_transparent_becomes_white(tmp_path: Path):
-    pixels = decoded(Image.new("RGBA", (4, 4), (255, 0, 0, 0)), "clear.png", tmp_path)
-    assert pixels.min() == 255
-
-
-def test_a_photograph_is_turned_upright(tmp_path: Path):
-    """EXIF orientation 3 is upside down."""
-    image = Image.new("L", (4, 4))
-    image.putpixel((0, 0), 255)
-    exif = Image.Exif()
+    upside_down, exif = Image.new("L", (4, 4)), Image.Exif()
+    upside_down.putpixel((0, 0), 255)
     exif[0x0112] = 3
-    image.save(tmp_path / "turned.png", exif=exif)
-    assert decode("turned", tmp_path / "turned.png", 4, 1)[0, 3, 3] == 255
+    Image.fromarray(ramp).save(tmp_path / "ramp.png")
+    Image.new("RGBA", (4, 4), (255, 0, 0, 0)).save(tmp_path / "clear.png")
+    upside_down.save(tmp_path / "turned.png", exif=exif)
+    pixels, clear, turned = (decode(name, tmp_path / f"{name}.png", 4, 1) for name in ("ramp", "clear", "turned"))
+    assert pixels[0, 0].tolist() == [0, 10, 128, 255]
+    assert clear.min() == 255
+    assert turned[0, 3, 3] == 255
 
 
-@pytest.mark.parametrize("form", ["bytes", "struct"])
-@pytest.mark.parametrize("labels", ["names", "numbers"])
-def test_parquet(tmp_path: Path, form: str, labels: str):
+@pytest.mark.parametrize("labels", ["names", "numbers", "hub"])
+def test_parquet(tmp_path: Path, labels: str, monkeypatch: pytest.MonkeyPatch):
+    """Images as bytes, with names; as structs, with numbers; and a local folder read as the library reads a hub id."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     rows = [(png(COLOURS[c]), d, c) for d in ("photo", "sketch") for c in COLOURS for _ in range(3)]
-    images = [image if form == "bytes" else {"bytes": image, "path": None} for image, _, _ in rows]
     names = list(COLOURS)
-    table = pa.table(
-        {
-            "image": images,
-            "domain": [domain for _, domain, _ in rows],
-            "label": [label if labels == "names" else names.index(label) for _, _, label in rows],
-        }
-    )
+    columns = {
+        "image": [image if labels == "names" else {"bytes": image, "path": None} for image, _, _ in rows],
+        "domain": [domain for _, domain, _ in rows],
+        "label": [names.index(label) if labels == "numbers" else label for _, _, label in rows],
+    }
+    table = pa.table(columns)
     if labels == "numbers":
         features = '{"info": {"features": {"label": {"names": ["red", "blue"], "_type": "ClassLabel"}}}}'
         table = table.replace_schema_metadata({"huggingface": features})
-    pq.write_table(table, tmp_path / "images.parquet")
-    dataset = ParquetFile(path=str(tmp_path / "images.parquet"), size=8)
+    (tmp_path / "it").mkdir()
+    file = tmp_path / "it" / "train-00000.parquet"
+    pq.write_table(table, file)
+    dataset = HubDataset(path=str(file.parent), size=8) if labels == "hub" else ParquetFile(path=str(file), size=8)
     assert dataset.domain_names() == ("photo", "sketch")
     data = dataset.load(Streams(0))
     check_red_and_blue(data)
-    assert data.classes == (("blue", "red") if labels == "names" else ("red", "blue"))
+    assert data.classes == (("red", "blue") if labels == "numbers" else ("blue", "red"))
 
 
-def test_parquet_that_is_missing_wrong_or_broken(tmp_path: Path):
-    path = tmp_path / "images.parquet"
-    with refuses("images.parquet'", "folder/domain/class/file", "Parquet file"):
-        ParquetFile(path=str(path)).load(Streams(0))
-    path.write_bytes(b"no parquet")
-    with refuses("images.parquet", "cannot be read", "download it again"):
-        ParquetFile(path=str(path)).load(Streams(0))
-    pq.write_table(pa.table({"image": [b"x"], "label": [0]}), path)
-    with refuses("no column domain", "image, label"):
-        ParquetFile(path=str(path)).load(Streams(0))
-    pq.write_table(pa.table({"image": [png((0, 0, 0)), b"x"], "domain": ["a", "a"], "label": [0, 0]}), path)
-    with refuses("row 1", "images.parquet", "cannot be read"):
-        ParquetFile(path=str(path)).load(Streams(0))
-
-
-def test_what_a_parquet_image_may_be(tmp_path: Path):
-    """Bytes, or the path of a file that is there; a name without a file, text or nothing is refused."""
+def test_what_a_parquet_file_and_its_images_may_be(tmp_path: Path):
+    """An image is bytes, or the path of a file that is there; a name without a file, text or nothing is refused."""
     path = tmp_path / "images.parquet"
     (tmp_path / "blue.png").write_bytes(png(COLOURS["blue"]))
 
@@ -208,57 +175,12 @@ def test_what_a_parquet_image_may_be(tmp_path: Path):
     for image in ({"bytes": None, "path": "nowhere.png"}, {"bytes": None}, "text", None, 3):
         with refuses("row 0", "images.parquet", "no bytes"):
             load(image)
-
-
-def test_parquet_is_read_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Without a copy, a trace in the library's cache, or a question to the network."""
-    import socket
-
-    asked: list[object] = []  # raising would not do: the library forgives a network that is down
-
-    def refuse(*about: object, **_: object) -> None:
-        asked.append(about)
-        raise OSError("no route")
-
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    (tmp_path / "temporary").mkdir()
-    table = pa.table({"image": [png((0, 0, 0))], "domain": ["a"], "label": ["b"]})
-    pq.write_table(table, tmp_path / "images.parquet")
-    assert len(ParquetFile(path=str(tmp_path / "images.parquet")).load(Streams(0)).y) == 1
-    assert not asked
-    assert not (tmp_path / "cache").exists()
-    assert not list((tmp_path / "temporary").iterdir())
-
-
-def test_a_data_set_in_the_hubs_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The datasets library reads a local folder as it reads a hub id."""
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    rows = [
-        ({"bytes": png(COLOURS[c]), "path": None}, d, c) for d in ("photo", "sketch") for c in COLOURS for _ in range(3)
-    ]
-    hub = tmp_path / "hub"
-    hub.mkdir()
-    table = pa.table({name: [row[i] for row in rows] for i, name in enumerate(("image", "domain", "label"))})
-    pq.write_table(table, hub / "train-00000.parquet")
-    dataset = HubDataset(path=str(hub), size=8)
-    assert dataset.domain_names() == ("photo", "sketch")
-    check_red_and_blue(dataset.load(Streams(0)))
-
-
-def test_a_hub_that_cannot_be_reached_says_what_to_do(monkeypatch: pytest.MonkeyPatch):
-    import datasets
-
-    def refuse(*_: object, **__: object) -> None:
-        raise ConnectionError("no route")
-
-    monkeypatch.setattr(datasets, "load_dataset", refuse)
-    with refuses("data.path = 'flwrlabs/pacs'", "no route", "data.name=parquet"):
-        HubDataset(path="flwrlabs/pacs").load(Streams(0))
-    with refuses("data.path = 'hub'", "ylecun/mnist", "no route", "data.path=shipped"):
-        RotatedMNIST(path="hub").load(Streams(0))
+    path.write_bytes(b"no parquet")
+    with refuses("images.parquet", "cannot be read", "download it again"):
+        ParquetFile(path=str(path)).load(Streams(0))
+    path.unlink()
+    with refuses("images.parquet'", "folder/domain/class/file", "Parquet file"):
+        ParquetFile(path=str(path)).load(Streams(0))
 
 
 def test_mnist_from_the_hub(monkeypatch: pytest.MonkeyPatch):
@@ -295,14 +217,6 @@ def test_splits_are_disjoint_and_stratified(labels: list[tuple[int, int]], fract
                 assert (masks[0] & inside).any()
 
 
-def test_a_digit_is_held_out_at_every_angle_or_at_none():
-    data = RotatedMNIST(images_per_class=10).load(Streams(0))
-    (held_out,) = split(data, (0.1,), Streams(0))
-    by_angle = held_out.view(6, 100)
-    assert by_angle.sum(dim=1).tolist() == [10] * 6
-    assert all(torch.equal(by_angle[0], row) for row in by_angle)
-
-
 # Inputs -----------------------------------------------------------------------------------------
 
 
@@ -315,16 +229,13 @@ def test_images_become_numbers_between_0_and_1_and_normalised():
     assert x.max() == 255  # the stored images are untouched
 
 
-def test_augmentation_comes_from_the_streams_and_in_training_only():
+def test_augmentation_comes_from_the_streams():
     x = torch.randint(0, 256, (4, 3, 16, 16), dtype=torch.uint8, generator=Streams(0).generator("x"))
-    inputs = Inputs(augment=True)
     before = torch.get_rng_state()
-    first, again, other = (inputs.training(x, Streams(0), 7, number) for number in (1, 1, 2))
+    first, again, other = (Inputs(augment=True).training(x, Streams(0), 7, number) for number in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), before)
-    assert first.shape == x.shape
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-    torch.testing.assert_close(inputs.evaluation(x), x / 255)
 
 
 @pytest.mark.parametrize(("seeded", "reads"), [(False, 1), (True, 2)])

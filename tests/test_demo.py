@@ -25,10 +25,9 @@ from fedshift.deployment.demo import EXPERIMENT, carried_out, carry_out, differe
 from fedshift.deployment.folders import make
 from fedshift.deployment.sent import read_sent
 from fedshift.deployment.site_data import site_data
-from fedshift.deployment.supervisor import Processes, free_port
+from fedshift.deployment.supervisor import free_port
 from fedshift.errors import FedshiftError
 from fedshift.runs.events import Progress
-from refusal import refuses
 
 IN_DOMAIN = {"protocol": {"name": "in-domain"}, "train.rounds": 2, "evaluate.batch": 6}
 CITIES = ("berlin", "oslo", "rome")
@@ -89,10 +88,9 @@ def test_each_site_has_other_digits_on_its_own_disk(tmp_path: Path):
 
 LISTENING = """
 import socket, sys, time
-listening = [socket.create_server(("127.0.0.1", int(port))) for port in (PORT, sys.argv[-1])]
+listening = [socket.create_server(("127.0.0.1", int(port))) for port in ({port}, sys.argv[-1])]
 time.sleep(600)
 """
-SLEEPING = "import time; time.sleep(600)"
 
 
 @pytest.fixture
@@ -100,18 +98,10 @@ def stubs(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A federation whose coordinator only listens; sites' processes and the run are up to the test."""
     port = free_port()
     monkeypatch.setattr("fedshift.deployment.supervisor.with_parent", lambda command: [sys.executable, *command[1:]])
-    monkeypatch.setattr(shell, "SERVE", ["-c", LISTENING.replace("PORT", str(port))])
-    monkeypatch.setattr(shell, "JOIN", ["-c", SLEEPING])
-    monkeypatch.setattr(shell, "RUN", ["-c", SLEEPING])
+    monkeypatch.setattr(shell, "SERVE", ["-c", LISTENING.format(port=port)])
+    monkeypatch.setattr(shell, "JOIN", ["-c", "import time; time.sleep(600)"])
+    monkeypatch.setattr(shell, "RUN", ["-c", "import time; time.sleep(600)"])
     return members(tmp_path / "trial", make(IN_DOMAIN), federation={"address": f"127.0.0.1:{port}"})
-
-
-def test_a_coordinator_that_ends_at_its_start_is_named_with_its_log(stubs: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shell, "SERVE", ["-c", "print('a port is taken'); exit(2)"])
-    with Processes(stubs) as started:
-        with refuses("does not listen", str(started.log("coordinator"))):
-            started.start_coordinator()
-        assert started.log("coordinator").read_text() == "a port is taken\n"
 
 
 def test_a_process_that_ends_at_its_start_is_named_with_its_log(stubs: Path, monkeypatch: pytest.MonkeyPatch):
@@ -125,16 +115,6 @@ def test_a_process_that_ends_at_its_start_is_named_with_its_log(stubs: Path, mon
     assert logs[site].read_text() == "there is no key\n"
     assert [line.partition(" ")[0] for line in lines] == ["Starting"] * 3
     none_left(stubs)
-
-
-def test_a_number_of_a_process_that_was_waited_for_is_not_killed(stubs: Path, monkeypatch: pytest.MonkeyPatch):
-    """It may be that of another process by then."""
-    monkeypatch.setattr(shell, "RUN", ["-c", ""])
-    killed: list[int] = []
-    with Processes(stubs) as started:
-        started.start_run().wait()
-        monkeypatch.setattr("fedshift.deployment.supervisor.os.killpg", lambda group, _: killed.append(group))
-    assert not killed
 
 
 # What is left of a run ---------------------------------------------------------------------------

@@ -16,9 +16,6 @@ from quadratics import APART, PLAIN, OnQuadratics, at_rest, on_quadratics, own
 
 __all__ = ["on_quadratics"]  # a fixture
 
-DITTO = {"method.name": "ditto"}
-V = Ditto.own
-
 
 # The objective --------------------------------------------------------------------------------------
 
@@ -39,7 +36,7 @@ def test_the_personal_loss_and_its_gradient_by_hand():
     batch = Batch(torch.tensor([[1.0]]), torch.tensor([0]))
     _, phase = Ditto(lam=0.5).phases()
     (objective,) = phase.objectives
-    assert objective.moves == V.names
+    assert objective.moves == Ditto.own.names
     terms = objective.evaluate(net, batch, at(received=received))
     assert {name: term.item() for name, term in terms.items()} == pytest.approx(
         {"personal": 0.0181499, "pull": 0.5}, abs=1e-6
@@ -70,24 +67,21 @@ def test_two_rounds_by_hand(on_quadratics: OnQuadratics):
         assert own(simulation) == pytest.approx(v)
 
 
-@pytest.mark.parametrize(("lam", "optima"), [(0.0, (3.0, -1.0)), (1.0, (2.0, -0.6)), (3.0, (1.5, -1 / 7))])
+@pytest.mark.parametrize("lam", [0.0, 1.0, 3.0])
 def test_the_personal_model_ends_at_its_optimum_between_its_own_and_the_global_one(
-    on_quadratics: OnQuadratics, lam: float, optima: tuple[float, float]
+    on_quadratics: OnQuadratics, lam: float
 ):
     """A (v - c) + lam (v - w) = 0 at v = (a c + lam w) / (a + lam).
 
-    Clients find their own optima, so FedAvg ends at w = (3 - 1) / 2 = 1, but for 0.8^30 = 0.001 of the way. With it:
-    lam = 1: (3 + 1) / 2 and (-4 + 1) / 5; lam = 3: (3 + 3) / 4 and (-4 + 3) / 7; lam = 0: c.
+    Clients find their own optima, so FedAvg ends at w = (3 - 1) / 2 = 1, but for 0.8^30 = 0.001 of the way.
     """
     changes = PLAIN | {"train.rounds": 5, "train.steps": 30, "train.lr": 0.2}
     simulation = Simulation(on_quadratics.experiment(Ditto(lam=lam), changes, APART))
-    received = float("nan")
     for _ in simulation.coordinator.schedule:
         received = at_rest(simulation)
         go_on(simulation)
     exact = [(a * c + lam * received) / (a + lam) for a, c in ((1, 3), (4, -1))]
     assert own(simulation) == pytest.approx(exact, abs=1e-5)
-    assert own(simulation) == pytest.approx(optima, abs=2e-3)
     assert received == pytest.approx(1, abs=2e-3)
 
 
@@ -108,7 +102,7 @@ def test_it_is_fedavg_beside_local_training_to_the_bit(make: Make):
     round, are told to draw the same ones; that is the only difference there is.
     """
     changes = {"train.rounds": 3, "train.steps": 2} | CNN_WITH_BN
-    free, pulled = (Simulation(make(changes | DITTO | {"method.lam": lam})) for lam in (0.0, 2.0))
+    free, pulled = (Simulation(make(changes | {"method": {"name": "ditto", "lam": lam}})) for lam in (0.0, 2.0))
     federated, alone = Simulation(make(changes)), Simulation(make(changes | {"method.name": "single"}))
     for number, _ in enumerate(free.coordinator.schedule):
         draws_from(federated, 4 * number)
@@ -122,8 +116,3 @@ def test_it_is_fedavg_beside_local_training_to_the_bit(make: Make):
         local = dict(states(alone))
         for client, state in states(free):
             assert all(torch.equal(state.tensors[f"personal_{name}"], t) for name, t in local[client].tensors.items())
-    held = zip(states(free), states(pulled), strict=True)
-    assert not any(
-        torch.equal(one.tensors["personal_head.weight"], other.tensors["personal_head.weight"])
-        for (_, one), (_, other) in held
-    )

@@ -2,55 +2,22 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Any
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-import fedshift
-from conftest import TINY, Make
-from fedshift.engines.lane import shorten, steps_of_job
-from fedshift.engines.sequential import Sequential
+from conftest import Make, go_on
 from fedshift.methods import METHODS
 from fedshift.runs.dry_run import estimate
-from fedshift.runs.events import RunEvents
-from fedshift.runs.lockstep import advance
 from fedshift.runs.simulation import Simulation
-from fedshift.study.grid import expand, override
-from test_methods import small
-
-
-@given(limit=st.integers(1, 30) | st.just(sys.maxsize))
-def test_shortened_jobs_have_so_many_steps_at_most(limit: int):
-    (job, *_) = example()
-    (cut,) = shorten([job], limit)
-    assert steps_of_job(cut) == min(limit, steps_of_job(job))
-
-
-def example() -> list[Any]:
-    (experiment,) = expand(override(TINY, {"train.unit": "epochs", "train.steps": 3}))
-    return Simulation(experiment).example()
-
-
-class Steps(RunEvents):
-    """Counts steps."""
-
-    taken = 0
-
-    def steps(self, count: int) -> None:
-        self.taken += count
+from reference import Heard, small
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_dry_run_counts_the_steps_and_bytes_that_a_run_takes(make: Make, name: str):
     experiment = make({**small(name), "train.rounds": 3})
-    cost, whole, heard = estimate(experiment), Simulation(experiment), Steps()
-    engine = Sequential()
+    cost, whole, heard = estimate(experiment), Simulation(experiment), Heard()
     while whole.coordinator.position < whole.rounds:
-        assert not advance([whole], engine, {whole: heard})
-    assert (cost.rounds, cost.steps) == (whole.rounds, heard.taken)
+        go_on(whole, events=heard)
+    assert (cost.rounds, cost.steps) == (whole.rounds, sum(heard.taken.values()))
     assert sum(stage.rounds * stage.bytes_up for stage in cost.stages) == whole.coordinator.bytes_up
 
 
@@ -58,11 +25,6 @@ def test_a_dry_run_of_any_length_ends(make: Make):
     cost = estimate(make({"train.rounds": 10**7}))
     assert cost.rounds == 10**7
     assert cost.steps == 4 * 10**7
-    assert fedshift.estimate(make({"train.rounds": 10**7}))[0].cost
-
-
-def test_a_dry_run_times_a_few_steps(make: Make):
-    cost = estimate(make({"train.rounds": 1000}))
     assert cost.seconds
     assert 0 < cost.seconds / cost.steps < 10
 

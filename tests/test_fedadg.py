@@ -1,4 +1,4 @@
-"""FedADG's three losses by hand on scalars; what moves, what is averaged, and what stays on the client."""
+"""FedADG's three losses by hand on scalars; what moves, what it is made of, and FedAvg as a limit."""
 
 from __future__ import annotations
 
@@ -74,10 +74,9 @@ def test_the_generator_receives_a_gradient_by_hand():
 
 
 def test_the_reference_distribution_depends_on_the_label():
-    """The same noise gives e + 2 for class 0 and e for class 1; so does a network of the default form."""
-    net = scalar_net()
+    """The same noise gives e + 2 for class 0 and e for class 1."""
     context = at(noise={"noise": torch.full((2, 1), -3.0)})
-    made = METHOD.reference(net, Batch(torch.empty(2, 1), torch.tensor([0, 1])), context)
+    made = METHOD.reference(scalar_net(), Batch(torch.empty(2, 1), torch.tensor([0, 1])), context)
     assert made.flatten().tolist() == [-1.0, -3.0]
 
 
@@ -91,13 +90,6 @@ def test_g_and_d_are_of_the_published_form(make: Make):
     shapes = [[tuple(layer.weight.shape) for layer in module.body if hasattr(layer, "weight")] for module in (g, d)]
     assert shapes == [[(4096, 2051), (4, 4096)], [(1024, 7), (1024, 1024), (1, 1024)]]
     assert d.body[0].bias is None
-    noise = torch.rand(1, 2048, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        of_each = [g(noise, torch.tensor([label]), 0.7) for label in range(3)]
-        coded = g.body(torch.cat([noise, torch.tensor([[0.0, 0.7, 0.0]])], dim=1))
-    assert torch.equal(of_each[1], coded)
-    assert not torch.equal(of_each[0], of_each[1])
-    assert all((z >= 0).all() for z in of_each)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.6])
@@ -115,13 +107,8 @@ def test_smoothing_is_that_of_torch_with_another_scale(smoothing: float):
 
 def test_each_objective_moves_its_own_parts_only():
     """D first, then the model, then G."""
-    _, adversarial = FedADG().phases()
-    moved = {objective.name: objective.moves for objective in adversarial.objectives}
-    assert moved == {
-        "discriminator": ("discriminator",),
-        "model": ("encoder", "head"),
-        "generator": ("generator",),
-    }
+    objectives = FedADG().phases()[1].objectives
+    assert [objective.moves for objective in objectives] == [("discriminator",), ("encoder", "head"), ("generator",)]
 
 
 def test_without_adversary_and_smoothing_it_is_fedavg(make: Make):

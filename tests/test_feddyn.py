@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import Make, at, first_messages, simulate
+from conftest import Make, at, first_messages, linear, simulate
 from fedshift.clients.samples import Samples
 from fedshift.core.contract import Batch, LocalWork, ServerState
 from fedshift.core.messages import Down, Up
@@ -23,20 +23,15 @@ def test_loss_and_gradient_by_hand():
     proximal = 0.05 * (1 + 1) = 0.1, with gradient 0.1 * (1, -1).
     Sum of gradients: (-0.4359724, -2.0640276).
     """
-    head = nn.Linear(1, 2, bias=False)
-    head.weight.data = torch.tensor([[1.0], [-1.0]])
-    modules = {"encoder": nn.Identity(), "head": head}
     dual = holder({"head.weight": torch.tensor([[0.5], [2.0]])})
-    own = dual.get_buffer("head.weight")
-    net = Net({**modules, "dual": dual})
-    batch = Batch(torch.tensor([[2.0]]), torch.tensor([0]))
-    terms = FedDyn(alpha=0.1).objective("train").evaluate(net, batch, at(received={"head.weight": torch.zeros(2, 1)}))
+    net = Net({"encoder": nn.Identity(), "head": linear(1.0, -1.0), "dual": dual})
+    batch, context = Batch(torch.tensor([[2.0]]), torch.tensor([0])), at(received={"head.weight": torch.zeros(2, 1)})
+    terms = FedDyn(alpha=0.1).objective("train").evaluate(net, batch, context)
     assert {name: term.item() for name, term in terms.items()} == pytest.approx(
         {"cross_entropy": 0.0181499, "linear": 1.5, "proximal": 0.1}, abs=1e-6
     )
     sum(terms.values()).backward()
-    assert head.weight.grad.flatten().tolist() == pytest.approx([-0.4359724, -2.0640276], abs=1e-6)
-    assert own.grad is None
+    assert net.head.weight.grad.flatten().tolist() == pytest.approx([-0.4359724, -2.0640276], abs=1e-6)
 
 
 def test_the_dual_by_hand():
@@ -61,10 +56,10 @@ def up(w: float, **more: int) -> Up:
     return Up(tensors | {name: torch.tensor(value) for name, value in more.items()})
 
 
-def start(**shared: float) -> tuple[Tensors, Tensors]:
-    """Shared tensors of the head, and a correction of 0 for w alone."""
-    tensors = {f"head.{name}": torch.tensor(value) for name, value in shared.items()}
-    return Tensors(tensors), Tensors({"correction.head.w": torch.tensor(0.0)})
+def start(clients: int) -> ServerState:
+    """One parameter w = 1, a statistic of 9, and a correction of 0 for w alone."""
+    shared = Tensors({"head.w": torch.tensor(1.0), "head.running_mean": torch.tensor(9.0)})
+    return ServerState(shared, server=Tensors({"correction.head.w": torch.tensor(0.0)}), clients=clients)
 
 
 def test_two_merges_by_hand():
@@ -73,26 +68,17 @@ def test_two_merges_by_hand():
     Round 1: mean(0.6, 0.8) = 0.7; h = -0.1 * (1/4) * (-0.4 - 0.2) = 0.015; w = 0.7 - 0.15 = 0.55.
     Round 2: mean(0.5, 0.3) = 0.4; h = 0.015 - 0.1 * (1/4) * (-0.05 - 0.25) = 0.0225; w = 0.4 - 0.225 = 0.175.
     The statistic is the mean of what came.
+    Counts 1 and 3 of two clients: mean = 0.75, h = -0.1 * (2/2) * (0.75 - 1) = 0.025, w = 0.75 - 0.25 = 0.5.
     """
-    shared, correction = start(w=1.0, running_mean=9.0)
-    state = ServerState(shared, server=correction, clients=4)
-    method = FedDyn(alpha=0.1)
-    state = method.merge(state, Replies([(0, up(0.6)), (3, up(0.8))]))
-    assert state.server["correction.head.w"].item() == pytest.approx(0.015)
-    assert state.shared["head.w"].item() == pytest.approx(0.55)
-    state = method.merge(state, Replies([(1, up(0.5)), (3, up(0.3))]))
-    assert state.server["correction.head.w"].item() == pytest.approx(0.0225)
-    assert state.shared["head.w"].item() == pytest.approx(0.175)
+    method, state = FedDyn(alpha=0.1), start(4)
+    for ups, h, w in (([(0, up(0.6)), (3, up(0.8))], 0.015, 0.55), ([(1, up(0.5)), (3, up(0.3))], 0.0225, 0.175)):
+        state = method.merge(state, Replies(ups))
+        assert state.server["correction.head.w"].item() == pytest.approx(h)
+        assert state.shared["head.w"].item() == pytest.approx(w)
     assert state.shared["head.running_mean"].item() == pytest.approx(0.4)
-
-
-def test_a_weighted_merge_by_hand():
-    """Counts 1 and 3 of two clients: mean = 0.75, h = -0.1 * (2/2) * (0.75 - 1) = 0.025, w = 0.75 - 0.25 = 0.5."""
-    shared, correction = start(w=1.0, running_mean=9.0)
-    state = ServerState(shared, server=correction, clients=2)
-    merged = FedDyn(alpha=0.1).merge(state, Replies([(0, up(0.6, samples=1)), (1, up(0.8, samples=3))]))
-    assert merged.server["correction.head.w"].item() == pytest.approx(0.025)
-    assert merged.shared["head.w"].item() == pytest.approx(0.5)
+    weighted = method.merge(start(2), Replies([(0, up(0.6, samples=1)), (1, up(0.8, samples=3))]))
+    assert weighted.server["correction.head.w"].item() == pytest.approx(0.025)
+    assert weighted.shared["head.w"].item() == pytest.approx(0.5)
 
 
 def test_a_tiny_alpha_leaves_local_training_as_it_is(make: Make):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -78,41 +77,19 @@ def test_a_view_is_indexing_and_its_batches_are_indexing_twice(case: tuple[list[
 # Sequences ---------------------------------------------------------------------------------------
 
 
-class Squares:
-    """A table that remembers what was asked of it."""
-
-    def __init__(self) -> None:
-        self.asked: list[int] = []
-
-    def __getitem__(self, number: int) -> int:
-        self.asked.append(number)
-        return number**2
-
-
 maybe = st.none() | st.integers(-9, 9)
 
 
-@given(
-    st.integers(0, 7),
-    st.lists(st.tuples(maybe, maybe, st.sampled_from([None, 1, 2, 3, -1, -2])), max_size=3),
-    st.integers(-9, 9),
-)
-@settings(deadline=None)
-def test_a_lazy_sequence_behaves_as_a_tuple(length: int, slices: list[Any], index: int):
-    lazy: Sequence[int] = Lazy(Squares().__getitem__, range(length))
-    held = tuple(number**2 for number in range(length))
-    for start, stop, step in slices:
-        lazy, held = lazy[start:stop:step], held[start:stop:step]
+@given(st.integers(0, 7), st.tuples(maybe, maybe, st.sampled_from([None, 1, 2, 3, -1, -2])))
+def test_a_lazy_sequence_behaves_as_a_tuple(length: int, part: tuple[int | None, int | None, int | None]):
+    lazy: Sequence[int] = Lazy(lambda number: number**2, range(length))
+    held = tuple(number**2 for number in range(length))[slice(*part)]
+    lazy = lazy[slice(*part)]
     assert len(lazy) == len(held)
     assert tuple(lazy) == held
-    assert tuple(reversed(lazy)) == held[::-1]
-    assert [value in lazy for value in range(37)] == [value in held for value in range(37)]
-    if -len(held) <= index < len(held):
-        assert lazy[index] == held[index]
-        assert lazy.index(held[index]) == held.index(held[index])
-    else:
-        with pytest.raises(IndexError):
-            lazy[index]
+    assert [lazy[place] for place in range(-len(held), len(held))] == [*held, *held]
+    with pytest.raises(IndexError):
+        lazy[len(held)]
 
 
 # Federations -------------------------------------------------------------------------------------
@@ -120,9 +97,7 @@ def test_a_lazy_sequence_behaves_as_a_tuple(length: int, slices: list[Any], inde
 SHIFTS = ("train", "p=0", "p=0.1")
 PROTOCOLS = [
     (InDomain(), ()),
-    (LeaveOneDomainOut(hold_out="b"), ()),
     (LeaveOneDomainOut(hold_out="b", scored="clients"), ()),
-    (PersonalUnderShift(), SHIFTS),
     (PersonalUnderShift(validation="held-out"), SHIFTS),
 ]
 each_protocol = pytest.mark.parametrize(
@@ -131,24 +106,15 @@ each_protocol = pytest.mark.parametrize(
 
 
 @each_protocol
-def test_all_samples_are_views_of_the_data_set(protocol: Protocol, environments: tuple[str, ...]):
+def test_all_samples_are_views_of_the_data_set_and_move_as_a_whole(protocol: Protocol, environments: tuple[str, ...]):
     loaded = data(environments)
     federation = federate(protocol, loaded)
     assert all(samples.pool.x is loaded.x and samples.pool.y is loaded.y for samples in every(federation))
-    assert federation.shape == (1,)
     assert all(samples.pool.x is loaded.x for samples in every(federation.pooled()))
-
-
-@each_protocol
-def test_a_federation_moves_as_a_whole_and_goes_on_sharing(protocol: Protocol, environments: tuple[str, ...]):
-    federation = federate(protocol, data(environments))
     moved = every(federation.to(META))
     assert [len(samples) for samples in moved] == [len(samples) for samples in every(federation)]
     assert all(samples.pool.x is moved[0].pool.x and samples.pool.y is moved[0].pool.y for samples in moved)
     assert all(tensor.device == META for samples in moved for tensor in (*samples.pool, samples.rows, samples.x))
-    there = federation.to(torch.device("cpu"))
-    assert [client.train for client in there.clients] == [client.train for client in federation.clients]
-    assert list(there.environments) == list(federation.environments)
 
 
 # Data on the disk --------------------------------------------------------------------------------
@@ -175,16 +141,8 @@ def test_of_mapped_inputs_only_the_sampled_clients_are_read(make: Make, tmp_path
     made = DomainData(x, number % 3, torch.zeros_like(number), ("a",), ("0", "1", "2"), number)
     monkeypatch.setattr("fedshift.runs.simulation.load_data", lambda *_: made)
     changes = {"partition": {"name": "iid", "clients": 400}, "train.participation": 0.005, "train.batch": 2}
-    simulation = Simulation(
-        make(
-            {
-                **changes,
-                "protocol": {"name": "in-domain", "test": 0.3, "validation": 0.3},
-                "train.rounds": 3,
-                "model.hidden": [],
-            }
-        )
-    )
+    protocol = {"name": "in-domain", "test": 0.3, "validation": 0.3}
+    simulation = Simulation(make({**changes, "protocol": protocol, "train.rounds": 3, "model.hidden": []}))
     go_on(simulation)  # what the libraries map
     before = mapped_pages()
     for _ in range(2):
@@ -221,5 +179,3 @@ def test_domains_are_environments_but_for_the_one_held_out(make: Make, protocol:
     assert simulation.setup.model.environments == len(federation.train_environments)
     for client in federation.clients:
         assert {federation.train_environments[each] for each in client.train.environment.tolist()} == {client.domain}
-    pooled = federation.pooled()
-    assert len(pooled.clients[0].train.environment.unique()) == len(federation.train_environments)

@@ -24,13 +24,8 @@ from refusal import refuses
 pytest.importorskip("flwr")
 pytest.importorskip("cryptography")
 
-FEDERATION = {
-    "name": "clinics",
-    "sites": ["a", "b", "c"],
-    "shape": [4],
-    "classes": ["ill", "well", "unknown"],
-    "address": "localhost:8000",
-}
+FEDERATION = {"name": "clinics", "sites": ["a", "b", "c"], "shape": [4], "address": "localhost:8000"}
+FEDERATION |= {"classes": ["ill", "well", "unknown"]}
 EXPERIMENT: dict[str, Any] = {
     "name": "trial",
     "data": {"name": "arrays", "path": "data"},
@@ -49,8 +44,7 @@ def certificate(days: int) -> bytes:
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.serialization import Encoding
 
-    key, name = ec.generate_private_key(ec.SECP384R1()), x509.Name([])
-    now = datetime.now(UTC)
+    key, name, now = ec.generate_private_key(ec.SECP384R1()), x509.Name([]), datetime.now(UTC)
     builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
     builder = builder.not_valid_before(now - timedelta(days=9)).not_valid_after(now + timedelta(days=days))
     return builder.sign(key, SHA256()).public_bytes(Encoding.PEM)
@@ -88,10 +82,6 @@ def site(tmp_path: Path) -> SiteFolder:
     return make
 
 
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 def problems(folder: Path) -> str:
     with pytest.raises(FedshiftError) as raised:
         inspect(folder).problems.check()
@@ -102,12 +92,12 @@ def problems(folder: Path) -> str:
 
 
 def test_a_site_that_can_take_part(site: SiteFolder):
-    """Ten of each of two classes, of which two each are tested and validated on."""
+    """Ten of each of two classes, of which two each are tested and validated on; nothing is written."""
     folder = site()
-    before = contents(folder)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     found = inspect(folder)
     found.problems.check()
-    assert contents(folder) == before
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert (found.federation, found.site, found.notes) == ("clinics", "a", [])
     held = found.samples
     assert held is not None
@@ -126,25 +116,8 @@ def test_the_command_prints_it_with_the_page_of_what_leaves(site: SiteFolder, mo
     assert result.exit_code == 0
     assert "Federation 'clinics', site 'a'" in result.output
     assert "Samples: 20, of shape [4], float32" in result.output
-    assert [line.split() for line in result.output.splitlines() if line.split()[:1] in (["ill"], ["all"])] == [
-        ["ill", "6", "2", "2"],
-        ["all", "12", "4", "4"],
-    ]
-    assert "No sample of: unknown." in result.output
     assert inspect(folder).page in result.output
     assert "'a' can take part. Nothing was written" in result.output
-
-
-def test_samples_that_are_trained_and_scored_on_are_noted(site: SiteFolder):
-    """All samples of a class are one: four of 'ill' are scored, and all of these are trained on."""
-    x = np.arange(80, dtype=np.float32).reshape(20, 4)
-    x[:10] = 1
-    found = inspect(site(x=x))
-    found.problems.check()
-    assert [note.split(" (")[0] for note in found.notes] == [
-        "2 of 4 samples of validation are also in training, bit by bit",
-        "2 of 4 samples of test are also in training, bit by bit",
-    ]
 
 
 # What keeps it from taking part ------------------------------------------------------------------
@@ -160,15 +133,11 @@ def test_everything_wrong_is_said_at_once(site: SiteFolder):
         "the shape [3]; the federation agreed on [4]",
         "Unknown class in the site's data 'Ill'. Did you mean 'ill'?",
         "Unknown class in the site's data 'sick'",
-        "Known: ill, well, unknown",
         "The site 'a' refuses what the run needs: a tensor of the category 'model update'",
         f"'{folder / KEY}' cannot be read (No such file or directory)",
         f"'{folder / AUTHORITY}' is no certificate in PEM",
     ):
         assert words in message
-    result = RUNNER.invoke(app, ["federation", "check", str(folder)])
-    assert isinstance(result.exception, FedshiftError)
-    assert str(result.exception).startswith("4 things keep this site from taking part")
 
 
 def test_what_is_wrong_with_a_cell_is_mended_here(site: SiteFolder):
@@ -187,22 +156,12 @@ def test_what_is_wrong_with_a_cell_is_mended_here(site: SiteFolder):
     inspect(folder).problems.check()
 
 
-@pytest.mark.parametrize("name", ["federation.toml", "experiment.toml", "site.toml"])
-def test_a_file_that_is_missing_does_not_hide_the_rest(site: SiteFolder, name: str):
+def test_keys_that_do_not_belong_together_and_a_certificate_that_is_no_longer_valid(site: SiteFolder):
     folder = site()
-    (folder / name).unlink()
-    (folder / PUBLIC).unlink()
-    message = problems(folder)
-    assert f"'{folder / name}' does not exist" in message
-    assert f"'{folder / PUBLIC}' cannot be read" in message
-
-
-def test_keys_that_do_not_belong_together_or_are_none(site: SiteFolder):
-    folder = site()
+    (folder / AUTHORITY).write_bytes(certificate(days=-1))
+    assert f"'{folder / AUTHORITY}' is valid from" in problems(folder)
     (folder / PUBLIC).write_bytes(site_pair().public)
     assert f"'{folder / PUBLIC}' is not the public key of" in problems(folder)
-    (folder / KEY).write_bytes(b"none")
-    assert f"'{folder / KEY}' is no private key in OpenSSH's format" in problems(folder)
 
 
 def test_a_key_that_others_can_read_is_noted(site: SiteFolder):
@@ -210,9 +169,3 @@ def test_a_key_that_others_can_read_is_noted(site: SiteFolder):
     (folder / KEY).chmod(0o644)
     (note,) = inspect(folder).notes
     assert f"chmod 600 '{folder / KEY}'" in note
-
-
-def test_a_certificate_that_is_no_longer_valid(site: SiteFolder):
-    folder = site()
-    (folder / AUTHORITY).write_bytes(certificate(days=-1))
-    assert f"'{folder / AUTHORITY}' is valid from" in problems(folder)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from conftest import at, linear
-from fedshift.core.contract import Batch, ServerState
+from fedshift.core.contract import Batch
 from fedshift.core.messages import Up
 from fedshift.core.net import Net, holder
-from fedshift.core.tensors import Replies, Tensors
+from fedshift.core.tensors import Replies
 from fedshift.methods.fedgen import FedGen, likeness
-
-LOG9 = torch.log(torch.tensor(9.0)).item()
 
 
 class Shifted(nn.Module):
@@ -27,22 +27,18 @@ class Shifted(nn.Module):
         return noise + self.shift * (1 - 2 * y.unsqueeze(1))
 
 
-def replies(*heads: tuple[float, float], counts: list[list[int]]) -> Replies:
-    """Clients whose heads have the logits weights * z."""
-    return Replies(
-        (k, Up({"head.weight": torch.tensor(weights).unsqueeze(1), "class_counts.value": torch.tensor(count)}))
-        for k, (weights, count) in enumerate(zip(heads, counts, strict=True))
-    )
+def server_loss(counts: list[list[int]]) -> tuple[dict[str, torch.Tensor], Net]:
+    """Of two clients' heads and class counts. G(0, y) is 1 for label 0 and -1 for 1, each asked for once.
 
-
-COUNTS = [[3, 1], [1, 0]]
-
-
-def server_loss(method: FedGen, came: Replies) -> tuple[dict[str, torch.Tensor], Net]:
-    """G(0, y) is 1 for label 0 and -1 for label 1, each asked for once; the server's own head plays no part."""
+    The server's own head plays no part.
+    """
     net = Net({"head": linear(5.0, 0.0), "generator": Shifted(1.0)})
     noise = {"labels": torch.tensor([0.2, 0.7]), "noise": torch.zeros(2, 1)}
-    return method.generator_loss(net, Batch(*torch.empty(2, 0)), at(noise=noise, replies=came)), net
+    replies = Replies(
+        (k, Up({"head.weight": torch.tensor([[weight], [0.0]]), "class_counts.value": torch.tensor(count)}))
+        for k, (weight, count) in enumerate(zip((math.log(9), 0.0), counts, strict=True))
+    )
+    return FedGen().generator_loss(net, Batch(*torch.empty(2, 0)), at(noise=noise, replies=replies)), net
 
 
 def test_the_loss_of_the_server_by_hand():
@@ -53,19 +49,15 @@ def test_the_loss_of_the_server_by_hand():
     Noise is the same for both, so the diversity term is exp(0) = 1.
     d/dz of -log softmax_0 of head 0 at z = 1 is -log 9 * 0.1, and the shift moves z by +1 and -1, with the same effect:
     gradient (3/4 + 1) / 2 * -0.2197225 = -0.1922572.
+    If nobody had class 1, both labels would be 0 with z = 1, and 0.2523072 the mean.
     """
-    terms, net = server_loss(FedGen(), replies((LOG9, 0.0), (0.0, 0.0), counts=COUNTS))
+    terms, net = server_loss([[3, 1], [1, 0]])
     assert terms["taught"].item() == pytest.approx(0.1788338, abs=1e-6)
     assert terms["diversity"].item() == 1.0
     sum(terms.values()).backward()
     assert net.generator.shift.grad.item() == pytest.approx(-0.1922572, abs=1e-6)
     assert net.head.weight.grad is None
-
-
-def test_labels_are_those_of_classes_that_the_rounds_clients_have():
-    """Nobody has class 1, so both labels are 0 with z = 1, and 0.2523072, as above, is the mean; else half of it."""
-    terms, _ = server_loss(FedGen(), replies((LOG9, 0.0), (0.0, 0.0), counts=[[3, 0], [1, 0]]))
-    assert terms["taught"].item() == pytest.approx(0.2523072, abs=1e-6)
+    assert server_loss([[3, 0], [1, 0]])[0]["taught"].item() == pytest.approx(0.2523072, abs=1e-6)
 
 
 def test_the_diversity_by_hand():
@@ -74,11 +66,8 @@ def test_the_diversity_by_hand():
     Squared distances have the mean 1 over dimensions, absolute ones 3. Two of the four pairs are apart:
     exp(-1 * 3 * 2 / 4) = e^-1.5 = 0.2231302.
     """
-    noise, z = torch.tensor([[0.0, 0.0], [1.0, 1.0]]), torch.tensor([[0.0, 0.0], [2.0, 4.0]], requires_grad=True)
-    ours = likeness(noise, z)
-    assert ours.item() == pytest.approx(0.2231302, abs=1e-6)
-    ours.backward()
-    assert (z.grad[1] < 0).all()  # descent drives them apart
+    noise, z = torch.tensor([[0.0, 0.0], [1.0, 1.0]]), torch.tensor([[0.0, 0.0], [2.0, 4.0]])
+    assert likeness(noise, z).item() == pytest.approx(0.2231302, abs=1e-6)
 
 
 # The client's objective ---------------------------------------------------------------------------
@@ -121,28 +110,9 @@ def test_the_loss_of_a_client_by_hand():
     assert net.generator.shift.grad is None
 
 
-def test_the_first_round_is_cross_entropy_alone():
-    terms = FedGen().objective("train").evaluate(client_net([0, 0]), BATCH, at(round=1, noise=NOISE))
-    assert terms.keys() == {"cross_entropy"}
-
-
-def test_both_weights_fade_by_a_fiftieth_a_round():
-    objective = FedGen().objective("train")
-    early, late = (objective.evaluate(client_net([1, 1]), BATCH, at(round=t, noise=NOISE)) for t in (7, 8))
+def test_the_first_round_is_cross_entropy_alone_and_weights_fade_by_a_fiftieth_a_round():
+    objective, net = FedGen().objective("train"), client_net([1, 1])
+    first, early, late = (objective.evaluate(net, BATCH, at(round=t, noise=NOISE)) for t in (1, 7, 8))
+    assert first.keys() == {"cross_entropy"}
     for name in ("generated", "distilled"):
         assert (late[name] / early[name]).item() == pytest.approx(0.98, rel=1e-5)
-
-
-# In a federation ----------------------------------------------------------------------------------
-
-
-def test_counts_are_merged_and_a_class_that_was_seen_stays_seen():
-    """3 + 1 of class 0, nothing of class 1, of which there were 5 before, and of class 2 never."""
-    counts = [[3, 0, 0], [1, 0, 0]]
-    came = replies((0.0, 0.0), (0.0, 0.0), counts=counts)
-    state = ServerState(
-        Tensors({"head.weight": torch.ones(2, 1)}), Tensors({"class_counts.value": torch.tensor([9, 5, 0])})
-    )
-    merged = FedGen().merge(state, came)
-    assert merged.down["class_counts.value"].tolist() == [4, 5, 0]
-    assert merged.shared["head.weight"].flatten().tolist() == [0.0, 0.0]

@@ -1,4 +1,4 @@
-"""FedIIR's probe, moving mean and second-order penalty by hand, by finite differences and in a run."""
+"""FedIIR's probe, moving mean and second-order penalty by hand, and in a run."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from conftest import Make, at, net_of, simulate
-from fedshift.clients.samples import Samples
-from fedshift.core.contract import Batch, LocalWork, ServerState
-from fedshift.core.messages import Down
+from conftest import Make, at, linear, net_of, simulate
+from fedshift.core.contract import Batch, ServerState
 from fedshift.core.net import Net
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.fediir import FedIIR
@@ -20,34 +18,17 @@ GRADIENT = 0.0359724  # of one image z = 2, y = 0, logits (z, -z): p_1 z = 2 / (
 
 def one_dimensional_net() -> Net:
     """Z = x; logits (z, -z)."""
-    head = nn.Linear(1, 2, bias=False)
-    head.weight.data = torch.tensor([[1.0], [-1.0]])
-    return Net({"encoder": nn.Identity(), "head": head})
+    return Net({"encoder": nn.Identity(), "head": linear(1.0, -1.0)})
 
 
 def test_the_probe_by_hand():
     """Images x = 2, y = 0 and x = 0, y = 1: the first has the gradient -+0.0359724, the second, with z = 0, none.
 
-    Summed over the batch, and divided by the client's two samples in the reply.
+    Summed over the batch; the run below divides by the client's samples.
     """
     batch = Batch(torch.tensor([[2.0], [0.0]]), torch.tensor([0, 1]))
     measured = FedIIR().head_gradient(one_dimensional_net(), batch, at())
     assert measured["gradient.head.weight"].flatten().tolist() == pytest.approx([-GRADIENT, GRADIENT], abs=1e-6)
-    nothing = Tensors()
-    work = LocalWork(
-        trained=nothing,
-        private=nothing,
-        received=Down(),
-        measured=Tensors(measured),
-        train=Samples(batch.x, batch.y),
-        counts=torch.tensor([1, 1]),
-        steps=0,
-        lr=0.1,
-        seen={"gradient.head.weight": 2},
-    )
-    up = FedIIR().mean_gradient(work)
-    assert up.keys() == {"gradient.head.weight"}
-    assert up["gradient.head.weight"].flatten().tolist() == pytest.approx([-GRADIENT / 2, GRADIENT / 2], abs=1e-6)
 
 
 def gradients(*values: float, **more: list[int]) -> Replies:
@@ -80,32 +61,6 @@ def test_the_penalty_by_hand():
     assert terms["invariance"].item() == pytest.approx(GRADIENT**2, rel=1e-4)
     own = {"invariant.head.weight": method.head_gradient(net, batch, at())["gradient.head.weight"]}
     assert objective.evaluate(net, batch, at(received=own))["invariance"].item() == pytest.approx(0, abs=1e-12)
-
-
-def tiny_net() -> tuple[Net, Batch, dict[str, torch.Tensor]]:
-    """A smooth net in float64, a batch, and a mean gradient to compare with."""
-    generator = torch.Generator().manual_seed(0)
-    encoder = nn.Sequential(nn.Linear(3, 2), nn.Tanh()).double()
-    head = nn.Linear(2, 3).double()
-    for parameter in [*encoder.parameters(), *head.parameters()]:
-        parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-    batch = Batch(torch.randn(4, 3, generator=generator, dtype=torch.float64), torch.tensor([0, 2, 1, 2]))
-    received = {
-        f"invariant.head.{name}": torch.randn(p.shape, generator=generator, dtype=torch.float64)
-        for name, p in head.named_parameters()
-    }
-    return Net({"encoder": encoder, "head": head}), batch, received
-
-
-def test_the_penalty_in_closed_form():
-    """For a linear head the gradient is (p - onehot)^T z / B and its mean over the batch."""
-    net, batch, received = tiny_net()
-    z = net.encoder(batch.x)
-    error = (net.head(z).softmax(dim=1) - F.one_hot(batch.y, 3)) / 4
-    distance = (error.T @ z - received["invariant.head.weight"]).square().sum()
-    distance = distance + (error.sum(dim=0) - received["invariant.head.bias"]).square().sum()
-    penalty = FedIIR(lam=0.7).objective("train").evaluate(net, batch, at(received=received))["invariance"]
-    assert penalty.item() == pytest.approx(0.7 * distance.item(), rel=1e-12)
 
 
 def test_a_run_stores_the_moving_mean_and_sends_it_at_once(make: Make):

@@ -41,19 +41,17 @@ def test_the_loss_by_hand(denominator: str, counts: list[int], expected: float):
 
 @pytest.mark.parametrize("denominator", ["all", "others"])
 def test_the_gradient_is_finite_and_absent_classes_receive_none(denominator: str):
-    """With "all" it is softmax - one-hot over the classes present, so each row's gradient sums to 0."""
+    """With "all" it is softmax - one-hot over the classes present, so each row's gradient sums to 0.
+
+    A client of one class has nothing to tell apart.
+    """
     logits = torch.randn(4, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
     loss_of(logits, [0, 3, 3, 0], [7, 0, 2, 30, 0], denominator=denominator).backward()
-    assert logits.grad.isfinite().all()
     assert (logits.grad[:, [1, 4]] == 0).all()
     assert (logits.grad[:, [0, 2, 3]] != 0).all()
     torch.testing.assert_close(logits.grad.sum(dim=1), torch.zeros(4), rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("denominator", ["all", "others"])
-def test_a_client_of_one_class_has_nothing_to_tell_apart(denominator: str):
-    logits = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    loss = loss_of(logits, [2, 2, 2], [0, 0, 9, 0], denominator=denominator)
+    logits.grad = None
+    loss = loss_of(logits, [2] * 4, [0, 0, 9, 0, 0], denominator=denominator)
     loss.backward()
     assert loss.item() == 0
     assert (logits.grad == 0).all()

@@ -1,4 +1,4 @@
-"""Server optimisers: two rounds by hand, reductions, on quadratics, and on whatever method merges by a mean."""
+"""Server optimisers: two rounds by hand, reductions, and on whatever method merges by a mean."""
 
 from __future__ import annotations
 
@@ -10,22 +10,17 @@ import torch
 from conftest import Make, simulate
 from fedshift.core.contract import ServerState
 from fedshift.core.method import Averaging, Method
-from fedshift.core.servers import SERVERS
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.fedopt import FedAdagrad, FedAdam, FedYogi
-from quadratics import OnQuadratics, Quadratics, at_rest, on_quadratics
 from reference import EVERY_METHOD, reference, reference_experiment, small
 from refusal import refuses
-
-__all__ = ["on_quadratics"]  # a fixture
 
 M, V, W = "first_moment.encoder.w", "second_moment.encoder.w", "encoder.w"
 AVERAGING = [name for name in EVERY_METHOD if issubclass(METHODS.get(name), Averaging)]
 BY_MEAN = [name for name in AVERAGING if METHODS.get(name).merge is Averaging.merge]
 NOT_BY_MEAN = [name for name in AVERAGING if name not in BY_MEAN]
-ADAPTIVE = {"fedadagrad": FedAdagrad, "fedadam": FedAdam, "fedyogi": FedYogi}
 
 
 def one(number: float) -> torch.Tensor:
@@ -35,11 +30,8 @@ def one(number: float) -> torch.Tensor:
 
 def begun(method: Method, w: float) -> ServerState:
     """One parameter w and one batch-norm statistic of 10, with what the server keeps at first."""
-    shared = Tensors(
-        {W: torch.tensor([w], dtype=torch.float64), "encoder.running_mean": torch.tensor([10.0], dtype=torch.float64)}
-    )
-    kept = {f"{part}.{W}": torch.tensor([start], dtype=torch.float64) for part, start in method.server.starts().items()}
-    return ServerState(shared, server=Tensors(kept), clients=2)
+    kept = {f"{part}.{W}": one(start) for part, start in method.server.starts().items()}
+    return ServerState(Tensors({W: one(w), "encoder.running_mean": one(10.0)}), server=Tensors(kept), clients=2)
 
 
 def merged(method: Method, state: ServerState, mean: float) -> ServerState:
@@ -97,26 +89,6 @@ def test_two_rounds_of_fedyogi_by_hand():
     assert [twice.server[M].item(), twice.server[V].item()] == pytest.approx([-0.2, 0.07])
 
 
-# Where they end -----------------------------------------------------------------------------------
-
-TWO = Quadratics()
-TRAIN = {"train.rounds": 50, "train.steps": 2, "train.lr": 0.2}
-
-
-@pytest.mark.parametrize("name", ADAPTIVE)
-def test_a_first_step_on_quadratics(on_quadratics: OnQuadratics, name: str):
-    """One local step from 0 ends at 0.1 and -0.4, so Delta = -0.15.
-
-    Then v = 1e-6 + 0.0225 (Adagrad) or, with beta2 = 0.99, 0.99e-6 + 0.000225 (Adam) and 1e-6 + 0.000225 (Yogi), and
-    w = 0.1 (1 - beta1) Delta / (sqrt(v) + 0.001).
-    """
-    v = {"fedadagrad": 1e-6 + 0.0225, "fedadam": 0.99e-6 + 0.000225, "fedyogi": 1e-6 + 0.000225}[name]
-    beta1 = 0.0 if name == "fedadagrad" else 0.9
-    method = METHODS.get(name)(server={"lr": 0.1})
-    simulation = on_quadratics.run(method, {**TRAIN, "train.steps": 1, "train.rounds": 1, "train.lr": 0.1})
-    assert at_rest(simulation) == pytest.approx(0.1 * (1 - beta1) * -0.15 / (math.sqrt(v) + 0.001), abs=1e-12)
-
-
 # On any method --------------------------------------------------------------------------------------
 
 
@@ -129,12 +101,11 @@ def takes_a_server_optimiser(name: str) -> bool:
 @pytest.mark.parametrize("name", [*filter(takes_a_server_optimiser, BY_MEAN)])
 def test_without_momentum_and_at_rate_one_every_method_is_itself(name: str):
     """To the bit, although the server has been through its step: so its merge is a mean, and nothing goes past it."""
-    plain = reference(name).simulation
-    ours = simulate(reference_experiment(name, {"method.server": {"name": "momentum", "beta": 0.0}}))
-    one, other = plain.coordinator.state.tensors, ours.coordinator.state.tensors
-    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
-    velocity = ours.coordinator.state.server.of("velocity").only(one)
-    assert any(tensor.any() for tensor in velocity.values())
+    plain = reference(name).simulation.coordinator.state.tensors
+    server = {"method.server": {"name": "momentum", "beta": 0.0}}
+    ours = simulate(reference_experiment(name, server)).coordinator.state
+    assert all(torch.equal(tensor, ours.tensors[name]) for name, tensor in plain.items())
+    assert any(tensor.any() for tensor in ours.server.of("velocity").only(plain).values())
 
 
 @pytest.mark.parametrize("name", NOT_BY_MEAN)
@@ -148,16 +119,7 @@ def test_a_page_with_a_merge_of_its_own_takes_no_server_optimiser():
         def merge(self, state: ServerState, replies: Replies) -> ServerState:
             return state.updated(0.5 * replies.mean(state.shared))
 
-    class Adds(FedAvg):
-        def after_mean(self, state: ServerState, replies: Replies) -> Tensors:
-            return 0.5 * replies.mean(state.shared)
-
     with refuses("method.server = 'yogi'", "Halves", "merge", "'mean'"):
         Halves(server="yogi")
-    Adds(server="yogi")
-
-
-def test_a_method_of_that_name_takes_no_other_server_optimiser():
     with refuses("method.server = 'yogi'", "FedAdam", "method.name = 'fedavg'"):
         FedAdam(server="yogi")
-    assert SERVERS.name_of(FedAdam(server={"lr": 0.5}).server) == "adam"

@@ -8,11 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from conftest import CNN_WITH_BN, Make, evaluated, simulate, states
+from conftest import CNN_WITH_BN, Make, simulate, states
 from fedshift.methods.fedrep import FedRep
 from quadratics import PLAIN
-
-FEDREP = {"method.name": "fedrep"}
 
 
 class Factor(nn.Module):
@@ -59,13 +57,11 @@ def test_a_round_by_hand(make: Make):
 def test_without_a_personal_part_it_is_fedavg_to_the_bit(make: Make, bn: str):
     """Of as many steps: there is nothing to move first, and all that moves then is shared."""
     changes = {"train.rounds": 3, "train.steps": 3, "method.bn": bn, **CNN_WITH_BN}
-    nothing = {**FEDREP, "method.personal": "none", "method.encoder_steps": 3, "method.unit": "steps"}
+    nothing = {"method.name": "fedrep", "method.personal": "none", "method.encoder_steps": 3, "method.unit": "steps"}
     ours, plain = simulate(make({**changes, **nothing})), simulate(make(changes))
     one, other = ours.coordinator.state.shared, plain.coordinator.state.shared
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], tensor) for name, tensor in other.items())
-    rows = [evaluated(each, each.coordinator.schedule[-1])["environments"] for each in (ours, plain)]
-    assert rows[0] == rows[1]
 
 
 def test_ten_epochs_of_the_head_and_one_of_the_encoder(make: Make):
@@ -73,6 +69,6 @@ def test_ten_epochs_of_the_head_and_one_of_the_encoder(make: Make):
 
     The encoder moves in the last six alone, so does what its batch norms count.
     """
-    simulation = simulate(make({**FEDREP, **CNN_WITH_BN}), rounds=1)
+    simulation = simulate(make({"method.name": "fedrep", **CNN_WITH_BN}), rounds=1)
     assert [state.drawn for _, state in states(simulation)] == [{"train": 66}] * 2
     assert simulation.coordinator.state.shared["encoder.1.num_batches_tracked"].item() == 6

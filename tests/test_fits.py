@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given
@@ -13,7 +11,6 @@ from torch import nn
 from conftest import Make
 from fedshift import memory
 from fedshift.core.model import COPIES, Model, ModelBuilder, Shape
-from fedshift.models import MODELS
 from fedshift.models.small import MLP
 from fedshift.runs.simulation import Simulation
 from fedshift.streams import Streams
@@ -24,24 +21,21 @@ def builder(model: Model) -> ModelBuilder:
     return ModelBuilder(model, (3, 8, 8), 4, Streams(0), 2)
 
 
-@pytest.mark.parametrize("changes", [{"model.dim": 65536}, {"model.hidden": [65536, 65536]}], ids=str)
-def test_a_model_that_cannot_fit_is_refused_before_it_is_made(
-    make: Make, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
-):
+def test_a_model_that_cannot_fit_is_refused_before_it_is_made(make: Make, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(memory, "available", lambda: 10**9)
     with refuses("encoder", "MLP", "memory is free", "model.dim"):
-        Simulation(make({"model.hidden": [10**4], **changes}))
+        Simulation(make({"model.hidden": [10**4], "model.dim": 65536}))
 
 
-@given(dim=st.integers(1, 64), hidden=st.lists(st.integers(1, 64), max_size=3), short=st.integers(1, 10**4))
-def test_exactly_what_fits_is_made(dim: int, hidden: list[int], short: int):
+@given(dim=st.integers(1, 64), hidden=st.lists(st.integers(1, 64), max_size=3))
+def test_exactly_what_fits_is_made(dim: int, hidden: list[int]):
     """The bytes that are asked for are those of the tensors, so many times, whatever the network's widths."""
     model = MLP(dim=dim, hidden=tuple(hidden))
     needed = COPIES * sum(tensor.nbytes for tensor in builder(model).encoder().state_dict().values())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "available", lambda: needed)
         builder(model).encoder()
-        patch.setattr(memory, "available", lambda: needed - short)
+        patch.setattr(memory, "available", lambda: needed - 1)
         with refuses("memory is free", "model.dim"):
             builder(model).encoder()
 
@@ -53,37 +47,23 @@ def test_a_batch_that_cannot_fit_is_refused_with_its_setting(
     make: Make, monkeypatch: pytest.MonkeyPatch, name: str, samples: int
 ):
     """A batch has no more samples than there are to draw from, whatever is asked for."""
-    refused: list[tuple[int, str]] = []
-    monkeypatch.setattr(memory, "check", lambda nbytes, what, fix: refused.append((nbytes, fix)))
-    Simulation(make({"train.batch": 1, "evaluate.batch": 1, name: 2**20}))
-    sizes = {fix: nbytes for nbytes, fix in refused if fix.startswith("Lower ") and "batch" in fix}
-    other = ({"train.batch", "evaluate.batch"} - {name}).pop()
-    assert sizes[f"Lower {name}."] == samples * 100 * 4
-    assert sizes[f"Lower {other}."] == 100 * 4
-    monkeypatch.undo()
     monkeypatch.setattr(memory, "available", lambda: samples * 400 - 1)
     with refuses(f"{samples} samples", "(1, 10, 10)", f"Lower {name}"):
         Simulation(make({"train.batch": 1, "evaluate.batch": 1, name: 2**20}))
 
 
-class ReadsItself(nn.Linear):
-    """Asks its own weight a question while it is made, which has no answer without memory."""
-
-    def __init__(self, features: int, out: int) -> None:
-        super().__init__(features, out)
-        self.largest = float(self.weight.abs().max())
-
-
 class Odd(Model):
-    """A plugin's model that cannot be built without memory."""
+    """A plugin's model, which asks its own weight a question that has no answer without memory."""
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
-        return nn.Sequential(nn.Flatten(), ReadsItself(shape[0] * shape[1] * shape[2], out))
+        layer = nn.Linear(shape[0] * shape[1] * shape[2], out)
+        self.__dict__["largest"] = float(layer.weight.abs().max())
+        return nn.Sequential(nn.Flatten(), layer)
 
 
 def test_a_module_that_cannot_be_asked_is_made_as_ever():
-    made = builder(Odd(dim=4)).encoder()
-    assert made[1].largest == float(made[1].weight.abs().max())  # type: ignore[index]  # a Sequential
+    odd = Odd(dim=4)
+    assert builder(odd).encoder()[1].weight.abs().max() == odd.__dict__["largest"]  # type: ignore[index]
 
 
 def test_asking_changes_no_initial_value_and_no_generator(monkeypatch: pytest.MonkeyPatch):
@@ -93,11 +73,3 @@ def test_asking_changes_no_initial_value_and_no_generator(monkeypatch: pytest.Mo
     monkeypatch.setattr(ModelBuilder, "_check_fits", lambda self, role, build: None)
     unasked = builder(MLP(dim=4)).encoder().state_dict()
     assert all(torch.equal(made[name], unasked[name]) for name in unasked)
-
-
-def test_most_models_of_the_catalogue_can_be_asked(monkeypatch: pytest.MonkeyPatch):
-    """A network of the catalogue is refused where nothing is free, so it is looked at and not passed by."""
-    monkeypatch.setattr(memory, "available", lambda: 0)
-    for name in ("mlp", "cnn", "digits-cnn", "cct-7-3x1"):
-        with refuses("memory is free", "model.dim"):
-            ModelBuilder(MODELS.get(name)(), (3, 32, 32), 4, Streams(0), 2).encoder()

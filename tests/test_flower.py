@@ -9,6 +9,7 @@ import http.client
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from fedshift.deployment.wire import Work
 from fedshift.experiments import Experiment
 from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
-from loopback import DATA, EXECUTOR, GATE, PATIENCE, SERVER, SUPERLINK, SUPERNODE, Loopback, events, loopback
+from loopback import DATA, GATE, PATIENCE, SERVER, SUPERLINK, Loopback, events, loopback
 from reference import small
 from test_coordinate import alike, position_of
 
@@ -57,26 +58,33 @@ def real(make: Make, monkeypatch: pytest.MonkeyPatch) -> Experiments:
 # Scenarios ----------------------------------------------------------------------------------------
 
 
-def the_coordinators_run_is_killed(federation: Loopback, real: Experiments) -> None:
-    """In the second round of a method with client state, when sites have their orders; `run` carries it on."""
-    run = federation.agree(real("fraug"))
-    in_round_2 = federation.messages(3)
+@contextmanager
+def in_round_2(federation: Loopback, experiment: Experiment) -> Iterator[Run]:
+    """A run that was begun, while sites have their orders of the second round and 'gray' does not answer."""
+    run, there = federation.agree(experiment), federation.messages(3)
     with federation.held(gray=2):
         federation.begin_run()
-        federation.wait_for(in_round_2)
-        federation.crash_program("coordinator", SERVER)
+        federation.wait_for(there)
+        yield run
+
+
+def carried_on(federation: Loopback, run: Run, done: int) -> None:
+    """`run` goes on after so many rounds, to the bits of a simulation."""
     said = federation.run()
-    assert [event["done"] for event in events(run, "begin")] == [0, 1], said
+    assert [event["done"] for event in events(run, "begin")] == [0, done], said
     as_simulated(federation, run)
+
+
+def the_coordinators_run_is_killed(federation: Loopback, real: Experiments) -> None:
+    """In the second round of a method with client state, when sites have their orders; `run` carries it on."""
+    with in_round_2(federation, real("fraug")) as run:
+        federation.crash_program("coordinator", SERVER)
+    carried_on(federation, run, 1)
 
 
 def who_watches_the_run_is_killed(federation: Loopback, real: Experiments) -> None:
     """The run goes on, and the same command shows it again, from its beginning."""
-    run = federation.agree(real("fedavg"))
-    in_round_2 = federation.messages(3)
-    with federation.held(gray=2):
-        federation.begin_run()
-        federation.wait_for(in_round_2)
+    with in_round_2(federation, real("fedavg")) as run:
         federation.crash("run")
         federation.begin_run()
     federation.end_run()
@@ -87,54 +95,24 @@ def who_watches_the_run_is_killed(federation: Loopback, real: Experiments) -> No
 
 def the_coordinator_is_killed(federation: Loopback, real: Experiments) -> None:
     """With all its processes; SuperNodes come back by themselves when it is there again."""
-    run = federation.agree(real("fedcir"))
-    in_round_2 = federation.messages(3)
-    with federation.held(gray=2):
-        federation.begin_run()
-        federation.wait_for(in_round_2)
+    with in_round_2(federation, real("fedcir")) as run:
         federation.crash("coordinator")
     federation.wait_for(lambda: not listens("127.0.0.1", federation.processes.control_port))  # the old one
     federation.processes.start_coordinator()
-    said = federation.run()
-    assert [event["done"] for event in events(run, "begin")] == [0, 1], said
-    as_simulated(federation, run)
+    carried_on(federation, run, 1)
 
 
 def the_superlink_and_the_gate_are_killed(federation: Loopback, real: Experiments) -> None:
     """They are started again by themselves. The gate is not missed; the run has ended with the SuperLink."""
-    run = federation.agree(real("scaffold"))
-    in_round_2, in_round_3 = federation.messages(3), federation.messages(4)
-    with federation.held(gray=2):
-        federation.begin_run()
-        federation.wait_for(in_round_2)
+    in_round_3 = federation.messages(4)
+    with in_round_2(federation, real("scaffold")) as run:
         federation.crash_program("coordinator", GATE)
     with federation.held(gray=3):
         federation.wait_for(in_round_3)
         federation.crash_program("coordinator", SUPERLINK)
     federation.wait_for(lambda: bool(federation.programs("coordinator", SUPERLINK)))
     federation.wait_for(lambda: listens("127.0.0.1", federation.processes.control_port))
-    said = federation.run()
-    assert [event["done"] for event in events(run, "begin")] == [0, 2], said
-    as_simulated(federation, run)
-
-
-def a_sites_processes_are_killed(federation: Loopback, real: Experiments) -> None:
-    """Its executor in one round, its SuperNode in a later one; they are started again by themselves."""
-    run = federation.agree(real("fraug", min_answers=0.5, rounds=6))
-    with federation.held(gray=2, light=3):
-        federation.begin_run()
-        federation.wait_for(federation.waits("gray"))  # what it has not begun, its next executor would begin
-        federation.crash_program("gray", EXECUTOR)
-        federation.wait_for(lambda: "failed" in happened(run, "gray"))  # Flower notices it after half a minute
-    again = federation.messages(1, "gray")
-    with federation.held(gray=0):
-        federation.wait_for(again)
-        back = federation.connected("gray")
-        federation.crash_program("gray", SUPERNODE)
-        federation.wait_for(back)
-    federation.end_run()
-    assert [each["client"] for each in missing(run)].count("gray") == len(missing(run)) >= 2
-    as_replayed(federation, run)
+    carried_on(federation, run, 2)
 
 
 def a_site_is_killed(federation: Loopback, real: Experiments) -> None:
@@ -157,15 +135,9 @@ def a_site_is_killed(federation: Loopback, real: Experiments) -> None:
     as_replayed(federation, run)
 
 
-# The federations, of which two can run at a time -----------------------------------------------------
-
 SCENARIOS = {
-    "the run": (
-        the_coordinators_run_is_killed,
-        who_watches_the_run_is_killed,
-        the_coordinator_is_killed,
-    ),
-    "processes": (the_superlink_and_the_gate_are_killed, a_site_is_killed, a_sites_processes_are_killed),
+    "the run": (the_coordinators_run_is_killed, who_watches_the_run_is_killed, the_coordinator_is_killed),
+    "processes": (the_superlink_and_the_gate_are_killed, a_site_is_killed),
 }
 
 
@@ -258,10 +230,7 @@ def test_who_is_refused(real: Experiments, tmp_path: Path):
         for site in ("dark", "gray"):
             processes.start_site(site)
         clear = start(with_parent(in_clear(shell.supernode(address, free_port()))), sites / "light", log("light"))
-        for site, said in (
-            ("gray", "CERTIFICATE_VERIFY_FAILED"),
-            ("light", "Connection attempt failed"),
-        ):
+        for site, said in (("gray", "CERTIFICATE_VERIFY_FAILED"), ("light", "Connection attempt failed")):
             federation.wait_for(lambda site=site, said=said: log(site).exists() and said in log(site).read_text())
         federation.wait_for(lambda: "The SuperNode has ended" in processes.log("dark").read_text())
         connection = http.client.HTTPConnection(*shell.host_and_port(address), timeout=PATIENCE)

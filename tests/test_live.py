@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,19 +19,11 @@ from fedshift.runs.events import PlannedStage, RunEvents
 from fedshift.runs.run import Run, Times
 from fedshift.runs.schema import Timed
 from fedshift.study.api import compare
+from test_watch import Clock
+from test_watch import printed as written
 
 STEPPED = Timed(start=0, stop=5, seconds=6.0, evaluation=3.0, together=3, engine="vectorised")
 TRAIN = Stage("train", 100, ())
-
-
-@dataclass
-class Clock:
-    """A clock that goes on only when it is set."""
-
-    now: float = 1_700_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -51,11 +42,6 @@ def seen(progress: LiveProgress) -> list[str]:
     console.print(progress.view())
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # it is a StringIO
     return [" ".join(word for word in line.split() if word.strip("━╸╺")) for line in lines]
-
-
-def written(progress: LiveProgress) -> list[str]:
-    """The lines that were printed so far."""
-    return progress.console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # it is a StringIO
 
 
 def scores(test: float, *validation: float) -> dict[str, Any]:
@@ -124,12 +110,6 @@ def test_runs_that_advance_together(clock: Clock):
     assert has(second, "3/4 b", "4 of 10", "0:12")
     assert has(doing, "train", "4 of 10")
     assert has(pace, "5 steps", "2 kB down", "1 kB up", "0:22")
-    b.failed("The loss is not finite.")
-    assert has(written(progress)[-1], "3/4 b", "4 of 10", "The loss is not finite.")
-    assert has(seen(progress)[-1], "v0 validation 25.0")
-    again = begun(progress, "b", done=4)
-    assert has(written(progress)[-1], "3/4 b", "round 4")
-    again.end()
 
 
 def test_a_terminal_shows_runs_and_keeps_lines(tiny_document: dict[str, Any]):
@@ -141,50 +121,6 @@ def test_a_terminal_shows_runs_and_keeps_lines(tiny_document: dict[str, Any]):
     text = terminal.file.getvalue()  # type: ignore[attr-defined]  # it is a StringIO
     assert text.count("A word beforehand.") == 1
     assert "done: " in text
-    with LiveProgress(2, terminal) as progress:
-        begun(progress, "a").evaluated(scores(0.125))
-    text = terminal.file.getvalue()  # type: ignore[attr-defined]  # it is a StringIO
-    for word in ("0 of 10 rounds", "steps a second", "down", "up", "light", "12.5"):
-        assert word in text
-
-
-def test_a_single_long_round_shows_where_it_is(clock: Clock):
-    """An index as Client2Vec makes it: the server takes 1000 steps, of which 200 take 10 s, then 2 rounds follow."""
-    index, train = Stage("index", 1, ()), Stage("train", 2, ())
-    progress = display(1, clock)
-    run = begun(progress, "c2v", index=(1, 1000), train=(2, 50))
-    assert has(seen(progress)[1], "loading")
-    run.begin_round(Round(index, 1))
-    assert has(seen(progress)[1], "index", "1 of 1", "preparing")
-    run.begin_task("pairs", 3, 0, 2000, 1000)
-    bar, doing, pace = seen(progress)
-    assert has(bar, "c2v", "0 of 3", "? left")
-    assert has(doing, "1 of 1", "pairs", "3 clients", "0 done")
-    assert has(pace, "2 kB down", "1 kB up")
-    run.begin_task("pairs", 0, 1000, 2000, 1000)
-    clock.now += 10
-    run.steps(200)
-    bar, doing, pace = seen(progress)
-    assert has(bar, "0 of 3", "0:45")  # 900 steps at 20 a second
-    assert has(doing, "pairs", "server", "200 of 1000")
-    assert has(pace, "20 steps")
-    clock.now += 40
-    run.steps(800)
-    run.round(1, 2000, 1000)
-    run.begin_round(Round(train, 1))
-    run.begin_task("train", 1, 50, 2000, 1000)
-    clock.now += 5
-    run.steps(10)
-    assert has(seen(progress)[1], "train", "1 of 2", "1 client", "10 of 50")
-
-
-def test_a_stage_that_ended_early_has_no_more_rounds(clock: Clock):
-    progress = display(1, clock)
-    run = begun(progress, "a", train=(20, 5), tune=(10, 5))
-    carry_out(clock, run, 1, 10)
-    run.evaluated({**scores(0.5), "ended": "after 3 rounds without a better score"})
-    assert has(written(progress)[-1], "train", "ended early", "after 3 rounds")
-    assert has(seen(progress)[0], "10 of 20", "0:10")
 
 
 # No terminal ------------------------------------------------------------------------------------
@@ -202,26 +138,6 @@ def test_without_a_terminal_there_is_a_line_in_ten_seconds(clock: Clock):
     assert has(lines[0], "1/1 [i]only", "5 of 30", "2.5 steps", "1 kB down", "500 B up", "0:50")
     assert has(lines[3], "1/1 [i]only", "light test 50.0", "v0 validation 25.0")
     assert has(lines[4], "1/1 [i]only", "round 20 of 30", "0:40", "a\\nb")
-
-
-def test_messages_beside_runs(clock: Clock):
-    """Notes once, runs that are not repeated, and images that are embedded, as a line each 10 s."""
-    progress = display(3, clock)
-    for text in ("[i] x", "[i] x", "y", "[i] x"):
-        progress.note(text)
-    progress.reused("a")
-    progress.embedded("means", 0, 130)
-    clock.now += 10
-    progress.embedded("means", 64, 130)
-    assert has(seen(progress)[0], "Embedding images with means", "64 of 130")
-    progress.embedded("means", 130, 130)
-    assert seen(progress) == [LOADING]
-    begun(progress, "b", 10, 5)
-    assert written(progress)[:3] == ["[i] x", "y", "[i] x"]
-    finished, embedding, goes_on = written(progress)[3:]
-    assert has(finished, "1/3 a", "finished before")
-    assert has(embedding, "means", "64 of 130")
-    assert has(goes_on, "2/3 b", "round 5")
 
 
 def test_means_over_clients_and_of_many_environments_the_worst():

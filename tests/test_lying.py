@@ -41,12 +41,11 @@ def carry_out(
     folder: Path,
     change: Change | None = None,
     changes: dict[str, Any] | None = None,
-    sites: tuple[str, ...] = SITES,
     **federation: Any,
 ) -> Run:
     """FedAvg over three rounds, where what sites reply is changed on the way; a second call goes on with the run."""
     (experiment,) = expand(override(TINY, {**small("fedavg"), **IN_DOMAIN, "train.rounds": 3, **(changes or {})}))
-    members(folder, experiment, sites, federation)
+    members(folder, experiment, SITES, federation)
     return coordinate(folder / "coordinator", Local(folder, change), Progress())
 
 
@@ -58,21 +57,21 @@ def orders(request: bytes, position: int, exchange: str) -> Work | None:
     return work
 
 
-def liar(lie: Lie, position: int = 2, exchange: str = "train", sites: tuple[str, ...] = ("dark",)) -> Change:
+def liar(lie: Lie, position: int = 2, sites: tuple[str, ...] = ("dark",)) -> Change:
     """Sites that send something else in a round of the run."""
 
     def change(site: str, request: bytes, reply: bytes) -> bytes:
-        work = orders(request, position, exchange) if site in sites else None
+        work = orders(request, position, "train") if site in sites else None
         return reply if work is None else altered(reply, lambda about, tensors: lie(work, tensors))
 
     return change
 
 
-def away(position: int = 2, exchange: str = "train", site: str = "dark") -> Change:
+def away(position: int = 2) -> Change:
     """A site that does not answer in a round of the run."""
 
     def change(who: str, request: bytes, reply: bytes) -> bytes | Away:
-        return Away("offline") if who == site and orders(request, position, exchange) else reply
+        return Away("offline") if who == "dark" and orders(request, position, "train") else reply
 
     return change
 
@@ -110,6 +109,14 @@ def told(run: Run, what: str) -> list[dict[str, Any]]:
     return [each for each in events if each["kind"] == "site" and each["what"] == what]
 
 
+def blamed(run: Run, without: Run, reason: str) -> None:
+    """A run in which one lied in round 2 is as if it had been away, and says why."""
+    alike(run, without, records=False)
+    ((client, round, _, why),) = missing(run)
+    assert (client, round) == ("dark", 2)
+    assert reason in why
+
+
 # Norms --------------------------------------------------------------------------------------------
 
 
@@ -123,9 +130,8 @@ def without_dark(tmp_path_factory: pytest.TempPathFactory) -> Run:
     [
         (huge, "times the cohort's median norm; federation.toml allows 20 (norm_factor)"),
         (partial(far, times=100), "81 times the cohort's median norm"),
-        (partial(far, times=-100), "times the cohort's median norm"),
         (partial(says, "up.head.bias", torch.nan), "'head.bias' is not finite"),
-        (partial(says, "telemetry.steps", -1), "-1 in 'steps'"),
+        (partial(says, "up.encoder.1.running_var", -0.4), "-0.4 in 'encoder.1.running_var', a variance"),
         (partial(says, "telemetry.steps", 10**12), "1000000000000 in 'steps'"),
         (partial(says, "telemetry.term.cross_entropy", 1e300), "term.cross_entropy = 1e+300"),
     ],
@@ -133,25 +139,17 @@ def without_dark(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_a_round_goes_on_without_the_liar(tmp_path: Path, without_dark: Run, lie: Lie, reason: str):
     """As if it had been away, and it is named."""
     run = carry_out(tmp_path, liar(lie))
-    alike(run, without_dark, records=False)
-    ((client, round, _, why),) = missing(run)
-    assert (client, round) == ("dark", 2)
-    assert reason in why
+    blamed(run, without_dark, reason)
 
 
 def test_who_is_left_out_is_an_event_and_the_factor_is_on_record(tmp_path: Path):
-    run = carry_out(tmp_path, liar(huge), norm_factor=30.0)
+    """Also in a run that waits for all: after an error the same answer would come again and end it for good."""
+    run = carry_out(tmp_path, liar(huge), {"train.min_answers": "all"}, norm_factor=30.0)
     ((event),) = told(run, "left out")
     assert (event["who"], event["round"], event["exchange"]) == ("dark", 2, "train")
     assert "allows 30" in event["why"]
     assert json.loads((run.path / "data.json").read_text())["norm_factor"] == 30
     assert any("30 times" in note for note in run.final.notes)
-
-
-def test_a_run_that_waits_for_all_goes_on_without_the_liar(tmp_path: Path, without_dark: Run):
-    """A start after an error would hear the same answer again, so an error would end the run for good."""
-    run = carry_out(tmp_path, liar(huge), {"train.min_answers": "all"})
-    alike(run, without_dark, records=False)
 
 
 def test_too_few_honest_answers_merge_nothing(tmp_path: Path):
@@ -162,52 +160,17 @@ def test_too_few_honest_answers_merge_nothing(tmp_path: Path):
     assert first == second != third
 
 
-def test_a_liar_in_an_early_exchange_is_not_asked_again_in_its_round(tmp_path: Path):
-    drfa = {**small("drfa"), "train.participation": 1.0}
-    asked = list[tuple[str, int, str]]()
-
-    def change(site: str, request: bytes, reply: bytes) -> bytes | Away:
-        work = request_of(request)
-        if isinstance(work, Work) and work.order is not None:
-            asked.append((site, work.position, work.order.exchange))
-        return liar(huge, position=3)(site, request, reply)
-
-    run = carry_out(tmp_path, change, drfa)
-    assert [(client, round, exchange) for client, round, exchange, _ in missing(run)] == [("dark", 2, "train")]
-    assert ("dark", 3, "train") in asked
-    assert ("dark", 3, "score") not in asked
-
-
 # Counts -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [10**15, -5, 0, 2**63 - 1])
+@pytest.mark.parametrize("count", [10**15, -5, 0])
 def test_an_impossible_number_of_samples_is_not_merged(tmp_path: Path, count: int):
-    def lie(work: Work, tensors: dict[str, Tensor]) -> None:
-        tensors["up.samples"] = torch.tensor(count)
-
-    run = carry_out(tmp_path / "lies", liar(lie), SAMPLES)
-    alike(run, carry_out(tmp_path / "away", away(), SAMPLES), records=False)
-    ((client, round, _, why),) = missing(run)
-    assert (client, round) == ("dark", 2)
-    assert "'samples'" in why
+    run = carry_out(tmp_path / "lies", liar(partial(says, "up.samples", count)), SAMPLES)
+    blamed(run, carry_out(tmp_path / "away", away(), SAMPLES), "'samples'")
 
 
-def test_a_negative_variance_of_a_batch_norm_is_not_merged(tmp_path: Path):
-    """Its norm is that of any, and every site's loss would be undefined."""
-
-    def lie(work: Work, tensors: dict[str, Tensor]) -> None:
-        tensors["up.encoder.1.running_var"] = torch.full_like(tensors["up.encoder.1.running_var"], -0.4)
-
-    run = carry_out(tmp_path, liar(lie))
-    ((client, round, _, why),) = missing(run)
-    assert (client, round) == ("dark", 2)
-    assert "-0.4 in 'encoder.1.running_var', a variance" in why
-
-
-@pytest.mark.parametrize(("name", "exchange"), [("fedgen", "train"), ("fedpac", "train"), ("fedproc", "train")])
-def test_impossible_counts_of_classes_are_not_merged(tmp_path: Path, name: str, exchange: str):
-    run = carry_out(tmp_path, liar(partial(says, "up.class_counts.value", -7)), small(name))
+def test_impossible_counts_of_classes_are_not_merged(tmp_path: Path):
+    run = carry_out(tmp_path, liar(partial(says, "up.class_counts.value", -7)), small("fedpac"))
     ((client, _, _, why),) = missing(run)
     assert client == "dark"
     assert "class_counts.value" in why
@@ -239,10 +202,7 @@ def test_a_merge_that_explodes_is_made_without_the_answer_to_blame(
     monkeypatch.setitem(METHODS._listed, "divides", Divides)
     divides = {"method.name": "divides"}
     run = carry_out(tmp_path / "lies", liar(partial(says, "up.part", part)), divides)
-    alike(run, carry_out(tmp_path / "away", away(), divides), records=False)
-    ((client, round, _, why),) = missing(run)
-    assert (client, round) == ("dark", 2)
-    assert "with its answer the merge failed" in why
+    blamed(run, carry_out(tmp_path / "away", away(), divides), "with its answer the merge failed")
 
 
 def test_a_merge_that_fails_whoever_is_left_out_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -261,10 +221,7 @@ ANY: dict[str, Any] = {"norm_factor": 0.0}  # so that 1e30 is merged, for want o
 
 def check_taken_back(run: Run, without: Run) -> None:
     """The second round was repeated without the liar, and nobody else is blamed."""
-    alike(run, without, records=False)
-    ((client, round, _, why),) = missing(run)
-    assert (client, round) == ("dark", 2)
-    assert "most sites could not work with the model" in why
+    blamed(run, without, "most sites could not work with the model")
     assert len(list(run.path.glob("manifest-*.json"))) == 1
 
 
@@ -283,12 +240,7 @@ def test_a_liar_that_goes_on_as_if_nothing_were_does_not_hinder_it(tmp_path: Pat
 
     def change(site: str, request: bytes, reply: bytes) -> bytes | Away:
         work = orders(request, 3, "train")
-        if (
-            site == "dark"
-            and work is not None
-            and work.order is not None
-            and float(work.order.down["head.bias"][0]) > 1e9
-        ):
+        if site == "dark" and work and work.order and float(work.order.down["head.bias"][0]) > 1e9:
             mine = Up({name: ups[name] for name in work.order.down})
             return Done("dark", Answer(**vars(work.order.trip), up=mine, telemetry=Telemetry())).to_bytes()
         return liar(huge)(site, request, reply)
@@ -296,19 +248,7 @@ def test_a_liar_that_goes_on_as_if_nothing_were_does_not_hinder_it(tmp_path: Pat
     check_taken_back(carry_out(tmp_path / "lies", change, **ANY), without_dark)
 
 
-def test_the_first_round_is_taken_back_to_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Also if it is killed when the checkpoint of the first round is removed."""
-    remove, killed = files.remove, list[Path]()
-
-    def removing(path: Path) -> None:
-        if path.name == "manifest-1.json" and not killed:
-            killed.append(path)
-            raise KeyboardInterrupt
-        remove(path)
-
-    monkeypatch.setattr(files, "remove", removing)
-    with pytest.raises(KeyboardInterrupt):
-        carry_out(tmp_path / "lies", liar(huge, position=1), **ANY)
+def test_the_first_round_is_taken_back_to_the_start(tmp_path: Path):
     run = carry_out(tmp_path / "lies", liar(huge, position=1), **ANY)
     alike(run, carry_out(tmp_path / "away", away(1)), records=False)
     assert [(client, round) for client, round, _, _ in missing(run)] == [("dark", 1)]
@@ -329,10 +269,9 @@ def test_sites_that_diverge_whoever_is_left_out_end_the_run(tmp_path: Path):
         late = isinstance(work, Work) and work.order is not None and work.position == 3
         return Failed(site, "diverged").to_bytes() if late else reply
 
-    with refuses("has numbers that are not finite", error=DivergedError):
-        carry_out(tmp_path, change)
-    with refuses("has numbers that are not finite", error=DivergedError):
-        carry_out(tmp_path, change)
+    for _ in range(2):  # also when it is started again
+        with refuses("has numbers that are not finite", error=DivergedError):
+            carry_out(tmp_path, change)
     (run,) = map(Run, (tmp_path / "coordinator" / "runs").iterdir())
     assert len(told(run, "goes back")) == 3
 

@@ -9,25 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import Make, simulate
 from fedshift.clients.domains import DomainData
 from fedshift.datasets.medical import Medical, Window, read_volume
 from fedshift.errors import FedshiftError
 from fedshift.streams import Streams
 from refusal import refuses
-from test_federation_check import site
 
 pydicom = pytest.importorskip("pydicom")
 nibabel = pytest.importorskip("nibabel")
-pytest.importorskip("flwr")
 
 from pydicom.data import get_testdata_file  # noqa: E402
 from pydicom.dataset import Dataset, FileMetaDataset  # noqa: E402
 from pydicom.uid import ExplicitVRLittleEndian, MRImageStorage  # noqa: E402
 
 RAMP = np.arange(16, dtype=np.uint16).reshape(4, 4)
-
-__all__ = ["site"]  # the fixture of a site's folder
 
 
 def dicom(file: Path, pixels: np.ndarray, **elements: Any) -> Path:
@@ -99,45 +94,35 @@ def test_windows_by_hand(tmp_path: Path):
     assert "Values are 0 to 1 from 1 to 9, and cut off beyond that." in given_.notes
     own = load(root, window="file")
     torch.testing.assert_close(own.x[0, 0], torch.from_numpy(np.clip((RAMP - 4.5) / 7 + 0.5, 0, 1)).float())
-    exact = load(one(tmp_path, WindowCenter="5", WindowWidth="8", VOILUTFunction="LINEAR_EXACT"), window="file")
-    assert torch.equal(exact.x, given_.x)
     full = load(root, window="range")
     torch.testing.assert_close(full.x[0, 0], torch.from_numpy(RAMP / 15.0).float())
-    assert "Values are those of the files, after rescale slope and intercept." in load(root).notes
-    assert load(one(tmp_path, np.full((4, 4), 7, np.uint16)), window="range").x.unique().numel() == 1
+    exact = load(one(tmp_path, WindowCenter="5", WindowWidth="8", VOILUTFunction="LINEAR_EXACT"), window="file")
+    assert torch.equal(exact.x, given_.x)
 
 
-@pytest.mark.parametrize("settings", [{"window": "given", "centre": 5, "width": 8}, {"window": "range"}])
-def test_monochrome1_is_inverted(tmp_path: Path, settings: dict[str, Any]):
-    """Low is meant to be white, so 1 - y; and it is said."""
-    dicom(tmp_path / "oslo" / "ill" / "1.dcm", RAMP)
-    dicom(tmp_path / "oslo" / "ill" / "2.dcm", RAMP, PhotometricInterpretation="MONOCHROME1")
-    data = load(tmp_path, **settings)
+def test_monochrome1_is_inverted(tmp_path: Path):
+    """Low is meant to be white: in a window 1 - y. Without one, of 12 bits the highest is 4095, and signed -1 - x."""
+    invert = {"PhotometricInterpretation": "MONOCHROME1"}
+    for name, elements in (("1.dcm", {}), ("2.dcm", invert)):
+        dicom(tmp_path / "both" / "oslo" / "ill" / name, RAMP, **elements)
+    data = load(tmp_path / "both", window="given", centre=5, width=8)
     torch.testing.assert_close(data.x[1], 1 - data.x[0])
     assert "1 of 2 files are MONOCHROME1 and were inverted." in data.notes
-
-
-def test_monochrome1_without_a_window_is_inverted_within_its_bits(tmp_path: Path):
-    """Of 12 bits the highest is 4095: 0 becomes 2 * 4095 - 10 and 15 becomes 2 * 4080 - 10, signed -1 - x."""
-    invert = {"PhotometricInterpretation": "MONOCHROME1"}
     scale = {"BitsStored": 12, "HighBit": 11, "RescaleSlope": "2", "RescaleIntercept": "-10"}
-    x = load(one(tmp_path, **invert, **scale)).x
+    x = load(one(tmp_path / "one", **invert, **scale)).x
     assert np.array_equal(x[0, 0].numpy(), 2.0 * (4095 - RAMP) - 10)
-    signed = load(one(tmp_path, RAMP.astype(np.int16), **invert)).x
+    signed = load(one(tmp_path / "one", RAMP.astype(np.int16), **invert)).x
     assert np.array_equal(signed[0, 0].numpy(), -1.0 - RAMP)
 
 
-def test_real_files_have_pydicoms_values():
+@pytest.mark.parametrize("name", ["CT_small.dcm", "MR_small.dcm", "MR_small_bigendian.dcm", "MR_small_RLE.dcm"])
+def test_real_files_have_pydicoms_values(name: str):
     """Those that it ships: slope and intercept, three ways of storing the same slice."""
-    for name in ("CT_small.dcm", "MR_small.dcm", "MR_small_bigendian.dcm", "MR_small_RLE.dcm"):
-        file = Path(str(get_testdata_file(name)))
-        held = pydicom.dcmread(file)
-        expected = pydicom.pixels.apply_rescale(held.pixel_array, held)
-        volume = read_volume(file, "axial")
-        assert np.array_equal(volume.values, expected[None])
-        assert (volume.patient, len(volume.windows)) == (held.PatientID, 1)
-    scan = Path(str(get_testdata_file("MR_small.dcm")))
-    assert read_volume(scan, "axial").windows == (Window(600, 1600, "LINEAR"),)
+    file = Path(str(get_testdata_file(name)))
+    held = pydicom.dcmread(file)
+    volume = read_volume(file, "axial")
+    assert np.array_equal(volume.values, pydicom.pixels.apply_rescale(held.pixel_array, held)[None])
+    assert volume.patient == held.PatientID
 
 
 def test_frames_have_slopes_and_windows_of_their_own(tmp_path: Path):
@@ -204,22 +189,14 @@ def test_nifti_has_its_scale_and_window(tmp_path: Path):
     torch.testing.assert_close(load(tmp_path, window="file").x[0, 0], torch.from_numpy(RAMP.T / 15.0).float())
 
 
-def test_a_patient_stays_on_one_side(tmp_path: Path, make: Make):
-    """Eight patients of three files at each of two sites: nobody is in two of training, validation and test."""
-    for number in range(16):
-        for file in range(3):
-            pixels = np.full((4, 4), 100 * number + file, np.uint16)
-            place = tmp_path / ("oslo", "rome")[number % 2] / ("ill", "well")[number // 2 % 2]
-            dicom(place / f"{number}-{file}", pixels, PatientID=f"P{number}")
-    data = {"name": "medical", "path": str(tmp_path), "size": 4, "window": "none"}
-    protocol = {"name": "in-domain", "test": 0.25, "validation": 0.25}
-    simulation = simulate(make({"data": data, "protocol": protocol, "model.name": "mlp", "train.lr": 1e-7}))
-    federation = simulation.federated
-    sides = [client.train for client in federation.clients] + [each.samples for each in federation.environments]
-    held = [{int(value) // 100 for value in side.x[:, 0, 0, 0].tolist()} for side in sides]
-    assert [len(side) for side in sides] == [3 * len(patients) for patients in held]
-    assert sum(map(len, held)) == len(set().union(*held)) == 16
-    assert load(tmp_path, group="file").group.tolist() == list(range(48))
+def test_a_patient_is_a_group_everywhere(tmp_path: Path):
+    """Which a split keeps whole; where ids mean nothing, each file is one."""
+    for number, patient in enumerate("pqpq"):
+        place = tmp_path / ("oslo", "rome")[number // 2] / "ill"
+        dicom(place / str(number), np.stack([RAMP, RAMP]), PatientID=patient)
+    assert load(tmp_path).group.tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert load(tmp_path, group="file").group.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert len(load(tmp_path, slices="middle").x) == 4
 
 
 def test_files_of_both_kinds_and_of_any_name(tmp_path: Path):
@@ -243,53 +220,29 @@ def test_files_of_both_kinds_and_of_any_name(tmp_path: Path):
     ("elements", "words"),
     [
         ({"PhotometricInterpretation": "PALETTE COLOR"}, "PALETTE COLOR in PhotometricInterpretation"),
-        ({"PhotometricInterpretation": None}, "Photometric Interpretation"),
         ({"Rows": None}, "'Rows'"),
-        ({"Rows": 5}, "The number of bytes of pixel data is less than expected (32 vs 40 bytes)"),
         ({"RescaleSlope": "0"}, "has 0 in RescaleSlope"),
-        ({"NumberOfFrames": "0"}, "Number of Frames"),
+        ({}, "names no window (WindowCenter and WindowWidth): --set data.window=given"),
+        ({"WindowCenter": "1", "WindowWidth": "0.5"}, "0.5 in WindowWidth"),
+        ({"WindowCenter": "1", "WindowWidth": "2", "VOILUTFunction": "CUBIC"}, "CUBIC in VOILUTFunction"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named_with_its_tag(tmp_path: Path, elements: dict[str, Any], words: str):
-    message = refusal(one(tmp_path, **elements))
-    assert words in message
-    assert str(tmp_path / "oslo" / "ill" / "1.dcm") in message
-
-
-@pytest.mark.parametrize("element", ["RescaleSlope", "WindowCenter"])
-def test_an_element_that_is_no_number(tmp_path: Path, element: str):
-    file = one(tmp_path, **{element: "77", "WindowWidth": "4"}) / "oslo" / "ill" / "1.dcm"
-    file.write_bytes(file.read_bytes().replace(b"DS\x02\x0077", b"DS\x02\x00xy"))
-    message = refusal(tmp_path)
-    assert f"has no number in {element}" in message
-    assert "xy" in message
-
-
-def test_files_without_a_window(tmp_path: Path):
-    message = refusal(one(tmp_path), window="file")
-    assert "names no window (WindowCenter and WindowWidth): --set data.window=given" in message
-    assert "0.5 in WindowWidth" in refusal(one(tmp_path, WindowCenter="1", WindowWidth="0.5"))
-    elements = {"WindowCenter": "1", "WindowWidth": "2", "VOILUTFunction": "CUBIC"}
-    assert "CUBIC in VOILUTFunction" in refusal(one(tmp_path, **elements))
-    nifti(tmp_path / "n" / "oslo" / "ill" / "1.nii", np.zeros((4, 4, 3), np.float32))
-    assert "names no window (cal_min and cal_max)" in refusal(tmp_path / "n", window="file")
+    with refuses(words, str(tmp_path / "oslo" / "ill" / "1.dcm")):
+        load(one(tmp_path, **elements), window="file")
 
 
 def test_every_damaged_file_is_named(tmp_path: Path):
     place = one(tmp_path) / "oslo" / "ill"
     (place / "2.dcm").write_bytes((place / "1.dcm").read_bytes()[:-9])
     (place / "3.dcm").write_bytes(b"no DICOM")
-    (place / "4.nii").write_bytes(b"no NIfTI")
     whole = nifti(place / "5.nii.gz", np.random.default_rng(0).normal(size=(9, 9, 9))).read_bytes()
     (place / "5.nii.gz").write_bytes(whole[:-200])
     nifti(place / "6.nii", np.zeros((4, 4, 3, 2), np.float32))
     nifti(place / "7.nii", np.full((4, 4, 3), np.nan, np.float32))
-    message = refusal(tmp_path)
-    assert message.startswith("6 files cannot be read:")
-    for file in ("2.dcm", "3.dcm", "4.nii", "5.nii.gz"):
-        assert f"{file}' cannot be read (" in message
-    assert "6.nii' holds float32 of shape [4, 4, 3, 2]" in message
-    assert "7.nii' holds NaN" in message
+    damaged = [f"{file}' cannot be read (" for file in ("2.dcm", "3.dcm", "5.nii.gz")]
+    with refuses("5 files cannot be read:", *damaged, "6.nii' holds float32 of shape [4, 4, 3, 2]", "7.nii' holds NaN"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -299,12 +252,8 @@ def test_every_damaged_file_is_named(tmp_path: Path):
         ({"window": "file", "width": 400}, ("data.window = 'file'", "data.width = 400")),
         ({"slices": "middle", "every": 2}, ("data.every = 2", "--set data.slices=all")),
         ({"normalise": True}, ("data.normalise", "data.window", "data.channels")),
-        ({"normalise": True, "channels": 3, "window": "none"}, ("data.normalise", "data.window", "data.channels")),
     ],
 )
 def test_settings_that_contradict_each_other(settings: dict[str, Any], words: tuple[str, ...]):
     with refuses(*words):
         Medical(path="x", **settings)
-
-
-# A run, a site, the page -------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from fedshift.core.net import batch_norm_tensors
 from fedshift.models import MODELS
 from fedshift.models.backbones import ResNet18
 from fedshift.models.cct import CCT7, Attention, Layer, sinusoids
-from fedshift.models.small import CNN, MLP, Block, DigitsCNN, ResNet10
+from fedshift.models.small import CNN, MLP, DigitsCNN, ResNet10
 from fedshift.streams import Streams
 from refusal import refuses
 
@@ -69,16 +69,8 @@ def test_a_backbone_from_a_local_folder(tmp_path: Path):
     for tensor, read in zip(saved.state_dict().values(), encoder.stages.state_dict().values(), strict=True):
         assert torch.equal(tensor, read)
     assert encoder.eval()(torch.zeros(2, 3, 32, 32)).shape == (2, 5)
-
-
-def test_backbone_weights_that_cannot_be_had(tmp_path: Path):
     with refuses("model.weights", "could not be read"):
         spec(ResNet18(weights=str(tmp_path / "none")), (3, 32, 32)).encoder()
-    import transformers
-
-    transformers.ResNetModel(transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8], depths=[1])).save_pretrained(
-        tmp_path
-    )
     with refuses("3 channels", "not 1", "--set data.channels=3"):
         spec(ResNet18(weights=str(tmp_path)), (1, 32, 32)).encoder()
 
@@ -94,23 +86,11 @@ def test_a_resnet_is_trained_and_its_batch_norm_stays_home_under_fedbn(make: Mak
 def test_the_narrow_residual_network():
     """64 -> (stem) 16 -> 16 -> 8 -> 4 -> 2; 16 to 128 channels, three shortcuts of 1x1; 10 layers with the head."""
     encoder = spec(ResNet10(), (3, 64, 64)).encoder()
-    weights = [tuple(p.shape) for p in encoder.parameters() if p.ndim > 1]
-    stem, *blocks, last = weights
+    stem, *blocks, last = [tuple(p.shape) for p in encoder.parameters() if p.ndim > 1]
     assert (stem, last) == ((16, 3, 7, 7), (128, 128))
     assert [shape for shape in blocks if shape[2:] == (1, 1)] == [(32, 16, 1, 1), (64, 32, 1, 1), (128, 64, 1, 1)]
     assert sum(shape[2:] == (3, 3) for shape in blocks) == 2 * 4
     assert encoder[:-3](torch.zeros(2, 3, 64, 64)).shape == (2, 128, 2, 2)
-    assert spec(ResNet10(width=2, dim=5), (1, 9, 7)).encoder().eval()(torch.zeros(2, 1, 9, 7)).shape == (2, 5)
-    with refuses("[20]", "try 'mlp'"):
-        spec(ResNet10(), (20,)).encoder()
-
-
-def test_a_block_adds_its_shortcut():
-    """Its last batch norm gives the constant -1: relu(x - 1) of 3 and 0.5 is 2 and 0."""
-    block = Block(1, 1, stride=1)
-    block.body[4].weight.data, block.body[4].bias.data = torch.zeros(1), -torch.ones(1)
-    x = torch.tensor([3.0, 0.5]).view(2, 1, 1, 1)
-    assert block.eval()(x).flatten().tolist() == [2.0, 0.0]
 
 
 # Digits CNN and CCT -------------------------------------------------------------------------------
@@ -122,10 +102,7 @@ def test_the_digits_network():
     weights = [tuple(p.shape) for p in encoder.parameters() if p.ndim > 1]
     assert weights == [(64, 3, 5, 5), (64, 64, 5, 5), (128, 64, 5, 5), (2048, 8192), (512, 2048)]
     assert len(batch_norm_tensors(encoder)) == 5 * 5
-    z = encoder(torch.rand(4, 3, 32, 32, generator=Streams(0).generator("x")))
-    assert (z >= 0).all()
-    assert (z > 0).any()
-    assert spec(DigitsCNN(dim=3), (1, 7, 6)).encoder().eval()(torch.zeros(2, 1, 7, 6)).shape == (2, 3)
+    assert (encoder(torch.rand(4, 3, 32, 32)) >= 0).all()
 
 
 def test_cct_has_the_parameters_of_the_paper():
@@ -156,7 +133,10 @@ def test_cct_pools_its_tokens_by_their_scores():
 
 
 def test_attention_by_hand():
-    """One head of width 1, weights 1: the token i gets sum_j softmax_j(x_i x_j) x_j."""
+    """One head of width 1, weights 1: the token i gets sum_j softmax_j(x_i x_j) x_j.
+
+    Sines and cosines: position 1 of width 4 has sin 1, cos 1, sin 0.01, cos 0.01.
+    """
     attention = Attention(1, 1)
     with torch.no_grad():
         attention.qkv.weight.fill_(1)
@@ -165,6 +145,8 @@ def test_attention_by_hand():
     x = torch.tensor([[[0.0], [1.0]]])
     e = math.e
     torch.testing.assert_close(attention(x), torch.tensor([[[0.5], [e / (1 + e)]]]))
+    expected = [[0, 1, 0, 1], [math.sin(1), math.cos(1), math.sin(0.01), math.cos(0.01)]]
+    torch.testing.assert_close(sinusoids(2, 4), torch.tensor(expected))
 
 
 def test_a_layers_second_residual_starts_after_its_second_normalisation():
@@ -176,9 +158,3 @@ def test_a_layers_second_residual_starts_after_its_second_normalisation():
         layer.feed_forward[2].bias.fill_(1)
     attended = x + layer.attention(nn.functional.layer_norm(x, (4,)))
     torch.testing.assert_close(layer(x), nn.functional.layer_norm(attended, (4,)) + 1)
-
-
-def test_sines_and_cosines_in_turn():
-    """Position 1 of width 4: sin 1, cos 1, sin 0.01, cos 0.01."""
-    expected = [[0, 1, 0, 1], [math.sin(1), math.cos(1), math.sin(0.01), math.cos(0.01)]]
-    torch.testing.assert_close(sinusoids(2, 4), torch.tensor(expected))

@@ -27,7 +27,6 @@ print(*sorted({"torch._dynamo", "sympy"} & sys.modules.keys()))
     ("ours", "theirs", "settings"),
     [
         (SGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01, "foreach": True}),
-        (SGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "fused": True}),
         (Adam, torch.optim.Adam, {"lr": 0.1, "weight_decay": 0.01}),
         (Adam, torch.optim.Adam, {"lr": 0.1, "fused": True}),
     ],
@@ -44,7 +43,6 @@ def test_five_steps_are_those_of_torch(
             weight.grad = None
             (weight.sin() * torch.randn(3, 4)).sum().backward()
             optimiser.step()
-            assert torch.is_grad_enabled()
         ends.append((weight.detach(), optimiser.state_dict()["state"][0]))
     (one, kept), (other, expected) = ends
     assert torch.equal(one, other)

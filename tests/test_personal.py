@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import CNN_WITH_BN, Make, go_on, models_of, scored, states
+from conftest import CNN_WITH_BN, Make, go_on, linear, models_of, scored, states
 from fedshift.clients.samples import Samples
 from fedshift.core.contract import LocalWork
 from fedshift.core.messages import Down
@@ -16,48 +16,27 @@ from fedshift.core.net import Net
 from fedshift.core.tensors import Tensors
 from fedshift.methods.ditto import Ditto
 from fedshift.methods.fedavg import FedAvg
-from fedshift.methods.personal import FineTuning, PersonalCopy, Tuned
+from fedshift.methods.personal import FineTuning, PersonalCopy
 from fedshift.runs.simulation import Simulation
 
 OWN = PersonalCopy("own")
 
 
-def number(value: float) -> torch.Tensor:
-    return torch.tensor([value])
-
-
-def tensors(**values: float) -> Tensors:
-    """Named numbers; a name's first two underscores stand for dots."""
-    return Tensors({name.replace("__", "."): number(value) for name, value in values.items()})
-
-
 # PersonalCopy ---------------------------------------------------------------------------------------
 
 
-def net_with_batch_norm() -> Net:
-    """Everything 0 but the batch norm's own scale, 1, and running variance, 1, in the copy and in the shared parts."""
-    parts: dict[str, nn.Module] = {}
-    for prefix in ("", "own_"):
-        parts[f"{prefix}encoder"] = nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1))
-        parts[f"{prefix}head"] = nn.Linear(1, 2, bias=False)
-    for module in parts.values():
-        for layer in module.modules():
-            if isinstance(layer, nn.Linear):
-                layer.weight.data.zero_()
-    return Net(parts)
-
-
 def test_the_distance_is_that_of_trained_weights_that_were_received():
-    """w_t: encoder 2, batch norm (scale 4, shift 1, mean 7, variance 5), head (1, -2); the copy as above.
+    """w_t: encoder 2, batch norm (scale 4, shift 1, mean 7, variance 5), head (1, -2).
 
-    2^2 + (1^2 + 2^2) = 9, and with the batch norm's scale and shift (4 - 1)^2 + 1^2 more, 19. Its statistics are not
-    weights. A batch norm that stays on the client is not received, and 9 is all.
+    The copy has 0 everywhere but for its batch norm's scale, 1. 2^2 + (1^2 + 2^2) = 9, and with the batch norm's scale
+    and shift (4 - 1)^2 + 1^2 more, 19. Its statistics are not weights. A batch norm that stays on the client is not
+    received, and 9 is all.
     """
-    net = net_with_batch_norm()
+    own = {"own_encoder": nn.Sequential(linear(0.0), nn.BatchNorm1d(1)), "own_head": linear(0.0, 0.0)}
+    net = Net({"encoder": nn.Sequential(linear(0.0), nn.BatchNorm1d(1)), "head": linear(0.0, 0.0), **own})
     local = {"encoder.0.weight": torch.tensor([[2.0]]), "head.weight": torch.tensor([[1.0], [-2.0]])}
     norm = {"weight": 4.0, "bias": 1.0, "running_mean": 7.0, "running_var": 5.0}
-    shared = local | {f"encoder.1.{name}": number(value) for name, value in norm.items()}
-    shared["encoder.1.num_batches_tracked"] = torch.tensor(3)
+    shared = local | {f"encoder.1.{name}": torch.tensor([value]) for name, value in norm.items()}
     assert OWN.distance(net, Tensors(local)).item() == 9
     assert OWN.distance(net, Tensors(shared)).item() == 19
     OWN.distance(net, Tensors(shared)).backward()
@@ -113,56 +92,34 @@ def test_with_local_batch_norms_the_unseen_are_given_their_mean_beside_the_globa
 
 def test_promote_makes_the_tuned_model_the_copy_with_the_clients_own_batch_norms():
     """What was trained and the batch norms that stay; neither other parts, nor the copy of before, nor w_t."""
-    nothing = Tensors()
+
+    def tensors(**values: float) -> Tensors:
+        return Tensors({name.replace("__", "."): torch.tensor([value]) for name, value in values.items()})
+
     work = LocalWork(
         trained=tensors(encoder__w=1, head__w=2, invariant__w=3),
         private=tensors(encoder__mean=4, auxiliary__w=5, tuned__encoder__w=6, tuned__head__w=6, tuned__done=0),
         received=Down(tensors(encoder__w=8, head__w=8)),
-        measured=nothing,
+        measured=Tensors(),
         train=Samples(torch.zeros(5, 1), torch.zeros(5, dtype=torch.int64)),
         counts=torch.tensor([5, 0]),
         steps=1,
         lr=0.1,
     )
-    assert {name: tensor.item() for name, tensor in FineTuning().promote(work).items()} == {
-        "tuned.encoder.w": 1,
-        "tuned.encoder.mean": 4,
-        "tuned.head.w": 2,
-        "tuned.done": 1,
-    }
-
-
-def test_the_copy_answers_once_there_is_one():
-    """Encoder 2x, head (z, -z), x = 1: (2, -2); before that, the logits it is given."""
-    encoder, head = nn.Linear(1, 1, bias=False), nn.Linear(1, 2, bias=False)
-    encoder.weight.data, head.weight.data = torch.tensor([[2.0]]), torch.tensor([[1.0], [-1.0]])
-    tuned, x, otherwise = Tuned(encoder, head), torch.ones(1, 1), torch.tensor([[5.0, 6.0]])
-    assert tuned(x, otherwise).tolist() == [[5, 6]]
-    tuned.done.fill_(1)
-    assert tuned(x, otherwise).tolist() == [[2, -2]]
-    assert not any(parameter.requires_grad for parameter in tuned.parameters())
+    promoted = {name: tensor.item() for name, tensor in FineTuning().promote(work).items()}
+    assert promoted == {"tuned.encoder.w": 1, "tuned.encoder.mean": 4, "tuned.head.w": 2, "tuned.done": 1}
 
 
 @pytest.mark.parametrize("bn", ["shared", "local"])
 def test_tuning_moves_each_clients_copy_and_predicts_with_it(make: Make, bn: str):
     """From the global model of the end; the unseen, and everyone before, are predicted for with the global model."""
-    method = FineTuning(finetune_steps=3, bn=bn)
-    simulation = Simulation(make(CNN_WITH_BN).replace(method=method))
+    simulation = Simulation(make(CNN_WITH_BN).replace(method=FineTuning(finetune_steps=3, bn=bn)))
+    environments = simulation.federated.environments
     *training, tuning = simulation.coordinator.schedule
-    assert (len(training), tuning.stage.name) == (2, "finetune")
-
-    def agree() -> list[bool]:
-        """Whether each environment's score is the global model's."""
-        found = []
-        for environment in simulation.federated.environments:
+    for when in (*training, tuning):
+        go_on(simulation)
+        for environment in environments:
             (model,) = models_of(simulation, environment)
             ours, plain = (scored(simulation, model, environment, tuning, each) for each in (None, FedAvg()))
-            found.append(ours == plain)
-        return found
-
-    for _ in training:
-        go_on(simulation)
-        assert all(agree())
-    go_on(simulation)
-    assert agree() == [environment.client is None for environment in simulation.federated.environments]
+            assert (ours == plain) == (when is not tuning or environment.client is None)
     assert all(state.tensors["tuned.done"] == 1 for _, state in states(simulation))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import Make, evaluated, simulate
 from fedshift.clients.client import Client
 from fedshift.clients.domains import DomainData
 from fedshift.clients.environments import Environment
@@ -20,7 +18,6 @@ from fedshift.clients.inputs import Inputs
 from fedshift.clients.partitions import IID, ByClass, Domains, Partition
 from fedshift.clients.protocols import AllClients, InDomain, LeaveOneDomainOut, PersonalUnderShift, Protocol, split
 from fedshift.clients.samples import Samples
-from fedshift.runs.simulation import Simulation
 from fedshift.streams import Streams
 from refusal import refuses
 
@@ -115,7 +112,6 @@ def test_in_domain_every_client_is_split_inside_and_named_by_its_domain():
         (tested,), (validated,) = of(federation, "test", client.id), of(federation, "validation", client.id)
         sizes = [Counter(s.y.tolist()) for s in (client.train, tested.samples, validated.samples)]
         assert sizes == [dict.fromkeys(range(4), count) for count in (7, 2, 1)]
-        assert tested.name == validated.name == client.name[0]
 
 
 def test_all_clients_is_in_domain_under_one_name():
@@ -129,20 +125,6 @@ def test_all_clients_is_in_domain_under_one_name():
 # Splits ------------------------------------------------------------------------------------------
 
 
-def test_a_split_keeps_an_original_on_one_side_in_all_parts():
-    """40 originals, each in all three domains: whoever holds them, they are held out everywhere or nowhere."""
-    data = plain(10, 4)
-    data = replace(data, group=torch.arange(40).repeat(3))
-    federation = federate(InDomain(), IID(clients=2), data)
-    sides = {
-        role: {n % 40 for e in of(federation, role) for n in numbers(e.samples)} for role in ("test", "validation")
-    }
-    trained = {n % 40 for client in federation.clients for n in numbers(client.train)}
-    assert sides["test"].isdisjoint(sides["validation"] | trained)
-    assert sides["validation"].isdisjoint(trained)
-    assert len(trained | sides["test"] | sides["validation"]) == 40
-
-
 def test_a_split_takes_each_strata_share_in_turn():
     """Of 7: round(1.4) = 1 and round(3.5) = 4. Of 2: one, as one is left, and round(1) = 1. Of 1: none and none."""
     holder = torch.tensor([0] * 7 + [1] * 2 + [2])
@@ -154,7 +136,6 @@ def test_a_split_takes_each_strata_share_in_turn():
     assert not bool((first & second).any())
     order = Streams(0).permutation(7, "split", 0)
     assert first[:7].nonzero().flatten().tolist() == [int(order[0])]
-    assert second[:7].nonzero().flatten().tolist() == sorted(order[1:5].tolist())
 
 
 # Personal under shift ----------------------------------------------------------------------------
@@ -180,11 +161,9 @@ def test_a_held_out_validation_looks_at_no_shift():
     """0.2 of 10 of each class: 4 to look at, 16 to train."""
     federation, data = federate(PersonalUnderShift(validation="held-out", held_out=0.2), data=shifted()), shifted()
     assert data.environment is not None
-    assert federation.notes == ()
     for client in federation.clients:
         (validation,) = of(federation, "validation", client.id)
         assert (validation.name, len(validation.samples), len(client.train)) == ("held-out", 4, 16)
-        assert numbers(validation.samples).isdisjoint(numbers(client.train))
         assert {int(data.environment[n]) for n in numbers(validation.samples)} == {0}
 
 
@@ -214,10 +193,9 @@ def samples(count: int) -> Samples:
 def test_a_small_client_that_has_nothing_to_score_is_left_out_and_told_of():
     clients = (Client(0, "a/0", "a", samples(3)), Client(1, "a/1", "a", samples(1)))
     environments = (Environment("a", "test", 0, samples(2)), Environment("a", "test", 1, samples(0)))
-    federation = FederatedData(clients, environments, ("c0",), Inputs(), ("said before",)).checked()
+    federation = FederatedData(clients, environments, ("c0",), Inputs()).checked()
     assert [e.client for e in federation.environments] == [0]
-    before, note = federation.notes
-    assert before == "said before"
+    (note,) = federation.notes
     assert note.startswith("1 of 2 environments of single clients hold no image")
 
 
@@ -228,22 +206,3 @@ def test_a_domain_that_nobody_can_score_and_a_client_that_cannot_train_are_refus
         FederatedData((one,), environments, ("c0",), Inputs()).checked()
     with refuses("training sample", "'b'", "partition.clients"):
         FederatedData((one, Client(1, "b", "b", samples(0))), environments[:1], ("c0",), Inputs()).checked()
-    whole = FederatedData((one,), environments[:1], ("c0",), Inputs())
-    assert whole.checked() is whole
-
-
-@pytest.mark.parametrize("protocol", [{"name": "in-domain"}, {"name": "all-clients"}])
-@pytest.mark.parametrize("method", ["fedavg", "centralised", "single"])
-def test_a_partition_runs_with_clients_smaller_than_a_batch(make: Make, protocol: dict[str, Any], method: str):
-    """10 images of each of 3 classes in a domain.
-
-    In 5 clients: 2 of a class each, of which one is tested, one trained on and none left for validation: refused. In 3
-    clients: 3 or 4 of a class each, of which one is tested, one validated and 1 or 2 trained on.
-    """
-    changes = {"protocol": protocol, "method.name": method, "partition.name": "iid", "train.batch": 16}
-    with refuses("No validation sample", "protocol.validation"):
-        Simulation(make(changes | {"partition.clients": 5}))
-    simulation = simulate(make(changes | {"partition.clients": 3}))
-    record = evaluated(simulation, simulation.coordinator.schedule[-1])
-    assert len(record["environments"]) == 3 * 3 * 2
-    assert len(simulation.federated.clients) == (1 if method == "centralised" else 9)

@@ -15,9 +15,8 @@ def test_every_token_is_there_in_any_order_and_the_class_counts():
         raise FedshiftError("other: train.lr")
 
 
-@pytest.mark.parametrize("missing", ["Train.lr", "-2"])
-def test_no_error_or_a_missing_token_fails(missing: str):
-    with pytest.raises(pytest.fail.Exception, match=f"not mention '{missing}'"), refuses("train.lr", missing):
+def test_no_error_or_a_missing_token_fails():
+    with pytest.raises(pytest.fail.Exception, match=r"not mention 'Train\.lr'"), refuses("-1", "Train.lr"):
         raise FedshiftError("train.lr = -1: it should be greater than 0.")
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"), refuses("train.lr"):
         pass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import sys
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
@@ -17,21 +16,16 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.collections import PolyCollection
-from matplotlib.text import Text
 from typer.testing import CliRunner
 
 import fresh
-from conftest import TINY
+from conftest import TINY, a_record, a_row
 from fedshift.cli.app import app
 from fedshift.errors import FedshiftError
-from fedshift.methods.client2vec.heat_maps import MOST_LETTERS, drawable, heat_maps
-from fedshift.methods.client2vec.index import Index
 from fedshift.reporting.comparison import Comparison
-from fedshift.reporting.curves import MOST_PANELS, by_round, figures
+from fedshift.reporting.curves import MOST_PANELS, by_round
 from fedshift.reporting.page import page
 from fedshift.reporting.results import MeanStd, flat, merged
 from fedshift.reporting.table import text as plain_text
@@ -39,37 +33,14 @@ from fedshift.reporting.units import printable
 from fedshift.runs.events import Progress
 from fedshift.runs.origin import environment
 from fedshift.runs.run import Run, Times
-from fedshift.runs.schema import Identity, Machine, Record
+from fedshift.runs.schema import Identity, Record
 from fedshift.study.api import compare
 
 NOW = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
 AWKWARD = (
-    r"a$\frac$",
-    "$",
-    "_hidden",
-    "<script>alert(1)</script>",
-    "&amp;",
-    '"',
-    "'",
-    "a\nb",
-    "\x1b[31mred",
-    "角度",
-    "زاوية",
-)
-AWKWARD += (
-    "हिन्दी",
-    "🙂",
-    "\udcff",
-    "\x00",
-    "{{ 7 * 7 }}",
-    "]]>",
-    "p=0.5",
-    "\u2028",
-    "x" * 60,
-    "y " * 30,
-    "%",
-    "  ",
-    "-->",
+    *(r"a$\frac$", "$", "_hidden", "<script>alert(1)</script>", "&amp;", '"', "'", "a\nb", "\x1b[31mred", "角度"),
+    *("زاوية", "हिन्दी", "🙂", "\udcff", "\x00", "{{ 7 * 7 }}", "]]>", "p=0.5", "\u2028", "x" * 60, "y " * 30),
+    *("%", "  ", "-->"),
 )
 
 
@@ -90,17 +61,15 @@ class Made(Run):
         """It has no files."""
 
 
-def made(table: Mapping[str, Any], records: list[Record], done: bool = True, **json: Any) -> Run:
+def made(table: Mapping[str, Any], records: list[Record], done: bool = True, **facts: Any) -> Run:
     name = f"{table['method']['name']}-{table['protocol'].get('hold_out', '')}-seed{table['seed']}"
     run = Made(Path(name), done=done)
     decides = {**table, "seed": 0, "protocol": {**table["protocol"], "hold_out": ""}}
     identity = Identity.model_construct(fingerprint=name, series=repr(decides), contents={})
-    machine = Machine(**json["environment"]) if "environment" in json else environment()
-    vars(identity).update(environment=machine)
+    vars(identity).update(environment=environment())
     final = SimpleNamespace(notes=[])
     vars(run).update(identity=identity, final=final, times=Times(0.0, 0.0, ()))
-    vars(run).update(table=dict(table), records=records, messages=json.get("messages", {}))
-    vars(run).update(data_facts=json.get("data_facts", {}))
+    vars(run).update(table=dict(table), records=records, messages={}, data_facts=facts)
     return run
 
 
@@ -120,13 +89,9 @@ def table_of(method: str, seed: int = 0, hold_out: str | None = None, lr: float 
 def record(
     position: int, stage: str, round: int, tests: Mapping[str, float], validations: Mapping[str, float]
 ) -> Record:
-    shared = {"model": "global", "models": 1, "loss": float("nan"), "n": 9}
-    rows = [{"environment": name, "role": "test", "accuracy": value, **shared} for name, value in tests.items()]
-    rows += [
-        {"environment": name, "role": "validation", "accuracy": value, **shared} for name, value in validations.items()
-    ]
-    sent = {"bytes_down": 1000, "bytes_up": 10}
-    return {"position": position, "stage": stage, "round": round, **sent, "terms": {}, "environments": rows}
+    both = (("test", tests), ("validation", validations))
+    rows = [a_row(name, role, value, loss=float("nan")) for role, its in both for name, value in its.items()]
+    return a_record(position, rows, stage=stage, round=round)
 
 
 PLANS = {  # the stages of a method, and whether they are scored
@@ -148,15 +113,7 @@ def positions(method: str) -> Iterator[tuple[int, str, int]]:
 
 
 def compared(environments: list[str], methods: list[str], seeds: int, in_turn: bool, number: int) -> Comparison:
-    """Results with made-up accuracies, 0 and 1 among them, of runs of which some are not finished.
-
-    Args:
-        environments: the names of the test environments.
-        methods: the method of each row.
-        seeds: how many.
-        in_turn: whether the environments are domains that are held out in turn.
-        number: the accuracies, evaluations and unfinished runs are others for another one.
-    """
+    """Made-up results, 0 and 1 among them, of runs of which some are not finished; by seed of its draws."""
     chance = random.Random(number)
     evaluations = chance.randint(1, 4)
 
@@ -164,16 +121,15 @@ def compared(environments: list[str], methods: list[str], seeds: int, in_turn: b
         return {name: chance.choice([0.0, 1.0, 1 / 3, chance.random()]) for name in of}
 
     runs = []
-    for place, method in enumerate(methods):
-        for seed in range(seeds):
-            for held_out in environments if in_turn else [None]:
-                tests = environments if held_out is None else [held_out]
-                validations = [name for name in environments if name != held_out] or ["other"]
-                done = chance.random() < 0.8
-                every = [*positions(method)][-evaluations:]
-                kept = every if done else every[: chance.randint(1, len(every))]
-                records = [record(*where, accuracies(tests), accuracies(validations)) for where in kept]
-                runs.append(made(table_of(method, seed, held_out, lr=0.1 + place), records, done))
+    for place, method, seed in [(place, method, seed) for place, method in enumerate(methods) for seed in range(seeds)]:
+        for held_out in environments if in_turn else [None]:
+            tests = environments if held_out is None else [held_out]
+            validations = [name for name in environments if name != held_out] or ["other"]
+            done = chance.random() < 0.8
+            every = [*positions(method)][-evaluations:]
+            kept = every if done else every[: chance.randint(1, len(every))]
+            records = [record(*where, accuracies(tests), accuracies(validations)) for where in kept]
+            runs.append(made(table_of(method, seed, held_out, lr=0.1 + place), records, done))
     return Comparison(runs)
 
 
@@ -225,28 +181,6 @@ def one_line(text: str) -> str:
 
 
 @pytest.mark.parametrize("results", COMPARISONS.values(), ids=COMPARISONS)
-def test_every_environment_has_its_axes_and_every_line_its_place(results: Comparison):
-    environments = results.environments("test")
-    panels = by_round(results)
-    drawn = figures(panels)
-    visible = [axis for figure in drawn for axis in figure.axes if axis.get_visible()]
-    assert len(visible) == len(panels) == (len(environments) if len(environments) <= MOST_PANELS else 1)
-    labels = [row.label for row in results.rows()]
-    for axis in visible:
-        (low, high), (left, right) = axis.get_ylim(), axis.get_xlim()
-        assert axis.get_lines()
-        for line in axis.get_lines():
-            assert any(line.get_label().startswith(f"{label}, ") for label in labels)
-            assert all(0 <= y <= 100 and low < y < high for y in line.get_ydata())
-            assert all(left < x < right for x in line.get_xdata())
-            assert len(line.get_xdata()) > 1 or line.get_marker() == "o"
-        bands = [band for band in axis.collections if isinstance(band, PolyCollection)]
-        assert all(0 <= y <= 100 for band in bands for path in band.get_paths() for _, y in path.vertices)
-        written = {text.get_text() for text in axis.findobj(Text)} - {"", "accuracy (%)"}
-        assert all(re.fullmatch(r"[−\d.]+", text) for text in written)
-
-
-@pytest.mark.parametrize("results", COMPARISONS.values(), ids=COMPARISONS)
 def test_every_page_is_well_formed_and_shows_names_as_they_are(results: Comparison):
     text = page(results, NOW)
     read = Strict(text)
@@ -270,17 +204,6 @@ def test_every_page_is_well_formed_and_shows_names_as_they_are(results: Comparis
     assert all(any(printable(column).strip() in line for line in lines) for column in shown)
 
 
-def test_a_heat_map_shows_whatever_domains_are_called():
-    feature = torch.arange(len(AWKWARD) * 3.0).reshape(-1, 3).sin()
-    figure = heat_maps(Index(AWKWARD, AWKWARD, (1,) * len(AWKWARD), feature, None, {}))
-    figure.savefig(os.devnull, format="png", dpi=30)
-    for axis in figure.axes[:2]:
-        shown = [label.get_text() for label in axis.get_xticklabels()]
-        assert shown == [label.get_text() for label in axis.get_yticklabels()]
-        assert len(set(shown)) == len(AWKWARD)
-    assert all(0 < len(drawable(name)) <= MOST_LETTERS + 1 for name in AWKWARD)
-
-
 # By hand -----------------------------------------------------------------------------------------
 
 
@@ -300,10 +223,6 @@ def test_methods_are_compared_by_training_round():
         "fedpin-gm-ft, test": [1, 2, 3, 4, 5],
     }
     assert panel.across == "training round"
-    text = page(results, NOW)
-    assert "client2vec: 2 rounds before training are not scored, and not counted on the axis." in text
-    assert "fedpin-gm-ft: of the rounds on the axis, 1 to 4 are &#39;train&#39;, 5 is &#39;finetune&#39;." in text
-    assert "fedavg: " not in text
 
 
 def test_a_band_is_over_seeds_where_many_domains_are_held_out_in_turn():
@@ -320,17 +239,6 @@ def test_a_band_is_over_seeds_where_many_domains_are_held_out_in_turn():
     assert panel.title == "target, mean over 14 environments"
 
 
-MACHINE = {
-    "threads": 8,
-    "processor": "A fast one",
-    "cores": 8,
-    "platform": "Linux",
-    "python": "3.12",
-    "accelerator": None,
-}
-VERSIONS = {"packages": {"fedshift": "1.2", "torch": "2.9"}}
-
-
 def test_the_head_of_the_page_says_what_was_run():
     data_facts = {
         "classes": ["x", "y", "z"],
@@ -339,47 +247,23 @@ def test_the_head_of_the_page_says_what_was_run():
         "samples": {"0": 10, "1": 20, "2": 1000},
     }
     runs = [
-        made(
-            table,
-            [record(4, "train", 4, {"c": 0.5}, {"a": 0.5, "b": 0.5})],
-            done,
-            data_facts=data_facts,
-            environment=MACHINE | VERSIONS,
-        )
+        made(table, [record(4, "train", 4, {"c": 0.5}, {"a": 0.5, "b": 0.5})], done, **data_facts)
         for table, done in [(table_of("fedavg", 0, "c"), True), (table_of("fedsr", 3, "c"), False)]
     ]
     read = Strict(page(Comparison(runs), NOW))
     assert read.texts["h1"] == ["fedavg and fedsr on folder"]
-    assert dict(zip(read.texts["dt"], read.texts["dd"], strict=True)) == {
-        "Experiment": "made",
+    about = dict(zip(read.texts["dt"], read.texts["dd"], strict=True))
+    expected = {
         "Data": "folder (photos)",
-        "Domains": "3",
         "Held out": "c",
-        "Protocol": "leave-one-domain-out",
-        "Classes": "3",
         "Clients": "3",
         "Training samples": "1,030",
         "Samples of a client": "10 to 1,000",
         "Scored on": "target: 9 samples a run, 1 environment; source: 18 samples a run, 2 environments",
-        "Model": "mlp",
-        "Rounds": "4",
         "Seeds": "0 and 3",
         "Runs": "2, of which 1 not finished",
-        "Versions": "fedshift 1.2, torch 2.9, Python 3.12",
-        "Machine": "A fast one, 8 cores, Linux",
-        "Written": "2026-01-02 03:04 UTC",
     }
-
-
-def test_fourteen_runs_have_one_list_of_settings():
-    runs = [made(table_of("fedavg", seed, lr=lr), one_run("fedavg").records) for lr in (0.1, 0.2) for seed in range(7)]
-    read = Strict(page(Comparison(runs), NOW))
-    (common,) = (text for text in read.texts["pre"] if "[train]" in text)
-    assert "lr" not in common
-    assert "seed" not in common
-    assert "rounds = 4" in common
-    found = merged([[run.table for run in row.runs] for row in Comparison(runs).rows()])
-    assert found.differing == {"seed": ["0, 1, 2, 3, 4, 5, 6"] * 2, "train.lr": ["0.1", "0.2"]}
+    assert about.items() >= expected.items()
 
 
 values = st.one_of(
@@ -412,25 +296,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_missing_folder_is_made(runs: Path, tmp_path: Path):
-    to = tmp_path / "new" / "deep" / "all.html"
-    result = CliRunner().invoke(app, ["report", str(runs), "--to", str(to)])
-    assert result.exit_code == 0, result.output
-    Strict(to.read_text())
-    assert Comparison.at(runs).report(tmp_path / "new") == tmp_path / "new" / "report.html"
-
-
 def test_where_no_report_can_be_the_error_says_so_and_the_tables_are_printed(runs: Path, tmp_path: Path):
     (tmp_path / "file").write_text("")
-    for to, why in [
-        (tmp_path / "file" / "x.html", "its folder would be a file"),
-        (tmp_path / ("x" * 300), "File name too long"),
-    ]:
-        result = CliRunner().invoke(app, ["report", str(runs), "--to", str(to)])
-        assert "Accuracy in %" in result.output
-        assert isinstance(result.exception, FedshiftError)
-        assert why in str(result.exception)
-        assert "room" not in str(result.exception)
+    result = CliRunner().invoke(app, ["report", str(runs), "--to", str(tmp_path / "file" / "x.html")])
+    assert "Accuracy in %" in result.output
+    assert isinstance(result.exception, FedshiftError)
+    assert "its folder would be a file" in str(result.exception)
 
 
 def into_a_closed_pipe(*words: str) -> None:
@@ -448,8 +319,3 @@ def test_a_reader_that_closes_the_pipe_ends_the_command_quietly_after_the_report
     assert done.returncode != 0
     assert done.stderr == ""
     Strict((tmp_path / "report.html").read_text())
-
-
-def test_a_report_is_the_same_each_time_but_for_its_date():
-    results = Comparison([one_run("fedavg"), one_run("client2vec")])
-    assert page(results, NOW) == page(results, NOW)

@@ -9,17 +9,11 @@ from typing import Any
 import pytest
 
 from conftest import TINY, Make, a_folder, a_record, a_row
-from fedshift.errors import FedshiftError
-from fedshift.manifest import write_file
-from fedshift.methods import METHODS
-from fedshift.reporting.curves import by_place
 from fedshift.reporting.results import MeanStd
-from fedshift.runs.checkpoint import Summary
 from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
-from fedshift.runs.schema import Timed
 from fedshift.runs.selection import summary
-from fedshift.study.api import Comparison, compare, load
+from fedshift.study.api import Comparison, compare
 from refusal import refuses
 
 
@@ -131,22 +125,6 @@ def test_worst_and_mean_under_shift_by_hand(make: Make, tmp_path: Path):
     (headline,) = results.tables()  # the single validation environment needs no table of its own
     assert headline.columns[:6] == ["method", "test worst", "test mean", "test p=0", "test p=0.5", "test p=1"]
     assert headline.rows[0][:6] == ["fedavg", "40.0 ± 14.1", "61.7 ± 2.4", "45.0 ± 21.2", "60.0 ± 14.1", "80.0 ± 14.1"]
-    (row,) = results.rows()
-    assert row.worst().mean == pytest.approx(0.4)
-    assert row.worst("test", "target_best").mean == pytest.approx(0.4)
-    assert row.worst("no such role") is None
-
-
-def test_accuracy_by_test_environment_is_drawn_where_environments_are_numbers(make: Make, tmp_path: Path):
-    folders = [recorded(tmp_path, make, "personal-under-shift", seed, tests) for seed, tests in enumerate(SEEDS)]
-    results = Comparison.read(folders)
-    panel = by_place(results)
-    (line,) = panel.lines
-    assert [*line.points] == [0, 0.5, 1]
-    assert line.edge(0) == pytest.approx([45, 60, 80])
-    assert panel.across == "p"
-    page = results.report(tmp_path / "report.html").read_text()
-    assert "<h2>Accuracy by test environment</h2>" in page
 
 
 UNEVEN = {"a": [0.4], "b": [0.6, 0.8, 1.0]}
@@ -160,22 +138,6 @@ def test_a_domain_counts_once_however_many_clients_it_has(make: Make, tmp_path: 
     everyone = Comparison.read([recorded(tmp_path, make, "all-clients", 0, together)])
     assert everyone.tables()[0].columns[:2] == ["method", "all clients"]
     assert everyone.tables()[0].rows[0][:2] == ["fedavg", "70.0"]
-
-
-def test_many_environments_leave_the_headline_readable(make: Make, tmp_path: Path):
-    """11 environments have a table of their own; with standard deviations two, of 6 and 5."""
-    tests = {f"p={p / 10:g}": [p / 10] for p in range(11)}
-    folders = [recorded(tmp_path, make, "personal-under-shift", seed, tests) for seed in (0, 1)]
-    headline, apart = Comparison.read(folders[:1]).tables()
-    assert headline.rows[0][:3] == ["fedavg", "0.0", "50.0"]
-    assert len(headline.columns) == 6
-    assert apart.columns == ["method", *tests]
-    assert apart.rows[0][1:] == [f"{10 * p}.0" for p in range(11)]
-    _, first, second = Comparison.read(folders).tables()
-    assert first.columns + second.columns[1:] == ["method", *tests]
-    assert (len(first.columns), len(second.columns)) == (7, 6)
-    text = str(Comparison.read(folders))
-    assert all(cell in text for table in (first, second) for cell in (*table.columns, *table.rows[0]))
 
 
 def test_what_part_of_the_loss_each_term_makes_up_by_hand(make: Make, tmp_path: Path):
@@ -199,43 +161,9 @@ def test_what_part_of_the_loss_each_term_makes_up_by_hand(make: Make, tmp_path: 
         records = [a_record(2 * number, rows, terms=terms) for number, terms in enumerate(rounds, 1)]
         folders.append(a_folder(tmp_path / experiment.run_name, experiment, records))
     results = Comparison.read(folders)
-    assert results.runs[0].shares == {
-        2: pytest.approx({"ce": 0.8, "align": 0.2}),
-        4: {"ce": 0.5, "align": 0.5},
-        6: pytest.approx({"ce": 0.9997, "align": 0.0003}),
-    }
-    assert [*results.runs[2].shares.values()] == [{"ce": 1.0}, {}, {}]
     *_, terms = results.tables()
     assert terms.columns == ["method: term", "first scored round", "half-way", "last"]
     assert terms.rows == [["fedcir: ce", "65.0", "50.0", "100.0"], ["fedcir: align", "35.0", "50.0", "<0.1"]]
-    page = results.report(tmp_path / "report.html").read_text()
-    assert "part of the clients&#39; loss each term" in page
-    assert "fedcir: align" in page
-
-
-def test_a_run_that_diverges_does_not_keep_the_others_from_theirs(tiny_document: dict[str, Any]):
-    changes = {"train.lr": [900.0, 0.1], "train.rounds": 6, "train.momentum": 0.99}
-    comparison = compare(tiny_document, settings=changes, progress=Progress())
-    (message,) = comparison.failed
-    assert "not finite" in message
-    assert [run.finished for run in comparison.runs].count(True) == 1
-
-
-def test_a_report_names_what_was_refused_and_why(tiny_document: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
-    """It has not merely not begun; once it can run, it begins in its folder."""
-
-    def refuse(self, train):
-        raise FedshiftError("It takes no batches of 4.")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(METHODS.get("fedprox"), "check", refuse)
-        compare(tiny_document, method=["fedavg", "fedprox"], progress=Progress())
-    root = Path(tiny_document["run"]["out"]) / "tiny"
-    (note,) = (note for note in load(root).notes() if "fedprox" in note)
-    assert "could not run: It takes no batches of 4." in note
-    assert "not begun" not in note
-    assert len(compare(tiny_document, method=["fedavg", "fedprox"], progress=Progress()).runs) == 2
-    assert not any("could not run" in note for note in load(root).notes())
 
 
 def test_rows_are_told_apart_by_what_differs(tiny_document: dict[str, Any]):
@@ -270,24 +198,3 @@ def test_a_comparison_as_markdown_has_the_cells_of_its_tables(comparison: Compar
     assert lines[2] == f"| {' | '.join(headline.columns)} |"
     assert [f"| {' | '.join(row)} |" for row in headline.rows] == lines[4 : 4 + len(headline.rows)]
     assert all(f"- {note}" in lines for note in comparison.notes())
-
-
-def test_the_report_shows_training_and_evaluation_apart(make: Make, tmp_path: Path):
-    """Two runs shared 122 s of rounds and 24 s of scoring; one went on alone for 1 s. Nobody timed the third."""
-    shared = Timed(start=0, stop=1, seconds=122.0, evaluation=24.0, together=2, engine="vectorised")
-    alone = Timed(start=1, stop=2, seconds=1.0, evaluation=0.0, together=1, engine="sequential")
-    first, second, third = (written(tmp_path, "fedavg", seed, "light", 0.5, make) for seed in range(3))
-    for folder, timings in ((first, [shared]), (second, [shared, alone])):
-        text = "".join(timing.model_dump_json() + "\n" for timing in timings)
-        manifest = Summary.read(folder.path / "summary.json", folder.identity.fingerprint)
-        manifest.files["timings.jsonl"] = write_file(folder.path / "timings.jsonl", text.encode())
-        manifest.write(folder.path / "summary.json")
-    page = Comparison.read([first, second, third]).report(tmp_path / "report.html").read_text()
-    cells = {
-        name: re.search(rf">{name}</th>.*</tr>", page)[0] for name in (f.path.name for f in (first, second, third))
-    }
-    assert cells[first.path.name].endswith("<td>1:01</td><td>0:12</td><td>vectorised</td></tr>")
-    assert cells[second.path.name].endswith(
-        '<td>1:02</td><td>0:12</td><td class="long">vectorised, then sequential</td></tr>'
-    )
-    assert cells[third.path.name].endswith("<td></td><td></td><td></td></tr>")

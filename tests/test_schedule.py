@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import tracemalloc
-from types import SimpleNamespace
-from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import Make
 from fedshift.core.contract import Stage
-from fedshift.core.setup import Round, Setup
+from fedshift.core.setup import Round
 from fedshift.core.training import Evaluate
 from fedshift.rounds.coordinator import schedule_of
 from fedshift.runs.simulation import Simulation
@@ -20,39 +17,20 @@ from fedshift.runs.simulation import Simulation
 LENGTHS = st.lists(st.integers(0, 12), min_size=1, max_size=5)
 
 
-def stages(lengths: list[int], scored: list[bool] | None = None) -> list[Stage]:
-    told = scored or [True] * len(lengths)
-    return [Stage(f"stage {n}", rounds, (), scored=told[n]) for n, rounds in enumerate(lengths)]
-
-
-def written_out(plan: list[Stage]) -> list[Round]:
-    return [Round(stage, number) for stage in plan for number in range(1, stage.rounds + 1)]
-
-
 @given(lengths=LENGTHS, start=st.none() | st.integers(-70, 70), stop=st.none() | st.integers(-70, 70))
 def test_a_schedule_is_the_list_of_its_rounds(lengths: list[int], start: int | None, stop: int | None):
-    plan = stages(lengths)
-    expected, schedule = written_out(plan), schedule_of(plan)
+    plan = [Stage(f"stage {n}", rounds, ()) for n, rounds in enumerate(lengths)]
+    expected = [Round(stage, number) for stage in plan for number in range(1, stage.rounds + 1)]
+    schedule = schedule_of(plan)
     assert len(schedule) == len(expected)
     assert list(schedule) == expected
     assert list(schedule[start:stop]) == expected[start:stop]
     assert [schedule[place] for place in range(-len(expected), len(expected))] == expected * 2
-    for place in (len(expected), -len(expected) - 1):
-        with pytest.raises(IndexError):
-            schedule[place]
 
 
-@given(data=st.data(), lengths=LENGTHS, every=st.integers(1, 15))
-def test_models_are_scored_every_so_many_rounds_and_after_a_stage(data: st.DataObject, lengths: list[int], every: int):
-    scored = data.draw(st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths)))
-    plan = stages(lengths, scored)
-    setup: Any = SimpleNamespace(evaluate=Evaluate(every=every))
-    found = [position for position, round in enumerate(schedule_of(plan), start=1) if Setup.scored(setup, round)]
-    assert found == [
-        position
-        for position, round in enumerate(written_out(plan), start=1)
-        if round.stage.scored and (round.number % every == 0 or round.number == round.stage.rounds)
-    ]
+def test_models_are_scored_every_so_many_rounds_and_after_a_stage(make: Make):
+    scored = Simulation(make({"train.rounds": 7, "evaluate.every": 3})).scored
+    assert [position for position in range(1, 8) if scored(position)] == [3, 6, 7]
 
 
 def test_a_stage_of_any_length_has_ten_to_thirty_evaluations_by_default():

@@ -45,8 +45,6 @@ def test_steps_after_the_rounds_that_are_named():
 def test_a_warm_up_rises_in_equal_steps_to_the_first_round_of_the_schedule():
     """W = 3: 1/4, 2/4, 3/4, then the schedule's first round at 4/4 and the others after it, as without a warm-up."""
     assert rates(6, warmup=3) == [0.25, 0.5, 0.75, 1, 1, 1]
-    assert rates(8, warmup=3, schedule="step", step_every=2, step_factor=0.5) == [0.25, 0.5, 0.75, 1, 1, 0.5, 0.5, 0.25]
-    assert rates(8, warmup=3, schedule="step", step_at=(1,), step_factor=0.5)[3:] == [1, 0.5, 0.5, 0.5, 0.5]
     assert rates(9, warmup=4, schedule="cosine")[4:] == rates(5, schedule="cosine")
 
 
@@ -81,13 +79,8 @@ def test_what_leads_nowhere_is_refused():
         Train(rounds=5, warmup=5)
     with refuses("train.step_at = [3]", "train.schedule = 'cosine'"):
         Train(schedule="cosine", step_at=(3,))
-    with refuses("train.step_at = [3, 5, 3]", "round 3", "once"):
-        Train(schedule="step", step_at=(3, 5, 3))
     with refuses("train.min_delta = 0.01", "train.patience = 'off'"):
         Train(min_delta=0.01)
-    Train(min_delta=0.01, patience=3)
-    with refuses("train.step_factor = 1.5", "equal to 1"):
-        Train(step_factor=1.5)
 
 
 def test_a_run_takes_the_steps_of_its_schedule(on_quadratics: OnQuadratics):

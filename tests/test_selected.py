@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
 import torch
 from safetensors.torch import load_file
 
-import fedshift
-import fresh
-from conftest import CNN_WITH_BN, TINY, Make, interrupt_after, results, resume
+from conftest import CNN_WITH_BN, TINY, Make, interrupt_after
 from federated import Local, as_sent, kill_after, members
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.demo import rehearse
@@ -47,7 +42,6 @@ def picked(run: Run) -> int:
 @pytest.mark.parametrize(
     "changes",
     [
-        {**MORE, "method.name": "fedavg"},
         {**MORE, "method.name": "scaffold"},
         {**small("fedpac"), "protocol": {"name": "in-domain"}},
         {**MORE, **PERSONAL, "protocol": {"name": "in-domain"}},
@@ -88,17 +82,6 @@ def test_which_model_is_asked_for_is_checked(make: Make):
         run.model("north", "selected")
     with pytest.raises(FedshiftError, match="best"):
         run.model("dark", "best")  # type: ignore[arg-type]  # what a user may give
-    assert torch.equal(
-        fedshift.load(run.path).runs[0].model("dark", "selected")(torch.ones(1, 1, 10, 10)),
-        run.model(0, "selected")(torch.ones(1, 1, 10, 10)),
-    )
-
-
-def test_an_unfinished_run_has_none_yet(make: Make):
-    with pytest.raises(KeyboardInterrupt):
-        runner.start(make(ROUGH), interrupt_after(3))
-    with pytest.raises(FedshiftError, match="is not finished, so it has no model yet"):
-        Run.open(runner.run_path(make(ROUGH))).model(round="selected")
 
 
 def test_damage_is_noticed(make: Make):
@@ -111,86 +94,6 @@ def test_damage_is_noticed(make: Make):
     with refuses(file.name, "is damaged", error=DamagedError):
         Run.open(run.path).model(round="selected")
     assert file.name in run.damage()
-
-
-def test_what_goes_on_with_a_damaged_file_is_made_again(make: Make, tmp_path: Path):
-    whole = carried_out(make, {**ROUGH, "run.out": str(tmp_path / "whole")})
-    with pytest.raises(KeyboardInterrupt):
-        runner.start(make({**ROUGH, "run.checkpoint_every": 1}), interrupt_after(9))
-    folder = Run(runner.run_path(make(ROUGH)))
-    (file,) = folder.path.glob("selected@*.safetensors")
-    file.write_bytes(file.read_bytes()[:-1])
-    resume(folder)
-    assert (folder.path / "damaged-1" / file.name).is_file()
-    assert folder.selected_weights.read_bytes() == whole.selected_weights.read_bytes()
-
-
-# A run that is killed -----------------------------------------------------------------------------
-
-
-def killed_with_new_weights(times: int, step: str, file: str) -> None:
-    """Carry a run out, and kill this process before a step after new weights, the first or a later time."""
-    from fedshift.runs.recorder import Recorder
-
-    records, act, new = Recorder.record, getattr(Recorder, step), [0]
-
-    def recording(self: Any, *args: Any) -> None:
-        before = self._selected
-        records(self, *args)
-        new[0] += self._selected != before
-
-    def dying(self: Any, *args: Any, **options: Any) -> Any:
-        if new[0] >= times:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return act(self, *args, **options)
-
-    Recorder.record = recording  # type: ignore[method-assign]  # in this child only
-    setattr(Recorder, step, dying)
-    fresh.fedshift("run", file)
-
-
-# What cannot be seen at once: shared and client tensors, a cohort, and checkpoints behind the records.
-EVERYTHING = {
-    **ROUGH,
-    **MORE,
-    **PERSONAL,
-    "plugins": [str(Path(__file__).parent / "tiny.py")],
-    "protocol": {"name": "in-domain"},
-    "train.participation": 0.7,
-}
-
-
-def everything(folder: Path, every: int) -> Experiment:
-    """That experiment, its runs below a folder."""
-    (experiment,) = expand(override(TINY, EVERYTHING | {"run.checkpoint_every": every, "run.out": str(folder)}))
-    return experiment
-
-
-@pytest.fixture(scope="module")
-def references(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Run]:
-    """Whole runs, by how often they make a checkpoint."""
-    folder = tmp_path_factory.mktemp("whole")
-    return {every: runner.start(everything(folder / str(every), every), Progress()) for every in (1, 3)}
-
-
-@pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("step", ["save", "keep_only"])
-@pytest.mark.parametrize("times", [1, 2])
-def test_killed_with_new_weights_and_resumed_it_has_the_same(
-    references: dict[int, Run], tmp_path: Path, step: str, times: int, every: int
-):
-    """Killed between the selected weights and the checkpoint, and before the one before goes."""
-    reference, killed = references[every], everything(tmp_path / "killed", every)
-    file = tmp_path / "experiment.toml"
-    file.write_text(tomli_w.dumps(killed.table()))
-    child = fresh.start(killed_with_new_weights, times, step, str(file))
-    assert child.wait() == -signal.SIGKILL, child
-    folder = Run.open(runner.run_path(killed))
-    resume(folder)
-    assert results(folder) == results(reference)
-    (kept,) = folder.path.glob("selected@*.safetensors")
-    assert kept.name == selected_name(picked(Run(folder.path)))
-    assert kept.read_bytes() == reference.selected_weights.read_bytes()
 
 
 def test_runs_that_advance_together_keep_their_own(make: Make, tmp_path: Path):
@@ -254,29 +157,3 @@ def test_a_coordinator_that_is_killed_has_the_same(whole: Run, tmp_path: Path, a
     ours, theirs = load_file(run.selected_weights), load_file(whole.selected_weights)
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
     assert ours.keys() == theirs.keys()
-
-
-@pytest.mark.parametrize("before", ["append", "amend"])
-def test_a_coordinator_that_stops_between_weights_and_checkpoint(
-    whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
-):
-    """Before a record is added, and before a checkpoint knows of it."""
-    from fedshift.manifest import GrowingFile
-    from fedshift.runs.recorder import Recorder
-
-    folder = members(tmp_path, fedavg(tmp_path))
-    cls = {"append": GrowingFile, "amend": Recorder}[before]
-    act, left = getattr(cls, before), [4]
-
-    def stopping(self: Any, *args: Any, **options: Any) -> None:
-        left[0] -= 1
-        if not left[0]:
-            raise KeyboardInterrupt
-        act(self, *args, **options)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(cls, before, stopping)
-        coordinate(folder / "coordinator", Local(folder), Progress())
-    run = coordinate(folder / "coordinator", Local(folder), Progress())
-    assert run.records == whole.records
-    assert run.selected_weights.read_bytes() == whole.selected_weights.read_bytes()

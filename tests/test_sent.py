@@ -34,9 +34,8 @@ ANSWER = pack({"up.head.weight": WEIGHTS, "up.samples": torch.tensor(7)})
 def write(path: Path, messages: int = 3) -> SentLog:
     sent = SentLog(path)
     for number in range(1, messages + 1):
-        sent.add(
-            ANSWER, CATEGORIES.__getitem__, run="a run", what="answer", trip=Trip("a run", "s", number, "train", 0)
-        )
+        trip = Trip("a run", "s", number, "train", 0)
+        sent.add(ANSWER, CATEGORIES.__getitem__, run="a run", what="answer", trip=trip)
     return sent
 
 
@@ -49,13 +48,8 @@ def test_a_line_says_what_left(path: Path):
     before = datetime.now(UTC)
     write(path, 1)
     (message,) = read_sent(path)
-    assert (message.run, message.what, message.stage, message.round, message.exchange) == (
-        "a run",
-        "answer",
-        "s",
-        1,
-        "train",
-    )
+    trip = message.run, message.what, message.stage, message.round, message.exchange
+    assert trip == ("a run", "answer", "s", 1, "train")
     assert abs(datetime.fromisoformat(message.time) - before) < timedelta(seconds=30)
     assert message.bytes == len(ANSWER)
     assert message.sha256 == sha256(ANSWER).hexdigest()
@@ -68,39 +62,20 @@ def test_a_line_says_what_left(path: Path):
     assert samples.sha256 in path.read_text()
 
 
-def change(lines: list[str]) -> None:
-    lines[1] = lines[1].replace('"answer"', '"denied"')
+DAMAGE: dict[str, tuple[Callable[[list[str]], object], int]] = {
+    "change": (lambda lines: lines.__setitem__(1, lines[1].replace('"answer"', '"denied"')), 2),
+    "change the last": (lambda lines: lines.append(lines.pop().replace('"model update"', '"statistic"')), 4),
+    "cut": (lambda lines: lines.pop(1), 2),
+    "cut the first": (lambda lines: lines.pop(0), 1),
+    "shorten": (lambda lines: lines.__setitem__(1, lines[1][:50]), 2),
+    "move": (lambda lines: lines.insert(0, lines.pop(1)), 1),
+    "repeat": (lambda lines: lines.append(lines[-1]), 5),
+}
 
 
-def change_the_last(lines: list[str]) -> None:
-    lines[-1] = lines[-1].replace('"model update"', '"statistic"')
-
-
-def cut(lines: list[str]) -> None:
-    del lines[1]
-
-
-def cut_the_first(lines: list[str]) -> None:
-    del lines[0]
-
-
-def shorten(lines: list[str]) -> None:
-    lines[1] = lines[1][:50]
-
-
-def move(lines: list[str]) -> None:
-    lines[0], lines[1] = lines[1], lines[0]
-
-
-def repeat(lines: list[str]) -> None:
-    lines.append(lines[-1])
-
-
-@pytest.mark.parametrize(
-    ("damage", "number"),
-    [(change, 2), (change_the_last, 4), (cut, 2), (cut_the_first, 1), (shorten, 2), (move, 1), (repeat, 5)],
-)
-def test_damage_is_found_and_the_line_named(path: Path, damage: Callable[[list[str]], None], number: int):
+@pytest.mark.parametrize("how", DAMAGE)
+def test_damage_is_found_and_the_line_named(path: Path, how: str):
+    damage, number = DAMAGE[how]
     write(path, 4)
     lines = path.read_text().splitlines()
     damage(lines)
@@ -135,7 +110,7 @@ def test_wherever_a_crash_cuts_the_last_line_the_rest_is_there_and_goes_on(
     assert [message.round for message in read_sent(path)] == [1, 2, 1]
 
 
-@pytest.mark.parametrize("line", ["no json", "[]", '{"time": "now"}', "\udcff"])
+@pytest.mark.parametrize("line", ["no json", '{"time": "now"}', "\udcff"])
 def test_nothing_is_added_after_a_last_line_that_is_none(path: Path, line: str):
     write(path, 1)
     damaged = path.read_bytes() + line.encode(errors="surrogateescape") + b"\n"
@@ -143,13 +118,6 @@ def test_nothing_is_added_after_a_last_line_that_is_none(path: Path, line: str):
     with refuses("last line", "sent.jsonl", error=DamagedError):
         write(path, 1)
     assert path.read_bytes() == damaged
-
-
-def test_a_file_that_cannot_be_read(tmp_path: Path):
-    with refuses("cannot be read", "directory", error=DamagedError):
-        read_sent(tmp_path)
-    with refuses("cannot be read", "directory", error=DamagedError):
-        write(tmp_path)
 
 
 def test_totals_by_hand(path: Path):

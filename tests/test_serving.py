@@ -17,20 +17,17 @@ from typer.testing import CliRunner
 
 from fedshift.cli.app import app
 from fedshift.deployment import serving, shell, supervisor
-from fedshift.deployment.serving import Registry, inner_port, join, run, serve
+from fedshift.deployment.serving import Registry, inner_port, join, run
 from fedshift.deployment.supervisor import ChildProcess, free_port, listens, supervise
-from fedshift.errors import FedshiftError
 from refusal import refuses
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
-from flwr.proto.runtime_pb2 import AcquireTaskRequest
-from flwr.supercore.constant import TaskType
 
 from conftest import Make
-from fedshift.deployment import executor, folders
-from fedshift.deployment.executor import carry_out_tasks
+from fedshift.deployment import folders
 from fedshift.deployment.federation_toml import FederationSettings
 from fedshift.deployment.keys import site_pair
+from loopback import descendants, runs
 
 PATIENCE = 120.0
 LISTENING = "import socket, time; s = socket.create_server(('127.0.0.1', {port})); time.sleep(600)"
@@ -136,18 +133,12 @@ def test_children_end_with_a_supervisor_that_is_killed(tmp_path: Path):
     while not (log.exists() and "up" in log.read_text()):
         assert time.monotonic() < late
         time.sleep(0.05)
-    (child,) = children(parent.pid)
+    (child,) = descendants(parent.pid)
     parent.kill()
     parent.wait()
-    while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().rpartition(")")[2]:
+    while runs(child):
         assert time.monotonic() < late
         time.sleep(0.05)
-
-
-def children(pid: int) -> list[int]:
-    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    rows = [[int(word) for word in line.split()] for line in listed.splitlines()]
-    return [child for child, parent in rows if parent == pid]
 
 
 # A member's folder --------------------------------------------------------------------------------
@@ -192,21 +183,14 @@ def test_folders_that_are_none_are_refused_by_name(trial: Path, tmp_path: Path):
         join(tmp_path, None, print)
     with refuses("keys/site.key", "right member"):
         join(trial / "coordinator", None, print)
-    with refuses("superlink.crt", "right member"):
-        serve(trial / "sites/a", None, print)
-    with refuses("--address = 'nowhere'", "host:port"):
-        join(trial / "sites/a", "nowhere", print)
     with refuses("does not run", "fedshift federation serve"):
         run(trial / "coordinator")
 
 
 def test_ports_that_cannot_be_are_refused(trial: Path):
     assert inner_port("fl.example.org:8000") == 8001
-    assert inner_port("fl.example.org:8000", 7) == 7
     with refuses("65536", "--control-port"):
         inner_port("fl.example.org:65535")
-    with refuses("8000", "--control-port"):
-        inner_port("fl.example.org:8000", 8000)
 
 
 class Known:
@@ -214,12 +198,9 @@ class Known:
 
     def __init__(self) -> None:
         self.registered = dict[str, bytes]()
-        self.broken = False
 
     @contextmanager
     def __call__(self, *_: object) -> Iterator[Known]:
-        if self.broken:
-            raise FedshiftError("it is not there yet")
         yield self
 
     def ListNodes(self, _: object) -> SimpleNamespace:  # noqa: N802  # Flower's name
@@ -235,10 +216,6 @@ def test_keys_are_registered_once_also_those_that_come_later(trial: Path, monkey
     monkeypatch.setattr(serving, "control", known)
     monkeypatch.setattr(serving, "SECONDS_BETWEEN_KEYS", 0.0)
     registry = Registry(trial / "coordinator", 1, lines.append)
-    known.broken = True
-    assert not registry.look()
-    assert "not all registered yet: it is not there yet" in lines.pop()
-    known.broken = False
     assert not registry.look()
     assert lines == ["The key of a is registered.", "The key of b is registered."]
     assert not registry.look()
@@ -246,32 +223,3 @@ def test_keys_are_registered_once_also_those_that_come_later(trial: Path, monkey
     assert registry.look()
     assert lines[2:] == ["The key of c is registered."]
     assert list(known.registered) == ["a", "b", "c"]
-
-
-# Tasks --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("role", "kind"), [("site", "flwr-clientapp"), ("coordinator", "flwr-serverapp")])
-def test_tasks_of_other_kinds_are_neither_asked_for_nor_done(
-    role: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    from flwr.proto.runtime_pb2 import AcquireTaskResponse
-    from flwr.proto.task_pb2 import Task
-
-    given = [(other, "no") for other in TaskType if other != kind] + [("", ""), (kind, "yes")]
-    asked, done = list[list[str]](), list[str]()
-
-    class Flower:
-        def AcquireTask(self, request: AcquireTaskRequest) -> AcquireTaskResponse:  # noqa: N802  # Flower's name
-            asked.append(list(request.supported_task_types))
-            if not given:
-                raise EnoughError
-            what, token = given.pop(0)
-            return AcquireTaskResponse(task=Task(type=what), token=token) if token else AcquireTaskResponse()
-
-    monkeypatch.setattr(executor, "_client", lambda *_, **__: Flower())
-    monkeypatch.setattr(executor, "SECONDS_BETWEEN_ASKING", {role: 0.0})
-    with pytest.raises(EnoughError):
-        carry_out_tasks(role, tmp_path, "127.0.0.1:1", b"secret", done.append)
-    assert done == ["yes"]
-    assert all(each == [kind] for each in asked)

@@ -16,7 +16,7 @@ from fedshift import memory, parquet
 from fedshift.clients.checks import check_data
 from fedshift.clients.domains import DomainData
 from fedshift.clients.preparation import UNSEEN, Column
-from fedshift.datasets.sklearn_tables import MEDIAN_PROGRESSION, BreastCancer, Diabetes
+from fedshift.datasets.sklearn_tables import BreastCancer, Diabetes
 from fedshift.datasets.table_file import TableFile
 from fedshift.errors import FedshiftError
 from fedshift.streams import Streams
@@ -65,13 +65,8 @@ def test_numbers_text_truth_and_numbers_that_are_categories(tmp_path: Path):
 
 
 def test_parquet_and_csv_give_the_same_bits(tmp_path: Path):
-    columns = {
-        "a": [1.5, None, -0.0, 2.0],
-        "b": ["u", "v", None, "u"],
-        "c": [True, None, False, True],
-        "big": [2**40, 2**40 + 1, 0, 1],
-        "label": ["x", "y", "x", "y"],
-    }
+    columns = {"a": [1.5, None, -0.0, 2.0], "b": ["u", "v", None, "u"], "c": [True, None, False, True]}
+    columns |= {"big": [2**40, 2**40 + 1, 0, 1], "label": ["x", "y", "x", "y"]}
     pq.write_table(pa.table(columns), tmp_path / "x.parquet")
     pd.read_parquet(tmp_path / "x.parquet").to_csv(tmp_path / "x.csv", index=False)
     one, other = (read(TableFile(path=str(tmp_path / f"x.{kind}"), statistics="site")) for kind in ("parquet", "csv"))
@@ -82,41 +77,20 @@ def test_parquet_and_csv_give_the_same_bits(tmp_path: Path):
 
 def test_what_stands_for_nothing_is_said(tmp_path: Path):
     text = "a,b,label\nNA,?,x\n1,u,y\n"
-    message = refusal(table(tmp_path / "x.csv", text))
-    assert all(word in message for word in ("'a'", "'NA' (str) in row 0", "number 1 in row 1", "data.missing='NA'"))
+    with refuses("'a'", "'NA' (str) in row 0", "number 1 in row 1", "data.missing='NA'"):
+        read(table(tmp_path / "x.csv", text))
     data = read(table(tmp_path / "x.csv", text, missing=["", "NA", "?"]))
     assert cells(data) == [[-99, -99], [1, 0]]
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        ("1.234,5", "7,0"),
-        ("1 000", "2 000"),
-        ("12:30", "1:05"),
-        ("2020-01-31", "2020-02-01T10:30"),
-        ("31.1.2020", "1/2/20"),
-    ],
-)
+@pytest.mark.parametrize("values", [("1.234,5", "7,0"), ("12:30", "1:05"), ("31.1.2020", "1/2/20"), ("10 %", "20 %")])
 def test_numbers_dates_and_times_of_another_notation_are_no_categories(tmp_path: Path, values: tuple[str, str]):
-    text = "a,label\n" + "".join(
-        f'"{value}",{label}\n' for value, label in zip((*values, values[0]), "xyx", strict=True)
-    )
-    with refuses("'a'", "x.csv", repr(values[0]), "row 0", "data.categories=a"):
+    one, other = values
+    text = f'a,label\n"{one}",x\n"{other}",y\n"{one}",x\n'
+    with refuses("'a'", "x.csv", repr(one), "row 0", "data.categories=a"):
         read(table(tmp_path / "x.csv", text))
     data = read(table(tmp_path / "x.csv", text, categories=["a"]))
     assert data.columns[0].categories == tuple(sorted(values))
-
-
-def sites_of(tmp_path: Path, *files: str) -> list[tuple[str, ...]]:
-    """The names of sites, and the site of each row, of CSV files with the column ``site``."""
-    for number, sites in enumerate(files):
-        rows = "".join(f"{row},{site},{'xy'[row % 2]}\n" for row, site in enumerate(sites.split("|")))
-        (tmp_path / f"{number}.csv").write_text(f"a,site,label\n{rows}")
-    dataset = TableFile(path=str(tmp_path), domain="site")
-    data = dataset.load(Streams(0))
-    assert dataset.domain_names() == data.domains
-    return [data.domains, tuple(data.domains[number] for number in data.domain)]
 
 
 @pytest.mark.parametrize(
@@ -126,38 +100,24 @@ def sites_of(tmp_path: Path, *files: str) -> list[tuple[str, ...]]:
         ("1.0|2.0|2.0", ("1", "2")),
         ("01|02|10|1", ("01", "02", "1", "10")),
         ("1.1|1.10|1.2", ("1.1", "1.10", "1.2")),
-        ("1e3|2|3", ("1e3", "2", "3")),
-        ("1.5|1|2", ("1", "1.5", "2")),
         ("12345678901234567|12345678901234568|1", ("1", "12345678901234567", "12345678901234568")),
     ],
 )
 def test_a_site_is_called_as_it_is_written(tmp_path: Path, written: str, names: tuple[str, ...]):
     """Usual numbers stay numbers, in their order and with 1.0 for 1; any other way to write one is text, for all."""
-    found, rows = sites_of(tmp_path, written)
-    assert found == names
-    if "1.0" not in written.split("|"):
-        assert rows == tuple(written.split("|"))
-
-
-def test_files_of_sites_agree_on_what_a_column_is(tmp_path: Path):
-    table(tmp_path / "oslo.csv", "a,b,label\n,,x\n,,y\n")
-    table(tmp_path / "rome.csv", "b,a,label\nu,1,x\n7,2,y\n")
-    data = TableFile(path=str(tmp_path), statistics="pooled", categories=["b"])
-    assert read(data).columns == (Column("a"), Column("b", ("7", "u")))
-    assert "holds 'u' (str) in row 0, but the number 7 in row 1" in refusal(
-        TableFile(path=str(tmp_path), statistics="pooled")
-    )
-
-
-@pytest.mark.parametrize("text", ["a,label\n1,x\n,y\n", "a,label\nu,x\nv,y\n", "a,label\nTrue,x\nFalse,y\n"])
-def test_without_statistics_the_error_says_which_setting_to_choose(tmp_path: Path, text: str):
-    assert "--set data.statistics=site (or pooled)" in refusal(table(tmp_path / "x.csv", text, statistics="none"))
+    rows = "".join(f"{row},{site},{'xy'[row % 2]}\n" for row, site in enumerate(written.split("|")))
+    dataset = table(tmp_path / "x.csv", f"a,site,label\n{rows}", domain="site")
+    data = dataset.load(Streams(0))
+    assert dataset.domain_names() == data.domains == names
+    assert [data.domains[number] for number in data.domain] == [
+        {"1.0": "1", "2.0": "2"}.get(site, site) for site in written.split("|")
+    ]
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a,label\n1,x\n,y\n", ["'a'", "nothing in row 1"]),
+        ("a,label\n1,x\n,y\n", ["'a'", "nothing in row 1", "--set data.statistics=site (or pooled)"]),
         ("a,label\n1,x\nhigh,y\n", ["'a'", "'high' (str) in row 1"]),
         ("a,label\n1,x\n1e39,y\n", ["x holds inf at [0] of row 1", "float32"]),
         ("a,label\n1,x\n2,\n", ["'label'", "nothing in row 1"]),
@@ -165,11 +125,9 @@ def test_without_statistics_the_error_says_which_setting_to_choose(tmp_path: Pat
         ("a,label\n1,x\n2,X\n", ["'X'", "'x'", "differ only in case"]),
         ("a,Label\n1,x\n", ["(data.label)", "Did you mean", "--set data.label=COLUMN"]),
         ("a;label\n1;x\n", ["Separate columns by commas"]),
-        ("a,a,label\n1,2,x\n", ["two columns 'a'"]),
         (",a,label\n0,2,x\n", ["column without a name", "index=False"]),
         ("label\nx\ny\n", ["no column of inputs beside label"]),
         ("a,label\n1,x\n2,y,9\n", ["cannot be read", "line 3"]),
-        ('a,label\n1,"x\n', ["cannot be read"]),
         ("a,label\n", ["has no row"]),
         ("", ["is empty"]),
     ],
@@ -180,28 +138,30 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path, text: str, words: l
 
 
 def test_other_text_than_utf_8_and_no_parquet(tmp_path: Path):
-    (tmp_path / "x.csv").write_bytes("a,label\n1,größer\n".encode("latin-1"))
-    with refuses("x.csv", "\\xf6", "UTF-8"):
-        read(TableFile(path=str(tmp_path / "x.csv")))
-    (tmp_path / "x.parquet").write_bytes(b"none")
-    with refuses("x.parquet", "cannot be read as a table"):
-        read(TableFile(path=str(tmp_path / "x.parquet")))
+    for name, content, words in (
+        ("x.csv", "a,label\n1,größer\n", ("\\xf6", "UTF-8")),
+        ("x.parquet", "none", ("read",)),
+    ):
+        (tmp_path / name).write_bytes(content.encode("latin-1"))
+        with refuses(name, *words):
+            read(TableFile(path=str(tmp_path / name)))
 
 
 def test_a_folder_of_tables(tmp_path: Path):
+    """A site a file; all agree on what a column is."""
     table(tmp_path / "rome.csv", "b,label,a\n1,x,2\n3,y,4\n")
     pq.write_table(pa.table({"a": [6.0], "b": [5.0], "label": ["x"]}), tmp_path / "oslo.parquet")
-    (tmp_path / "notes.txt").write_text("")
     dataset = TableFile(path=str(tmp_path))
     assert dataset.domain_names() == ("oslo", "rome")
     data = read(dataset)
     assert (data.x.dtype, data.x.tolist(), data.domain.tolist()) == (torch.float32, [[6, 5], [2, 1], [4, 3]], [0, 1, 1])
-    assert data.notes == (f"Not read in '{tmp_path}': 1 .txt.",)
+    table(tmp_path / "berlin.csv", "a,b,label\n,u,x\n")
+    categories = TableFile(path=str(tmp_path), statistics="pooled", categories=["b"])
+    assert read(categories).columns == (Column("a"), Column("b", ("1", "3", "5", "u")))
+    with refuses("'u' (str) in row 0", "the number"):
+        read(TableFile(path=str(tmp_path), statistics="pooled"))
     table(tmp_path / "berlin.csv", "a,c,label\n1,2,x\n")
     with refuses("column of inputs", "'c'"):
-        read(dataset)
-    table(tmp_path / "oslo.csv", "a,b,label\n1,2,x\n")
-    with refuses("would be one domain", "'oslo'"):
         read(dataset)
 
 
@@ -210,9 +170,7 @@ def test_a_folder_of_tables(tmp_path: Path):
     [
         ({"impute": "median", "statistics": "pooled"}, ("data.impute = 'median'", "--set data.impute=mean")),
         ({"categories": ["a"], "statistics": "none"}, ("data.statistics = 'none'", "data.categories")),
-        ({"columns": ["a"], "categories": ["b"]}, ("data.categories", "'b'")),
         ({"domain": "label"}, ("data.label", "each column once")),
-        ({"columns": ["a", "a"]}, ("'a', 'a'", "each column once")),
     ],
 )
 def test_settings_that_contradict_each_other(tmp_path: Path, given: dict[str, Any], words: tuple[str, ...]):
@@ -222,36 +180,30 @@ def test_settings_that_contradict_each_other(tmp_path: Path, given: dict[str, An
 
 def test_rows_of_a_file_without_a_label(tmp_path: Path):
     dataset = table(tmp_path / "x.csv", MIXED, categories=["zip"])
-    columns = read(dataset).columns
     (tmp_path / "new.csv").write_text("zip,age,sex,smoker\n3,1,x,\n,,m,True\n", encoding="utf-8")
-    rows = dataset.rows(tmp_path / "new.csv", columns)
+    rows = dataset.rows(tmp_path / "new.csv", read(dataset).columns)
     assert rows.nan_to_num(-99).tolist() == [[1, UNSEEN, -99, 0], [-99, 1, 1, -99]]
-    (tmp_path / "new.csv").write_text("zip,age,sex\n3,1,x\n", encoding="utf-8")
-    with refuses("column", "'smoker'"):
-        dataset.rows(tmp_path / "new.csv", columns)
 
 
 # What scikit-learn ships -------------------------------------------------------------------------
 
 
 def test_diabetes_is_in_age_bands():
-    data = Diabetes().load(Streams(0))
+    from sklearn.datasets import load_diabetes
+
+    data, plain = (Diabetes(statistics=each).load(Streams(0)) for each in ("site", "none"))
     sites = torch.bincount(data.domain).tolist()
     assert (data.domains, sites) == (("under 43", "43 to 55", "56 and over"), [147, 152, 143])
     age = data.x[:, [column.name for column in data.columns].index("age")]
-    assert [(float(age[data.domain == n].min()), float(age[data.domain == n].max())) for n in range(3)] == [
-        (19, 42),
-        (43, 55),
-        (56, 79),
-    ]
-    from sklearn.datasets import load_diabetes
-
+    bands = [(float(age[data.domain == n].min()), float(age[data.domain == n].max())) for n in range(3)]
+    assert bands == [(19, 42), (43, 55), (56, 79)]
     target = load_diabetes(scaled=False).target
-    assert np.median(target) == MEDIAN_PROGRESSION
-    assert data.y.tolist() == (target > MEDIAN_PROGRESSION).tolist()
-    assert data.columns[1] == Column("sex", ("1", "2"))
-    plain = Diabetes(statistics="none").load(Streams(0))
-    assert (plain.x.dtype, plain.columns[1]) == (torch.float32, Column("sex"))
+    assert data.y.tolist() == (target > np.median(target)).tolist()
+    assert (data.columns[1], plain.x.dtype, plain.columns[1]) == (
+        Column("sex", ("1", "2")),
+        torch.float32,
+        Column("sex"),
+    )
 
 
 def test_breast_cancer_is_in_thirds_by_texture():
@@ -261,9 +213,6 @@ def test_breast_cancer_is_in_thirds_by_texture():
     assert not [column.name for column in data.columns if "texture" in column.name]
     benign = [float((data.y[data.domain == n] == 1).double().mean()) for n in range(3)]
     assert [round(100 * share) for share in benign] == [89, 63, 37]
-
-
-# The page ----------------------------------------------------------------------------------------
 
 
 # What is too large ---------------------------------------------------------------------------------

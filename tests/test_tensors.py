@@ -41,12 +41,6 @@ def test_what_is_of_a_part_under_that_part_is_the_part(a: Tensors, part: str):
     assert same(mine, a.of_parts([part]))
 
 
-@settings(deadline=None)
-@given(TENSORS, TENSORS)
-def test_only_keeps_the_order_here_and_ignores_other_names(a: Tensors, b: Tensors):
-    assert same(a.only(b), Tensors({name: tensor for name, tensor in a.items() if name in b}))
-
-
 # One beside the other -------------------------------------------------------------------------------
 
 
@@ -56,22 +50,7 @@ def test_a_or_b_has_the_names_of_both_and_bs_tensors(a: Tensors, b: Tensors):
     """In the order of a, then what only b has; a dictionary on either side will do."""
     expected = Tensors({**a, **b})
     assert same(a | b, expected)
-    assert same(a | dict(b), expected)
-    either = dict(a) | b
-    assert isinstance(either, Tensors)
-    assert same(either, expected)
-
-
-def test_tensors_do_not_change():
-    source = {"w": torch.zeros(1)}
-    a = Tensors(source)
-    source["v"] = torch.ones(1)
-    assert list(a) == ["w"]
-    with pytest.raises(TypeError):
-        a["w"] = torch.ones(1)  # type: ignore[index]  # that it cannot be done is the point
-    before = a
-    a |= {"v": torch.ones(1)}
-    assert list(before) == ["w"]
+    assert same(dict(a) | b, expected)
 
 
 # Arithmetic -----------------------------------------------------------------------------------------
@@ -93,14 +72,7 @@ def test_a_number_or_a_tensor_meets_every_tensor(operation, a: Tensors, number: 
     expected = {name: operation(tensor, number) for name, tensor in a.items()}
     assert equal(operation(a, number), expected)
     assert equal(operation(a, torch.tensor(number)), expected)
-
-
-@settings(deadline=None)
-@given(TENSORS, NUMBERS)
-def test_a_factor_may_stand_on_either_side(a: Tensors, number: float):
     assert equal(number * a, dict(a * number))
-    assert equal(torch.tensor(number) * a, dict(a * number))
-    assert equal(-a, dict(a * -1.0))
 
 
 def test_division_by_hand():
@@ -115,8 +87,7 @@ def test_sums_and_squares_by_hand():
     a = Tensors({"w": torch.tensor([1.0, -2.0]), "v": torch.tensor([[3.0]])})
     assert a.sum().item() == 2
     assert a.squared_norm().item() == 14
-    assert a.sum().shape == a.squared_norm().shape == ()
-    assert Tensors().sum().item() == Tensors().squared_norm().item() == 0
+    assert Tensors().sum().item() == 0
 
 
 # Means ----------------------------------------------------------------------------------------------
@@ -129,7 +100,6 @@ def test_a_weighted_mean_by_hand():
     assert list(weighted) == ["w"]
     assert weighted["w"].item() == 5
     assert weighted_mean(messages, ["w"])["w"].item() == 4
-    assert [message["w"].item() for message in messages] == [2, 6]  # summed elsewhere
 
 
 @pytest.mark.parametrize(
@@ -187,7 +157,5 @@ def test_replies_weigh_by_their_samples_where_they_tell_them():
 def test_weights_of_ones_own():
     """(1 * 1 + 3 * 2) / 4 = 1.75, whatever the counts say; the replies themselves stay as they are."""
     sent = replies(3, 1)
-    other = sent.weighted([1, 3])
-    assert other.mean()["w"].item() == 1.75
-    assert (other.clients, other.ups, other.weights) == (sent.clients, sent.ups, [1, 3])
+    assert sent.weighted([1, 3]).mean()["w"].item() == 1.75
     assert sent.weights == [3, 1]

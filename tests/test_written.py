@@ -17,7 +17,6 @@ from fedshift.cli import app as cli
 from fedshift.cli import before
 from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
-from fedshift.errors import FedshiftError
 from fedshift.runs.run import Run
 from fedshift.spec import setting
 from fedshift.study.grid import expand, override, read
@@ -86,11 +85,8 @@ def test_a_value_is_toml_or_words():
         ("0.05", 0.05),
         ("0,1,2", [0, 1, 2]),
         ("[0, 1]", [0, 1]),
-        ("False", False),
-        ("all", "all"),
         ("all,0.5", ["all", 0.5]),
         ('"a,b", c', ["a,b", "c"]),
-        ("'a,b',c", ["a,b", "c"]),
         (" a , b ", ["a", "b"]),
         ('{ name = "clip" }', {"name": "clip"}),
         ("", ""),
@@ -103,9 +99,7 @@ def test_a_value_is_toml_or_words():
     [
         (["method.l2r"], ("--set method.l2r=0.05",)),
         (["train.lr=0.1", "train.lr=0.2"], ("train.lr", "twice")),
-        (["train.lr=" + "9" * 5000], ("train.lr = '999", "number")),
         (["train.lr.x=1"], ("'lr'", "a value")),
-        (["name.x=1"], ("name = {", "string")),
         (["plugins=5"], ("plugins = 5", "list of paths")),
     ],
 )
@@ -114,48 +108,6 @@ def test_what_cannot_be_is_one_error(assignments: list[str], words: tuple[str, .
         expand(override(TINY, parse_assignments(assignments)))
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 1500
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("[train]\nlr = 0.1\nlr = 0.2", "not TOML"),
-        ("x = " + "[" * 20_000, "deep"),
-        ("[train]\nrounds = " + "9" * 6000, "not TOML"),
-        ("trian = 1", "[experiment]"),
-        ("[train]\nrounds = 9223372036854775808", "rounds = 9223372036854775808"),
-        ("[protocol]\nhold_out = 2024-01-01", "protocol.hold_out = datetime.date(2024, 1, 1)"),
-    ],
-)
-def test_a_file_that_cannot_be_is_one_error(tmp_path: Path, text: str, words: str):
-    file = tmp_path / "bad.toml"
-    file.write_text(text)
-    with refuses(words) as caught:
-        expand({**TINY, **read(file)})
-    assert len(str(caught.value)) < 1500
-
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4) | st.dates(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=6,
-)
-PATHS = st.sampled_from(
-    [
-        *("name", "seed", "plugins", "data", "data.name", "data.size", "partition", "method", "method.name"),
-        *("method.preset", "method.fedsr", "method.fedsr.l2r", "method.index", "method.index.encoder"),
-        *("method.index.encoder.size", "train", "train.lr", "train.steps", "protocol.hold_out", "protocol.name"),
-        *("model.hidden", "model.dim.x", "run", ".", "train."),
-    ]
-)
-
-
-@given(st.dictionaries(PATHS, VALUES | st.text(max_size=6), max_size=3))
-def test_any_changes_make_experiments_or_one_error(changes: dict[str, Any]):
-    try:
-        expand(override({**TINY, "method": {"name": "client2vec"}}, changes))
-    except FedshiftError as error:
-        assert str(error)
 
 
 def test_a_toml_file_that_is_too_large_is_refused_unread(tmp_path: Path):

@@ -14,7 +14,6 @@ import io
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,29 +25,16 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong, and when.
+    """What goes wrong, and when."""
 
-    Attributes:
-        root: operations below this folder count.
-        at: the operation, from 1, at which it happens; 0: never.
-        kill: the process is killed, in the middle of a write.
-        error: the system's error number; 0: none.
-        lasting: all later operations fail as well.
-        send: a signal that comes before the operation; SIGSTOP pauses the process. 0: none.
-        orphans: the processes that this one started are killed.
-        clock: every clock jumps back and forth from the beginning.
-        trace: a file that receives a line for each operation when the process ends.
-    """
-
-    root: str
-    at: int = 0
-    kill: bool = False
-    error: int = 0
-    lasting: bool = False
-    send: int = 0
-    orphans: bool = False
-    clock: bool = False
-    trace: str = ""
+    root: str  # operations below this folder count
+    at: int = 0  # the operation, from 1, at which it happens; 0: never
+    kill: bool = False  # the process is killed, in the middle of a write
+    error: int = 0  # the system's error number; 0: none
+    lasting: bool = False  # all later operations fail as well
+    send: int = 0  # a signal that comes before the operation; SIGSTOP pauses the process
+    orphans: bool = False  # the processes that this one started are killed
+    trace: str = ""  # a file that receives a line for each operation when the process ends
 
 
 class Interception:
@@ -63,14 +49,11 @@ class Interception:
         self._root = os.path.realpath(fault.root) + os.sep
         self._open, self._write = io.open, os.write
         io.open = builtins.open = self._opened  # type: ignore[assignment]
-        for name in ("rename", "replace", "unlink", "remove", "mkdir", "rmdir", "link", "symlink", "truncate"):
-            setattr(os, name, self._counted(name, getattr(os, name)))
-        for name in ("fsync", "fdatasync", "ftruncate"):
+        paths = ("rename", "replace", "unlink", "remove", "mkdir", "rmdir", "link", "symlink", "truncate")
+        for name in (*paths, "fsync", "fdatasync", "ftruncate"):
             setattr(os, name, self._counted(name, getattr(os, name)))
         os.open = self._os_opened(os.open)
         os.write = self._os_written(os.write)
-        if fault.clock:
-            jumping_clocks()
 
     def finish(self) -> None:
         """Write down which operations there were."""
@@ -87,10 +70,8 @@ class Interception:
         with self._lock:
             if not timed:
                 self.operations.append(f"{kind} {name}")
-            count = len(self.operations)
-        fault = self.fault
-        due = (count == fault.at and not timed) or (fault.lasting and 0 < fault.at < count)
-        if not due:
+            count, fault = len(self.operations), self.fault
+        if not ((count == fault.at and not timed) or (fault.lasting and 0 < fault.at < count)):
             return
         if fault.kill:
             tear()
@@ -138,27 +119,17 @@ class Interception:
 
         return function
 
-    def _opened(
-        self,
-        file: Any,
-        mode: str = "r",
-        buffering: int = -1,
-        encoding: str | None = None,
-        errors: str | None = None,
-        newline: str | None = None,
-        closefd: bool = True,
-        opener: Any = None,
-    ) -> Any:
+    def _opened(self, file: Any, mode: str = "r", buffering: int = -1, *text: Any, **more: Any) -> Any:
         """As ``open``; what is written to the file counts when the system gets it."""
         if isinstance(file, int) or not set(mode) & set("wax+") or not self._inside(file):
-            return self._open(file, mode, buffering, encoding, errors, newline, closefd, opener)
+            return self._open(file, mode, buffering, *text, **more)
         self.operation("open", file)
-        raw = _Raw(file, mode.replace("b", "").replace("t", ""), closefd, opener)
+        raw = _Raw(file, mode.replace("b", "").replace("t", ""), opener=more.pop("opener", None))
         raw.interception = self
         if buffering == 0:
             return raw
         buffered = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
-        return buffered if "b" in mode else io.TextIOWrapper(buffered, encoding, errors, newline)
+        return buffered if "b" in mode else io.TextIOWrapper(buffered, *text, **more)
 
 
 class _Raw(io.FileIO):
@@ -182,20 +153,3 @@ def kill_children(process: int) -> int:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
     return len(children)
-
-
-def jumping_clocks() -> None:
-    """From now on every clock jumps hours ahead and back, each time it is read."""
-    jumps = (0.0, 7200.0, -3600.0, 0.25, -86400.0, 86400.0 * 400)
-    reads = 0
-
-    def jumping(real: Callable[[], float]) -> Callable[[], float]:
-        def clock() -> float:
-            nonlocal reads
-            reads += 1
-            return real() + jumps[reads % len(jumps)]
-
-        return clock
-
-    for name in ("time", "monotonic", "perf_counter"):
-        setattr(time, name, jumping(getattr(time, name)))

@@ -21,17 +21,10 @@ Step = Sequence[str]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a step ended.
-
-    Attributes:
-        step: what was asked.
-        code: the exit code; the negative number of a signal.
-        out: what it wrote on standard output.
-        err: what it wrote on standard error.
-    """
+    """How a step ended."""
 
     step: Step
-    code: int
+    code: int  # the negative number of a signal
     out: str
     err: str
 
@@ -67,24 +60,15 @@ class Child:
     output: Path
 
     def wait(self) -> list[Outcome]:
-        """Wait for its end.
-
-        Returns:
-            How each step ended; the last may have been cut off, and those after it were not begun.
-        """
+        """Wait for its end; the last step may have been cut off, and those after it were not begun."""
         ended = self.process.wait()
         outcomes = []
         for index, step in enumerate(self.steps):
-            files = {ending: self.output / f"{index}.{ending}" for ending in ("out", "err", "code")}
-            out, err = (
-                files[ending].read_text(errors="replace") if files[ending].is_file() else ""
-                for ending in ("out", "err")
-            )
-            if files["code"].is_file():
-                outcomes.append(Outcome(step, int(files["code"].read_text()), out, err))
-                continue
-            outcomes.append(Outcome(step, ended, out, err or self.process.stderr))
-            break
+            files = [self.output / f"{index}.{ending}" for ending in ("out", "err", "code")]
+            out, err, code = (file.read_text(errors="replace") if file.is_file() else "" for file in files)
+            outcomes.append(Outcome(step, int(code or ended), out, err if code else err or self.process.stderr))
+            if not code:
+                break
         return outcomes
 
     def go_on(self) -> None:

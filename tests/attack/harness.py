@@ -6,7 +6,7 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,17 +28,13 @@ RESULTS = ("experiment.toml", "records.jsonl", "messages.json", "data.json", "su
 LOCAL_STATE = {"name": "fedsr", "reference_scope": "client", "bn": "local", "optimiser_state": "kept"}
 ABSENT = {"train.participation": 0.5, "train.absent": 0.2, "train.late": 0.2}
 FOUR_CLIENTS = {"protocol": {"name": "in-domain"}, "data.domains": 4}
+WORKERS = {"run.engine": "workers", "run.workers": 2}
 INDEX = {"name": "dsa-ign", "epochs": 2, "feedforward": 16, "encoder": {"size": 64}}
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A command, and the experiment file that it carries out.
-
-    Attributes:
-        command: "run" or "compare".
-        changes: how the experiment differs from the tiny one.
-    """
+    """A command, "run" or "compare", and how the experiment file that it carries out differs from the tiny one."""
 
     command: str
     changes: Mapping[str, Any]
@@ -69,17 +65,7 @@ SCENARIOS: dict[str, Scenario] = {
     "stack": Scenario(
         "compare", {**ABSENT, **FOUR_CLIENTS, "seed": [0, 1, 2], "run.engine": "vectorised", "run.together": 3}
     ),
-    "workers": Scenario(
-        "run",
-        {
-            **CNN_WITH_BN,
-            **FOUR_CLIENTS,
-            "method": LOCAL_STATE,
-            "run.engine": "workers",
-            "run.workers": 2,
-            "train.rounds": 3,
-        },
-    ),
+    "workers": Scenario("run", {**CNN_WITH_BN, **FOUR_CLIENTS, **WORKERS, "method": LOCAL_STATE, "train.rounds": 3}),
     "client2vec": Scenario("run", {"method": {"name": "client2vec", "index": INDEX}, "train.rounds": 3}),
 }
 
@@ -94,21 +80,13 @@ def in_small(all_of: Iterable[Any], *small: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Reference:
-    """A scenario that nothing interrupted.
-
-    Attributes:
-        scenario: what was carried out.
-        folder: where; runs lie below its folder ``runs``.
-        results: every file that must be equal, by its path.
-        operations: the file operations there were, in order.
-        table: what was printed of accuracies.
-    """
+    """A scenario that nothing interrupted."""
 
     scenario: Scenario
-    folder: Path
-    results: Mapping[str, bytes]
-    operations: Sequence[str]
-    table: str
+    folder: Path  # runs lie below its folder ``runs``
+    results: Mapping[str, bytes]  # every file that must be equal, by its path
+    operations: Sequence[str]  # of files, in order
+    table: str  # what was printed of accuracies
 
     @classmethod
     def of(cls, forks: Forks, scenario: Scenario, folder: Path) -> Reference:
@@ -128,19 +106,17 @@ class Reference:
         for name in map(Path, names):
             by_run.setdefault(Path(*name.parts[:2]), []).append(str(Path(*name.parts[2:])))
         there = {Path(*Path(name).parts[:2]) for name in found}
-        return [
-            f"{run} differs in {', '.join(names)}" if run in there else f"{run} is not there"
-            for run, names in by_run.items()
-        ]
+        said = {
+            run: f"differs in {', '.join(names)}" if run in there else "is not there" for run, names in by_run.items()
+        }
+        return [f"{run} {what}" for run, what in said.items()]
 
 
 def results(folder: Path) -> dict[str, bytes]:
     """The files of all runs below a folder that equal runs have equal."""
     runs = folder / "runs"
-    found = {
-        file for name in RESULTS for file in runs.rglob(name) if file.is_file() and not SET_ASIDE.search(str(file))
-    }
-    return {str(file.relative_to(runs)): _decided(file) for file in sorted(found)}
+    found = {file for name in RESULTS for file in runs.rglob(name) if file.is_file()}
+    return {str(file.relative_to(runs)): _decided(file) for file in sorted(found) if not SET_ASIDE.search(str(file))}
 
 
 def _decided(file: Path) -> bytes:
@@ -162,16 +138,8 @@ def contents(folder: Path, but: Path | None = None) -> dict[str, tuple[bytes, in
 
 def table(printed: str) -> str:
     """The tables of accuracies in what a command printed."""
-    start = printed.find("Accuracy in %")
-    end = min(
-        (found for word in ("Note: ", "Run folders: ") if (found := printed.find(word, start)) >= 0), default=None
-    )
-    return printed[start:end].strip() if start >= 0 else ""
-
-
-def begun(folder: Path) -> bool:
-    """Whether a run has begun below a folder."""
-    return any((folder / "runs").rglob("experiment.toml"))
+    _, start, rest = printed.partition("Accuracy in %")
+    return start + re.split("Note: |Run folders: ", rest)[0].strip()
 
 
 def run_folders(folder: Path) -> list[Path]:
@@ -180,16 +148,9 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def recovered(forks: Forks, reference: Reference, folder: Path, again: bool = False) -> list[str]:
-    """Carry on what was interrupted, as a user would; returns what is wrong with what comes of it.
-
-    Args:
-        forks: where children come from.
-        reference: what it should come to.
-        folder: where it was interrupted.
-        again: by the same command once more, where that reuses what is finished; otherwise by ``resume``.
-    """
+    """Carry on what was interrupted, by ``resume`` or the same command again; returns what is wrong with the result."""
     scenario = reference.scenario
-    once_more = not begun(folder) or (again and scenario.command == "compare")
+    once_more = not run_folders(folder) or (again and scenario.command == "compare")
     (outcome,) = forks.run(scenario.step if once_more else RESUME, cwd=folder)
     if not outcome.fine:
         return [str(outcome)]
@@ -203,14 +164,7 @@ def recovered(forks: Forks, reference: Reference, folder: Path, again: bool = Fa
 
 
 def spread(operations: Sequence[str], count: int | None, seed: str, kinds: Iterable[str] = ()) -> list[int]:
-    """Some operations, from 1: of each kind on each kind of file in turn; all if ``count`` is None.
-
-    Args:
-        operations: as in a trace.
-        count: how many at most.
-        seed: what they are drawn with.
-        kinds: only these kinds of operations; by default all.
-    """
+    """Some operations, from 1, of each kind on each kind of file in turn; all if ``count`` is None."""
     only = set(kinds)
     numbered = [(at, op) for at, op in enumerate(operations, start=1) if not only or op.split()[0] in only]
     if count is None:
@@ -248,6 +202,3 @@ Problems = list[str]
 def none_of(problems: Problems) -> None:
     """Fail with all problems at once."""
     assert not problems, f"{len(problems)} problems:\n" + "\n".join(f"- {problem}" for problem in problems)
-
-
-Attack = Callable[[Fault], Problems]

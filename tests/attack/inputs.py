@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from PIL import Image
@@ -30,7 +30,6 @@ class Row:
         environment: environment variables; None unsets one.
         closed: whether nobody reads what it prints.
         probe: what carries it out; by default the command line with empty figures.
-        slow: whether it takes seconds, and is left to the large attack.
     """
 
     name: str
@@ -41,7 +40,6 @@ class Row:
     environment: Mapping[str, str | None] = field(default_factory=dict)
     closed: bool = False
     probe: str = "plain"
-    slow: bool = False
 
 
 def run(*more: str) -> list[str]:
@@ -58,98 +56,43 @@ def document(text: str | bytes) -> Files:
 
 
 MINE = ["run", "mine.toml"]
-TINY_TOML = """
-data = {name = "tiny"}
-model = {name = "mlp", dim = 4}
-protocol = {hold_out = "light"}
-run = {engine = "sequential"}
+GRID_TOML = f"""
+data = {{name = "tiny"}}
+protocol = {{hold_out = "light"}}
+seed = {list(range(1000))}
+train = {{lr = {[1 / n for n in range(1, 1001)]}}}
 """
-SHORT_TOML = TINY_TOML + "train = {rounds = 1}\n"
 
 # The command line and its settings ----------------------------------------------------------------
 
 SETTINGS = [
     Row("unknown method", run("--method", "fedsrr"), words=["'fedsrr'", "fedsr"]),
-    Row("an empty method", run("--method", "")),
     Row("the same method twice", ["compare", "case.toml", "--method", "fedavg,fedavg"]),
-    Row("unknown data", run("--data", "mnits"), words=["'mnits'"]),
-    Row("unknown protocol", sets("protocol.name=in-domian"), words=["in-domain"]),
-    Row("unknown domain", run("--hold-out", "lihgt"), words=["'lihgt'", "light"]),
-    Row("the same domain twice", ["compare", "case.toml", "--hold-out", "light,light"]),
-    Row("unknown experiment", ["run", "rotated-minst"], words=["rotated-mnist"]),
     Row("unknown command", ["rnu"]),
-    Row("an option without its value", run("--seed")),
-    Row("unknown table", sets("trian.lr=0.1"), words=["train"]),
-    Row("unknown field", sets("train.learning_rate=0.1"), words=["learning_rate"]),
-    Row("a field of another method", sets("method.mu=0.1"), words=["'mu'"]),
-    Row("a field that is too deep", sets("method.a.b.c.d.e=1")),
-    Row("no assignment", sets("train.lr"), words=["train.lr"]),
-    Row("an assignment of nothing", sets("train.lr=")),
     Row("a table set to a number", sets("train=3"), words=["train"]),
-    Row("a number set to a table", sets("train.lr={a=1}"), words=["train.lr"]),
-    Row("lr is a word", sets("train.lr=fast"), words=["train.lr", "fast"]),
-    Row("lr is negative", sets("train.lr=-1"), words=["train.lr"]),
     Row("lr is NaN", sets("train.lr=nan"), words=["train.lr"]),
-    Row("lr is beyond a float", sets("train.lr=1e999"), words=["train.lr"]),
-    Row("lr is an empty list", sets("train.lr=[]"), words=["train.lr"]),
-    Row("rounds of 0", run("--rounds", "0")),
-    Row("rounds of 1.5", sets("train.rounds=1.5"), words=["train.rounds"]),
-    Row("1e7 rounds, planned", [*sets("train.rounds=10000000"), "--dry-run"], expects="clean"),
     Row("a batch of 2**70", sets(f"train.batch={2**70}"), expects="clean"),
-    Row("participation of 1.5", sets("train.participation=1.5"), words=["train.participation"]),
-    Row("a seed that is a word", run("--seed", "abc"), words=["seed"]),
-    Row("a seed of 2**200", run("--seed", str(2**200)), expects="clean"),
     Row("several seeds where one is meant", run("--seed", "0,1"), words=["compare"]),
     Row("a model of 1e8 numbers", sets("model.dim=100000000"), words=["model"]),
-    Row("a hidden layer of 1e10", sets("model.hidden=[10000000000]"), words=["model"]),
-    Row("unknown device", run("--device", "tpu"), words=["tpu"]),
     Row("a device that is not there", run("--device", "cuda:99"), words=["cuda:99"]),
-    Row("unknown engine", sets("run.engine=fast"), words=["run.engine"]),
     Row("1e9 workers", [*sets("run.engine=workers", "run.workers=1000000000"), "--dry-run"], expects="clean"),
     Row("1e9 clients", sets("partition.name=iid", "partition.clients=1000000000"), words=["clients"]),
-    Row("more clients than images", sets("partition.name=iid", "partition.clients=1000")),
     Row("alpha of 1e-300", sets("partition.name=dirichlet", "partition.alpha=1e-300"), expects="clean"),
-    Row("precision of 8 bits", sets("train.precision=int8"), words=["train.precision"]),
-    Row("a learning rate that diverges", sets("train.lr=1000", "train.rounds=20"), expects="clean"),
     Row("a name that climbs", run("--name", "../up"), words=["name"]),
     Row("a name with a NUL", sets('name="a\\u0000b"'), words=["name"]),
     Row("a name that is no text", run("--name", "a\udcffb"), expects="clean"),
     Row("a name of 300 letters", run("--name", "x" * 300), words=["name"]),
     Row("a folder for runs that is a file", run("--out", "case.toml")),
     Row("a folder for runs that cannot be made", run("--out", "/proc/none/x")),
-    Row("a folder for runs with a NUL", sets('run.out="a\\u0000b"')),
-    Row("a model that needs other inputs", run("--model", "lstm")),
-    Row("an unknown thing to list", ["list", "metods"], words=["methods"]),
-    Row("an index of a method that makes none", ["index", "case.toml", "--method", "fedavg"]),
-    Row("a bench of several runs of an unknown method", ["bench", "case.toml", "--method", "x"], words=["'x'"]),
 ]
 
 # Experiment files ---------------------------------------------------------------------------------
 
 DOCUMENTS = [
-    Row("no such file", ["run", "none.toml"], words=["none.toml"]),
-    Row(
-        "a folder for a file", ["run", "mine.toml"], lambda folder: (folder / "mine.toml").mkdir(), words=["mine.toml"]
-    ),
     Row("no TOML", MINE, document("name = "), words=["mine.toml"]),
     Row("no UTF-8", MINE, document(b'name = "\xff"'), words=["mine.toml"]),
     Row("nested 100,000 deep", MINE, document("name = " + "[" * 100_000 + "]" * 100_000)),
-    Row("a key twice", MINE, document("seed = 1\nseed = 2"), words=["mine.toml"]),
-    Row("a method that is a number", MINE, document(TINY_TOML + "method = 5"), words=["method"]),
-    Row("a data set's name that is a list", MINE, document('data = {name = ["tiny", "folder"]}'), words=["data"]),
-    Row("a list of tables", MINE, document("[[train]]\nlr = 1\n[[train]]\nlr = 2"), words=["hold_out"]),
-    Row("plugins that are a word", MINE, document(TINY_TOML + 'plugins = "x"'), words=["plugins"]),
-    Row("no seeds", MINE, document(TINY_TOML + "seed = []"), words=["seed"]),
-    Row("the same seed twice", ["compare", "mine.toml"], document(TINY_TOML + "seed = [0, 0]")),
-    Row(
-        "a grid of 1e6 runs",
-        ["compare", "mine.toml", "--dry-run"],
-        document(TINY_TOML + f"seed = {list(range(1000))}\ntrain = {{lr = {[1 / n for n in range(1, 1001)]}}}"),
-        expects="clean",
-    ),
-    Row("a preset that there is none of", MINE, document(TINY_TOML + 'method = {preset = "pasc"}'), words=["pasc"]),
-    Row("a nested method that is unknown", sets("method.name=client2vec", "method.base=fedavgg"), words=["fedavgg"]),
-    Row("a method on itself", sets("method.name=client2vec", "method.base=client2vec")),
+    Row("a grid of 1e6 runs", ["compare", "mine.toml", "--dry-run"], document(GRID_TOML), expects="clean"),
 ]
 
 # Run folders and reports ---------------------------------------------------------------------------
@@ -161,17 +104,6 @@ def finished(folder: Path) -> None:
 
 REPORTS = [
     Row("a report of nothing", ["report", "none"], words=["none"]),
-    Row("a resumption of nothing", ["resume", "none"], words=["none"]),
-    Row(
-        "a report of a run without records",
-        ["report", "r"],
-        lambda folder: ((folder / "r").mkdir(), (folder / "r/experiment.toml").write_text("seed = 0")),
-    ),
-    Row(
-        "a resumption of an empty experiment",
-        ["resume", "r"],
-        lambda folder: ((folder / "r").mkdir(), (folder / "r/experiment.toml").write_text("")),
-    ),
     Row(
         "a report into a missing folder",
         ["report", "runs", "--to", "no/such/report.html"],
@@ -179,10 +111,8 @@ REPORTS = [
         expects="clean",
         words=["no/such"],
     ),
-    Row("a report below a file", ["report", "runs", "--to", "case.toml/x.html"], finished),
     Row("a report nobody reads", ["report", "runs"], finished, expects="fine", closed=True),
     Row("a run that exists", run(), finished, words=["exists"]),
-    Row("a comparison that exists", ["compare", "case.toml"], finished, expects="fine"),
 ]
 
 # Plugins -------------------------------------------------------------------------------------------
@@ -229,25 +159,10 @@ LOSS = "    def loss(self, net, batch, context):\n        loss = super().loss(ne
 
 PLUGINS = [
     Row("no such plugin", run(*WITH), words=["mine.py"]),
-    Row("a plugin with a syntax error", run(*WITH), plugin("def"), words=["mine.py"]),
     Row("a plugin that raises", run(*WITH), plugin("1/0"), words=["mine.py", "ZeroDivisionError"]),
     Row("a plugin that exits", run(*WITH), plugin("raise SystemExit(3)"), words=["mine.py"]),
-    Row("a plugin that imports what is not installed", run(*WITH), plugin("import nothing_of_it"), words=["mine.py"]),
-    Row(
-        "a plugin that takes a name",
-        run(*WITH),
-        plugin(HEAD + '@fedshift.METHODS.register("fedavg")\nclass Mine(FedAvg):\n    """A method."""'),
-        words=["fedavg"],
-    ),
-    Row(
-        "a method that is not frozen",
-        MY_METHOD,
-        plugin(HEAD + '@fedshift.METHODS.register("mine")\nclass Mine:\n    """A method."""'),
-    ),
-    Row("a loss that is a number", MY_METHOD, method(LOSS + "return 5")),
     Row("a loss that is NaN", MY_METHOD, method(LOSS + "return {n: t * float('nan') for n, t in loss.items()}")),
     Row("a loss that is a vector", MY_METHOD, method(LOSS + "return {n: t * torch.ones(3) for n, t in loss.items()}")),
-    Row("a loss without a gradient", MY_METHOD, method(LOSS + "return {n: t.detach() for n, t in loss.items()}")),
     Row(
         "a loss of pixels as terms",
         MY_METHOD,
@@ -255,16 +170,7 @@ PLUGINS = [
             LOSS + "return loss | {f'p{i}': 0 * t + batch.x.flatten()[i] for i in range(20) for t in loss.values()}"
         ),
     ),
-    Row(
-        "a loss that raises a FedshiftError",
-        MY_METHOD,
-        method(LOSS + "raise fedshift.FedshiftError('No way.')"),
-        words=["No way."],
-    ),
     Row("inputs that are NaN", MY_DATA, samples("data.x[7] = float('nan')"), words=["nan", "sample 7"]),
-    Row("labels beyond the classes", MY_DATA, samples("data.y[7] = 9")),
-    Row("fewer labels than samples", MY_DATA, samples("data = replace(data, y=data.y[:-1])")),
-    Row("domains beyond the names", MY_DATA, samples("data.domain[7] = 9")),
 ]
 
 # Images --------------------------------------------------------------------------------------------
@@ -292,15 +198,13 @@ def bomb(side: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(kind, data) for kind, data in chunks)
 
 
-def images(
-    *changes: Files, domains: Sequence[str] = ("photo", "sketch", "art"), classes: Sequence[str] = ("cat", "dog")
-) -> Files:
+def images(*changes: Files, domains: Sequence[str] = ("photo", "sketch", "art")) -> Files:
     """A folder ``images`` of domains, classes and images, and changes of it."""
 
     def made(folder: Path) -> None:
         number = 0
         for domain in domains:
-            for label in classes:
+            for label in ("cat", "dog"):
                 place = os.path.join(folder, "images", domain, label)  # noqa: PTH118  # names that are no text
                 os.makedirs(place)  # noqa: PTH103
                 for index in range(6):
@@ -322,25 +226,10 @@ def folder(*more: str, hold_out: str = "sketch") -> list[str]:
     return [*sets(*settings), "--hold-out", hold_out]
 
 
-def _link(name: str, to: str) -> Files:
-    return lambda root: Path(root, name).symlink_to(to)
-
-
 IMAGES = [
-    Row("no folder", folder(), words=["images"]),
-    Row("a file for the folder", folder(), lambda f: (f / "images").write_text("x"), words=["images"]),
-    Row(
-        "images without classes",
-        folder(),
-        lambda f: ((f / "images/a").mkdir(parents=True), (f / "images/a/0.png").write_bytes(png())),
-        words=["domain/class/file"],
-    ),
-    Row("a single class", folder(), images(classes=["cat"])),
-    Row("a domain without images", folder(), images(lambda root: (root / "ink").mkdir()), words=["ink"]),
     Row("a broken image", folder(), images(put("art/cat/3.png", png()[:40])), words=["art/cat/3.png"]),
-    Row("an empty image", folder(), images(put("art/cat/3.png", b"")), words=["art/cat/3.png"]),
     Row("an image of 2e8 pixels", folder(), images(put("art/cat/3.png", bomb(14_000))), words=["art/cat/3.png"]),
-    Row("a link to itself", folder(), images(_link("art/cat/9.png", "9.png")), words=["9.png"]),
+    Row("a link to itself", folder(), images(lambda f: (f / "art/cat/9.png").symlink_to("9.png")), words=["9.png"]),
     Row(
         "DICOM beside PNG",
         folder(),
@@ -349,85 +238,16 @@ IMAGES = [
         words=["1 .dcm"],
     ),
     Row(
-        "twins that differ in case",
-        folder(),
-        images(domains=["Berlin", "berlin", "BERLIN ", "sketch"]),
-        words=["Berlin", "berlin"],
-    ),
-    Row(
         "a domain with mathematics",
         folder(hold_out="a$\\frac$"),
         images(domains=["a$\\frac$", "sketch"]),
         expects="fine",
     ),
     Row("a domain that is no text", folder(), images(domains=["a\udcff", "sketch"]), expects="clean"),
-    Row("a domain called all", folder(hold_out='"all"'), images(domains=["all", "sketch"]), expects="clean"),
-    Row("a domain with a comma", folder(hold_out='"a,b"'), images(domains=["a,b", "sketch"]), expects="fine"),
     Row("a domain of HTML", folder(hold_out="<b>&"), images(domains=["<b>&", "sketch"]), expects="fine"),
-    Row("images of 4097 pixels", folder("data.size=4097"), images(), words=["data.size"]),
-    Row("an unknown frozen network", folder("data.frozen=efficientnet-lite-0"), images(), words=["frozen"]),
-    Row("no path", sets("data.name=folder"), words=["data.path"]),
-    Row("a path with a NUL", sets("data.name=folder", 'data.path="a\\u0000b"')),
 ]
-
-# Parquet -------------------------------------------------------------------------------------------
-
-
-def parquet(**columns: Any) -> Files:
-    """A file ``table.parquet`` of 24 images, the first half of one domain, of two classes in turn."""
-
-    def made(folder: Path) -> None:
-        import pyarrow as pa
-        from pyarrow import parquet as pq
-
-        held: dict[str, Any] = {
-            "image": [png(n) for n in range(24)],
-            "domain": ["photo"] * 12 + ["sketch"] * 12,
-            "label": ["cat", "dog"] * 12,
-        }
-        held |= columns
-        pq.write_table(
-            pa.table({name: values for name, values in held.items() if values is not None}), folder / "table.parquet"
-        )
-
-    return made
-
-
-def cut(files: Files, keep: Callable[[bytes], bytes]) -> Files:
-    def made(folder: Path) -> None:
-        files(folder)
-        table = folder / "table.parquet"
-        table.write_bytes(keep(table.read_bytes()))
-
-    return made
-
-
-TABLE = [*sets("data.name=parquet", "data.path=table.parquet", "data.size=8"), "--hold-out", "sketch"]
-
-TABLES = [
-    Row("a sound table", TABLE, parquet(), expects="fine"),
-    Row("no table", TABLE, words=["table.parquet"]),
-    Row("a table that is cut off", TABLE, cut(parquet(), lambda data: data[:-100]), words=["table.parquet"]),
-    Row("a table without labels", TABLE, parquet(label=None), words=["label"]),
-    Row("labels that are NaN", TABLE, parquet(label=[0.0, 1.0, float("nan"), 1.0] * 6), words=["label", "row"]),
-    Row("a single label", TABLE, parquet(label=["cat"] * 24)),
-    Row("domains that are numbers", [*TABLE[:-1], "1"], parquet(domain=[0] * 12 + [1] * 12), expects="fine"),
-    Row(
-        "domains that are twins",
-        TABLE,
-        parquet(domain=["photo"] * 6 + ["Photo"] * 6 + ["sketch"] * 6 + ["sketch "] * 6),
-        words=["Photo"],
-    ),
-    Row("images that are missing", TABLE, parquet(image=[*(png(n) for n in range(23)), None]), words=["image"]),
-    Row("images that are broken", TABLE, parquet(image=[*(png(n) for n in range(23)), b"x"]), words=["row 23"]),
-]
-
 
 # The machine, and Python ---------------------------------------------------------------------------
-
-
-def script(text: str) -> Sequence[str]:
-    return ["import fedshift, numpy as np\nfrom fedshift.runs.events import Progress\n" + text]
 
 
 PLACES = [
@@ -438,80 +258,15 @@ PLACES = [
         environment={"HOME": None, "FEDSHIFT_CACHE": None},
         probe="nameless",
     ),
-    Row(
-        "no HOME, without a name, the engines measured",
-        ["bench", "case.toml"],
-        expects="fine",
-        environment={"HOME": None, "FEDSHIFT_CACHE": None},
-        probe="nameless",
-        slow=True,
-    ),
-    Row(
-        "a HOME that is not there",
-        sets("run.engine=auto"),
-        expects="fine",
-        environment={"HOME": "/proc/none", "FEDSHIFT_CACHE": None},
-    ),
-    Row(
-        "a cache that cannot be made",
-        ["bench", "case.toml"],
-        expects="fine",
-        environment={"FEDSHIFT_CACHE": "/proc/none/x"},
-        slow=True,
-    ),
     Row("a terminal of 10 columns", run(), expects="fine", environment={"COLUMNS": "10"}),
     Row("threads that are no number", run(), expects="fine", environment={"OMP_NUM_THREADS": "many"}),
     Row("a run nobody reads", run(), expects="fine", closed=True),
     Row(
-        "a Path and NumPy values",
-        script(
-            'fedshift.run(Path("case.toml"), progress=Progress(), seed=np.int64(3), out=Path("runs"), '
-            'settings={"train.lr": np.float32(0.5), "model.hidden": np.array([4, 5])})'
-        ),
-        expects="fine",
-        probe="python",
-    ),
-    Row(
-        "an array of seeds",
-        script('fedshift.compare(Path("case.toml"), progress=Progress(), seed=np.arange(2), hold_out=("light",))'),
-        expects="fine",
-        probe="python",
-    ),
-    Row("an unknown option in Python", script('fedshift.run("case.toml", lr=3)'), words=["lr"], probe="python"),
-    Row("no experiments", script("fedshift.compare([])"), probe="python"),
-    Row(
-        "a class for an instance",
-        script('fedshift.run("case.toml", method=fedshift.FedSR)'),
-        words=["method"],
-        probe="python",
-    ),
-    Row(
-        "a function for a setting",
-        script('fedshift.run("case.toml", settings={"train.lr": len})'),
-        words=["train.lr"],
-        probe="python",
-    ),
-    Row(
-        "a row that there is none of",
-        script('fedshift.load("runs").accuracy("fedsr")'),
-        finished,
-        words=["fedsr"],
-        probe="python",
-    ),
-    Row(
-        "a client that there is none of",
-        script('from fedshift.runs.run import Run\nRun(fedshift.load("runs").runs[0].path).model("nobody")'),
-        finished,
-        words=["nobody"],
-        probe="python",
-    ),
-    Row(
-        "a model of other inputs",
-        script('import torch\nfedshift.load("runs").runs[0].model()(torch.zeros(2, 3, 4, 4))'),
-        finished,
-        words=["shape"],
+        "an unknown option",
+        ['import fedshift; fedshift.run("case.toml", lr=3)'],
+        words=["lr"],
         probe="python",
     ),
 ]
 
-ROWS: list[Row] = [*SETTINGS, *DOCUMENTS, *REPORTS, *PLUGINS, *IMAGES, *TABLES, *PLACES]
+ROWS: list[Row] = [*SETTINGS, *DOCUMENTS, *REPORTS, *PLUGINS, *IMAGES, *PLACES]

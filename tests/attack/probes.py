@@ -86,12 +86,9 @@ def model(path: str) -> None:
 
     run = Run.open(path)
     x = torch.linspace(-1, 1, 5 * 100).view(5, 1, 10, 10)
-    answers = {}
-    for client in ("dark", "gray"):
-        with torch.no_grad():
-            answer = run.model(client)(x)
-        answers[client] = hashlib.blake2b(answer.numpy().tobytes(), digest_size=8).hexdigest()
-    say(json.dumps(answers))
+    with torch.no_grad():
+        answers = [run.model(client)(x).numpy().tobytes() for client in ("dark", "gray")]
+    say([hashlib.blake2b(answer, digest_size=8).hexdigest() for answer in answers])
 
 
 def python(code: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from attack.victims import MEMORY, STATES, Victim, Victims
 from fedshift.manifest import FileDigest, digested_json
 
 VALUES = (None, True, -1, 0, 2**70, 1e308, "", "x", [], {}, [[]], "../../x")
-Forgery = Callable[[Any, random.Random], Any]
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
@@ -29,22 +27,16 @@ def places(value: Any) -> list[tuple[Any, Any]]:
     return [(value, key) for key in keys] + [place for key in keys for place in places(value[key])]
 
 
-def removed(value: Any, draw: random.Random) -> None:
-    holder, key = draw.choice(places(value))
-    del holder[key]
-
-
-def replaced(value: Any, draw: random.Random) -> None:
-    holder, key = draw.choice(places(value))
-    holder[key] = draw.choice(VALUES)
-
-
-def swapped(value: Any, draw: random.Random) -> None:
+def change(value: Any, draw: random.Random) -> None:
+    """Remove something, replace it, or put two things in each other's place."""
     (one, first), (other, second) = draw.sample(places(value), 2)
-    one[first], other[second] = json.loads(json.dumps(other[second])), json.loads(json.dumps(one[first]))
-
-
-FORGERIES: tuple[Forgery, ...] = (removed, replaced, swapped)
+    match draw.randrange(3):
+        case 0:
+            del one[first]
+        case 1:
+            one[first] = draw.choice(VALUES)
+        case _:
+            one[first], other[second] = json.loads(json.dumps(other[second])), json.loads(json.dumps(one[first]))
 
 
 def forged(data: bytes, draw: random.Random, lines_of: bool, digested: bool) -> bytes:
@@ -54,7 +46,7 @@ def forged(data: bytes, draw: random.Random, lines_of: bool, digested: bool) -> 
     value = json.loads(lines[number])
     if digested:
         value.pop("digest", None)
-    draw.choice(FORGERIES)(value, draw)
+    change(value, draw)
     lines[number] = (digested_json(value) if digested else json.dumps(value) + "\n").encode()
     return b"".join(lines)
 

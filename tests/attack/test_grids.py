@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
-from dataclasses import replace
 from math import isclose
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import pytest
 
 from attack.faults import Fault
 from attack.forks import Forks
-from attack.harness import RESUME, SCENARIOS, Problems, Reference, contents, copied, none_of, run_folders
+from attack.harness import RESUME, Problems, Reference, copied, none_of, run_folders
 from attack.victims import Victims
 from fedshift.manifest import digested_json
 
@@ -48,33 +46,14 @@ def test_a_grid_that_names_folders_elsewhere(forks: Forks, victims: Victims, tmp
 # Stacks ------------------------------------------------------------------------------------------
 
 
-def saving(reference: Reference) -> list[int]:
-    """The operations at which a run of a stack puts a manifest in its place."""
-    return [at for at, done in enumerate(reference.operations, 1) if done.startswith("replace .manifest-")]
-
-
-def stopped(forks: Forks, reference: Reference, folder: Path, at: int = 0) -> Path:
-    """A stack that was killed at an operation, by default where each of its runs has two checkpoints."""
-    reference.scenario.write(folder)
-    at = at or next(
-        at
-        for at, done in enumerate(reference.operations, 1)
-        if at > saving(reference)[-1] and done.startswith("unlink manifest-")
-    )
-    forks.run(reference.scenario.step, cwd=folder, fault=Fault(str(folder / "runs"), at, kill=True))
-    return folder
-
-
 def alike(reference: Reference, folder: Path) -> Problems:
     """Where records are another's by more than the last digits, which a run may lose that goes on without its mates."""
     problems = []
     for name, data in reference.results.items():
         if name.endswith("records.jsonl"):
             file = folder / "runs" / name
-            found = file.read_bytes() if file.is_file() else b""
-            pairs = zip(data.splitlines(), found.splitlines(), strict=False)
-            near = all(_near(json.loads(one), json.loads(other)) for one, other in pairs)
-            same = near and len(data.splitlines()) == len(found.splitlines())
+            both = data.splitlines(), file.read_bytes().splitlines() if file.is_file() else []
+            same = _near(*([json.loads(line) for line in lines] for lines in both))
             problems += [] if same else [f"the records {name} differ"]
     return problems
 
@@ -87,91 +66,34 @@ def _near(one: Any, other: Any) -> bool:
     return isclose(one, other, rel_tol=1e-4, abs_tol=1e-6) if isinstance(one, float) else bool(one == other)
 
 
-def _nothing(runs: list[Path]) -> None:
-    """Both checkpoints of each run are there."""
-
-
-def _no_newest_of_one(runs: list[Path]) -> None:
-    (runs[1] / max(path.name for path in runs[1].glob("manifest-*.json"))).unlink()
-
-
-def _another_bit_in_one(runs: list[Path]) -> None:
-    file = max(runs[1].glob("checkpoint@*.safetensors"))
-    data = bytearray(file.read_bytes())
-    data[-3] ^= 1
-    file.write_bytes(data)
-
-
-def _newest_of_another(runs: list[Path]) -> None:
-    shutil.copy(max(runs[0].glob("manifest-*.json")), runs[1])
-
-
-def _no_position_in_common(runs: list[Path]) -> None:
-    for run, which in zip(runs, (min, max, min), strict=True):
-        which(run.glob("manifest-*.json")).unlink()
-
-
-def _one_is_gone(runs: list[Path]) -> None:
-    shutil.rmtree(runs[1])
-
-
-EQUAL: dict[str, Callable[[list[Path]], None]] = {
-    "both are there": _nothing,
-    "no newest of one": _no_newest_of_one,
-    "no position in common": _no_position_in_common,
-}
-NEAR: dict[str, Callable[[list[Path]], None]] = {
-    "another bit in one": _another_bit_in_one,
-    "a newest of another run": _newest_of_another,
-    "a run is gone": _one_is_gone,
-}
-
-
-@pytest.mark.parametrize("name", [*EQUAL, *NEAR])
-def test_checkpoints_of_a_stack(forks: Forks, references: dict[str, Reference], tmp_path: Path, name: str):
+@pytest.mark.parametrize(
+    "change", ["none", "no newest of one", "no position in common", "another bit", "of another run", "a run is gone"]
+)
+def test_checkpoints_of_a_stack(forks: Forks, references: dict[str, Reference], tmp_path: Path, change: str):
     """Equal to the byte where all can go back to one position together; otherwise but for the last digits."""
     reference = references["stack"]
-    folder = stopped(forks, reference, tmp_path / "case")
+    folder = reference.scenario.write(tmp_path / "case")
+    done = list(enumerate(reference.operations, 1))
+    last = max(at for at, what in done if what.startswith("replace .manifest-"))
+    at = next(at for at, what in done if at > last and what.startswith("unlink manifest-"))
+    forks.run(reference.scenario.step, cwd=folder, fault=Fault(str(folder / "runs"), at, kill=True))
     runs = run_folders(folder)
     assert all(len(list(run.glob("manifest-*.json"))) == 2 for run in runs)
-    (EQUAL | NEAR)[name](runs)
+    match change:
+        case "no newest of one":
+            max(runs[1].glob("manifest-*.json")).unlink()
+        case "no position in common":
+            for run, which in zip(runs, (min, max, min), strict=True):
+                which(run.glob("manifest-*.json")).unlink()
+        case "another bit":
+            file = max(runs[1].glob("checkpoint@*.safetensors"))
+            data = file.read_bytes()
+            file.write_bytes(data[:-3] + bytes([data[-3] ^ 1]) + data[-2:])
+        case "of another run":
+            shutil.copy(max(runs[0].glob("manifest-*.json")), runs[1])
+        case "a run is gone":
+            shutil.rmtree(runs[1])
     (outcome,) = forks.run(RESUME, cwd=folder)
     assert outcome.fine, outcome
-    none_of(reference.differences(folder) if name in EQUAL else alike(reference, folder))
-
-
-# Trust -------------------------------------------------------------------------------------------
-
-PLUGIN = """
-import fedshift
-from fedshift.methods.fedavg import FedAvg
-from dataclasses import dataclass
-
-@fedshift.METHODS.register("mine")
-class Mine(FedAvg):
-    \"\"\"A method.\"\"\"
-"""
-
-
-@pytest.mark.parametrize("mark", ["", "of another"])
-def test_marks_of_trust(forks: Forks, tmp_path: Path, mark: str):
-    """Only a mark of the very plugin lets it be imported; without one it is asked for, and trust needs no mark."""
-    (tmp_path / "mine.py").write_text(PLUGIN)
-    replace(SCENARIOS["run"], changes={"train.rounds": 3}).write(tmp_path)
-    run_mine = ("plain", "run", "case.toml", "--plugin", "mine.py", "--method", "mine")
-    forks.run(run_mine, cwd=tmp_path, fault=Fault(str(tmp_path / "runs"), 30, kill=True))
-    (run,) = run_folders(tmp_path)
-    (digest,) = json.loads((run / "run.json").read_bytes())["plugins"].values()
-    if mark:
-        (tmp_path / "cache" / "plugins").mkdir(parents=True)
-        (tmp_path / "cache" / "plugins" / digest[::-1]).write_text("mine.py")
-    here = {"FEDSHIFT_CACHE": str(tmp_path / "cache")}
-    before = contents(tmp_path / "runs")
-    resume = ("plain", "resume", "runs")
-    refused, load = forks.run(resume, ("load", "runs"), cwd=tmp_path, environment=here)
-    assert refused.refused, refused
-    assert "--trust" in refused.err, refused
-    assert load.clean, load
-    assert contents(tmp_path / "runs") == before
-    (trusted,) = forks.run((*resume, "--trust"), cwd=tmp_path, environment=here)
-    assert trusted.fine, trusted
+    near = change in ("another bit", "of another run", "a run is gone")
+    none_of(alike(reference, folder) if near else reference.differences(folder))

@@ -20,23 +20,14 @@ Victims = Callable[[str, str], "Victim"]  # gives those of a scenario in one of 
 
 @dataclass(frozen=True)
 class Victim:
-    """A folder with runs that will be damaged.
-
-    Attributes:
-        reference: what its runs come to.
-        folder: where they lie, below ``runs``.
-        finished: whether they were carried to their end.
-        expected: what is loaded of them.
-        printed: the tables of their report.
-        models: what their models answer.
-    """
+    """A folder with runs that will be damaged."""
 
     reference: Reference
-    folder: Path
+    folder: Path  # runs lie below its folder ``runs``
     finished: bool
-    expected: Mapping[str, Any]
-    printed: str
-    models: str
+    expected: Mapping[str, Any]  # what is loaded of them
+    printed: str  # the tables of their report
+    models: str  # what their models answer
 
     def files(self) -> list[Path]:
         """What can be damaged, as paths below the folder."""
