@@ -17,7 +17,7 @@ def one(**numbers: float) -> Tensors:
 def test_the_hooks_by_hand() -> None:
     nothing, samples = Tensors(), Samples(torch.zeros(8, 1), torch.zeros(8, dtype=torch.int64))
     received, trained, private = Down(one(head__w=1.0, c__head__w=0.2)), one(head__w=0.4), one(c_k__head__w=0.5)
-    work = LocalWork(trained, private, received, nothing, nothing, samples, torch.tensor([8]), steps=3, lr=0.1)
+    work = LocalWork(received, nothing, torch.tensor([8]), trained, private, samples, steps=3, lr=0.1)
     assert MyScaffold().keep(work)["c_k.head.w"].item() == pytest.approx(2.3)
     assert MyScaffold().upload(work)["change.head.w"].item() == pytest.approx(1.8)
 

@@ -29,10 +29,11 @@ import fresh
 from fedshift import files
 from fedshift.clients.client import Client
 from fedshift.clients.environments import Environment
-from fedshift.core.contract import Context, Exchange, Round
+from fedshift.core.contract import Context, Exchange
 from fedshift.core.messages import Message, Up
 from fedshift.core.method import Method
 from fedshift.core.net import Net
+from fedshift.core.setup import Round
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.engines.banks import Resident
@@ -142,8 +143,8 @@ def at(
     replies: Sequence[tuple[int, Tensors]] = (),
 ) -> Context:
     """What an objective may know, for a test that calls its loss by hand."""
-    who = torch.tensor(client), torch.tensor(counts)
-    return Context(round, rounds, Tensors(received), noise or {}, *who, replies=Replies(replies))
+    known = Tensors(received), Tensors(), torch.tensor(counts)
+    return Context(*known, round, rounds, noise or {}, torch.tensor(client), Replies(replies))
 
 
 class AfterRound(Progress):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from conftest import CNN_WITH_BN, TINY, Remembering, evaluated, go_on
 from fedshift.catalogue import built_in
-from fedshift.core.contract import Round
+from fedshift.core.setup import Round
 from fedshift.experiments import Experiment
 from fedshift.methods import METHODS
 from fedshift.runs.events import RunEvents

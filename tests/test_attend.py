@@ -20,8 +20,8 @@ from conftest import TINY, Make
 from federated import Local, members, reply_of, request_of, set_site
 from fedshift import files
 from fedshift.cli.app import app
-from fedshift.core.contract import Round
 from fedshift.core.messages import Down, Order, metadata, pack
+from fedshift.core.setup import Round
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.attend import Attendant
 from fedshift.deployment.coordinate import coordinate

@@ -37,7 +37,8 @@ from fedshift.methods.client2vec.dsa_ign import (
     similarity_loss,
 )
 from fedshift.methods.client2vec.heat_maps import by_domain
-from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, notes_on, similarity
+from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL
+from fedshift.methods.client2vec.vectors import notes_on, similarity
 from fedshift.runs.events import Progress
 from fedshift.runs.simulation import Simulation
 from fedshift.streams import Streams

@@ -65,7 +65,7 @@ class Robust(FedAvg):
         return (Stage("train", rounds, (train, score)),)
 
     def at(self, work):
-        return work.snapshot.only(work.received.of("snapshot")).under("at")
+        return work.measured.of("snapshot").only(work.received.of("snapshot")).under("at")
 
     def merge(self, state: ServerState, replies: Replies) -> ServerState:
         mean = replies.mean()

@@ -13,7 +13,8 @@ import pytest
 from conftest import TINY, Make, a_record, a_row, interrupt_after, results
 from federated import Local, as_sent, kill_after, members
 from fedshift import load
-from fedshift.core.contract import Round, Stage
+from fedshift.core.contract import Stage
+from fedshift.core.setup import Round
 from fedshift.core.training import Train
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.demo import rehearse

@@ -41,7 +41,6 @@ def test_the_dual_by_hand():
         private=Tensors({"dual.head.w": torch.tensor(0.2), "encoder.own": torch.tensor(1.0)}),
         received=Down({"head.w": torch.tensor(1.0), "head.running_mean": torch.tensor(0.0)}),
         measured=Tensors(),
-        snapshot=Tensors(),
         train=Samples(torch.zeros(5, 1), torch.zeros(5, dtype=torch.int64)),
         counts=torch.tensor([5, 0]),
         steps=1,

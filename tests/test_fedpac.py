@@ -66,7 +66,7 @@ def reply(method: FedPAC, x: list[float], y: list[int], encoder: float, head: tu
     before = method.measured_before(Net({"encoder": linear(1.0)}), batch, context)
     after = method.measured_after(Net({"encoder": linear(encoder)}), batch, context)
     measured, nothing = Tensors({**before, **after}), Tensors()
-    work = LocalWork(nothing, nothing, Down(), measured, nothing, Samples(batch.x, batch.y), counts, steps=1, lr=0.1)
+    work = LocalWork(Down(), measured, counts, nothing, nothing, Samples(batch.x, batch.y), steps=1, lr=0.1)
     model = {"encoder.weight": torch.tensor([[encoder]]), "head.weight": torch.tensor(head).float().unsqueeze(1)}
     return Tensors(model) | method.upload(work) | {"samples": torch.tensor(len(y))}
 

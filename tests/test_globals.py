@@ -16,7 +16,7 @@ import fedshift
 from conftest import Make, evaluated, go_on
 from fedshift.clients.partitions import IID
 from fedshift.clients.samples import Samples
-from fedshift.core.contract import Measure, Part, Phase, uniform
+from fedshift.core.contract import Epochs, Measure, Part, Phase, uniform
 from fedshift.core.tensors import Tensors
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.kernels import Kernels
@@ -66,7 +66,7 @@ class Drawing(FedAvg):
 
     def server_phases(self):
         made = self.drawn("samples", lambda replies: Samples(torch.zeros(4, 1, 10, 10), torch.zeros(4).long()))
-        return (Phase("server", (), epochs=1, samples=self.drawn("server_phases", lambda: made)()),)
+        return (Phase("server", (), steps=Epochs(1), samples=self.drawn("server_phases", lambda: made)()),)
 
     def exchange(self, name, **changes):
         sums = Measure("sums", self.drawn("measure", lambda net, batch, context: {"n": batch.y.sum()}))

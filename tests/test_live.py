@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedshift.core.contract import Round, Stage
+from fedshift.core.contract import Stage
+from fedshift.core.setup import Round
 from fedshift.reporting.live import LOADING, LiveProgress
 from fedshift.reporting.run_status import scores_text
 from fedshift.runs.events import PlannedStage, RunEvents

@@ -97,9 +97,7 @@ def values(make: Make, tmp_path: Any) -> list[Any]:
     state = simulation.coordinator.state
     ups = [(0, page.Tensors(state.shared)), (1, page.Tensors(state.shared))]
     received = page.Down(state.shared)
-    work = page.LocalWork(
-        state.shared, state.shared, received, state.shared, state.shared, samples, torch.tensor([3, 4]), 5, 0.1
-    )
+    work = page.LocalWork(received, state.shared, torch.tensor([3, 4]), state.shared, state.shared, samples, 5, 0.1)
     streams = simulation.setup.streams
     return [
         *(simulation.setup.model, streams, simulation.federated, simulation.federated.clients[0], samples),

@@ -101,7 +101,6 @@ def test_promote_makes_the_tuned_model_the_copy_with_the_clients_own_batch_norms
         private=tensors(encoder__mean=4, auxiliary__w=5, tuned__encoder__w=6, tuned__head__w=6, tuned__done=0),
         received=Down(tensors(encoder__w=8, head__w=8)),
         measured=Tensors(),
-        snapshot=Tensors(),
         train=Samples(torch.zeros(5, 1), torch.zeros(5, dtype=torch.int64)),
         counts=torch.tensor([5, 0]),
         steps=1,

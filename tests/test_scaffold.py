@@ -58,7 +58,6 @@ def work(**measured: float) -> LocalWork:
         private=Tensors({"own_variate.head.w": torch.tensor(0.2), "own_variate.norm.w": torch.tensor(0.0)}),
         received=Down({name: torch.tensor(value) for name, value in down.items()}),
         measured=Tensors({name: torch.tensor(value) for name, value in sums.items()}),
-        snapshot=Tensors(),
         train=Samples(torch.zeros(5, 1), torch.zeros(5, dtype=torch.int64)),
         counts=torch.tensor([5, 0]),
         steps=3,

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import Make
-from fedshift.core.contract import Round, Stage
+from fedshift.core.contract import Stage
+from fedshift.core.setup import Round
 from fedshift.core.training import Evaluate
 from fedshift.rounds.coordinator import schedule_of
 from fedshift.runs.simulation import Simulation

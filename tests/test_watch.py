@@ -21,7 +21,8 @@ import fresh
 from conftest import Make, interrupt_after
 from fedshift import files
 from fedshift.cli.app import app
-from fedshift.core.contract import Round, Stage
+from fedshift.core.contract import Stage
+from fedshift.core.setup import Round
 from fedshift.errors import DiskError
 from fedshift.reporting.follow import RunWatch, WatchedRun, follow
 from fedshift.reporting.live import LiveProgress

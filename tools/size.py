@@ -1,9 +1,13 @@
-"""Measure the tree: executable lines, files, folders, levels of imports, names that are used twice, long modules.
+"""Measure the tree: executable lines, files, folders, levels of imports, names used twice, long modules, the contract.
 
     python tools/size.py
 
 An executable line holds a token that is no docstring, import, comment or blank. A level is a set of folders whose
 imports only go to lower levels. The modules beside the folders that import none of these are the ground level.
+
+A hook is a public method or class attribute of ``Method`` or ``Averaging`` that a class in ``methods/`` overrides, but
+for what describes the publication; those that give a field of an ``Exchange`` by its name are one hook. A field is one
+of a value class in ``core/contract.py``; those that several classes inherit count once.
 """
 
 from __future__ import annotations
@@ -74,6 +78,23 @@ def levels(package: Path, files: Iterable[Path]) -> list[list[str]]:
     return found
 
 
+def hooks(package: Path) -> list[str]:
+    """The names that pages override, those of an exchange's fields as one."""
+    paths = [package / "core" / "method.py", *(package / "methods").rglob("*.py")]
+    classes = {node.name: node for path in paths for node in _classes(path)}
+
+    def is_method(name: str) -> bool:
+        bases = [ast.unparse(base) for base in classes[name].bases] if name in classes else []
+        return name in ("Method", "Averaging") or any(is_method(base) for base in bases)
+
+    own = {name for base in ("Method", "Averaging") for name in _names(classes[base]) if not name.startswith("_")}
+    (values,) = (node for node in _classes(package / "core" / "contract.py") if node.name == "Exchange")
+    exchange = set(_fields(values))
+    pages = [node for name, node in classes.items() if is_method(name) and name not in ("Method", "Averaging")]
+    overridden = {name for node in pages for name in _names(node)} & (own | exchange) - {"paper", "presets"}
+    return [*sorted(overridden - exchange), f"exchange fields ({', '.join(sorted(overridden & exchange))})"]
+
+
 def main() -> int:
     """Print the measurements; 0, the exit status."""
     package = ROOT / "src" / "fedshift"
@@ -94,8 +115,29 @@ def main() -> int:
     print(f"class names used twice or more: {_repeated(classes)}")
     print(f"module names used twice or more: {_repeated(modules)}")
     print(f"modules above {LONG} lines: {len(long)} ({', '.join(str(file.relative_to(package)) for file in long)})")
+    fields = {node.name: len(_fields(node)) for node in _classes(package / "core" / "contract.py") if _fields(node)}
+    found = hooks(package)
+    print(f"hooks: {len(found)} ({', '.join(found)})")
+    print(f"fields: {sum(fields.values())} ({', '.join(f'{name} {count}' for name, count in fields.items())})")
     print(f"lines of tests: {sum(map(_length, (ROOT / 'tests').rglob('*.py'))):,}")
     return 0
+
+
+def _classes(path: Path) -> list[ast.ClassDef]:
+    return [node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+
+
+def _fields(node: ast.ClassDef) -> list[str]:
+    """The names that a class annotates, but for class variables."""
+    annotated = [each for each in node.body if isinstance(each, ast.AnnAssign) and "ClassVar" not in ast.dump(each)]
+    return [ast.unparse(each.target) for each in annotated]
+
+
+def _names(node: ast.ClassDef) -> list[str]:
+    """The names of a class's methods and class variables."""
+    methods = [each.name for each in node.body if isinstance(each, ast.FunctionDef)]
+    given = [ast.unparse(each.target) for each in node.body if isinstance(each, ast.AnnAssign)]
+    return [*methods, *(name for name in given if name not in _fields(node))]
 
 
 def _levels_text(package: Path, files: Iterable[Path]) -> str:

@@ -100,27 +100,37 @@ class Brief:
 
 
 @dataclass(frozen=True, repr=False)
-class Context(Brief):
+class Known(Brief):
+    """What a client knows while it works, and afterwards.
+
+    Attributes:
+        received: the Down it started from, by full name; frozen. Empty on the server.
+        measured: the sums of each :class:`Measure` so far in this exchange; and ``snapshot.<name>`` of a
+            :class:`Phase` with a snapshot.
+        counts: how many training samples of each class the client has, (classes,), int64; zeros on the server.
+    """
+
+    received: Tensors
+    measured: Tensors
+    counts: Tensor
+
+
+@dataclass(frozen=True, repr=False)
+class Context(Known):
     """What an objective may know besides the net and the batch.
 
     Attributes:
         round: the round within its stage, from 1.
         rounds: how many rounds the stage has.
-        received: the Down's tensors as they arrived, by full name; frozen. Empty on the server.
         noise: the draws the objective asked for.
         client: the client's number, int64 of shape (); -1 on the server.
-        counts: how many training samples of each class the client has, (classes,), int64; zeros on the server.
-        measured: the sums of earlier measures of the same exchange.
         replies: on the server, what the clients of this exchange sent back.
     """
 
     round: int
     rounds: int
-    received: Tensors
     noise: Mapping[str, Tensor]
     client: Tensor
-    counts: Tensor
-    measured: Tensors = field(default_factory=Tensors)
     replies: Replies = field(default_factory=Replies)
 
 
@@ -133,7 +143,7 @@ class Part(Brief):
     part stay on the client where the method keeps those local, unless ``follows_bn`` is False. A part that is
     ``apart`` travels only in exchanges that name it. Clients begin with a ``client`` part as ``module`` is, or, with
     ``each``, which makes such a module by the builder that it is given, with one of their own: as the seed and the
-    client's number draw it. Tensors that are ``exact`` keep their type, whatever the run's precision.
+    client's number draw it.
 
     A client that never trained is predicted for with ``unseen`` in the place of a ``client`` part: the "mean" over the
     clients that have trained, as batch norms that stay are always; the "initial" values; "every" client's own, which
@@ -146,7 +156,6 @@ class Part(Brief):
     follows_bn: bool = True
     apart: bool = False
     each: Callable[[ModelBuilder], nn.Module] | None = None
-    exact: bool = False
     unseen: str = "mean"
 
     @classmethod
@@ -171,14 +180,14 @@ def no_draws(model: ModelBuilder, batch: int) -> Draws:
 class Optimiser:
     """How an objective is minimised where that differs from the experiment's ``[train]``; None: as there.
 
-    ``clip`` is the largest norm of the gradient, over all that the objective moves; that of ``[train]`` holds as well.
-    ``decay`` multiplies the rate after every round.
+    Without a ``name`` momentum and weight decay are as there, too; with one there is no momentum. ``clip`` is the
+    largest norm of the gradient, over all that the objective moves; that of ``[train]`` holds as well. ``decay``
+    multiplies the rate after every round.
     """
 
     name: Literal["sgd", "adam"] | None = None
     lr: float | None = None
-    momentum: float | None = None
-    weight_decay: float | None = None
+    weight_decay: float = 0.0
     clip: float | None = None
     decay: float = 1.0
 
@@ -211,51 +220,59 @@ class Objective(Brief):
             return self.loss(net, batch if self.encode is None else self.encode(net, batch, context), context)
 
 
-@dataclass(frozen=True, repr=False)
-class Phase(Brief):
-    """Steps: each draws one batch and minimises every objective on it, in order.
+class Epochs(int):
+    """So many passes over a client's samples, in the place of a number of steps."""
 
-    Without ``steps``, ``epochs`` or ``batch`` they are what the experiment's ``[train]`` says. On the server batches
-    are drawn from the ``samples`` made of the replies; without them the batch is empty, and objectives work on the
-    replies, the server's own tensors and noise, which is drawn for ``batch`` samples. With ``snapshot`` the client's
-    tensors after a step drawn for the round, the same for all clients with equally many, are
-    :attr:`LocalWork.snapshot`. Batches say which environments their samples are of where the phase asks for
-    ``environments``.
+    def __repr__(self) -> str:
+        return f"{int(self)} epochs"
+
+
+def lasting(count: int, unit: Literal["steps", "epochs"]) -> int:
+    """So many steps or epochs, for :attr:`Phase.steps`."""
+    return Epochs(count) if unit == "epochs" else count
+
+
+@dataclass(frozen=True, repr=False)
+class Batches(Brief):
+    """A name, which streams and records are keyed by, and batches: how many, and of how many samples.
+
+    What is None is as the experiment's ``[train]`` says, but a :class:`Measure` without ``steps`` covers all samples.
     """
 
     name: str
+    steps: int | None = field(default=None, kw_only=True)
+    batch: int | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True, repr=False)
+class Phase(Batches):
+    """Steps, or :class:`Epochs`: each step draws one batch and minimises every objective on it, in order.
+
+    On the server batches are drawn from the ``samples`` made of the replies; without them the batch is empty, and
+    objectives work on the replies, the server's own tensors and noise, which is drawn for ``batch`` samples. With
+    ``snapshot`` the client's shared tensors after a step drawn for the round, the same for all clients with equally
+    many, are measured. Batches say which environments their samples are of where the phase asks for ``environments``.
+    """
+
     objectives: tuple[Objective, ...]
-    steps: int | None = None
-    epochs: int | None = None
-    batch: int | None = None
     samples: Callable[[Replies], Samples] | None = None
     snapshot: bool = False
     environments: bool = False
 
-    @classmethod
-    def lasting(
-        cls, name: str, objectives: tuple[Objective, ...], count: int, unit: Literal["steps", "epochs"]
-    ) -> Self:
-        """A phase of so many steps or epochs."""
-        steps, epochs = (count, None) if unit == "steps" else (None, count)
-        return cls(name, objectives, steps=steps, epochs=epochs)
-
 
 @dataclass(frozen=True, repr=False)
-class Measure(Brief):
+class Measure(Batches):
     """A phase that trains nothing: named tensors, summed over batches that cover every training sample once.
 
     With ``steps`` it is so many batches instead, as training would draw them, but in an order drawn for the round, so
     that the batches of training stay those they would be; :attr:`LocalWork.means` knows how many samples they have.
-    Without ``batch`` its size is what the experiment's ``[train]`` says. Parts are in evaluation mode and inputs are
-    not augmented. On the server it is called once, with an empty batch, and scalars are recorded beside the loss terms.
+    Parts are in evaluation mode and inputs are not augmented. On the server it is called once, with an empty batch:
+    what it calls by the full name of a ``down`` or ``server`` tensor is that tensor's next value, and scalars are
+    recorded beside the loss terms.
     """
 
-    name: str
     measure: Callable[[Net, Batch, Context], Mapping[str, Tensor]]
     draws: Callable[[ModelBuilder, int], Draws] = no_draws
-    steps: int | None = None
-    batch: int | None = None
 
 
 Phases = tuple[Phase | Measure, ...]
@@ -280,17 +297,13 @@ def term_names(phases: Phases) -> dict[tuple[str, str, str], str]:
 
 
 @dataclass(frozen=True, repr=False)
-class LocalWork(Brief):
+class LocalWork(Known):
     """What a client has after its phases, from which it makes its reply and what it keeps.
 
     Attributes:
         trained: the tensors of every shared part that was received, by full name, as they are now.
         private: the client's own tensors, which stay.
-        received: the Down it started from.
-        measured: the sums of every :class:`Measure`.
-        snapshot: ``trained`` after the drawn step of a phase with a snapshot; empty otherwise.
         train: the client's training samples, as the stage sees them.
-        counts: how many there are of each class, (classes,), int64.
         steps: how many steps of training were taken.
         lr: the learning rate of ``[train]`` in this round.
         seen: over how many samples each of the sums in ``measured`` is, by its name.
@@ -298,11 +311,7 @@ class LocalWork(Brief):
 
     trained: Tensors
     private: Tensors
-    received: Down
-    measured: Tensors
-    snapshot: Tensors
     train: Samples
-    counts: Tensor
     steps: int
     lr: float
     seen: Mapping[str, int] = field(default_factory=dict)
@@ -315,7 +324,7 @@ class LocalWork(Brief):
     @property
     def means(self) -> Tensors:
         """What was measured, for a single sample in the mean."""
-        return Tensors({name: total / self.seen[name] for name, total in self.measured.items()})
+        return Tensors({name: self.measured[name] / seen for name, seen in self.seen.items()})
 
 
 @dataclass(frozen=True, repr=False)
@@ -328,7 +337,6 @@ class ServerState(Brief):
         server: what never leaves it.
         optimisers: optimiser state of the server's own phases that is kept.
         clients: how many clients there are, sampled or not.
-        measured: what the server's phases of this exchange measured; empty otherwise.
         round: the round within its stage, from 1, that is under way or was the last; 0 before any.
     """
 
@@ -337,11 +345,10 @@ class ServerState(Brief):
     server: Tensors = field(default_factory=Tensors)
     optimisers: OptimiserState = field(default_factory=dict)
     clients: int = 0
-    measured: Tensors = field(default_factory=Tensors)
     round: int = 0
 
     def __post_init__(self) -> None:
-        for scope in ("shared", "down", "server", "measured"):
+        for scope in ("shared", "down", "server"):
             object.__setattr__(self, scope, Tensors(getattr(self, scope)))
 
     @property
@@ -444,7 +451,7 @@ class Exchange(Brief):
         begin: tensors with which a client begins instead, from what it keeps and what it received.
         upload: makes the ``uploads``.
         keep: client tensors, by full name, that are replaced after the phases; the rest stays as trained.
-        server: phases of the server between the replies and the merge; they may move ``down`` and ``server`` parts.
+        server_phases: phases of the server between replies and merge; they may move ``down`` and ``server`` parts.
         select: a cohort, from the server's state, the clients' ids, how many are wanted and a generator. That of the
             first exchange is the round's, by default :func:`uniform`; the others have the round's, or one of their
             own. An id that is given more than once works once, and its reply is merged as often.
@@ -461,7 +468,7 @@ class Exchange(Brief):
     begin: Callable[[Tensors, Down], Mapping[str, Tensor]] | None = None
     upload: Callable[[LocalWork], Mapping[str, Tensor]] | None = None
     keep: Callable[[LocalWork], Mapping[str, Tensor]] | None = None
-    server: Phases = ()
+    server_phases: Phases = ()
     select: Select | None = None
 
 
@@ -475,9 +482,7 @@ class Stage(Brief):
         exchanges: what a round does, in order.
         participation: the part of the clients sampled in a round, in (0, 1]; None: the experiment's.
         view: the federation as this stage sees it, where clients work on something else than their samples.
-        scored: whether models are evaluated.
-        keeps: whether clients keep what the stage does to their own tensors and optimiser state.
-        needed: whether the run cannot go on without it: a round that merges nothing ends the run.
+        scored: whether models are evaluated, and clients keep what the stage does to their own tensors and optimisers.
     """
 
     name: str
@@ -486,24 +491,9 @@ class Stage(Brief):
     participation: float | None = None
     view: Callable[[FederatedData, Streams], FederatedData] | None = None
     scored: bool = True
-    keeps: bool = True
-    needed: bool = False
 
     @property
     def training(self) -> Exchange:
         """The last exchange in which clients train, whose Down their models are made of; of measures, the last."""
         trains = (each for each in reversed(self.exchanges) if any(isinstance(one, Phase) for one in each.phases))
         return next(trains, self.exchanges[-1])
-
-
-@dataclass(frozen=True, repr=False)
-class Round(Brief):
-    """A round of a stage, from 1."""
-
-    stage: Stage
-    number: int
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """What random streams are keyed by."""
-        return (self.stage.name, self.number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from torch import Tensor
 
@@ -57,6 +57,19 @@ class Prepared(Protocol):
         """Write it into a folder, and return the files."""
 
 
+class Preparing(Protocol):
+    """The settings of what a method's stages before its training make."""
+
+    def check(self, federated: FederatedData) -> None:
+        """Raise an error if it cannot be made of these clients."""
+
+    def prepared(self, federated: FederatedData, state: ServerState, messages: dict[str, Any]) -> Prepared:
+        """What those stages left on the server, and what crossed the wire for it."""
+
+    def notes(self, state: ServerState) -> tuple[str, ...]:
+        """What a reader of the results must know of it."""
+
+
 class Method(Spec):
     """What a run asks of a method: parts, stages and clients; all else it asks of the :attr:`core` that trains.
 
@@ -73,8 +86,10 @@ class Method(Spec):
 
     @property
     def core(self) -> Averaging:
-        """The method that trains, beneath what wraps it."""
-        raise NotImplementedError
+        """The method that trains: this one, or the ``base`` of one that wraps it."""
+        core = getattr(self, "base", self)
+        assert isinstance(core, Averaging)
+        return core
 
     @property
     def label(self) -> str:
@@ -93,16 +108,12 @@ class Method(Spec):
         return cls.paper if built_in(cls) else str(vars(cls).get("paper", ""))
 
     @property
-    def prepares(self) -> Spec | None:
+    def prepares(self) -> Preparing | None:
         """The settings of what is made before training and is a result of its own; None if nothing is."""
         return None
 
-    def prepared(self, federated: FederatedData, state: ServerState, messages: dict[str, Any]) -> Prepared:
-        """What the stages before training left on the server, and what crossed the wire for it."""
-        raise NotImplementedError
-
-    def all_parts(self, model: ModelBuilder) -> dict[str, Part]:
-        """The named parts, fresh from their initial values, with what the server's optimiser keeps."""
+    def parts(self, model: ModelBuilder) -> dict[str, Part]:
+        """The named parts, fresh from their initial values."""
         raise NotImplementedError
 
     def stages(self, rounds: int) -> tuple[Stage, ...]:
@@ -111,11 +122,13 @@ class Method(Spec):
 
     def regroup(self, federated: FederatedData) -> FederatedData:
         """The clients and environments of its runs; only references such as pooled training change it."""
+        if self.prepares is not None:
+            self.prepares.check(federated)
         return federated
 
     def notes(self, state: ServerState) -> tuple[str, ...]:
         """What a reader of the results must know of the server's final state, such as that an index says nothing."""
-        return ()
+        return () if self.prepares is None else self.prepares.notes(state)
 
 
 class Averaging(Method):
@@ -158,21 +171,7 @@ class Averaging(Method):
                 "leave it at 'mean'. A page that only adds to the mean overrides after_mean."
             )
 
-    @property
-    def core(self) -> Self:
-        """Itself."""
-        return self
-
     # What it is made of -------------------------------------------------------------------------
-
-    def parts(self, model: ModelBuilder) -> dict[str, Part]:
-        """The named parts, fresh from their initial values."""
-        raise NotImplementedError
-
-    def all_parts(self, model: ModelBuilder) -> dict[str, Part]:
-        """The parts, and what the server's optimiser keeps."""
-        parts = self.parts(model)
-        return parts | self.server.parts(parts)
 
     def moves(self) -> tuple[str, ...]:
         """The parts that local training moves."""
@@ -229,7 +228,7 @@ class Averaging(Method):
         Nothing is counted where nothing is merged.
         """
         own: dict[str, Any] = {hook: getattr(self, hook) for hook in HOOKS if hasattr(self, hook)}
-        own |= {"phases": self.phases(), "server": self.server_phases()} | changes
+        own |= {"phases": self.phases(), "server_phases": self.server_phases()} | changes
         return Exchange(name, **{"counted": self.weighting == "samples" and own["merge"] is not leave, **own})
 
     def server_phases(self) -> Phases:
@@ -253,6 +252,12 @@ class Averaging(Method):
         return self.bn == "reestimate"
 
 
+def all_parts(method: Method, model: ModelBuilder) -> dict[str, Part]:
+    """A method's parts, fresh from their initial values, and what the server's optimiser keeps for them."""
+    parts = method.parts(model)
+    return parts | method.server.parts(parts) if isinstance(method, Averaging) else parts
+
+
 def make_parts(method: Method, model: ModelBuilder) -> dict[str, Part]:
     """The parts of a method, also of one that makes modules plainly, with initial values from the run's streams.
 
@@ -260,7 +265,7 @@ def make_parts(method: Method, model: ModelBuilder) -> dict[str, Part]:
         FedshiftError: a module has alpha dropout, or another kind of dropout layer.
     """
     with model.streams.as_global("initialisation", "parts"):
-        parts = method.all_parts(model)
+        parts = all_parts(method, model)
     # Weights that were read come in evaluation mode, and a step sees the mode of the top only.
     return {name: replace(part, module=from_streams(part.module, name).train()) for name, part in parts.items()}
 

@@ -27,7 +27,7 @@ def preparation_part(preparation: Preparation | None) -> dict[str, Part]:
     if preparation is None:
         return {}
     scope: Scope = "client" if preparation.statistics == "site" else "down"
-    return {PREPARATION: Part.state(preparation.of_nobody(), scope, exact=True)}
+    return {PREPARATION: Part.state(preparation.of_nobody(), scope)}
 
 
 def prepared_first(preparation: Preparation | None, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
@@ -59,4 +59,4 @@ def _stage(preparation: Preparation) -> Stage:
         return state.updated(Tensors(statistics).under(PREPARATION))
 
     exchange = Exchange(PREPARATION, merge=merge, sends=(), returns=(), uploads=uploads, upload=upload)
-    return Stage(PREPARATION, 1, (exchange,), participation=1.0, scored=False, keeps=False, needed=True)
+    return Stage(PREPARATION, 1, (exchange,), participation=1.0, scored=False)

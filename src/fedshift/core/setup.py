@@ -19,7 +19,6 @@ from fedshift.core.contract import (
     Objective,
     Part,
     Phase,
-    Round,
     Scope,
     ServerState,
     Stage,
@@ -31,7 +30,7 @@ from fedshift.core.method import Method, tensor_scopes
 from fedshift.core.metrics import check_classes, names, scikit_learn
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
-from fedshift.core.preparation import prepared_first
+from fedshift.core.preparation import PREPARATION, prepared_first
 from fedshift.core.tensors import SAMPLES, Tensors, full_name, part_of, weighted_mean
 from fedshift.core.training import Evaluate, Train
 from fedshift.errors import FedshiftError
@@ -40,6 +39,19 @@ from fedshift.streams import Key, Streams
 STEPS = "steps"  # in telemetry: how many steps a client took
 MOST_TERMS = 16  # of an objective: telemetry is a few numbers, not data
 DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round of a stage, from 1."""
+
+    stage: Stage
+    number: int
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What random streams are keyed by."""
+        return (self.stage.name, self.number)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +128,7 @@ class Setup:
             for exchange in stage.exchanges:
                 for upload in exchange.uploads:
                     self._check_reveals(upload)
-                for phase in (*exchange.phases, *exchange.server):
+                for phase in (*exchange.phases, *exchange.server_phases):
                     for objective in phase.objectives if isinstance(phase, Phase) else ():
                         check_terms(objective)
 
@@ -220,7 +232,7 @@ class Setup:
 
     def kept_as(self, name: str, tensor: Tensor) -> torch.dtype:
         """The type in which the run keeps a tensor of a full name, and sends it."""
-        return self.dtype if tensor.is_floating_point() and not self.parts[part_of(name)].exact else tensor.dtype
+        return self.dtype if tensor.is_floating_point() and part_of(name) != PREPARATION else tensor.dtype
 
     def unseen(self, state: ServerState, clients: Sequence[Tensors], read: Collection[str]) -> list[Tensors]:
         """The client tensors with which a client that never trained is predicted for, of each model; see :class:`Part`.

@@ -20,9 +20,9 @@ from filelock import FileLock
 
 from fedshift import content, files
 from fedshift.clients.federated import FederatedData
-from fedshift.core.contract import Category, Round, ServerState
+from fedshift.core.contract import Category, ServerState
 from fedshift.core.messages import Order, pack
-from fedshift.core.setup import Setup
+from fedshift.core.setup import Round, Setup
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import Tensors
 from fedshift.deployment.agreement import EXPERIMENT, SITE, Agreement, SiteSettings, read_site

@@ -14,9 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedshift.core.contract import Round
 from fedshift.core.messages import Missing, Order
-from fedshift.core.setup import Setup
+from fedshift.core.setup import Round, Setup
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.flower import Away, Link
 from fedshift.deployment.journal import Doubts, Journal, Scoring

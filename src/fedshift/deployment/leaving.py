@@ -15,10 +15,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from fedshift.core.contract import Category, Declared, Exchange, Round, Stage
+from fedshift.core.contract import Category, Declared, Exchange, Stage
 from fedshift.core.messages import Telemetry
 from fedshift.core.preparation import PREPARATION
-from fedshift.core.setup import Setup, told
+from fedshift.core.setup import Round, Setup, told
 from fedshift.core.tensors import counted, part_of
 from fedshift.deployment.agreement import Agreement, SiteSettings
 from fedshift.deployment.federation_toml import FederationSettings

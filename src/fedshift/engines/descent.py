@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.core.contract import Batch, Context, Objective, Round
+from fedshift.core.contract import Batch, Context, Objective
 from fedshift.core.dropout import dropout_draws
 from fedshift.core.net import Net
-from fedshift.core.setup import Setup
+from fedshift.core.setup import Round, Setup
 from fedshift.engines.banks import Bank, Given
 from fedshift.engines.engine import SERVER
 from fedshift.engines.lane import Course, Lane
@@ -275,8 +275,8 @@ def _settings(setup: Setup, objective: Objective, round: Round) -> Settings:
     return Settings(
         own.name or train.optimiser,
         (train.lr_in(round.number, round.stage.rounds) if own.lr is None else own.lr) * own.decay ** (round.number - 1),
-        train.momentum if own.momentum is None else own.momentum,
-        train.weight_decay if own.weight_decay is None else own.weight_decay,
+        train.momentum if own.name is None else 0.0,
+        train.weight_decay if own.name is None else own.weight_decay,
     )
 
 

@@ -11,11 +11,11 @@ from fedshift.clients.client import Client
 from fedshift.clients.environments import Environment
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
-from fedshift.core.contract import Exchange, Round, ServerState
+from fedshift.core.contract import Exchange, ServerState
 from fedshift.core.messages import Down, Up
 from fedshift.core.metrics import Values
 from fedshift.core.preparation import PREPARATION
-from fedshift.core.setup import Setup
+from fedshift.core.setup import Round, Setup
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import Replies, Tensors
 

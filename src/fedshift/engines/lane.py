@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.samples import Samples
-from fedshift.core.contract import Batch, Context, Measure, Phase
+from fedshift.core.contract import Batch, Context, Epochs, Measure, Phase
 from fedshift.core.state import OptimiserState
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.core.training import Train
@@ -43,7 +43,6 @@ class Lane:
         means: when done, the mean of each loss term over the steps.
         measured: when done, the sums of every measure.
         seen: when done, over how many samples each of these is.
-        snapshot: when done, the shared tensors after the drawn step of a phase that takes a snapshot.
         steps: how many steps were done.
         read: what its objectives read of batches that have weights: "y", "weight", both or neither.
         error: what went wrong with this lane alone.
@@ -59,7 +58,7 @@ class Lane:
             self.received: Tensors = job.down
             self.drawn = job.state.drawn.get(job.round.stage.name, 0)
         else:
-            self.name, self.key, self.phases = "the server", SERVER, job.exchange.server
+            self.name, self.key, self.phases = "the server", SERVER, job.exchange.server_phases
             self.samples = None
             self.inputs, self.replies = Inputs(), job.replies
             self.received = Tensors()
@@ -67,7 +66,6 @@ class Lane:
         self.means: dict[str, float] = {}
         self.measured: dict[str, Tensor] = {}
         self.seen: dict[str, int] = {}
-        self.snapshot: dict[str, Tensor] = {}
         self.steps = 0
         self.read: set[str] = set()
         self.error: Exception | None = None
@@ -148,7 +146,8 @@ class Lane:
     def context(self, noise: Mapping[str, Tensor]) -> Context:
         """What an objective may know."""
         when = self.round.number, self.round.stage.rounds
-        return Context(*when, self.received, noise, self.number, self.counts, Tensors(self.measured), self.replies)
+        known = self.received, Tensors(self.measured), self.counts
+        return Context(*known, *when, noise, self.number, self.replies)
 
     def batch(self, x: Tensor, y: Tensor) -> Batch:
         """A batch of inputs and labels."""
@@ -206,11 +205,11 @@ class Course:
 
 def steps_of(phase: Phase, train: Train, samples: int | None) -> int:
     """How many steps a phase has on so many samples; None: on a server that has none."""
-    if phase.steps is not None:
+    if phase.steps is not None and not isinstance(phase.steps, Epochs):
         return phase.steps
     per_epoch = samples // min(phase.batch or train.batch, samples) if samples else 1
-    if phase.epochs is not None:
-        return phase.epochs * per_epoch
+    if phase.steps is not None:
+        return phase.steps * per_epoch
     return train.steps * (per_epoch if train.unit == "epochs" else 1)
 
 
@@ -228,7 +227,7 @@ def shorten(jobs: Sequence[Job], steps: int) -> list[Job]:
     """The jobs of an exchange with so many steps of each phase at most; what is measured over all samples stays."""
     most = [max(counts) for counts in zip(*map(_steps_by_phase, jobs), strict=True)]
     phases = zip(jobs[0].exchange.phases, most, strict=True)
-    cut = [replace(p, steps=min(steps, n), epochs=None) if isinstance(p, Phase) else p for p, n in phases]
+    cut = [replace(p, steps=min(steps, n)) if isinstance(p, Phase) else p for p, n in phases]
     exchange = replace(jobs[0].exchange, phases=tuple(cut))
     return [replace(job, exchange=exchange) for job in jobs]
 

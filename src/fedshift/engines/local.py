@@ -13,6 +13,7 @@ import torch
 from fedshift.core.contract import Measure, Objective, Phase, Phases, term_names
 from fedshift.core.net import Net
 from fedshift.core.setup import Setup
+from fedshift.core.tensors import Tensors
 from fedshift.engines.banks import Bank
 from fedshift.engines.descent import Descent
 from fedshift.engines.engine import SERVER
@@ -82,7 +83,7 @@ def _take_snapshots(bank: Bank, active: Sequence[Course], step: int) -> None:
         drawn = torch.rand((), generator=lane.setup.streams.generator("snapshot", *lane.round.key, course.phase.name))
         if step == int(drawn * course.steps):
             shared = [name for name in lane.received if lane.setup.scopes[name] == "shared"]
-            lane.snapshot = bank.copy(number, shared)
+            lane.measured |= Tensors(bank.copy(number, shared)).under("snapshot")
 
 
 def _finish(phase: Phase, course: Course) -> None:

@@ -57,7 +57,7 @@ class Sequential:
     def serve(self, job: ServerJob) -> tuple[ServerState, dict[str, float]]:
         """Let the server work; returns its state, and by name each term's mean and the scalars that it measured."""
         state = job.state
-        if not job.exchange.server:
+        if not job.exchange.server_phases:
             return state, {}
         bank = self.resident(job.setup).server
         bank.load(0, state.tensors)
@@ -67,8 +67,10 @@ class Sequential:
         if lane.error:
             raise lane.error
         state = state.updated(bank.copy(0, [*state.down, *state.server]))
+        own = state.down | state.server
+        state = state.updated({n: tensor for n, tensor in lane.measured.items() if full_name(n) in own})
         scalars = {name: float(value) for name, value in lane.measured.items() if not value.ndim}
-        return replace(state, optimisers=lane.optimisers, measured=Tensors(lane.measured)), lane.means | scalars
+        return replace(state, optimisers=lane.optimisers), lane.means | scalars
 
     def score(self, questions: Iterable[Question]) -> Iterator[Score]:
         """Score model after model; small environments of one model are predicted for together."""
@@ -106,13 +108,12 @@ def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
     # What was not sent is another client's, left over in the bank.
     shared = [name for name, scope in setup.scopes.items() if scope == "shared" and name in job.down]
     work = LocalWork(
-        Tensors(bank.copy(number, shared)),
-        private,
         job.down,
         Tensors(lane.measured),
-        Tensors(lane.snapshot),
-        job.client.train,
         lane.counts,
+        Tensors(bank.copy(number, shared)),
+        private,
+        job.client.train,
         lane.steps,
         setup.train.lr_in(job.round.number, job.round.stage.rounds),
         lane.seen,

@@ -29,8 +29,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshift.core.contract import Round
 from fedshift.core.messages import Down
+from fedshift.core.setup import Round
 from fedshift.engines.engine import Job, Outcome, Question, Score
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.sequential import Sequential

@@ -141,7 +141,7 @@ class DRFA(FedAvg):
 
     def caught(self, work: LocalWork) -> Mapping[str, Tensor]:
         """The model after the step that was drawn, and how many steps there were."""
-        return work.snapshot.of_parts(self.moves()).under("caught") | {"steps": torch.tensor(work.steps)}
+        return work.measured.of("snapshot").of_parts(self.moves()).under("caught") | {"steps": torch.tensor(work.steps)}
 
     def after_mean(self, state: ServerState, replies: Replies) -> Tensors:
         """The mean model at the drawn step, and the mean number of steps."""

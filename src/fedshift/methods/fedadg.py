@@ -112,8 +112,8 @@ class FedADG(FedAvg):
             self.step("generator", self.generator_loss),
         )
         return (
-            Phase.lasting("classification", (self.objective("model"),), self.classification_steps, self.unit),
-            Phase.lasting("adversarial", adversarial, self.adversarial_steps, self.unit),
+            Phase("classification", (self.objective("model"),), steps=lasting(self.classification_steps, self.unit)),
+            Phase("adversarial", adversarial, steps=lasting(self.adversarial_steps, self.unit)),
         )
 
     def step(self, part: str, loss: Loss) -> Objective:

@@ -155,10 +155,6 @@ class FedCiR(Probabilistic):
         sigma = torch.stack(sigmas)
         return Tensors({"mean": torch.stack(means), "sigma": sigma}).under("gaussians") | {"sigma_g": sigma.mean()}
 
-    def after_mean(self, state: ServerState, replies: Replies) -> Tensors:
-        """The class Gaussians that were estimated."""
-        return state.measured.only(state.down)
-
 
 class FedReg(FedCiR):
     """FedCiR without the alignment: clients learn from generated representations alone."""

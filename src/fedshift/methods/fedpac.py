@@ -111,8 +111,8 @@ class FedPAC(FedAvg):
         encoder = self.objective("encoder", moves=("encoder",))
         return (
             Measure("before", self.measured_before),
-            Phase.lasting("head", (head,), self.head_steps, self.unit),
-            Phase.lasting("encoder", (encoder,), self.encoder_steps, self.unit),
+            Phase("head", (head,), steps=lasting(self.head_steps, self.unit)),
+            Phase("encoder", (encoder,), steps=lasting(self.encoder_steps, self.unit)),
             Measure("after", self.measured_after),
         )
 

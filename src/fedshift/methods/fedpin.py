@@ -101,7 +101,7 @@ class Personalised(GlobalModel):
     def personal_phase(self, copy: PersonalCopy, loss: Loss, terms: tuple[str, ...]) -> Phase:
         """K steps or epochs of a loss over a copy."""
         objective = Objective(copy.name, loss, copy.names, terms, optimiser=Optimiser(lr=self.personal_lr))
-        return Phase.lasting(copy.name, (objective,), self.personal_steps, self.personal_unit)
+        return Phase(copy.name, (objective,), steps=lasting(self.personal_steps, self.personal_unit))
 
     def personal_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """What Phi_u and omega_u minimise."""

@@ -63,7 +63,7 @@ class GlobalModel(FedAvg):
 
     def phases(self) -> Phases:
         """The global phase."""
-        return (Phase.lasting("global", self.game(), self.global_steps, self.global_unit),)
+        return (Phase("global", self.game(), steps=lasting(self.global_steps, self.global_unit)),)
 
     def game(self) -> tuple[Objective, ...]:
         """What a step of the global phase minimises, in order."""

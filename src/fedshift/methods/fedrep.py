@@ -56,7 +56,7 @@ class FedRep(FedAvg):
         shared = tuple(part for part in self.moves() if part not in self.own)
         turns = (("head", self.own, self.head_steps), ("encoder", shared, self.encoder_steps))
         return tuple(
-            Phase.lasting(name, (self.objective(name, moves=moves),), count, self.unit)
+            Phase(name, (self.objective(name, moves=moves),), steps=lasting(count, self.unit))
             for name, moves, count in turns
             if moves
         )

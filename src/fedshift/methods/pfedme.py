@@ -48,7 +48,7 @@ class PFedMe(PersonalModel):
         theta = Objective(
             "personal", self.personal_loss, self.own.names, ("personal", "pull"), repeats=self.personal_steps
         )
-        plain = Optimiser("sgd", lr=self.eta, momentum=0.0, weight_decay=0.0)
+        plain = Optimiser("sgd", lr=self.eta)
         return (Phase("train", (theta, self.objective("global", optimiser=plain))),)
 
     def personal_loss(self, net: Net, batch: Batch, context: Context) -> Terms:

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from fedshift.clients.tables import Lazy
-from fedshift.core.contract import Exchange, Round, Select, ServerState, Stage, term_names, uniform
+from fedshift.core.contract import Exchange, Select, ServerState, Stage, term_names, uniform
 from fedshift.core.messages import Answer, Down, Missing, Order
 from fedshift.core.metrics import ACCURACY
-from fedshift.core.setup import Setup
-from fedshift.core.tensors import Replies, Tensors
+from fedshift.core.preparation import PREPARATION
+from fedshift.core.setup import Round, Setup
+from fedshift.core.tensors import Replies
 from fedshift.engines.engine import ServerJob
 from fedshift.errors import DivergedError, FedshiftError
 from fedshift.rounds.checks import (
@@ -161,7 +162,7 @@ class Coordinator:
                 merged = yield from merge(asked, answers)
             gone |= {order.client for order in orders} - answers.keys()
             if merged is None:
-                if round.stage.needed:
+                if round.stage.name == PREPARATION:
                     raise FedshiftError(
                         f"{len(answers)} of {len(orders)} clients answered in the stage '{round.stage.name}', which "
                         "the run needs: lower train.min_answers or train.absent, or start again when more of them are "
@@ -181,7 +182,7 @@ class Coordinator:
         replies = Replies((client, answers[client].up) for client in asked.cohort if client in answers)
         state, terms = yield ServerJob(self.setup, exchange, round, self.state, replies)
         with self.setup.lend("merge", *round.key, exchange.name):
-            merged = replace(exchange.merge(state, replies), measured=Tensors())
+            merged = exchange.merge(state, replies)
         if terms:
             self.terms.setdefault("server", {}).update(terms)
         if first_not_finite(merged.tensors):

@@ -13,12 +13,13 @@ from torch import Tensor
 from fedshift.clients.environments import Environment
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.tables import Lazy
-from fedshift.core.contract import Part, Round, ServerState
+from fedshift.core.contract import Part, ServerState
 from fedshift.core.method import Method
 from fedshift.core.metrics import Values, mean_of
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, parts_read
 from fedshift.core.preparation import PREPARATION
+from fedshift.core.setup import Round
 from fedshift.core.tensors import Tensors, part_of
 from fedshift.engines.banks import same
 from fedshift.engines.engine import Engine, Question, Score

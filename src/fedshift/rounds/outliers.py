@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedshift.core.contract import Category, Exchange, Phase
+from fedshift.core.contract import Category, Epochs, Exchange, Phase
 from fedshift.core.messages import Down, Up
 from fedshift.core.setup import Setup
 from fedshift.core.tensors import Tensors
@@ -161,7 +161,7 @@ def _growth(setup: Setup, exchange: Exchange, category: Category, client: int, l
 def _counts_epochs(setup: Setup, exchange: Exchange) -> bool:
     """Whether clients take more steps the more samples they have."""
     return any(
-        phase.epochs is not None or (phase.steps is None and setup.train.unit == "epochs")
+        isinstance(phase.steps, Epochs) or (phase.steps is None and setup.train.unit == "epochs")
         for phase in exchange.phases
         if isinstance(phase, Phase)
     )

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.samples import Samples
-from fedshift.core.contract import Round, Stage
+from fedshift.core.contract import Stage
 from fedshift.core.messages import Answer, Order, Telemetry
 from fedshift.core.preparation import PREPARATION
-from fedshift.core.setup import Setup
+from fedshift.core.setup import Round, Setup
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import Tensors
 from fedshift.engines.engine import Engine, Job, Outcome
@@ -122,7 +122,7 @@ class Site:
             inputs = self.federated.inputs.fitted((job.down | job.state.tensors).of(PREPARATION))
             audit(job, outcome, train, inputs, self.initial)
         stage = job.round.stage
-        kept = outcome.state if stage.keeps else replace(job.state, drawn=outcome.state.drawn)
+        kept = outcome.state if stage.scored else replace(job.state, drawn=outcome.state.drawn)
         self.store.put(outcome.client, kept)
         tells = self.setup.evaluate.telemetry
         telemetry = Telemetry.from_numbers(outcome.terms, outcome.steps) if tells else Telemetry()

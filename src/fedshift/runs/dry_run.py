@@ -10,8 +10,9 @@ from typing import cast
 
 import torch
 
-from fedshift.core.contract import Exchange, Phase, Round, Stage
+from fedshift.core.contract import Exchange, Phase, Stage
 from fedshift.core.messages import Up, wire_bytes
+from fedshift.core.setup import Round
 from fedshift.core.tensors import Replies
 from fedshift.engines.calibration import seconds_a_step
 from fedshift.engines.choice import asked_for
@@ -147,7 +148,7 @@ def _replies(simulation: Simulation, exchange: Exchange, jobs: Sequence[Job]) ->
     """What clients would send without a step, where they declare no length or the server trains on it; else nothing."""
     declared = simulation.setup.declaration(exchange).reply.values()
     of_any_length = any(None in shape for _, shape in declared)
-    trained_on = any(isinstance(phase, Phase) and phase.samples is not None for phase in exchange.server)
+    trained_on = any(isinstance(phase, Phase) and phase.samples is not None for phase in exchange.server_phases)
     if not (of_any_length or trained_on):
         return Replies()
     replies = []
@@ -194,7 +195,7 @@ def _steps_of_round(simulation: Simulation, stage: Stage, sizes: Mapping[int, in
             if isinstance(phase, Phase):
                 for size, count in sizes.items():
                     steps += part * count * steps_of(phase, setup.train, size)
-        for phase in exchange.server:
-            if isinstance(phase, Phase) and (phase.samples is None or phase.steps is not None):
+        for phase in exchange.server_phases:
+            if isinstance(phase, Phase) and (phase.samples is None or type(phase.steps) is int):
                 steps += steps_of(phase, setup.train, None)
     return steps

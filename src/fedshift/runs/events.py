@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, FiniteFloat, RootModel
 
 from fedshift import files
-from fedshift.core.contract import Round
 from fedshift.core.metrics import ACCURACY
+from fedshift.core.setup import Round
 from fedshift.errors import DiskError
 from fedshift.manifest import checked, parsed
 from fedshift.runs.schema import Few, File, Record, Share, Size

@@ -115,7 +115,7 @@ def _train(rounds: Sequence[_Round], engine: Engine) -> None:
 
 def _serve(round: _Round, job: ServerJob, engine: Engine) -> None:
     """Let the server of a run work."""
-    if job.exchange.server:
+    if job.exchange.server_phases:
         round.begin_task([job])
     try:
         came: Any = engine.serve(job)

@@ -14,14 +14,14 @@ from fedshift import memory
 from fedshift.clients.checks import check_data
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
-from fedshift.core.contract import Round, Stage
+from fedshift.core.contract import Stage
 from fedshift.core.frozen import Embedding, FrozenNetwork, embedded, silent
 from fedshift.core.messages import Missing, Order
 from fedshift.core.method import make_parts
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import batch_norms
 from fedshift.core.preparation import preparation_part
-from fedshift.core.setup import Setup
+from fedshift.core.setup import Round, Setup
 from fedshift.datasets.dataset import Dataset
 from fedshift.engines.calibration import choose
 from fedshift.engines.choice import Choice, asked_for

@@ -119,4 +119,5 @@ def index(source: Source = DEFAULT, *, progress: Progress | None = None, **optio
     asked = experiment(source, **options)
     with display(progress, 1) as shown:
         done = prepare(asked, "index", shown)
-    return asked.method.prepared(done.federated, done.coordinator.state, done.coordinator.ledger.declaration())
+    assert asked.method.prepares is not None
+    return asked.method.prepares.prepared(done.federated, done.coordinator.state, done.coordinator.ledger.declaration())

@@ -63,7 +63,7 @@ class ServerOptimiser(Spec):
         if not kept:
             raise FedshiftError(
                 f"The server has no '{name}' for its optimiser: a method on top of another takes the base's "
-                "all_parts(), not its parts()."
+                "all_parts(base, model), not its parts()."
             )
         return kept
 

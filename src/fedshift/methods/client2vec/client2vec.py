@@ -30,12 +30,12 @@ Choices, where the paper leaves something open:
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from fedshift.methods import METHODS
 from fedshift.methods.client2vec import INDICES
-from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, ClientIndex, notes_on, similarity
-from fedshift.methods.client2vec.vectors import Index
+from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL, ClientIndex
+from fedshift.methods.client2vec.vectors import similarity
 from fedshift.methods.fedavg import FedAvg
 from fedshift.page import *
 
@@ -90,24 +90,15 @@ class Client2Vec(Method):
     # What it is made of -------------------------------------------------------------------------
 
     @property
-    def core(self) -> FedAvg:
-        """The base."""
-        return self.base
-
-    @property
     def prepares(self) -> ClientIndex:
         """The index."""
         return self.index
 
-    def prepared(self, federated: FederatedData, state: ServerState, messages: dict[str, Any]) -> Index:
-        """The clients' vectors."""
-        return Index.of(federated, state, messages)
-
-    def all_parts(self, model: ModelBuilder) -> dict[str, Part]:
+    def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """The base's parts, the index, the memory of past cohorts, and P with its head."""
         feature_scope: Scope = "down" if self.local_training else "server"
         own = {name: Part.state(torch.zeros(model.clients), "server") for name in (HISTORY, LAST, SINCE)}
-        base = self.base.all_parts(model)
+        base = all_parts(self.base, model)
         if any(name not in base or base[name].scope != "shared" for name in ("encoder", "head")):
             raise self.unfit()
         index = self.index.parts(model, base, feature_scope)
@@ -118,15 +109,6 @@ class Client2Vec(Method):
             head = model.initialised("projector_head", lambda: nn.Linear(length, model.classes))
             own |= {"projector": Part(projector), "projector_head": Part(head)}
         return base | index | own
-
-    def regroup(self, federated: FederatedData) -> FederatedData:
-        """An index that was made before is checked to be of these clients."""
-        self.index.check(federated)
-        return federated
-
-    def notes(self, state: ServerState) -> tuple[str, ...]:
-        """That the index does not separate the clients, if so."""
-        return notes_on(state.tensors[FEATURE])
 
     # How it federates ---------------------------------------------------------------------------
 

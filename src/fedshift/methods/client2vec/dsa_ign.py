@@ -143,9 +143,9 @@ class DSAIGN(ClientIndex):
             sends=(),
             uploads=(Upload("pairs", (None, 2, self.encoder.dim), dtype=torch.float32, category="embedding"),),
             upload=self.upload_pairs,
-            server=(replace(self._training(self.epochs), samples=uploaded_pairs),),
+            server_phases=(replace(self._training(self.epochs), samples=uploaded_pairs),),
         )
-        return Stage("index", 1, (pairs,), 1.0, self.pairs, scored=False, keeps=False)
+        return Stage("index", 1, (pairs,), 1.0, self.pairs, scored=False)
 
     def upload_pairs(self, work: LocalWork) -> Tensors:
         """One batch of pairs [D, L] (upload, 2, d), or all that a smaller client has."""
@@ -157,7 +157,7 @@ class DSAIGN(ClientIndex):
         exchange = Exchange("index", (self._training(self.local_epochs),), self.merge_network, (NETWORK,))
         rounds = -(-self.epochs // self.local_epochs)
         participation = self.participation
-        return Stage("index", rounds, (exchange,), participation, self.pairs, scored=False, keeps=False)
+        return Stage("index", rounds, (exchange,), participation, self.pairs, scored=False)
 
     def merge_network(self, state: ServerState, replies: Replies) -> ServerState:
         """The mean network."""
@@ -166,9 +166,9 @@ class DSAIGN(ClientIndex):
     # Both ---------------------------------------------------------------------------------------
 
     def _training(self, epochs: int) -> Phase:
-        adam = Optimiser("adam", lr=self.lr, weight_decay=0.0)
+        adam = Optimiser("adam", lr=self.lr)
         objective = Objective("dsa-ign", self.loss, (NETWORK,), ("sim", "orth", "recon", "div"), optimiser=adam)
-        return Phase("dsa-ign", (objective,), epochs=epochs, batch=self.batch)
+        return Phase("dsa-ign", (objective,), steps=Epochs(epochs), batch=self.batch)
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
         """The unweighted sum of the losses that are on, for pairs [D, L] (B, 2, d)."""

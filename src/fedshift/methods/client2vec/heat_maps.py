@@ -15,10 +15,10 @@ from torch import Tensor
 
 from fedshift.errors import needs
 from fedshift.files import make_folder, write
-from fedshift.methods.client2vec.index import least_cosine, similarity
+from fedshift.methods.client2vec.vectors import least_cosine, similarity
 
 if TYPE_CHECKING:
-    from fedshift.methods.client2vec.vectors import Index
+    from fedshift.methods.client2vec.index import Index
 
 MOST_LETTERS = 24  # of a name beside a heat map
 

@@ -5,15 +5,16 @@ Client2Vec, Sec. 3: the client index is [feature index; label index], each the m
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
 from fedshift.methods.client2vec import ENCODERS
 from fedshift.methods.client2vec.encoder import Encoder, pairs
+from fedshift.methods.client2vec.vectors import notes_on
 from fedshift.page import *
 
 FEATURE, LABEL, COUNTS = "feature_index", "label_index", "sample_counts"
 NETWORK = "index_network"
-ALIKE = 0.99  # the cosine of two clients that an index hardly tells apart
 
 
 class ClientIndex(Spec):
@@ -53,6 +54,22 @@ class ClientIndex(Spec):
     def check(self, federated: FederatedData) -> None:
         """Raise an error if the index cannot be one of these clients."""
 
+    def prepared(self, federated: FederatedData, state: ServerState, messages: dict[str, Any]) -> Index:
+        """The clients' vectors."""
+        clients = federated.clients
+        return Index(
+            tuple(client.name for client in clients),
+            tuple(client.domain for client in clients),
+            tuple(len(client.train) for client in clients),
+            state.tensors[FEATURE].cpu(),
+            state.tensors[LABEL].cpu() if LABEL in state.tensors else None,
+            messages,
+        )
+
+    def notes(self, state: ServerState) -> tuple[str, ...]:
+        """That the index does not separate the clients, if so."""
+        return notes_on(state.tensors[FEATURE])
+
     def stages(self, base: Averaging) -> tuple[Stage, ...]:
         """By default one round in which every client measures its vectors and uploads them."""
         return (self.vectors_stage(),)
@@ -60,7 +77,7 @@ class ClientIndex(Spec):
     def vectors_stage(self) -> Stage:
         """Every client measures its vectors over all of its samples, and uploads them with their number."""
         vectors = self.vectors_exchange((Measure("vectors", self.measure),), sends=self.sends())
-        return Stage("vectors", 1, (vectors,), participation=1.0, view=self.pairs, scored=False, keeps=False)
+        return Stage("vectors", 1, (vectors,), participation=1.0, view=self.pairs, scored=False)
 
     def vectors_exchange(self, phases: Phases, sends: tuple[str, ...] | None) -> Exchange:
         """An exchange after which the server has every client's vectors."""
@@ -103,24 +120,53 @@ class ClientIndex(Spec):
         return state.updated(written)
 
 
-def least_cosine(feature: Tensor) -> float:
-    """The least cosine between two of the feature vectors (K, d); those of absent clients, zeros, are left out."""
-    made = feature[feature.norm(dim=1) > 0]
-    return float(similarity(made, None).min()) if len(made) > 1 else 1.0
+@dataclass(frozen=True)
+class Index:
+    """A vector for every client of a federation, in the order of their ids.
 
+    Attributes:
+        clients: their names.
+        domains: the domain of each.
+        samples: how many training samples each has.
+        feature: feature vectors (K, d).
+        label: label vectors (K, d), or None for an index of one part.
+        messages: what crossed the wire to make it, by exchange and direction: tensors, clients, rounds and bytes.
+    """
 
-def notes_on(feature: Tensor) -> tuple[str, ...]:
-    """A note if feature vectors (K, d) do not separate the clients: every two have a cosine above :data:`ALIKE`."""
-    least = least_cosine(feature)
-    if least <= ALIKE:
-        return ()
-    return (
-        f"The feature index does not separate the clients: the least cosine between two of them is {least:.3f}, above "
-        f"{ALIKE}. What it decides is nearly the same for all.",
-    )
+    clients: tuple[str, ...]
+    domains: tuple[str, ...]
+    samples: tuple[int, ...]
+    feature: Tensor
+    label: Tensor | None
+    messages: dict[str, Any]
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know: that it does not separate the clients, if so."""
+        return notes_on(self.feature)
 
-def similarity(feature: Tensor | None, label: Tensor | None) -> Tensor:
-    """The cosine between every two clients (K, K); with two parts, the mean of both cosines (Client2Vec, Sec. 4)."""
-    cosines = [nn.functional.normalize(rows, dim=1) for rows in (feature, label) if rows is not None]
-    return torch.stack([rows @ rows.T for rows in cosines]).mean(dim=0)
+    def __repr__(self) -> str:
+        label = "" if self.label is None else f", label {tuple(self.label.shape)}"
+        return f"Index(clients: {len(self.clients)}, feature {tuple(self.feature.shape)}{label})"
+
+    @property
+    def summary(self) -> tuple[str, ...]:
+        """What was made, what clients sent for it, and how alike they are."""
+        from fedshift.methods.client2vec.heat_maps import cosines  # with matplotlib
+
+        sent = [message["up"] for message in self.messages.values()]
+        return (
+            f"{len(self.clients)} clients of {len(set(self.domains))} domains, {self.feature.shape[1]} features; "
+            f"clients sent {sum(up['bytes'] for up in sent)} bytes in {sum(up['messages'] for up in sent)} messages.",
+            cosines(self),
+        )
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write ``index.parquet``, ``similarity.png`` and ``messages.json`` into a folder, and return their paths.
+
+        Raises:
+            FedshiftError: a file cannot be written, or pyarrow is not installed.
+        """
+        from fedshift.methods.client2vec.heat_maps import write_index
+
+        return write_index(self, folder)

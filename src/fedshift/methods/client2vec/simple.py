@@ -59,7 +59,7 @@ class ModelWeights(ClientIndex):
     def stages(self, base: Averaging) -> tuple[Stage, ...]:
         """One round of the base method's local training, from which the weights are uploaded, not averaged."""
         vectors = self.vectors_exchange(base.phases(), sends=None)
-        return (Stage("vectors", 1, (vectors,), participation=1.0, scored=False, keeps=False),)
+        return (Stage("vectors", 1, (vectors,), participation=1.0, scored=False),)
 
     def vectors(self, work: LocalWork) -> Tensors:
         """The head's weights in name order, as one vector."""
