@@ -1,4 +1,4 @@
-"""What recording a step as a CUDA graph gains (engines/graphs.py): a stack of clients with it and without, in turns.
+"""What recording a step as a CUDA graph gains (engines/banks.py): a stack of clients with it and without, in turns.
 
 python benchmarks/graphs.py --workload mlp --workload cnn
 """

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedshift.engines import onednn
+from fedshift.engines import kernels
 
 SIZES = ((16, 256, 256), (128, 784, 100), (64, 784, 390), (200, 392, 390), (64, 3136, 128))
 Linear = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.1, help="how long a turn takes")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    onednn.SMALLEST_PRODUCT = 0  # so that oneDNN takes the small ones, too
+    kernels.SMALLEST_PRODUCT = 0  # so that oneDNN takes the small ones, too
     print(f"torch {torch.__version__}, MKL limited to {os.environ.get('MKL_ENABLE_INSTRUCTIONS', 'nothing')}\n")
     print("| batch x inputs x outputs | F.linear | oneDNN | times as fast |\n|---|---|---|---|")
     for batch, inputs, outputs in SIZES:
@@ -51,7 +51,7 @@ def main() -> None:
         )
         gradient = torch.randn(batch, outputs)
         times = [
-            [turn(linear, tensors, gradient, options.seconds) for linear in (F.linear, onednn.onednn_linear)]
+            [turn(linear, tensors, gradient, options.seconds) for linear in (F.linear, kernels.onednn_linear)]
             for _ in range(options.turns + 1)
         ][1:]  # the first warms up
         ratios = [theirs / ours for theirs, ours in times]

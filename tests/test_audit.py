@@ -15,7 +15,7 @@ from fedshift.core.contract import Exchange, LocalWork, Part, Upload
 from fedshift.core.tensors import Tensors
 from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
-from fedshift.rounds.audit import _of_samples, find_copy
+from fedshift.rounds.site import _of_samples, find_copy
 from fedshift.runs.simulation import Simulation
 from reference import BUILT_IN, reference, small
 

@@ -21,8 +21,7 @@ from fedshift.engines import choice as choices
 from fedshift.engines.calibration import Timing, calibrate, choose, fastest
 from fedshift.engines.choice import LIMITS, Choice, asked_for, cores, open_engine
 from fedshift.engines.engine import Job
-from fedshift.engines.kernels import Kernels
-from fedshift.engines.onednn import onednn_available
+from fedshift.engines.kernels import Kernels, onednn_available
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers, can_fork

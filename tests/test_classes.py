@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from conftest import Make, simulate, states
-from fedshift.clients.client import Client
 from fedshift.clients.federated import FederatedData
+from fedshift.clients.samples import Client
 from fedshift.core.frozen import Embedding
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.engines.engine import Engine

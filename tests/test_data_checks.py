@@ -26,10 +26,9 @@ from rich.console import Console
 import fedshift
 from conftest import Make, simulate
 from fedshift import memory
-from fedshift.clients.checks import check_data
+from fedshift.clients.checks import check_data, check_names
 from fedshift.clients.domains import DomainData
 from fedshift.clients.inputs import Inputs
-from fedshift.clients.names import check_names
 from fedshift.content import digest
 from fedshift.core.frozen import frozen_network
 from fedshift.datasets.dataset import Dataset

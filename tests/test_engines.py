@@ -317,8 +317,8 @@ def test_kernels_change_rounding_only(
     make: Make, monkeypatch: pytest.MonkeyPatch, model: str, kernels: Kernels, engine: str
 ):
     """The same as in the test before, since kernels add up in another order, too; workers are exact."""
-    monkeypatch.setattr("fedshift.engines.onednn.SMALLEST_PRODUCT", 1)
-    monkeypatch.setattr("fedshift.engines.onednn.NARROWEST_PRODUCT", 1)
+    monkeypatch.setattr("fedshift.engines.kernels.SMALLEST_PRODUCT", 1)
+    monkeypatch.setattr("fedshift.engines.kernels.NARROWEST_PRODUCT", 1)
     experiment = make({**FLOAT32, **MODELS[model]})
     plain, prepared = simulate(experiment), simulate(experiment, engine=Sequential(kernels))
     with engine_named(engine, kernels=kernels) as other:

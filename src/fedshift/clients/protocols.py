@@ -18,14 +18,11 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from fedshift.clients.client import Client
 from fedshift.clients.domains import DomainData
-from fedshift.clients.environments import Environment, Kind, environments_of
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.partitions import NOBODY, Partition, first_of_each, shuffled
-from fedshift.clients.samples import Samples
-from fedshift.clients.tables import Lazy, views
+from fedshift.clients.samples import Client, Environment, Kind, Lazy, Samples, environments_of, views
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.spec import Fraction, ProperFraction, Spec, setting
 from fedshift.streams import Streams

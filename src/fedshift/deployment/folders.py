@@ -37,8 +37,7 @@ from fedshift.deployment.agreement import (
 )
 from fedshift.deployment.federation_toml import FEDERATION, FederationSettings
 from fedshift.deployment.keys import Authority, site_pair
-from fedshift.deployment.leaving import what_leaves
-from fedshift.deployment.pages import render
+from fedshift.deployment.leaving import render, what_leaves
 from fedshift.errors import DiskError, FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.files import make_folder, write

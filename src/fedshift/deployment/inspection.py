@@ -127,8 +127,9 @@ def _read_samples(found: Inspection, agreement: Agreement, settings: SiteSetting
 
 def _check_pair(folder: Path) -> None:
     """The site's two keys belong together."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
+    with needs("flower", "Taking part in a federation"):
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 
     private, public = _content(folder / KEY), _content(folder / PUBLIC)
     try:

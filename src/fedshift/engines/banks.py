@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any, Self, TypeGuard
+from typing import Any, Protocol, Self, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,70 @@ from fedshift.core.contract import Batch, Context
 from fedshift.core.net import Net, Whole
 from fedshift.core.setup import Setup
 from fedshift.core.tensors import Tensors
-from fedshift.engines.graphs import Step, replayed
 from fedshift.engines.kernels import Kernels, prepare
 from fedshift.engines.merging import Varying
 
 Function = Callable[[Net, Batch, Context], Mapping[str, Tensor]]
 Given = Callable[[Function], Mapping[str, Tensor]]
 """What the lanes at work are given in one step: it answers what a pure function gives in each lane, by name."""
+
+
+class Replayable(Protocol):
+    """What a step is given."""
+
+    @property
+    def changing(self) -> list[Tensor]:
+        """The tensors that are another in every step."""
+
+    def copied(self) -> Self:
+        """The same, with memory of its own for these."""
+
+
+Step = Callable[[Any], list[Tensor]]
+
+
+class CudaRecording:
+    """A function's work on the current CUDA device; recording it does none of it."""
+
+    def __init__(self, function: Callable[[], list[Tensor]]) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self._graph):
+            self.output = function()
+
+    def replay(self) -> None:
+        """Do the work again; the output is written anew."""
+        self._graph.replay()
+
+
+def replayed(step: Step, record: type[CudaRecording] = CudaRecording) -> Step:
+    """The same step as a CUDA graph, recorded when it is called for the second time and from then on replayed.
+
+    The first step runs as it is, so that libraries and optimisers have what they allocate once. A recording works on
+    the same memory, into which each step's batches and noise are copied; what stays the same within a round is part of
+    it, so it lives as long as the clients' tensors do: a round.
+
+    Args:
+        step: a function of what is given, which writes to tensors that stay where they are.
+        record: what records work.
+    """
+    recording: CudaRecording | None = None
+    mine: Replayable | None = None
+
+    def run(given: Replayable) -> list[Tensor]:
+        nonlocal recording, mine
+        if mine is None:
+            mine = given.copied()
+            return step(mine)
+        for own, new in zip(mine.changing, given.changing, strict=True):
+            own.copy_(new)
+        if recording is None:
+            fixed = mine
+            recording = record(lambda: step(fixed))
+        recording.replay()
+        return [tensor.clone() for tensor in recording.output]
+
+    return run
 
 
 @dataclass(frozen=True)
@@ -84,7 +141,7 @@ class Bank:
         return lambda function: function(self.net, batches[0], contexts[0])
 
     def recorded(self, step: Step) -> Step:
-        """The same step, recorded where that makes it faster; see :mod:`fedshift.engines.graphs`."""
+        """The same step, recorded where that makes it faster."""
         return step
 
     @torch.no_grad()

@@ -24,9 +24,8 @@ from fedshift.core.setup import Setup
 from fedshift.core.training import RunOptions
 from fedshift.engines.choice import Choice, asked_for, cores, has_layer, open_engine
 from fedshift.engines.engine import Engine, Job
-from fedshift.engines.kernels import Kernels
+from fedshift.engines.kernels import Kernels, onednn_available
 from fedshift.engines.lane import shorten, steps_of_job
-from fedshift.engines.onednn import onednn_available
 from fedshift.engines.workers import can_fork
 from fedshift.errors import DivergedError
 

@@ -10,10 +10,10 @@ from statistics import mean
 from rich.progress import TaskID
 
 from fedshift.core.metrics import ACCURACY
-from fedshift.reporting.units import bytes_text, clock, printable
 from fedshift.runs.events import BeginEvent, ProgressEvent, SiteEvent
 from fedshift.runs.schema import Record
 from fedshift.runs.selection import over_clients, selects, value_of
+from fedshift.written import bytes_text, clock, printable
 
 MOST_SHOWN = 14  # environments one by one; of more than that, the mean and the worst
 ROLES = ("test", "validation")
