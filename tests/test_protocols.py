@@ -15,8 +15,8 @@ from conftest import Make, evaluated, simulate
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
-from fedshift.clients.partitions import IID, ByClass, Domains, Partition
-from fedshift.clients.protocols import AllClients, InDomain, LeaveOneDomainOut, PersonalUnderShift, Protocol, split
+from fedshift.clients.partitions import IID, ByClass, Domains, Partition, split
+from fedshift.clients.protocols import AllClients, InDomain, LeaveOneDomainOut, PersonalUnderShift, Protocol
 from fedshift.clients.samples import Client, Environment, Samples
 from fedshift.runs.simulation import Simulation
 from fedshift.streams import Streams

@@ -36,9 +36,8 @@ from fedshift.reporting.page import page
 from fedshift.reporting.results import MeanStd, flat, merged
 from fedshift.reporting.table import text as plain_text
 from fedshift.runs.events import Progress
-from fedshift.runs.origin import environment
 from fedshift.runs.run import Run, Times
-from fedshift.runs.schema import Identity, Machine, Record
+from fedshift.runs.schema import Identity, Machine, Record, environment
 from fedshift.study.api import compare
 from fedshift.written import printable
 

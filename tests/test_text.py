@@ -9,7 +9,7 @@ import torch
 
 from fedshift.clients.domains import DomainData
 from fedshift.clients.inputs import Inputs
-from fedshift.clients.protocols import split
+from fedshift.clients.partitions import split
 from fedshift.core.model import Model, ModelBuilder
 from fedshift.datasets.shakespeare import Shakespeare
 from fedshift.models.small import LSTM, MLP

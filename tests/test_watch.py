@@ -28,10 +28,11 @@ from fedshift.reporting.follow import RunWatch, WatchedRun, follow
 from fedshift.reporting.live import LiveProgress
 from fedshift.reporting.run_status import site_line
 from fedshift.runs import runner
-from fedshift.runs.events import PlannedStage, Progress, RunEvents, SiteEvent, moment, read_event
+from fedshift.runs.events import PlannedStage, Progress, RunEvents, SiteEvent, read_event
 from fedshift.runs.find import write_grid
 from fedshift.runs.run import EVENTS, Run, locked
 from fedshift.study.grid import override
+from fedshift.written import moment
 from refusal import refuses
 
 START = 1_700_000_000.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unicodedata import category
@@ -147,3 +148,20 @@ def printable(text: str) -> str:
     return "".join(
         letter.encode("unicode_escape").decode() if category(letter) in SHAPELESS else letter for letter in text
     )
+
+
+def moment(seconds: float) -> str:
+    """A time, in seconds since 1970, as 2026-11-22T06:52:43.120000Z."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def seconds_of(when: str) -> float:
+    """The seconds since 1970 of what :func:`moment` wrote.
+
+    Raises:
+        ValueError: it is no time with a time zone.
+    """
+    time = datetime.fromisoformat(when)
+    if time.tzinfo is None:
+        raise ValueError("it is no time in UTC")
+    return time.timestamp()

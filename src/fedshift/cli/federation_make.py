@@ -26,10 +26,11 @@ from fedshift.deployment.demo import (
 )
 from fedshift.deployment.demo import rehearse as simulate
 from fedshift.deployment.federation_toml import FederationSettings
-from fedshift.deployment.folders import check_new, for_institutions, make, planned, schema
+from fedshift.deployment.folders import check_new, for_institutions, make, planned
 from fedshift.deployment.inspection import SiteSamples, inspect
 from fedshift.deployment.sent import SENT, SentMessage, read_sent, totals
 from fedshift.deployment.shell import COORDINATOR, SITES
+from fedshift.deployment.site_data import schema
 from fedshift.errors import FedshiftError, FedshiftWarning
 from fedshift.experiments import Experiment
 from fedshift.files import check_folder

@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from fedshift.core.contract import Round
-from fedshift.core.messages import Missing, Order
+from fedshift.core.messages import Order
 from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.flower import Away, Link
 from fedshift.deployment.journal import Doubts, Journal, Scoring
 from fedshift.deployment.leaving import CATEGORIES, refusal, refused
-from fedshift.deployment.members import ROSTER, Came, Members, Roster, refuses
+from fedshift.deployment.members import ROSTER, Came, Members, Roster, received, refuses
 from fedshift.deployment.wire import Done, Failed, Joined, Reason, Work
 from fedshift.engines.choice import asked_for, open_engine
 from fedshift.engines.engine import Engine, ServerJob
-from fedshift.errors import DivergedError, FedshiftError, Problems
+from fedshift.errors import FedshiftError, Problems
 from fedshift.rounds.coordinator import Coordinator, Received, Request
 from fedshift.rounds.outliers import Limits
 from fedshift.runs.checkpoint import Execution, Weights, read_weights
@@ -73,8 +73,6 @@ class _GoesBackError(Exception):
 
 
 class _Run:
-    """A run under way."""
-
     def __init__(
         self, agreement: Agreement, setup: Setup, folder: Run, link: Link, engine: Engine, progress: Progress
     ) -> None:
@@ -124,7 +122,6 @@ class _Run:
         self.display.end()
 
     def _go_on(self) -> None:
-        """Carry out the rounds that are left."""
         if self.scoring is not None or self.position < len(self.coordinator.schedule):
             self._join()
         while self.position < len(self.coordinator.schedule):
@@ -221,7 +218,7 @@ class _Run:
         self._judge(replies, exchange)
         self._check_refusals({site: replies[site] for site in by_site})
         self._note_scores(replies)
-        return [_received(order, names[order.client], replies[names[order.client]]) for order in orders]
+        return [received(order, names[order.client], replies[names[order.client]]) for order in orders]
 
     def _judge(self, came: Mapping[str, Came], exchange: str = "") -> None:
         """Hear from sites whether they can work with the newest model, and go back where most of them cannot.
@@ -300,7 +297,11 @@ class _Run:
         """Go back to the newest checkpoint; before the first round one is written, to which a run can go back."""
         checkpoint, federation = self.folder.checkpoint, self.agreement.federation
         self.samples = dict[int, int]()  # of the clients that have joined
-        limits = Limits(federation.norm_factor, self.samples, self._tell_left_out)
+        limits = Limits(
+            federation.norm_factor,
+            self.samples,
+            lambda site, why, about: self.members.tell(site, "left out", why, **about),
+        )
         self.coordinator = Coordinator(self.setup, self.agreement.clients, limits)
         self.recorder = Recorder(self.folder, self.coordinator, self.read)
         host = checkpoint.host if checkpoint else {}
@@ -346,20 +347,3 @@ class _Run:
             names = ", ".join(sorted({each["site"] for each in lacking}))
             notes.append(f"The last evaluation lacks scores of {names}; records.jsonl says why.")
         return [*notes, *self.setup.notes_on_rates, *self.setup.method.notes(self.coordinator.state)]
-
-    def _tell_left_out(self, site: str, why: str, about: Mapping[str, Any]) -> None:
-        """Tell of an answer that is as declared, and not merged."""
-        self.members.tell(site, "left out", why, **about)
-
-
-def _received(order: Order, site: str, came: Came) -> Received:
-    """What the coordinator hears of an order."""
-    if isinstance(came, Done) and came.answer is not None:
-        return came.answer
-    if isinstance(came, Away):
-        return Missing(order.client, str(came))
-    if isinstance(came, Failed) and came.reason in ("policy", "order"):
-        return Missing(order.client, f"refused: {came}")
-    kind = DivergedError if isinstance(came, Failed) and came.reason == "diverged" else FedshiftError
-    what = str(came) if isinstance(came, Failed | FedshiftError) else "sent no answer to its order"
-    return kind(f"The site '{site}' {what}.")

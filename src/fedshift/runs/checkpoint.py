@@ -7,12 +7,12 @@ coordinator that may go back, keep an older one as well, until nobody can need i
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from pydantic import Field, NonNegativeInt
@@ -24,12 +24,16 @@ from fedshift.core.contract import ServerState
 from fedshift.core.messages import pack
 from fedshift.core.state import flat_optimisers, optimisers_from_flat
 from fedshift.core.tensors import Tensors, part_of
-from fedshift.errors import DamagedError
+from fedshift.errors import DamagedError, FedshiftError
 from fedshift.manifest import Manifest
 from fedshift.rounds.coordinator import Coordinator, schedule_of
 from fedshift.rounds.ledger import Ledger
 from fedshift.rounds.site import Site
 from fedshift.spec import RunName
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 COUNTED = ("position", "missing", "ended")
 _SCOPES = ("shared", "down", "server")
@@ -250,3 +254,33 @@ def _weights(
 def selected_name(position: int) -> str:
     """The file of the weights after so many rounds, where source validation picks them."""
     return f"selected@{position}.safetensors"
+
+
+class WeightsFile(Mapping[str, "Tensor"]):
+    """The tensors of a safetensors file, each read when it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with self._opened() as file:
+            self._names = dict.fromkeys(file.keys())
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        with self._opened() as file:
+            tensor: Tensor = file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def _opened(self) -> Any:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            return safe_open(self._path, framework="pt")
+        except (OSError, SafetensorError) as error:
+            raise FedshiftError(f"'{self._path}' cannot be read ({error}). Restore it.") from error
