@@ -28,9 +28,9 @@ from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.demo import carried_out, rehearse
 from fedshift.deployment.supervisor import Processes, free_port
 from fedshift.errors import FedshiftError
-from fedshift.reporting.units import bytes_text
-from fedshift.runs.events import Progress, seconds_of
+from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
+from fedshift.written import bytes_text, seconds_of
 
 SITES = ("0", "15", "30")
 MODELS: Mapping[str, Sequence[str]] = {

@@ -27,8 +27,7 @@ from torch import Tensor, nn
 
 import fresh
 from fedshift import files
-from fedshift.clients.client import Client
-from fedshift.clients.environments import Environment
+from fedshift.clients.samples import Client, Environment
 from fedshift.core.contract import Context, Exchange
 from fedshift.core.messages import Message, Up
 from fedshift.core.method import Method

@@ -12,7 +12,7 @@ import torch
 
 from fedshift import memory
 from fedshift.clients.checks import check_data
-from fedshift.clients.protocols import split
+from fedshift.clients.partitions import split
 from fedshift.datasets.arrays import Arrays
 from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError

@@ -14,7 +14,7 @@ from fedshift.clients.samples import Samples
 from fedshift.core.contract import Exchange, LocalWork, Part, Upload
 from fedshift.core.tensors import Tensors
 from fedshift.methods.fedavg import FedAvg
-from fedshift.rounds.audit import _of_samples, find_copy
+from fedshift.rounds.site import _of_samples, find_copy
 from fedshift.runs.simulation import Simulation
 from reference import BUILT_IN, reference, small
 from refusal import refuses

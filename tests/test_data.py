@@ -20,7 +20,7 @@ from PIL import Image
 from conftest import Make
 from fedshift.clients.domains import DomainData
 from fedshift.clients.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
-from fedshift.clients.protocols import split
+from fedshift.clients.partitions import split
 from fedshift.datasets.image_sets import HubDataset, ImageFolder, ParquetFile
 from fedshift.datasets.images import decode
 from fedshift.datasets.mnist import RotatedMNIST

@@ -23,10 +23,9 @@ from PIL import Image
 import fedshift
 from conftest import Make
 from fedshift import memory
-from fedshift.clients.checks import check_data
+from fedshift.clients.checks import check_data, check_names
 from fedshift.clients.domains import DomainData
 from fedshift.clients.inputs import Inputs
-from fedshift.clients.names import check_names
 from fedshift.core.frozen import frozen_network
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.image_sets import HubDataset, ImageFolder, ParquetFile

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedshift.clients.protocols import split
+from fedshift.clients.partitions import split
 from fedshift.datasets.digits import Digits
 from fedshift.streams import Streams
 from refusal import refuses

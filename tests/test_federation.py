@@ -17,8 +17,7 @@ from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.partitions import IID
 from fedshift.clients.protocols import InDomain, LeaveOneDomainOut, PersonalUnderShift, Protocol
-from fedshift.clients.samples import Samples, joined
-from fedshift.clients.tables import Lazy
+from fedshift.clients.samples import Lazy, Samples, joined
 from fedshift.runs.simulation import Simulation
 from fedshift.streams import Streams
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from conftest import Make, at, simulate
-from fedshift.clients.client import Client
 from fedshift.clients.federated import FederatedData
-from fedshift.clients.samples import joined
+from fedshift.clients.samples import Client, joined
 from fedshift.core.contract import Batch, ServerState
 from fedshift.core.net import Net
 from fedshift.core.tensors import Replies, Tensors

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from conftest import Make
-from fedshift.clients.protocols import split
+from fedshift.clients.partitions import split
 from fedshift.datasets import DATASETS
 from fedshift.datasets.image_sets import CIFAR10, PACS, DomainNet, NamedImages, OfficeCaltech10, OfficeHome
 from fedshift.datasets.wilds import Camelyon17, IWildCam

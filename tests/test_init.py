@@ -19,7 +19,8 @@ from fedshift.cli.app import app
 from fedshift.deployment import shell
 from fedshift.deployment.agreement import Agreement, read_site
 from fedshift.deployment.federation_toml import FederationSettings
-from fedshift.deployment.folders import make, planned, schema
+from fedshift.deployment.folders import make, planned
+from fedshift.deployment.site_data import schema
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.study import api

@@ -27,9 +27,8 @@ from conftest import (
     simulate,
     states,
 )
-from fedshift.clients.environments import Environment
 from fedshift.clients.federated import FederatedData
-from fedshift.clients.samples import Samples
+from fedshift.clients.samples import Environment, Samples
 from fedshift.core.contract import Batch, Part, Phase
 from fedshift.core.frozen import Embedding
 from fedshift.core.net import Net

@@ -10,14 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshift.clients.client import Client
 from fedshift.clients.domains import DomainData
-from fedshift.clients.environments import Environment
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.partitions import IID, ByClass, Domains, Partition
 from fedshift.clients.protocols import AllClients, InDomain, LeaveOneDomainOut, PersonalUnderShift, Protocol, split
-from fedshift.clients.samples import Samples
+from fedshift.clients.samples import Client, Environment, Samples
 from fedshift.streams import Streams
 from refusal import refuses
 

@@ -29,12 +29,12 @@ from fedshift.reporting.curves import MOST_PANELS, by_round
 from fedshift.reporting.page import page
 from fedshift.reporting.results import MeanStd, flat, merged
 from fedshift.reporting.table import text as plain_text
-from fedshift.reporting.units import printable
 from fedshift.runs.events import Progress
 from fedshift.runs.origin import environment
 from fedshift.runs.run import Run, Times
 from fedshift.runs.schema import Identity, Record
 from fedshift.study.api import compare
+from fedshift.written import printable
 
 NOW = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
 AWKWARD = (

@@ -48,7 +48,7 @@ PATH = r"(\.+|fedshift\.)(\w+\.)*\w+(:\w+)?"  # a module, or a class in one, as 
 LISTS = ["core.servers", "methods", "methods.client2vec", "datasets", "models", "clients"]
 # The two ends of the wire: no module of one imports one of the other.
 COORDINATOR = {f"rounds.{name}" for name in ("coordinator", "checks", "ledger", "outliers")}
-SITE = {f"rounds.{name}" for name in ("site", "store", "versions", "audit")}
+SITE = {f"rounds.{name}" for name in ("site", "store", "versions")}
 
 
 def sources() -> dict[str, Path]:

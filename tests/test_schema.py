@@ -18,10 +18,17 @@ from typer.testing import CliRunner
 
 from conftest import TINY, Make
 from fedshift.cli.app import app
-from fedshift.cli.catalogues import print_list, print_named, print_schema, shown_names
-from fedshift.cli.json_schema import catalogues, described, json_schema
+from fedshift.cli.catalogues import (
+    catalogues,
+    described,
+    json_schema,
+    print_list,
+    print_named,
+    print_schema,
+    shown_names,
+)
 from fedshift.spec import Spec
-from fedshift.study.shipped import shipped, shipped_text
+from fedshift.study.grid import shipped, shipped_text
 from test_settings import SCALARS
 
 ROOT = Path(__file__).parents[1]

@@ -16,10 +16,10 @@ from fedshift.deployment.demo import rehearse
 from fedshift.errors import DamagedError, FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.runs import runner
+from fedshift.runs.checkpoint import selected_name
 from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.selection import source_validation
-from fedshift.runs.weights import selected_name
 from fedshift.study.grid import expand, override
 from reference import small
 from refusal import refuses

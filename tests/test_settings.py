@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import fedshift
 from conftest import TINY
-from fedshift.cli.json_schema import catalogues, described
+from fedshift.cli.catalogues import catalogues, described
 from fedshift.errors import FedshiftError
 from fedshift.experiments import PLAIN, Experiment
 from fedshift.spec import Spec

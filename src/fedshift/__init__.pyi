@@ -2,7 +2,6 @@
 
 from .clients import PARTITIONS as PARTITIONS
 from .clients import PROTOCOLS as PROTOCOLS
-from .clients.client import Client as Client
 from .clients.domains import DomainData as DomainData
 from .clients.domains import Unlabelled as Unlabelled
 from .clients.federated import FederatedData as FederatedData
@@ -11,6 +10,7 @@ from .clients.partitions import Partition as Partition
 from .clients.preparation import Column as Column
 from .clients.preparation import Preparation as Preparation
 from .clients.protocols import Protocol as Protocol
+from .clients.samples import Client as Client
 from .clients.samples import Samples as Samples
 from .core.frozen import FrozenNetwork as FrozenNetwork
 from .core.frozen import embed as embed

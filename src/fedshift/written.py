@@ -1,12 +1,14 @@
-"""TOML texts, and single values as they are typed on a command line."""
+"""TOML texts, single values as they are typed on a command line, and numbers and names as they are printed."""
 
 from __future__ import annotations
 
 import re
 import tomllib
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unicodedata import category
 
 from fedshift import files
 from fedshift.errors import FedshiftError
@@ -119,3 +121,47 @@ def _words(text: str) -> list[str]:
     if "" in words:
         raise FedshiftError(f"'{text}': there is nothing beside a comma; remove it, or name what is missing.")
     return words
+
+
+SHAPELESS = frozenset({"Cc", "Cn", "Cs", "Zl", "Zp"})  # controls, what is no letter at all, half letters, line ends
+
+
+def bytes_text(count: int) -> str:
+    """A number of bytes with four digits, in units of 1,000."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.4g} {unit}"
+        size /= 1000
+    return f"{size:.4g} TB"
+
+
+def clock(seconds: float) -> str:
+    """A duration as h:mm:ss or m:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def printable(text: str) -> str:
+    """A text in one line that every terminal and page can hold: a line feed in a name, say, becomes an escape."""
+    return "".join(
+        letter.encode("unicode_escape").decode() if category(letter) in SHAPELESS else letter for letter in text
+    )
+
+
+def moment(seconds: float) -> str:
+    """A time, in seconds since 1970, as 2026-11-22T06:52:43.120000Z."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def seconds_of(when: str) -> float:
+    """The seconds since 1970 of what :func:`moment` wrote.
+
+    Raises:
+        ValueError: it is no time with a time zone.
+    """
+    time = datetime.fromisoformat(when)
+    if time.tzinfo is None:
+        raise ValueError("it is no time in UTC")
+    return time.timestamp()

@@ -31,8 +31,7 @@ from fedshift.cli.options import (
     setting_names,
     warnings_as_notes,
 )
-from fedshift.cli.predict import predict
-from fedshift.cli.studies import benchmark, reproduce
+from fedshift.cli.studies import benchmark, predict, reproduce
 from fedshift.errors import FedshiftError
 from fedshift.methods import INDEXING
 
@@ -238,8 +237,8 @@ def data(
     """Look at an experiment's data before a run: counts, duplicates, drift between sites, and what is odd."""
     from json import dumps
 
-    from fedshift.reporting.units import printable
     from fedshift.study import api
+    from fedshift.written import printable
 
     if asked.dry_run:
         raise FedshiftError("`fedshift data` carries out no run, and writes nothing but --html: leave --dry-run out.")

@@ -13,10 +13,10 @@ from fedshift.cli.console import interruptible, open_console, print_tables
 from fedshift.errors import needs
 from fedshift.experiments import Experiment
 from fedshift.reporting.table import Table
-from fedshift.reporting.units import bytes_text, clock
 from fedshift.runs.dry_run import Estimate, StageCost
 from fedshift.study import api
 from fedshift.study.study_plan import Forecast, StudyPlan
+from fedshift.written import bytes_text, clock
 
 if TYPE_CHECKING:
     from fedshift.study.tune import Budget

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from fedshift.reporting.units import printable
+from fedshift.written import printable
 
 if TYPE_CHECKING:
     from fedshift.reporting.table import Table

@@ -112,7 +112,7 @@ def init(
 @federation.command(epilog=_examples("check", "check sites/a"))
 def check(folder: SiteArgument = Path()) -> None:
     """At a site: hold its folder and its data against what was agreed, and show what will leave it."""
-    from fedshift.cli.federation_site import check
+    from fedshift.cli.federation_make import check
 
     check(folder)
 
@@ -221,7 +221,7 @@ def sent(
     full: Annotated[bool, _named("--full", "Every message, and every tensor in it.")] = False,
 ) -> None:
     """At a site: what has left it so far, from its sent.jsonl, in which no line may have been changed."""
-    from fedshift.cli.federation_site import sent
+    from fedshift.cli.federation_make import sent
 
     sent(folder, full)
 

@@ -69,7 +69,7 @@ def names_known_to(module: str, function: str, *given: str) -> Any:
 
 def experiment_names() -> list[str]:
     """Experiments: those that come with fedshift, and files here."""
-    from fedshift.study.shipped import shipped
+    from fedshift.study.grid import shipped
 
     return [*shipped(), *(str(path) for path in Path().glob("*.toml"))]
 

@@ -1,8 +1,8 @@
-"""What every data set must fulfil, wherever it comes from, before it is divided among clients."""
+"""What every data set and its names must fulfil, wherever they come from, before it is divided among clients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -10,8 +10,35 @@ from torch import Tensor
 
 from fedshift.clients.domains import DomainData
 from fedshift.clients.inputs import Inputs
-from fedshift.clients.names import check_names
 from fedshift.errors import FedshiftError, Problems
+
+
+def check_names(kind: str, places: Mapping[str, str]) -> None:
+    """Refuse names that cannot be printed, and names that differ only in case or white space.
+
+    Args:
+        kind: "domain" or "class".
+        places: where each name occurs first, by the name.
+
+    Raises:
+        FedshiftError: the message names each such name and its place.
+    """
+    problems = Problems(f"{kind} names cannot be used")
+    spelled: dict[str, str] = {}
+    for name, place in places.items():
+        if not name.strip() or not name.isprintable():
+            problems.add(FedshiftError(f"The {kind} name {name!r} ({place}) is empty or cannot be printed; rename it."))
+            continue
+        other = spelled.setdefault(" ".join(name.casefold().split()), name)
+        if other != name:
+            problems.add(
+                FedshiftError(
+                    f"The {kind} names {other!r} ({places[other]}) and {name!r} ({place}) differ only in case or white "
+                    "space. Spell them alike; if they are two, give them names that differ in more."
+                )
+            )
+    problems.check()
+
 
 FLOAT32 = torch.finfo(torch.float32).max
 PIECE = 1 << 22  # numbers looked at together, so that inputs that are mapped from a file need no memory

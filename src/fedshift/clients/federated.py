@@ -14,12 +14,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedshift.clients.client import Client
-from fedshift.clients.environments import Environment
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.preparation import Column, recoded
-from fedshift.clients.samples import Move, Pool, joined, mover
-from fedshift.clients.tables import lazy
+from fedshift.clients.samples import Client, Environment, Move, Pool, joined, lazy, mover
 from fedshift.errors import FedshiftError
 
 

@@ -18,14 +18,11 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from fedshift.clients.client import Client
 from fedshift.clients.domains import DomainData
-from fedshift.clients.environments import Environment, Kind, environments_of
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
-from fedshift.clients.partitions import NOBODY, Partition, first_of_each, shuffled
-from fedshift.clients.samples import Samples
-from fedshift.clients.tables import Lazy, views
+from fedshift.clients.partitions import NOBODY, Partition, split
+from fedshift.clients.samples import Client, Environment, Kind, Lazy, Samples, environments_of, views
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.spec import Fraction, ProperFraction, Spec, setting
 from fedshift.streams import Streams
@@ -335,48 +332,3 @@ def _split_off(
         masks = split(data, sides, streams, holder)
         return [*masks, ~torch.stack(masks).any(dim=0)]
     return split(data, (*sides, fraction * (1 - sum(sides))), streams, holder)
-
-
-def split(
-    data: DomainData, fractions: tuple[float, ...], streams: Streams, holder: Tensor | None = None
-) -> list[Tensor]:
-    """Disjoint masks (N,) with the given fractions of every class of every holder; groups stay whole.
-
-    Where groups hold samples of several classes, the fractions are of every holder's groups.
-
-    A mask gets at least one image of a class while one is left for the rest.
-
-    Args:
-        data: the samples.
-        fractions: the part of each mask; together at most 1.
-        streams: where the random numbers come from.
-        holder: who holds each sample, (N,), from 0, and -1 for samples that no mask takes; by default its domain.
-    """
-    holder = data.domain if holder is None else holder
-    held = (holder >= 0).nonzero().flatten()
-    first, group = first_of_each(data.group[held])
-    count = max(len(data.domains), int(holder.max()) + 1)
-    labels = data.y[held]
-    # Groups of mixed labels (blocks of text) have no class of their own.
-    classes = labels[first] if torch.equal(labels[first][group], labels) else torch.zeros_like(first)
-    stratum = classes * count + holder[held][first]
-    order, sizes = shuffled(stratum, streams, "split")
-    stops = torch.tensor([_stops(size, fractions) for size in sizes.tolist()]).view(-1, len(fractions))
-    starts = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
-    place = torch.arange(len(order)) - starts  # in the stratum
-    side = torch.empty_like(order)
-    # The first mask whose stop lies beyond a place takes it; past all stops, none does.
-    side[order] = (place.unsqueeze(1) >= stops.repeat_interleave(sizes, dim=0)).sum(dim=1)
-    masks = [torch.zeros(len(data.y), dtype=torch.bool) for _ in fractions]
-    for number, mask in enumerate(masks):
-        mask[held] = (side == number)[group]
-    return masks
-
-
-def _stops(size: int, fractions: tuple[float, ...]) -> list[int]:
-    """The place in a stratum before which each mask ends, one mask after another."""
-    stops, stop = [], 0
-    for fraction in fractions:
-        stop += max(round(fraction * size), min(1, size - stop - 1))
-        stops.append(stop)
-    return stops

@@ -1,10 +1,10 @@
-"""Samples as views of a pool that all share."""
+"""Samples as views of a pool that all share, who trains on them, and what models are scored on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -138,3 +138,125 @@ def mover(device: torch.device) -> Move:
         return copies[tensor]
 
     return move
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Lazy(Sequence[T]):
+    """What a tuple is, but for the items, which are made each time they are asked for.
+
+    Attributes:
+        make: an item by its number.
+        numbers: the items' numbers.
+    """
+
+    make: Callable[[int], T]
+    numbers: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Lazy[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Lazy[T]:
+        if isinstance(index, slice):
+            return Lazy(self.make, self.numbers[index])
+        return self.make(self.numbers[index])
+
+    def among(self, places: Iterable[int]) -> Lazy[T]:
+        """The items at some places."""
+        return Lazy(self.make, tuple(self.numbers[place] for place in places))
+
+    def mapped(self, change: Callable[[T], T]) -> Lazy[T]:
+        """What a function makes of the items."""
+        return Lazy(lambda number: change(self.make(number)), self.numbers)
+
+
+def lazy(items: Sequence[T]) -> Lazy[T]:
+    """Items as a lazy sequence."""
+    return items if isinstance(items, Lazy) else Lazy(items.__getitem__, range(len(items)))
+
+
+def views(whole: Samples, part: Tensor, parts: int) -> Lazy[Samples]:
+    """Disjoint parts of a pool.
+
+    Args:
+        whole: the pool.
+        part: the number of each sample's part, (N,), int64; -1: it is in none.
+        parts: how many parts there are.
+    """
+    held = (part >= 0).nonzero().flatten()
+    rows = held[part[held].argsort(stable=True)]  # those of part 0 in order, then those of part 1, and so on
+    sizes = torch.bincount(part[held], minlength=parts)
+    starts = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+
+    def view(number: int) -> Samples:
+        start, stop = starts[number : number + 2].tolist()
+        return whole.subset(rows[start:stop])
+
+    return Lazy(view, range(parts))
+
+
+@dataclass(frozen=True)
+class Client:
+    """One participant: its id, by which merges are ordered, its name, its domain's, and its training samples."""
+
+    id: int
+    name: str
+    domain: str
+    train: Samples
+
+    def moved(self, move: Move) -> Client:
+        """The same client with a view of the pool's copy."""
+        return replace(self, train=self.train.moved(move))
+
+
+Role = Literal["validation", "test"]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Samples on which a model is scored.
+
+    Attributes:
+        name: the domain (or shift) they come from.
+        role: ``test`` makes the headline; ``validation`` is what a selection may look at.
+        client: the id of the client they belong to; None for a client that never trained.
+        samples: the inputs and labels.
+    """
+
+    name: str
+    role: Role
+    client: int | None
+    samples: Samples
+
+    def moved(self, move: Move) -> Environment:
+        """The same environment with a view of the pool's copy."""
+        return replace(self, samples=self.samples.moved(move))
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """One environment of every client: its role, and by the client's id its name and samples."""
+
+    role: Role
+    names: tuple[str, ...]
+    samples: Sequence[Samples]
+
+
+def environments_of(kinds: Sequence[Kind], unseen: Sequence[Environment] = ()) -> Lazy[Environment]:
+    """The environments of client 0, one of each kind, then those of client 1, and so on; last, those of no client."""
+    held = sum(len(kind.names) for kind in kinds)
+
+    def environment(number: int) -> Environment:
+        if number >= held:
+            return unseen[number - held]
+        client, place = divmod(number, len(kinds))
+        kind = kinds[place]
+        return Environment(kind.names[client], kind.role, client, kind.samples[client])
+
+    return Lazy(environment, range(held + len(unseen)))

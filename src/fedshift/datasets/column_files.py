@@ -17,7 +17,14 @@ import numpy as np
 
 from fedshift import parquet
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.labelled import Array, Names, files_in, names_of, shown, sorted_names
+from fedshift.datasets.labelled import (
+    Array,
+    Names,
+    files_in,
+    names_of,
+    shown,
+    sorted_names,
+)
 from fedshift.errors import FedshiftError, UnknownNameError, needs
 from fedshift.spec import setting
 
@@ -306,12 +313,15 @@ class Cells(NamedTuple):
         return self.numbers
 
 
-def as_number(cell: object) -> float:
-    """The number that a cell holds, or that its text is; NaN: it holds none."""
-    if isinstance(cell, str | int | float | np.number) and not isinstance(cell, bool) and "_" not in str(cell):
-        with suppress(ValueError):
-            return float(cell)
-    return float("nan")
+def column_of(column: str, file: Path) -> str:
+    """What a column is called in messages."""
+    return f"The column '{column}' of '{file}'"
+
+
+def not_looked_at(file: Path, used: Collection[str]) -> tuple[str, ...]:
+    """A note on the columns of a file that are not used, if there are any."""
+    others = [name for name in column_names(file) if name not in used]
+    return (f"Columns that are not looked at: {', '.join(others)} (of '{file}').",) if others else ()
 
 
 def names_in(frame: Any, name: str, file: Path, *, whole: bool = False) -> Names:
@@ -323,39 +333,9 @@ def names_in(frame: Any, name: str, file: Path, *, whole: bool = False) -> Names
     return names_of(frame[name].to_numpy(), column_of(name, file), whole=whole)
 
 
-def times(column: Any, where: str) -> Array:
-    """A column of times, from the first of them on, (N,), float64.
-
-    Args:
-        column: numbers of any unit, or durations, dates and times (in text as ISO 8601), which become seconds.
-        where: what errors call it, with its file.
-
-    Raises:
-        FedshiftError: a cell holds none of these; the message names the row.
-    """
-    import pandas as pd
-
-    numeric = column.dtype.kind in NUMBERS
-    moments = column
-    if not numeric and column.dtype.kind != "m":
-        moments = pd.to_datetime(column, errors="coerce", format="ISO8601", utc=True)
-    wrong = np.flatnonzero(moments.isin([np.inf, -np.inf]) | moments.isna())
-    if len(wrong):
-        raise FedshiftError(
-            f"{where} holds {str(column.iloc[wrong[0]])!r:.100} in row {wrong[0]}; give numbers, or dates and times as "
-            "ISO 8601 writes them (2024-01-31T12:00:00.5)."
-        )
-    since = moments - moments.min()  # before it becomes a float, which would not hold nanoseconds since 1970
-    seconds: Array = since.to_numpy(np.float64) if numeric else since.dt.total_seconds().to_numpy()
-    return seconds
-
-
-def column_of(column: str, file: Path) -> str:
-    """What a column is called in messages."""
-    return f"The column '{column}' of '{file}'"
-
-
-def not_looked_at(file: Path, used: Collection[str]) -> tuple[str, ...]:
-    """A note on the columns of a file that are not used, if there are any."""
-    others = [name for name in column_names(file) if name not in used]
-    return (f"Columns that are not looked at: {', '.join(others)} (of '{file}').",) if others else ()
+def as_number(cell: object) -> float:
+    """The number that a cell holds, or that its text is; NaN: it holds none."""
+    if isinstance(cell, str | int | float | np.number) and not isinstance(cell, bool) and "_" not in str(cell):
+        with suppress(ValueError):
+            return float(cell)
+    return float("nan")

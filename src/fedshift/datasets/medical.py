@@ -23,7 +23,6 @@ from fedshift.clients.inputs import Inputs
 from fedshift.clients.preparation import Column
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.image_tables import images_in
-from fedshift.datasets.images import ImageRows
 from fedshift.datasets.labelled import Array, Labelled, Names, each_read, joined
 from fedshift.datasets.listing import is_dicom, is_nifti
 from fedshift.errors import FedshiftError, needs
@@ -136,11 +135,11 @@ class Medical(Dataset):
 
     def domain_names(self) -> tuple[str, ...]:
         """The names of the first-level folders."""
-        return tuple(sorted(set(self._found().domains)))
+        return tuple(sorted(set(images_in(self.path, self.reads).domains)))
 
     def check_here(self) -> None:
         """Whether the folder is there."""
-        self._found()
+        images_in(self.path, self.reads)
 
     def inputs(self) -> Inputs:
         """What the settings ask for."""
@@ -148,7 +147,7 @@ class Medical(Dataset):
 
     def load(self, streams: Streams) -> DomainData:
         """Read every slice; ``x`` is float32 (N, channels, size, size)."""
-        images = self._found()
+        images = images_in(self.path, self.reads)
         found = list(zip((Path(where) for where, _ in images.read()), images.domains, images.labels, strict=True))
         memory.check(
             len(found) * self.channels * self.size**2 * 4,
@@ -192,9 +191,6 @@ class Medical(Dataset):
         volume = read_volume(file, self.axis)
         return Unlabelled(self._slices(file, volume), self._chosen(len(volume.values)))
 
-    def _found(self) -> ImageRows:
-        return images_in(self.path, self.reads)
-
     def _slices(self, file: Path, volume: Volume) -> Tensor:
         """The slices of a file that are kept, with white high, (slices, channels, size, size), float32."""
         x = []
@@ -210,7 +206,6 @@ class Medical(Dataset):
         return torch.stack(x).unsqueeze(1).repeat(1, self.channels, 1, 1)
 
     def _chosen(self, count: int) -> list[int]:
-        """Which of so many slices are kept."""
         return [count // 2] if self.slices == "middle" else list(range(0, count, self.every))
 
     def _window(self, file: Path, volume: Volume, slice: int) -> Window:

@@ -13,17 +13,17 @@ import torch
 
 from fedshift.clients.domains import DomainData, Unlabelled
 from fedshift.clients.preparation import Column
-from fedshift.datasets.column_files import (
-    Cells,
-    InputColumns,
-    column_of,
-    names_in,
-    not_looked_at,
-    times,
+from fedshift.datasets.column_files import Cells, InputColumns, column_of, names_in, not_looked_at
+from fedshift.datasets.labelled import (
+    Array,
+    Labelled,
+    Names,
+    beside,
+    each_read,
+    joined,
 )
-from fedshift.datasets.labelled import Array, Labelled, Names, beside, each_read, joined
 from fedshift.datasets.windows import Recording, WindowedDataset, Windows
-from fedshift.errors import FedshiftError
+from fedshift.errors import FedshiftError, needs
 from fedshift.spec import setting
 from fedshift.streams import Streams
 
@@ -206,3 +206,31 @@ def _check_one(names: Names, recording: Recording, column: str, fix: str) -> Non
             f"{recording.where} has '{names.values[own[0]]}' in row {rows[0]} of the column '{column}' and "
             f"'{names.values[own[other]]}' in row {rows[other]}; a recording has one: {fix}."
         )
+
+
+def times(column: Any, where: str) -> Array:
+    """A column of times, from the first of them on, (N,), float64.
+
+    Args:
+        column: numbers of any unit, or durations, dates and times (in text as ISO 8601), which become seconds.
+        where: what errors call it, with its file.
+
+    Raises:
+        FedshiftError: a cell holds none of these; the message names the row.
+    """
+    with needs("pandas", "Reading CSV and Parquet"):
+        import pandas as pd
+
+    numeric = column.dtype.kind in "iuf"
+    moments = column
+    if not numeric and column.dtype.kind != "m":
+        moments = pd.to_datetime(column, errors="coerce", format="ISO8601", utc=True)
+    wrong = np.flatnonzero(moments.isin([np.inf, -np.inf]) | moments.isna())
+    if len(wrong):
+        raise FedshiftError(
+            f"{where} holds {str(column.iloc[wrong[0]])!r:.100} in row {wrong[0]}; give numbers, or dates and times as "
+            "ISO 8601 writes them (2024-01-31T12:00:00.5)."
+        )
+    since = moments - moments.min()  # before it becomes a float, which would not hold nanoseconds since 1970
+    seconds: Array = since.to_numpy(np.float64) if numeric else since.dt.total_seconds().to_numpy()
+    return seconds

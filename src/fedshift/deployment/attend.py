@@ -56,9 +56,9 @@ from fedshift.rounds.checks import check_answer, check_order, first_not_finite
 from fedshift.rounds.evaluation import Evaluation
 from fedshift.rounds.site import Site
 from fedshift.rounds.versions import Versions
-from fedshift.runs.events import moment
-from fedshift.runs.origin import environment
+from fedshift.runs.schema import environment
 from fedshift.runs.simulation import choose_device
+from fedshift.written import moment
 
 STATE, LOG = "state", "log.jsonl"
 

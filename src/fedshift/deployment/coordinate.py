@@ -27,12 +27,11 @@ from fedshift.engines.engine import Engine, ServerJob
 from fedshift.errors import DivergedError, FedshiftError, Problems
 from fedshift.rounds.coordinator import Coordinator, Received, Request
 from fedshift.rounds.outliers import Limits
-from fedshift.runs.checkpoint import Execution
+from fedshift.runs.checkpoint import Execution, Weights, read_weights
 from fedshift.runs.events import PlannedStage, Progress, RunEvents
 from fedshift.runs.recorder import Recorder
 from fedshift.runs.run import EVENTS, Run, locked
 from fedshift.runs.simulation import choose_device
-from fedshift.runs.weights import Weights, read_weights
 
 RUNS = "runs"
 _LOG = " Its log.jsonl has the whole error."

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Le
 
-from fedshift.clients.names import check_names as check_spelling
+from fedshift.clients.checks import check_names as check_spelling
 from fedshift.deployment.shell import check_address
 from fedshift.errors import FedshiftError, needs
 from fedshift.spec import FolderName, NonNegative, Spec, setting

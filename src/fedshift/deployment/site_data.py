@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -16,10 +16,18 @@ from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.preparation import recoded
-from fedshift.core.frozen import Embedding, embedded, silent
-from fedshift.deployment.agreement import Agreement, SiteSettings, read_site
+from fedshift.clients.protocols import PersonalUnderShift
+from fedshift.core.frozen import Embedding, Front, embedded, silent
+from fedshift.datasets.column_files import InputColumns
+from fedshift.datasets.dataset import ImageDataset
+from fedshift.deployment.agreement import (
+    Agreement,
+    SiteSettings,
+    read_site,
+)
 from fedshift.errors import FedshiftError, Problems, UnknownNameError
 from fedshift.experiments import Experiment
+from fedshift.runs.simulation import load_data
 from fedshift.runs.trained import Trained, rebuilt
 from fedshift.streams import Streams
 
@@ -201,3 +209,75 @@ def site_model(folder: str | Path) -> Trained:
     except (OSError, SafetensorError) as error:
         raise FedshiftError(f"'{path}' is damaged ({error}).") from error
     return rebuilt(agreement.experiment, agreement.blueprint, weights, agreement.client(settings.name))
+
+
+class Schema(NamedTuple):
+    """What a sample is: as :class:`FederationSettings` says it, and the domains of the data, if they were read."""
+
+    classes: tuple[str, ...]
+    shape: tuple[int, ...]
+    columns: tuple[tuple[str, ...], ...] = ()
+    domains: tuple[str, ...] = ()
+    environments: tuple[str, ...] = ()
+
+
+def schema(
+    experiment: Experiment,
+    classes: Sequence[str] = (),
+    shape: Sequence[int] = (),
+    columns: Sequence[Sequence[str]] = (),
+    environments: Sequence[str] = (),
+) -> Schema:
+    """What a sample of an experiment is: as it is said, or else as its data are, which then have to be here.
+
+    Args:
+        experiment: whose data.
+        classes: the classes' names; empty: those of the data.
+        shape: the shape of a sample as a model gets it; empty: that of the data.
+        columns: of rows that are prepared, each column's name and the categories of one that is no number; empty: those
+            of the data.
+        environments: the test environments that every site scores, where the protocol needs data that bring their own;
+            empty: those of the data.
+
+    Raises:
+        FedshiftError: something is neither said nor can be found out; the message says what and why.
+    """
+    shifted = isinstance(experiment.protocol, PersonalUnderShift)
+    prepared = experiment.data.inputs().preparation is not None
+    said = tuple(map(tuple, columns))
+    unnamed = isinstance(experiment.data, InputColumns) and not (experiment.data.columns or said)
+    shape = tuple(shape) or _shape_of_images(experiment) or ((len(said),) if said else ())
+    asked = {
+        "--classes cat,dog": not classes,
+        "--columns 'age,sex=f|m'": prepared and not said,
+        "--shape 3,64,64": not prepared and not shape,
+        "--set data.columns=age,marker": not prepared and unnamed,
+        "--environments p=0.1,p=0.9": shifted and not environments,
+    }
+    lacking = [option for option, lacks in asked.items() if lacks]
+    if not lacking:
+        return Schema(tuple(classes), shape, said, environments=tuple(environments))
+    network = experiment.model.frozen_network()
+    try:
+        data = load_data(experiment.data, network, experiment.seed_of_data, str(experiment.contents))
+    except FedshiftError as error:
+        raise FedshiftError(
+            f"{error}\nThe data would tell what a sample is. Where they are at the sites only, say it: "
+            f"{' '.join(lacking)}"
+        ) from error
+    if prepared:
+        said = said or tuple((column.name, *(column.categories or ())) for column in data.columns)
+    environments = tuple(environments) or (data.environments[1:] if shifted else ())
+    return Schema(tuple(classes) or data.classes, shape or tuple(data.x.shape[1:]), said, data.domains, environments)
+
+
+def _shape_of_images(experiment: Experiment) -> tuple[int, ...]:
+    """The shape that the settings give to images, or to what a frozen network makes of them; empty of other data."""
+    data = experiment.data
+    if not isinstance(data, ImageDataset):
+        return ()
+    image = torch.zeros(1, data.channels, data.size, data.size, dtype=torch.uint8)
+    for network, size in ((data.frozen_network(), data.frozen_size), (experiment.model.frozen_network(), 0)):
+        if network is not None:
+            image = Front(network, size)(image)
+    return tuple(image.shape[1:])

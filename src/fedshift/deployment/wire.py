@@ -40,7 +40,7 @@ from torch import Tensor
 from fedshift.core.messages import Answer, Down, Order, Telemetry, Up, metadata, pack
 from fedshift.core.tensors import Tensors
 from fedshift.errors import FedshiftError
-from fedshift.reporting.units import printable
+from fedshift.written import printable
 
 Reason = Literal["policy", "models", "experiment", "data", "diverged", "audit", "state", "order", "session", "error"]
 REASONS: Mapping[Reason, str] = {

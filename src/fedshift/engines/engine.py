@@ -7,10 +7,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fedshift.clients.client import Client
-from fedshift.clients.environments import Environment
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
+from fedshift.clients.samples import Client, Environment
 from fedshift.core.contract import Exchange, ServerState
 from fedshift.core.messages import Down, Up
 from fedshift.core.metrics import Values

@@ -148,31 +148,24 @@ class Workers(Sequential):
 
 
 def _refers(job: Job) -> tuple[object, ...]:
-    """What a worker looks up instead of being sent it."""
     return job.setup, job.federated, job.exchange, job.round.stage
 
 
 def _ready(pool: Sequence[_Worker]) -> list[_Worker]:
-    """The workers that have answered or died; waits for the first."""
     by_connection = {worker.connection: worker for worker in pool if worker.queue}
     return [by_connection[connection] for connection in wait(list(by_connection))]  # type: ignore[index]  # what went in comes out
 
 
 def _ending(code: int | None) -> str:
-    """How a process ended, for a message."""
     return f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
 
 
 def _died(job: Job, code: int | None) -> FedshiftError:
     return FedshiftError(
         f"The worker process of client '{job.client.name}' died twice in round {job.round.number} ({_ending(code)}): "
-        "most often "
-        "the machine is out of memory. The last checkpoint, if there is one, is kept. Fewer processes need less: "
-        "workers = 1, or engine = 'sequential', in [run] of the run folder's experiment.toml"
+        "most often the machine is out of memory. The last checkpoint, if there is one, is kept. Fewer processes "
+        "need less: workers = 1, or engine = 'sequential', in [run] of the run folder's experiment.toml"
     )
-
-
-# Messages -----------------------------------------------------------------------------------------
 
 
 class _Arena:
@@ -184,15 +177,12 @@ class _Arena:
         self._used = 0
 
     def close(self) -> None:
-        """Close the file; tensors that lie there stay readable."""
         self._file.close()
 
     def clear(self) -> None:
-        """Begin a new message."""
         self._used = 0
 
     def put(self, tensor: Tensor) -> Place:
-        """Write a tensor after those that are there."""
         place = tensor.dtype, tuple(tensor.shape), self._used
         self.get(place).copy_(tensor.detach())
         self._used += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
@@ -325,9 +315,6 @@ class _Worker:
         for arena in self._arenas:
             arena.close()
         return code
-
-
-# In the worker ------------------------------------------------------------------------------------
 
 
 def _live(channel: _Channel, kernels: Kernels, closing: Sequence[Connection]) -> None:

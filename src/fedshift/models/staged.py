@@ -133,3 +133,16 @@ def _features(stages: Stages, shape: Shape) -> int:
             f"{str(error).splitlines()[0]}"
         ) from error
     return given.shape[1]
+
+
+def check_untied(encoder: nn.Module, trained: set[str]) -> None:
+    """Raise an error if a tensor that is trained has two names."""
+    names: dict[int, str] = {}
+    for name, parameter in encoder.named_parameters(remove_duplicate=False):
+        first = names.setdefault(id(parameter), name)
+        if first != name and trained & {first, name}:
+            raise FedshiftError(
+                f"The network's '{first}' and '{name}' are one tensor, which cannot be trained under two names: "
+                "train adapters (model.adapter_rank), freeze the stages that have it (model.freeze_until), or use one "
+                "part (model.part)."
+            )

@@ -43,7 +43,7 @@ from fedshift.models.opened import (
     open_network,
     replace_input,
 )
-from fedshift.models.staged import Freezing
+from fedshift.models.staged import Freezing, check_untied
 from fedshift.spec import Positive, Width, setting
 
 MISFITS = (RuntimeError, ValueError, IndexError, TypeError, AttributeError)  # what a library's network raises
@@ -331,7 +331,7 @@ class Encoder(Fixing):
         named = [(name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad]
         moves = torch.autograd.grad(total, [each for _, each in named], allow_unused=True)
         trained = {name for (name, _), gradient in zip(named, moves, strict=True) if gradient is not None}
-        _check_untied(self, trained)
+        check_untied(self, trained)
         self.projection = nn.Linear(pooled.shape[1], out)
         self.fix(trained | {"projection.weight", "projection.bias"})
         for tensor in self.state_dict(keep_vars=True).values():
@@ -341,18 +341,6 @@ class Encoder(Fixing):
         """Samples (B, ...) to (B, out)."""
         z: Tensor = self.projection(self.reader(x))
         return z
-
-
-def _check_untied(encoder: nn.Module, trained: set[str]) -> None:
-    names: dict[int, str] = {}
-    for name, parameter in encoder.named_parameters(remove_duplicate=False):
-        first = names.setdefault(id(parameter), name)
-        if first != name and trained & {first, name}:
-            raise FedshiftError(
-                f"The network's '{first}' and '{name}' are one tensor, which cannot be trained under two names: "
-                "train adapters (model.adapter_rank), freeze the stages that have it (model.freeze_until), or use one "
-                "part (model.part)."
-            )
 
 
 def _peft() -> Any:

@@ -15,11 +15,11 @@ from fedshift import files
 from fedshift.errors import FedshiftError
 from fedshift.reporting.live import LiveProgress
 from fedshift.reporting.run_status import scores_text
-from fedshift.reporting.units import printable
-from fedshift.runs.events import AnyEvent, BeginEvent, EndEvent, EvaluatedEvent, FailedEvent, moment, read_event
+from fedshift.runs.events import AnyEvent, BeginEvent, EndEvent, EvaluatedEvent, FailedEvent, read_event
 from fedshift.runs.find import find, grid_files, read_grid
 from fedshift.runs.origin import STUDY, carried_on_by, study_of
 from fedshift.runs.run import EVENTS, Run, is_locked
+from fedshift.written import moment, printable
 
 SECONDS_BETWEEN_LOOKS = 0.2  # at files that are known
 SECONDS_BETWEEN_SEARCHES = 2.0  # for new ones

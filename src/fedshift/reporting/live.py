@@ -18,7 +18,6 @@ from rich.table import Column
 from rich.text import Text
 
 from fedshift.reporting.run_status import ROLES, RunStatus, left_text, percent, scores_text, site_line
-from fedshift.reporting.units import bytes_text, clock, printable
 from fedshift.runs.events import (
     AnyEvent,
     BeginEvent,
@@ -31,6 +30,7 @@ from fedshift.runs.events import (
     SiteEvent,
 )
 from fedshift.runs.selection import mean_score
+from fedshift.written import bytes_text, clock, printable
 
 SECONDS_BETWEEN_LINES = 10.0
 SECONDS_BETWEEN_DRAWINGS = 0.5  # of a notebook's cell

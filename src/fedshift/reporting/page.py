@@ -13,9 +13,9 @@ import tomli_w
 from fedshift.reporting.curves import Panel, as_svg, by_place, by_round, colours, figures, unscored_before
 from fedshift.reporting.results import Merged, Row, merged
 from fedshift.reporting.table import Table, render, write_page_to
-from fedshift.reporting.units import bytes_text, clock
 from fedshift.runs.run import Run
 from fedshift.runs.schema import Record
+from fedshift.written import bytes_text, clock
 
 if TYPE_CHECKING:
     from fedshift.reporting.comparison import Comparison

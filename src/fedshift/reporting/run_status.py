@@ -10,10 +10,10 @@ from statistics import mean
 from rich.progress import TaskID
 
 from fedshift.core.metrics import ACCURACY
-from fedshift.reporting.units import bytes_text, clock, printable
 from fedshift.runs.events import BeginEvent, ProgressEvent, SiteEvent
 from fedshift.runs.schema import Record
 from fedshift.runs.selection import over_clients, selects, value_of
+from fedshift.written import bytes_text, clock, printable, seconds_of
 
 MOST_SHOWN = 14  # environments one by one; of more than that, the mean and the worst
 ROLES = ("test", "validation")
@@ -33,7 +33,7 @@ class RunStatus:
     """
 
     def __init__(self, number: int, title: str, bar: TaskID, event: BeginEvent, get_time: Callable[[], float]) -> None:
-        self.number, self.title, self.bar, self.began = number, title, bar, event.seconds_since_1970
+        self.number, self.title, self.bar, self.began = number, title, bar, seconds_of(event.when)
         self.progress = ProgressEvent(when=event.when, who=event.who, position=event.done)
         self.record: Record | None = None
         self.under_way = True

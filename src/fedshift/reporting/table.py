@@ -16,8 +16,8 @@ from rich.text import Text
 
 from fedshift.errors import FedshiftError, needs
 from fedshift.files import make_folder, write
-from fedshift.reporting.units import bytes_text, printable
 from fedshift.runs.schema import Record
+from fedshift.written import bytes_text, printable
 
 if TYPE_CHECKING:
     import pandas as pd

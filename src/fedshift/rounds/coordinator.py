@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.clients.tables import Lazy
+from fedshift.clients.samples import Lazy
 from fedshift.core.contract import Exchange, Select, ServerState, Stage, term_names, uniform
 from fedshift.core.messages import Answer, Down, Missing, Order
 from fedshift.core.metrics import ACCURACY

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedshift.clients.environments import Environment
 from fedshift.clients.inputs import Inputs
-from fedshift.clients.tables import Lazy
+from fedshift.clients.samples import Environment, Lazy
 from fedshift.core.contract import Part, ServerState
 from fedshift.core.method import Method
 from fedshift.core.metrics import Values, mean_of

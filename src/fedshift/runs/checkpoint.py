@@ -7,11 +7,12 @@ coordinator that may go back, keep an older one as well, until nobody can need i
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from pydantic import Field, NonNegativeInt
@@ -22,12 +23,17 @@ from torch import Tensor
 from fedshift.core.contract import ServerState
 from fedshift.core.messages import pack
 from fedshift.core.state import flat_optimisers, optimisers_from_flat
-from fedshift.core.tensors import Tensors
-from fedshift.errors import DamagedError
+from fedshift.core.tensors import Tensors, part_of
+from fedshift.errors import DamagedError, FedshiftError
 from fedshift.manifest import Manifest
 from fedshift.rounds.coordinator import Coordinator, schedule_of
 from fedshift.rounds.ledger import Ledger
+from fedshift.rounds.site import Site
 from fedshift.spec import RunName
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 COUNTED = ("position", "missing", "ended")
 _SCOPES = ("shared", "down", "server")
@@ -187,3 +193,94 @@ def check_alike(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], what:
                 f"The {what} has '{name}' as {found[name].dtype} {list(found[name].shape)} in the place of "
                 f"{tensor.dtype} {list(tensor.shape)}."
             )
+
+
+class Weights(NamedTuple):
+    """Named tensors that need not be in memory together.
+
+    Attributes:
+        likes: for each name, in order, a tensor of the same type and shape.
+        tensors: the tensors, in that order.
+    """
+
+    likes: Mapping[str, Tensor]
+    tensors: Iterable[Tensor]
+
+
+def final_weights(coordinator: Coordinator, read: Collection[str], site: Site | None = None) -> Weights:
+    """Every shared tensor, the down ones of parts that a prediction reads, and all that clients keep.
+
+    Args:
+        coordinator: at the end of a round.
+        read: the parts that a prediction reads.
+        site: has what clients keep, each client's under ``client.<id>.``; None: it stays at their sites.
+    """
+    state = coordinator.state
+    return _weights(coordinator, state.shared | state.down.of_parts(read), {} if site is None else site.initial, site)
+
+
+def read_weights(coordinator: Coordinator, read: Collection[str], site: Site | None = None) -> Weights:
+    """Of the :func:`final_weights` those of parts that a prediction reads."""
+    state, initial = coordinator.state, {} if site is None else site.initial
+    private = {name: like for name, like in initial.items() if part_of(name) in read}
+    return _weights(coordinator, (state.shared | state.down).of_parts(read), private, site, read)
+
+
+def _weights(
+    coordinator: Coordinator,
+    sent: Mapping[str, Tensor],
+    private: Mapping[str, Tensor],
+    site: Site | None,
+    read: Collection[str] | None = None,
+) -> Weights:
+    # In order of their names, which a checkpoint does not keep as they were.
+    sent, private = dict(sorted(sent.items())), dict(sorted(private.items()))
+    last = coordinator.schedule[coordinator.position - 1].stage.training
+    individual = {
+        f"client.{client}.{name}": tensor
+        for client in coordinator.names
+        for name, tensor in coordinator.own(last, client).items()
+        if read is None or part_of(name) in read
+    }
+    if site is None or not private:
+        return Weights(sent | individual, chain(sent.values(), individual.values()))
+    trained = [client for client in site.store.ids() if site.has_trained(client)]
+    likes = sent | {f"client.{client}.{name}": like for client in trained for name, like in private.items()}
+    states = (state for _, state in site.store.items() if state.trained)  # one client in memory at a time
+    kept = (state.tensors[name] for state in states for name in private)
+    return Weights(likes | individual, chain(sent.values(), kept, individual.values()))
+
+
+def selected_name(position: int) -> str:
+    """The file of the weights after so many rounds, where source validation picks them."""
+    return f"selected@{position}.safetensors"
+
+
+class WeightsFile(Mapping[str, "Tensor"]):
+    """The tensors of a safetensors file, each read when it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with self._opened() as file:
+            self._names = dict.fromkeys(file.keys())
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        with self._opened() as file:
+            tensor: Tensor = file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def _opened(self) -> Any:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            return safe_open(self._path, framework="pt")
+        except (OSError, SafetensorError) as error:
+            raise FedshiftError(f"'{self._path}' cannot be read ({error}). Restore it.") from error

@@ -9,11 +9,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, FiniteFloat, RootModel
+from pydantic import (
+    AfterValidator,
+    Field,
+    FiniteFloat,
+    RootModel,
+)
 
 from fedshift import files
 from fedshift.core.metrics import ACCURACY
@@ -22,26 +26,7 @@ from fedshift.errors import DiskError
 from fedshift.manifest import checked, parsed
 from fedshift.runs.schema import Few, File, Record, Share, Size
 from fedshift.runs.selection import over_clients
-
-SECONDS_BETWEEN_EVENTS = 0.5  # of progress, on average
-BURST = 4 * SECONDS_BETWEEN_EVENTS  # after a quiet time several events may follow each other at once
-
-
-def moment(seconds: float) -> str:
-    """A time, in seconds since 1970, as 2026-11-22T06:52:43.120000Z."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def seconds_of(when: str) -> float:
-    """The seconds since 1970 of what :func:`moment` wrote.
-
-    Raises:
-        ValueError: it is no time with a time zone.
-    """
-    time = datetime.fromisoformat(when)
-    if time.tzinfo is None:
-        raise ValueError("it is no time in UTC")
-    return time.timestamp()
+from fedshift.written import moment, seconds_of
 
 
 def _a_moment(when: str) -> str:
@@ -49,23 +34,16 @@ def _a_moment(when: str) -> str:
     return when
 
 
-class Event(File):
-    """A line of events.jsonl.
+SECONDS_BETWEEN_EVENTS = 0.5  # of progress, on average
+BURST = 4 * SECONDS_BETWEEN_EVENTS  # after a quiet time several events may follow each other at once
 
-    Attributes:
-        when: the time in UTC.
-        kind: what is told.
-        who: whom it is about: the run, or a member of a federation.
-    """
+
+class Event(File):
+    """A line of events.jsonl, about the run or the member of a federation that ``who`` names."""
 
     when: Annotated[str, AfterValidator(_a_moment)]
     kind: str
     who: str
-
-    @property
-    def seconds_since_1970(self) -> float:
-        """When it was."""
-        return seconds_of(self.when)
 
 
 class PlannedStage(File):
@@ -266,15 +244,7 @@ class RunEvents:
         done: int = 0,
         get_time: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare; nothing is emitted before the first call.
-
-        Args:
-            name: the run's name.
-            progress: takes each event; None: nobody does.
-            path: the file to which events are added; None: none is.
-            done: how many rounds are done.
-            get_time: the seconds since 1970.
-        """
+        """Prepare for a run of which so many rounds are done; nothing is emitted before the first call."""
         self._name, self._progress, self._path, self._get_time = name, progress or Progress(), path, get_time
         self._pending, self._full_again, self._warned = False, 0.0, False
         self._now: dict[str, Any] = {"position": done, "steps": 0, "stage": ""}
@@ -293,15 +263,7 @@ class RunEvents:
         self._count()
 
     def begin_task(self, exchange: str, clients: int, steps: int, bytes_down: int, bytes_up: int) -> None:
-        """Clients, or the server, begin to work.
-
-        Args:
-            exchange: the exchange's name.
-            clients: how many clients work; 0: the server does.
-            steps: how many steps all of them take; 0 where they only measure or answer.
-            bytes_down: what was sent to clients since the run's start, these included.
-            bytes_up: what clients have sent since the run's start.
-        """
+        """Clients, or with 0 clients the server, begin to work; bytes are totals since the run's start."""
         self._task = {"exchange": exchange, "clients": clients, "steps": steps, "done": 0, "answered": 0}
         self._now |= {"bytes_down": bytes_down, "bytes_up": bytes_up}
         self._count()

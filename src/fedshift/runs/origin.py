@@ -7,14 +7,11 @@ that nobody here has read: it is imported only if it ran on this machine before,
 from __future__ import annotations
 
 import json
-import os
-import platform
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, cached_property
-from importlib.metadata import PackageNotFoundError, version
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -25,7 +22,7 @@ from fedshift.content import digest, ran_here, remember_code
 from fedshift.errors import DamagedError, FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.manifest import digested_json, read_json
-from fedshift.runs.schema import Identity, Machine
+from fedshift.runs.schema import Identity, environment
 from fedshift.written import LARGEST_TOML
 
 RUN, EXPERIMENT, SUMMARY = "run.json", "experiment.toml", "summary.json"
@@ -280,9 +277,6 @@ def _table_digest(table: Mapping[str, Any]) -> str:
     return files.digest_of(json.dumps(decides, sort_keys=True, default=str).encode())
 
 
-# Trials ------------------------------------------------------------------------------------------
-
-
 def study_of(path: Path) -> Path | None:
     """The folder of a study that a path is, or lies directly in as a trial's run does; None if there is none."""
     here = path.resolve()
@@ -304,17 +298,8 @@ def carried_on_by(path: Path) -> str:
     return "the command that began the search" if study_of(path) else f"`fedshift resume {path}`"
 
 
-# Trust --------------------------------------------------------------------------------------------
-
-
 def trusted(table: Mapping[str, Any], plugins: Mapping[str, str], folder: Path, trust: bool) -> Experiment:
     """An experiment of a folder, once none of its code can be other than what it was, and all of it may be imported.
-
-    Args:
-        table: the experiment.
-        plugins: digests of its code when the run began, by path.
-        folder: the run's, for messages.
-        trust: whether the user has said that the code may be imported.
 
     Raises:
         UntrustedError: a file of code has never run here.
@@ -340,10 +325,7 @@ def _check_named(paths: Any, plugins: Mapping[str, str], folder: Path) -> None:
 def check_plugins(plugins: Mapping[str, str], folder: Path, trust: bool) -> None:
     """Raise an error before a file of code is imported that was changed, or that nobody here has used.
 
-    Args:
-        plugins: their digests when the run began, by path.
-        folder: the run's, for messages.
-        trust: whether the user has said that they may be imported.
+    Digests are those when the run began, by path.
     """
     for path, content in plugins.items():
         now = digest(path)
@@ -362,41 +344,3 @@ def check_plugins(plugins: Mapping[str, str], folder: Path, trust: bool) -> None
             )
         if trust:
             remember_code(path)
-
-
-# The machine --------------------------------------------------------------------------------------
-
-
-def environment() -> Machine:
-    """The versions and the machine that a run is made with."""
-    import torch
-
-    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's; a GPU that is not used stays so
-    packages = ("fedshift", "torch", "numpy", "safetensors", "transformers", "kornia")
-    return Machine(
-        python=platform.python_version(),
-        platform=platform.platform(),
-        processor=_processor(),
-        accelerator=torch.cuda.get_device_name() if used else None,
-        cores=os.cpu_count(),
-        threads=torch.get_num_threads(),
-        packages={package: _installed(package) for package in packages},
-    )
-
-
-@cache  # a package's metadata are read whole each time
-def _installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def _processor() -> str:
-    """The processor's name."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

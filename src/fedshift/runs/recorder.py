@@ -17,11 +17,15 @@ from fedshift.runs.checkpoint import (
     Checkpoint,
     Execution,
     Summary,
+    Weights,
     check_alike,
+    final_weights,
     manifest_name,
     pack_server,
     read_checkpoint,
+    read_weights,
     saved_positions,
+    selected_name,
     tensors_name,
     unpack_server,
 )
@@ -29,7 +33,6 @@ from fedshift.runs.origin import CLIENTS, RECORDS, SUMMARY
 from fedshift.runs.run import DATA_FACTS, MESSAGES, TIMINGS, WEIGHTS, Run
 from fedshift.runs.schema import Blueprint, Record, Timed, read_records
 from fedshift.runs.selection import end_early, endings, source_validation, summary
-from fedshift.runs.weights import Weights, final_weights, read_weights, selected_name
 
 # What belongs to a checkpoint, or was left by a kill in a write; manifests first, so that none lacks what it names.
 OF_CHECKPOINTS = (

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from fedshift.runs.trained import Trained
 
+from fedshift.runs.checkpoint import WeightsFile
+
 WEIGHTS, MESSAGES, DATA_FACTS = "weights.safetensors", "messages.json", "data.json"
 TIMINGS, EVENTS, LOCK = "timings.jsonl", "events.jsonl", ".lock"
 # What carrying out makes, manifests first: without them it begins anew.
@@ -197,7 +199,7 @@ class Run(Origin):
         Raises:
             FedshiftError: the run is not finished.
         """
-        return _Weights(self._intact(WEIGHTS, "weights"))
+        return WeightsFile(self._intact(WEIGHTS, "weights"))
 
     @cached_property
     def selected(self) -> Mapping[str, Tensor]:
@@ -206,7 +208,7 @@ class Run(Origin):
         Raises:
             FedshiftError: the run is not finished, or keeps none.
         """
-        return _Weights(self.selected_weights)
+        return WeightsFile(self.selected_weights)
 
     @property
     def selected_weights(self) -> Path:
@@ -304,36 +306,6 @@ class Run(Origin):
         except DamagedError as error:
             first = "Move it away, and " if "federation" in self.carried_on_by else ""
             raise DamagedError(f"{error} {first}{self.carried_on_by} makes it again.") from error
-
-
-class _Weights(Mapping[str, "Tensor"]):
-    """The tensors of a safetensors file, each read when it is asked for."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with self._opened() as file:
-            self._names = dict.fromkeys(file.keys())
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        with self._opened() as file:
-            tensor: Tensor = file.get_tensor(name)
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def _opened(self) -> Any:
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            return safe_open(self._path, framework="pt")
-        except (OSError, SafetensorError) as error:
-            raise FedshiftError(f"'{self._path}' cannot be read ({error}). Restore it.") from error
 
 
 @contextmanager

@@ -11,12 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
-
 from fedshift import files
 from fedshift.engines.choice import Choice
 from fedshift.engines.merging import kind
-from fedshift.engines.workers import can_fork
 from fedshift.errors import DamagedError, DiskError, DivergedError, FedshiftError, LockedError, StoppedError
 from fedshift.experiments import Experiment
 from fedshift.runs.checkpoint import Execution, common_position, saved_positions
@@ -25,10 +22,9 @@ from fedshift.runs.find import experiment_of, find, grid_files, read_grid, write
 from fedshift.runs.origin import check_no_study, check_plugins
 from fedshift.runs.run import Run, locked
 from fedshift.runs.simulation import Simulation, refused_by_method
-from fedshift.runs.together import Judge, carry_out, to_the_end
+from fedshift.runs.together import Judge, carry_out, choice_of, to_the_end
 
 Failures = dict[Path, FedshiftError]  # what went wrong with runs, by their folders
-_CHOICES = TypeAdapter(Choice)
 TOLD_APART = (DiskError, LockedError)  # kinds of failure that who asked for runs may tell apart
 
 
@@ -160,7 +156,7 @@ class _Grid:
         """Prepare; ``before_first`` is called before a run begins that has no folder yet."""
         self._progress, self._judge, self._before_first = progress, judge, before_first
         self._waiting: list[tuple[Asked, Simulation]] = []  # for others that are alike
-        self._choice: Choice | None = None  # of those that wait
+        self.choice_of: Choice | None = None  # of those that wait
         self._folders: dict[Path, Run] = {}
         self._damaged: list[Asked] = []
         self._refusal: FedshiftError | None = None  # what the method of the first run refuses that was not even begun
@@ -232,7 +228,7 @@ class _Grid:
             return
         first, simulation = ready[0]
         position = common_position([asked.folder.path for asked, _ in ready])
-        choice = _choice(execution, simulation, self._progress)
+        choice = choice_of(execution, simulation, self._progress)
         gone = {*execution.together} - {asked.folder.path.name for asked, _ in ready}
         missing = sum(not _had_ended(Run(first.folder.path.parent / name), position) for name in gone)
         if missing and position < simulation.rounds and choice.engine == "vectorised":
@@ -253,17 +249,17 @@ class _Grid:
 
     def _add(self, asked: Asked, simulation: Simulation, choice: Choice) -> None:
         """Put a run to those that wait, after carrying these out if it is of another kind or they are enough."""
-        if self._waiting and not (choice == self._choice and _alike(self._waiting[0][1], simulation)):
+        if self._waiting and not (choice == self.choice_of and _alike(self._waiting[0][1], simulation)):
             self._carry_out_waiting()
-        self._choice = choice
+        self.choice_of = choice
         self._waiting.append((asked, simulation))
         if len(self._waiting) >= (simulation.experiment.run.together or choice.together):
             self._carry_out_waiting()
 
     def _carry_out_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
-        if waiting and self._choice:
-            self._carry_out(waiting, self._choice)
+        if waiting and self.choice_of:
+            self._carry_out(waiting, self.choice_of)
 
     # All ----------------------------------------------------------------------------------------
 
@@ -339,26 +335,3 @@ def _had_ended(folder: Run, position: int) -> bool:
         return folder.finished and folder.records[-1]["position"] <= position
     except (FedshiftError, IndexError):
         return False
-
-
-def _choice(execution: Execution, simulation: Simulation, progress: Progress) -> Choice:
-    """The engine of a run that goes on: the one it had, unless another is asked for or it cannot be had here."""
-    try:
-        before = _CHOICES.validate_python(dict(execution.engine))
-    except ValidationError as error:
-        raise DamagedError(
-            f"The checkpoint of '{simulation.experiment.run_name}' names no engine ({error})."
-        ) from error
-    options = simulation.experiment.run
-    if options.engine == "auto" and _still_right(before, simulation):
-        return before
-    return simulation.choice(progress.note)
-
-
-def _still_right(before: Choice, simulation: Simulation) -> bool:
-    """Whether the engine that a run had can be had here, and is what its options ask for."""
-    options = simulation.experiment.run
-    if before.engine == "workers":
-        here = can_fork() and simulation.setup.device.type == "cpu"
-        return here and options.workers in (0, before.workers)
-    return options.threads in (0, before.threads)

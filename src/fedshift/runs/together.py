@@ -12,9 +12,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from pydantic import TypeAdapter, ValidationError
+
 from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.engine import Engine
-from fedshift.errors import DiskError, FedshiftError, LockedError, StoppedError
+from fedshift.engines.workers import can_fork
+from fedshift.errors import DamagedError, DiskError, FedshiftError, LockedError, StoppedError
 from fedshift.runs.checkpoint import Execution, common_position
 from fedshift.runs.dry_run import planned_stages
 from fedshift.runs.events import Progress, RunEvents
@@ -180,3 +183,29 @@ def _noting(failed: Failed, simulation: Simulation, events: RunEvents | None = N
         failed[simulation] = error
         if events is not None:
             events.failed(str(error))
+
+
+_CHOICES = TypeAdapter(Choice)
+
+
+def choice_of(execution: Execution, simulation: Simulation, progress: Progress) -> Choice:
+    """The engine of a run that goes on: the one it had, unless another is asked for or it cannot be had here."""
+    try:
+        before = _CHOICES.validate_python(dict(execution.engine))
+    except ValidationError as error:
+        raise DamagedError(
+            f"The checkpoint of '{simulation.experiment.run_name}' names no engine ({error})."
+        ) from error
+    options = simulation.experiment.run
+    if options.engine == "auto" and _still_right(before, simulation):
+        return before
+    return simulation.choice(progress.note)
+
+
+def _still_right(before: Choice, simulation: Simulation) -> bool:
+    """Whether the engine that a run had can be had here, and is what its options ask for."""
+    options = simulation.experiment.run
+    if before.engine == "workers":
+        here = can_fork() and simulation.setup.device.type == "cpu"
+        return here and options.workers in (0, before.workers)
+    return options.threads in (0, before.threads)

@@ -34,7 +34,7 @@ LAST = float("-inf")  # the accuracy by which what diverged is ranked
 
 @cache
 def contents() -> dict[str, Any]:
-    """What the benchmark's file says: its federations, columns, and the methods that are left out unless named."""
+    """What the benchmark's file says."""
     return parse_toml(text_of("benchmark/benchmark"), "the benchmark")
 
 
@@ -295,7 +295,10 @@ class Benchmark(StudyResults):
                 method,
                 scenario.title,
                 found.hold_out or NONE,
-                ", ".join(f"{name} = {_setting(value)}" for name, value in found.settings.items()),
+                ", ".join(
+                    f"{name} = {value:.4g}" if isinstance(value, float) else f"{name} = {shown(value)}"
+                    for name, value in found.settings.items()
+                ),
                 f"{100 * found.value:.1f}",
                 *map(str, (found.trials, found.pruned, found.failed, found.repeated)),
                 ", ".join(map(str, found.seeds)),
@@ -345,7 +348,3 @@ def _interval(found: Interval | None) -> str:
         return f"{found.mean:+.1f}"
     low, high = found.mean - found.half, found.mean + found.half
     return f"{found.mean:+.1f} [{low:+.1f}, {high:+.1f}]{'*' if found.clear else ''}"
-
-
-def _setting(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else shown(value)

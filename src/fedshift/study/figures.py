@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 
 from fedshift.errors import needs
 from fedshift.reporting.curves import Panel
-from fedshift.reporting.units import printable
 from fedshift.study.quantities import Interval
 from fedshift.study.search import Study, quiet
+from fedshift.written import printable
 
 WIDTH, BESIDE_ROWS, OF_A_ROW = 9.6, 1.1, 0.24  # inches of the benchmark's figure
 CLEAR, OPEN = "#1f77b4", "#8c8c8c"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import resources
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -13,8 +14,20 @@ from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import DEFAULT_NAMES, NAMED, Experiment, load_plugins
 from fedshift.methods import METHODS
 from fedshift.spec import Spec, check_names, shown
-from fedshift.study.shipped import shipped, shipped_text
 from fedshift.written import parse_toml, read_toml
+
+EXPERIMENTS = resources.files(__package__) / "experiments"
+
+
+def shipped() -> list[str]:
+    """Their names."""
+    return sorted(entry.name.removesuffix(".toml") for entry in EXPERIMENTS.iterdir() if entry.name.endswith(".toml"))
+
+
+def shipped_text(name: str) -> str:
+    """The TOML text of one."""
+    return (EXPERIMENTS / f"{name}.toml").read_text(encoding="utf-8")
+
 
 Document = dict[str, Any]
 EVERY_DOMAIN = "all"

@@ -16,7 +16,6 @@ from fedshift.errors import FedshiftError
 from fedshift.reporting.live import display
 from fedshift.reporting.results import MeanStd, flat
 from fedshift.reporting.table import Table
-from fedshift.reporting.units import clock, printable
 from fedshift.runs.events import Progress
 from fedshift.runs.run import locked
 from fedshift.runs.runner import run_path
@@ -26,6 +25,7 @@ from fedshift.study.papers import ExhibitRow, exhibit_of
 from fedshift.study.scenarios import AS_PRINTED, Scenario, scale_of
 from fedshift.study.study_plan import StudyPlan
 from fedshift.study.study_tables import LACKING, NONE, StudyResults
+from fedshift.written import clock, printable
 
 if TYPE_CHECKING:
     from fedshift.reporting.curves import Panel

@@ -25,7 +25,10 @@ from fedshift import files
 from fedshift.core.metrics import Metric
 from fedshift.errors import FedshiftError, needs
 from fedshift.experiments import Experiment
+from fedshift.reporting.table import Table
 from fedshift.runs.origin import STUDY
+from fedshift.runs.run import Run
+from fedshift.runs.selection import shares
 from fedshift.spec import Range
 from fedshift.study.space import Space, in_words, labelled
 
@@ -271,3 +274,27 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.set_verbosity(before)
+
+
+def all_trials(study: Study, trials: int) -> Table:
+    """Every trial, with what part of the clients' loss each term made up at the end of its first seed."""
+    keys = [*study.space.searched]
+    rows = [
+        [
+            str(number),
+            trial.state + (f" (as trial {trial.repeats + 1})" if trial.repeats is not None else ""),
+            trial.percent if trial.value is not None else "",
+            str(trial.curve[-1][0]) if trial.curve else "",
+            *(in_words((trial.settings[key],)) for key in keys),
+            _shares(study, trial),
+            trial.reason,
+        ]
+        for number, trial in enumerate(study.trials[:trials], 1)
+    ]
+    columns = ["trial", "state", "value in %", "after round", *keys, "loss terms, in % of the loss", "why it failed"]
+    return Table("All trials", columns, rows)
+
+
+def _shares(study: Study, trial: Trial) -> str:
+    records = Run(study.path / trial.runs[0]).records if trial.curve else []
+    return ", ".join(f"{name} {100 * share:.3g}" for name, share in shares(records[-1]).items()) if records else ""

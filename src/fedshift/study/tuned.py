@@ -21,12 +21,10 @@ from fedshift.experiments import Experiment
 from fedshift.manifest import checked
 from fedshift.reporting.results import flat
 from fedshift.reporting.table import Table, Tabled
-from fedshift.runs.run import Run
 from fedshift.runs.schema import File
-from fedshift.runs.selection import shares
 from fedshift.spec import shown
-from fedshift.study.search import Study, Trial
-from fedshift.study.space import in_words, key_here, settings_of, with_settings
+from fedshift.study.search import Study, all_trials
+from fedshift.study.space import key_here, settings_of, with_settings
 from fedshift.written import LARGEST_TOML
 
 ABOUT = """\
@@ -337,7 +335,7 @@ class Tuning(Tabled):
             for name, png in drawn.items():
                 files.write(study.path / name, png)
             pictures = {name.removesuffix(".png"): b64encode(png).decode() for name, png in drawn.items()}
-            sections.append((study.label, pictures, _all_trials(study, found.trials)))
+            sections.append((study.label, pictures, all_trials(study, found.trials)))
         text = render(
             "tuned.html.jinja",
             title=f"Tuned settings: {self.studies[0].experiments[0].name}",
@@ -347,27 +345,3 @@ class Tuning(Tabled):
             toml=self.path.read_text(encoding="utf-8"),
         )
         return write_page_to(Path(path) if path is not None else self.path.with_suffix(".html"), "tuned.html", text)
-
-
-def _all_trials(study: Study, trials: int) -> Table:
-    """Every trial, with what part of the clients' loss each term made up at the end of its first seed."""
-    keys = [*study.space.searched]
-    rows = [
-        [
-            str(number),
-            trial.state + (f" (as trial {trial.repeats + 1})" if trial.repeats is not None else ""),
-            trial.percent if trial.value is not None else "",
-            str(trial.curve[-1][0]) if trial.curve else "",
-            *(in_words((trial.settings[key],)) for key in keys),
-            _shares(study, trial),
-            trial.reason,
-        ]
-        for number, trial in enumerate(study.trials[:trials], 1)
-    ]
-    columns = ["trial", "state", "value in %", "after round", *keys, "loss terms, in % of the loss", "why it failed"]
-    return Table("All trials", columns, rows)
-
-
-def _shares(study: Study, trial: Trial) -> str:
-    records = Run(study.path / trial.runs[0]).records if trial.curve else []
-    return ", ".join(f"{name} {100 * share:.3g}" for name, share in shares(records[-1]).items()) if records else ""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedshift.clients.client import Client
 from fedshift.clients.inputs import Inputs
+from fedshift.clients.samples import Client
 from fedshift.page import *
 
 

@@ -8,9 +8,9 @@ from itertools import groupby
 from statistics import median, median_low
 from typing import TYPE_CHECKING
 
+from fedshift.reporting.data_report.data_tables import WORDS, ColumnValues
 from fedshift.reporting.data_report.drift import REST
 from fedshift.reporting.data_report.duplicates import Duplicates
-from fedshift.reporting.data_report.values import WORDS, ColumnValues
 
 if TYPE_CHECKING:
     from fedshift.reporting.data_report.report import DataReport

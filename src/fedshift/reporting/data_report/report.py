@@ -17,14 +17,13 @@ from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
 from fedshift.errors import FedshiftError, MissingExtraError
-from fedshift.reporting.data_report.data_tables import KINDS, facts, tables
+from fedshift.reporting.data_report.data_tables import KINDS, ColumnValues, Kind, facts, kind_of, measure, tables
 from fedshift.reporting.data_report.drift import Difference, feature_drift
 from fedshift.reporting.data_report.duplicates import Duplicates, Roles, Tell, by_class, find_duplicates, silent
 from fedshift.reporting.data_report.findings import Finding, find
-from fedshift.reporting.data_report.values import ColumnValues, Kind, kind_of, measure
 from fedshift.reporting.table import render, write_page_to
-from fedshift.reporting.units import printable
 from fedshift.streams import Streams
+from fedshift.written import printable
 
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
 JUDGED = "Test samples are judged as well, as asked for: whoever chooses by that chooses on the test."
