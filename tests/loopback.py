@@ -29,6 +29,7 @@ CLASSES = ("class 0", "class 1", "class 2")
 SAMPLES = "data/samples.npz"  # in each site's folder, of its samples alone
 DATA: dict[str, Any] = {"name": "arrays", "path": SAMPLES}
 SERVER = "deployment.executor run"  # the coordinator's process for a run
+EXECUTOR = "deployment.executor"  # what carries out tasks
 SUPERNODE, SUPERLINK, GATE = "flower-supernode", "flower-superlink", "deployment.gate"
 PATIENCE = 900.0  # seconds, after which something hangs
 
@@ -101,12 +102,17 @@ class Loopback:
         files = {self.folder / "sites" / site / "held": count for site, count in sites.items()}
         for file, count in files.items():
             sent = file.with_name("sent.jsonl")
+            file.with_name("waiting").unlink(missing_ok=True)
             write(file, str(count + (sent.read_bytes().count(b"\n") if sent.exists() else 0)))
         try:
             yield
         finally:
             for file in files:
                 file.unlink()
+
+    def waits(self, site: str) -> Callable[[], bool]:
+        """A function that says whether a site's executor has a message that it may not answer yet."""
+        return (self.folder / "sites" / site / "waiting").exists
 
     def messages(self, count: int, *sites: str) -> Callable[[], bool]:
         """A function that says whether some sites, or all, have received so many more messages than now."""

@@ -29,7 +29,7 @@ from fedshift.deployment.wire import Work
 from fedshift.experiments import Experiment
 from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
-from loopback import DATA, GATE, PATIENCE, SERVER, SUPERLINK, Loopback, events, loopback
+from loopback import DATA, EXECUTOR, GATE, PATIENCE, SERVER, SUPERLINK, SUPERNODE, Loopback, events, loopback
 from reference import small
 from test_coordinate import alike, position_of
 
@@ -135,9 +135,28 @@ def a_site_is_killed(federation: Loopback, real: Experiments) -> None:
     as_replayed(federation, run)
 
 
+def a_sites_processes_are_killed(federation: Loopback, real: Experiments) -> None:
+    """Its executor in one round, its SuperNode in a later one; they are started again by themselves."""
+    run = federation.agree(real("fraug", min_answers=0.5, rounds=6))
+    with federation.held(gray=2, light=3):
+        federation.begin_run()
+        federation.wait_for(federation.waits("gray"))  # what it has not begun, its next executor would begin
+        federation.crash_program("gray", EXECUTOR)
+        federation.wait_for(lambda: "failed" in happened(run, "gray"))  # Flower notices it after half a minute
+    again = federation.messages(1, "gray")
+    with federation.held(gray=0):
+        federation.wait_for(again)
+        back = federation.connected("gray")
+        federation.crash_program("gray", SUPERNODE)
+        federation.wait_for(back)
+    federation.end_run()
+    assert [each["client"] for each in missing(run)].count("gray") == len(missing(run)) >= 2
+    as_replayed(federation, run)
+
+
 SCENARIOS = {
     "the run": (the_coordinators_run_is_killed, who_watches_the_run_is_killed, the_coordinator_is_killed),
-    "processes": (the_superlink_and_the_gate_are_killed, a_site_is_killed),
+    "processes": (the_superlink_and_the_gate_are_killed, a_site_is_killed, a_sites_processes_are_killed),
 }
 
 

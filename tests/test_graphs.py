@@ -12,14 +12,14 @@ from torch import Tensor
 
 from conftest import CNN_WITH_BN, Make, at, simulate
 from fedshift.core.contract import Batch
-from fedshift.engines import banks
+from fedshift.engines import graphs
 from fedshift.engines.banks import SideBySide, Stacked
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.vectorised import Vectorised
 from test_methods import small, tensors_of
 
 
-class Again(banks.CudaRecording):
+class Again(graphs.CudaRecording):
     """As a CUDA graph, it writes each output to the same memory."""
 
     made: int = 0
@@ -47,7 +47,7 @@ def test_the_second_call_is_recorded_and_later_ones_read_what_they_are_given():
         return [now.batch.x + now.noise["z"] + now.bank.received]
 
     w = torch.tensor([10.0])
-    run = banks.replayed(step, Again)
+    run = graphs.replayed(step, Again)
     outputs = [run(given(torch.tensor([float(k)]), w)) for k in range(4)]
     assert [output.item() for (output,) in outputs] == [11, 13, 15, 17]  # kept outputs are copies
     assert len({x.data_ptr() for x in calls}) == 1
@@ -60,7 +60,7 @@ def test_a_replayed_round_is_the_same_round(make: Make, monkeypatch: pytest.Monk
     experiment = make(small(name) | CNN_WITH_BN | changes)
     plain = simulate(experiment, engine=Vectorised(Kernels()))
     Again.made = 0
-    monkeypatch.setattr(Stacked, "recorded", lambda bank, step: banks.replayed(step, Again))
+    monkeypatch.setattr(Stacked, "recorded", lambda bank, step: graphs.replayed(step, Again))
     replayed = simulate(experiment, engine=Vectorised(Kernels()))
     assert Again.made >= 2
     mine, theirs = tensors_of(replayed), tensors_of(plain)

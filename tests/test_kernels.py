@@ -13,9 +13,9 @@ from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 
 from fedshift.core.model import Model, ModelBuilder
-from fedshift.engines import kernels
-from fedshift.engines.kernels import Kernels, OneDNNLinear, Precision, onednn_available, prepare
-from fedshift.engines.onednn import onednn_linear
+from fedshift.engines import onednn
+from fedshift.engines.kernels import Kernels, Precision, prepare
+from fedshift.engines.onednn import OneDNNLinear, onednn_available, onednn_linear
 from fedshift.models.small import CNN, MLP
 from fedshift.streams import Streams
 
@@ -39,21 +39,21 @@ def encoder(model: Model, shape: tuple[int, ...] = (1, 12, 12)) -> nn.Module:
 @pytest.fixture
 def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """OneDNN multiplies matrices of every size."""
-    monkeypatch.setattr(kernels, "SMALLEST_PRODUCT", 0)
-    monkeypatch.setattr(kernels, "NARROWEST_PRODUCT", 1)
+    monkeypatch.setattr(onednn, "SMALLEST_PRODUCT", 0)
+    monkeypatch.setattr(onednn, "NARROWEST_PRODUCT", 1)
 
 
 @pytest.fixture
 def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """What oneDNN multiplied: (rows, in, out) of each product."""
     seen: list[tuple[int, ...]] = []
-    multiply = kernels._multiply
+    multiply = onednn._multiply
 
     def spy(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         seen.append((len(rows), *reversed(weight.shape)))
         return multiply(rows, weight, bias)
 
-    monkeypatch.setattr(kernels, "_multiply", spy)
+    monkeypatch.setattr(onednn, "_multiply", spy)
     return seen
 
 

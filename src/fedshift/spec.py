@@ -97,7 +97,7 @@ LONGEST_SHOWN = 100  # characters of a value in a message
 
 
 @dataclass(frozen=True)
-class Declaration:
+class DeclaredSetting:
     """What :func:`setting` says of a field, beside its type.
 
     Attributes:
@@ -142,9 +142,9 @@ def setting(default: Any = ..., *, help: str, **about: Any) -> Any:
     Args:
         default: its default value.
         help: what it is, in one line, with its unit or range.
-        about: what else :class:`Declaration` has.
+        about: what else :class:`DeclaredSetting` has.
     """
-    return Field(default=default, description=help, json_schema_extra=Declaration(default, help, **about))
+    return Field(default=default, description=help, json_schema_extra=DeclaredSetting(default, help, **about))
 
 
 def fixed(default: Any = None) -> Any:
@@ -269,7 +269,7 @@ class Spec(BaseModel):
             return False
 
     @classmethod
-    def settings(cls) -> dict[str, Declaration]:
+    def settings(cls) -> dict[str, DeclaredSetting]:
         """The fields that can be set, by name."""
         return _settings(cls)
 
@@ -378,13 +378,13 @@ def setting_type(cls: type[Spec], name: str) -> Any:
 
 
 @cache
-def _settings(cls: type[Spec]) -> dict[str, Declaration]:
-    found: dict[str, Declaration] = {}
+def _settings(cls: type[Spec]) -> dict[str, DeclaredSetting]:
+    found: dict[str, DeclaredSetting] = {}
     for name, field in cls.model_fields.items():
-        if isinstance(field.json_schema_extra, Declaration):
+        if isinstance(field.json_schema_extra, DeclaredSetting):
             found[name] = field.json_schema_extra
         elif not field.exclude:  # a field that is declared without setting()
-            found[name] = Declaration(... if field.is_required() else field.default)
+            found[name] = DeclaredSetting(... if field.is_required() else field.default)
     return found
 
 

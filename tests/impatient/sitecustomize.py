@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 HELD, SENT = Path("held"), Path("sent.jsonl")
+WAITING = Path("waiting")  # exists as soon as an executor has a message that it does not answer
 PAUSES = {3: 0.3, 0.5: 0.2}  # seconds between a SuperNode's looks for messages, and for answers
 
 
@@ -29,6 +30,7 @@ def wait_where_held() -> None:
     class Attendant(attend.Attendant):
         def answer(self, data: bytes) -> bytes:
             while held():
+                WAITING.touch()
                 time.sleep(0.1)
             return super().answer(data)
 

@@ -29,7 +29,7 @@ TOLD_APART = (DiskError, LockedError)  # kinds of failure that who asked for run
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class PlannedRun:
     """A run that is asked for.
 
     Attributes:
@@ -43,7 +43,7 @@ class Asked:
     fingerprint: str | None = None
 
     @classmethod
-    def of(cls, experiment: Experiment, path: Path | None = None) -> Asked:
+    def of(cls, experiment: Experiment, path: Path | None = None) -> PlannedRun:
         """An experiment, in a folder of its name or at another path."""
         return cls(Run(path or run_path(experiment)), lambda: experiment, experiment.fingerprint)
 
@@ -80,14 +80,14 @@ def run_all(experiments: Sequence[Experiment], progress: Progress) -> tuple[list
         FedshiftError: the first run cannot be carried out, and neither diverged nor is refused by its method alone; or
             the method of every run refuses it.
     """
-    asked = [Asked.of(each) for each in experiments]
+    asked = [PlannedRun.of(each) for each in experiments]
     for folder in {each.folder.path.parent for each in asked if not each.folder.finished}:
         files.check_folder(folder)
     write = partial(write_grid, experiments, run_path(experiments[0]).parent)
     return _Grid(progress, before_first=write).carry_out(asked)
 
 
-def resume(asked: Sequence[Asked], progress: Progress) -> tuple[list[Run], Failures]:
+def resume(asked: Sequence[PlannedRun], progress: Progress) -> tuple[list[Run], Failures]:
     """Carry on every run that :func:`below` found and that is not finished.
 
     Returns:
@@ -99,7 +99,7 @@ def resume(asked: Sequence[Asked], progress: Progress) -> tuple[list[Run], Failu
     return _Grid(progress).carry_out(asked)
 
 
-def attempt(asked: Sequence[Asked], progress: Progress, judge: Judge) -> Failures:
+def attempt(asked: Sequence[PlannedRun], progress: Progress, judge: Judge) -> Failures:
     """Carry out runs, of which ``judge`` may give some up; see :func:`fedshift.runs.together.carry_out`.
 
     Returns:
@@ -113,7 +113,7 @@ def attempt(asked: Sequence[Asked], progress: Progress, judge: Judge) -> Failure
     return grid.failed
 
 
-def below(path: Path, trust: bool = False) -> list[Asked]:
+def below(path: Path, trust: bool = False) -> list[PlannedRun]:
     """The runs of comparisons at or below a path, those that have not begun included, and then all other runs there.
 
     Args:
@@ -125,14 +125,14 @@ def below(path: Path, trust: bool = False) -> list[Asked]:
         FedshiftError: there is no run, or the path is a study's or a trial's.
     """
     check_no_study(path)
-    asked: dict[Path, Asked] = {}
+    asked: dict[Path, PlannedRun] = {}
     for file in grid_files(path):
         for run in read_grid(file).runs:
             folder = Run(file.parent / run.folder, trust)
             if not folder.begun:
                 check_plugins(run.plugins, folder.path, trust)
                 begin = partial(experiment_of, run, file, trust)
-                asked.setdefault(folder.path, Asked(folder, begin, run.fingerprint))
+                asked.setdefault(folder.path, PlannedRun(folder, begin, run.fingerprint))
             else:
                 asked.setdefault(folder.path, _begun(folder))
     for folder in find(path, 0 if asked else 1, trust):
@@ -140,11 +140,11 @@ def below(path: Path, trust: bool = False) -> list[Asked]:
     return list(asked.values())
 
 
-def _begun(folder: Run) -> Asked:
+def _begun(folder: Run) -> PlannedRun:
     """A run that has a folder; nothing is imported yet, but it is known whether it may be."""
     if not folder.finished and folder.readable:
         folder.check_may_go_on()
-    return Asked(folder, folder.experiment_to_go_on)
+    return PlannedRun(folder, folder.experiment_to_go_on)
 
 
 class _Grid:
@@ -155,14 +155,14 @@ class _Grid:
     ) -> None:
         """Prepare; ``before_first`` is called before a run begins that has no folder yet."""
         self._progress, self._judge, self._before_first = progress, judge, before_first
-        self._waiting: list[tuple[Asked, Simulation]] = []  # for others that are alike
+        self._waiting: list[tuple[PlannedRun, Simulation]] = []  # for others that are alike
         self.choice_of: Choice | None = None  # of those that wait
         self._folders: dict[Path, Run] = {}
-        self._damaged: list[Asked] = []
+        self._damaged: list[PlannedRun] = []
         self._refusal: FedshiftError | None = None  # what the method of the first run refuses that was not even begun
         self.failed: Failures = {}
 
-    def carry_out(self, asked: Sequence[Asked]) -> tuple[list[Run], Failures]:
+    def carry_out(self, asked: Sequence[PlannedRun]) -> tuple[list[Run], Failures]:
         """Carry out all; see :func:`run_all`."""
         unfinished = [each for each in asked if not self._is_finished(each)]
         fresh = self._go_on_with_groups(unfinished)
@@ -178,7 +178,7 @@ class _Grid:
 
     # Runs that have begun -----------------------------------------------------------------------
 
-    def _is_finished(self, asked: Asked) -> bool:
+    def _is_finished(self, asked: PlannedRun) -> bool:
         """Whether a run is finished, or to be left out for now: a damaged one is made again after the others."""
         folder = asked.folder
         try:
@@ -197,10 +197,10 @@ class _Grid:
         self._progress.reused(folder.path.name)
         return True
 
-    def _go_on_with_groups(self, unfinished: Sequence[Asked]) -> list[Asked]:
+    def _go_on_with_groups(self, unfinished: Sequence[PlannedRun]) -> list[PlannedRun]:
         """Carry on the runs that have a checkpoint, with those they went on with; gives back the others."""
-        fresh: list[Asked] = []
-        groups: dict[tuple[Path, tuple[str, ...]], tuple[Execution, list[Asked]]] = {}
+        fresh: list[PlannedRun] = []
+        groups: dict[tuple[Path, tuple[str, ...]], tuple[Execution, list[PlannedRun]]] = {}
         for asked in unfinished:
             folder = asked.folder.path
             try:
@@ -221,7 +221,7 @@ class _Grid:
             self._go_on(execution, members)
         return fresh
 
-    def _go_on(self, execution: Execution, members: Sequence[Asked]) -> None:
+    def _go_on(self, execution: Execution, members: Sequence[PlannedRun]) -> None:
         """Carry on runs that went on together."""
         ready = [(asked, simulation) for asked in members if (simulation := self._simulation(asked)) is not None]
         if not ready:
@@ -240,14 +240,14 @@ class _Grid:
 
     # Runs that begin ----------------------------------------------------------------------------
 
-    def _carry_out_fresh(self, asked: Iterable[Asked]) -> None:
+    def _carry_out_fresh(self, asked: Iterable[PlannedRun]) -> None:
         for each in asked:
             simulation = self._simulation(each)
             if simulation is not None:
                 self._add(each, simulation, simulation.choice(self._progress.note))
         self._carry_out_waiting()
 
-    def _add(self, asked: Asked, simulation: Simulation, choice: Choice) -> None:
+    def _add(self, asked: PlannedRun, simulation: Simulation, choice: Choice) -> None:
         """Put a run to those that wait, after carrying these out if it is of another kind or they are enough."""
         if self._waiting and not (choice == self.choice_of and _alike(self._waiting[0][1], simulation)):
             self._carry_out_waiting()
@@ -263,7 +263,7 @@ class _Grid:
 
     # All ----------------------------------------------------------------------------------------
 
-    def _simulation(self, asked: Asked) -> Simulation | None:
+    def _simulation(self, asked: PlannedRun) -> Simulation | None:
         """Load a run's data and build its model; None if that cannot be done, which is written down."""
         experiment = None
         try:
@@ -276,7 +276,7 @@ class _Grid:
             self._note_failure(asked, error)
             return None
 
-    def _carry_out(self, runs: Sequence[tuple[Asked, Simulation]], choice: Choice) -> None:
+    def _carry_out(self, runs: Sequence[tuple[PlannedRun, Simulation]], choice: Choice) -> None:
         """Carry out a group."""
         self._before_first()
         by_simulation = {simulation: asked for asked, simulation in runs}
@@ -293,7 +293,7 @@ class _Grid:
             else:
                 raise error
 
-    def _set_aside(self, asked: Asked, reason: object) -> None:
+    def _set_aside(self, asked: PlannedRun, reason: object) -> None:
         """Make room for a damaged run, which is made again after the others."""
         try:
             with locked(asked.folder.path):
@@ -307,7 +307,7 @@ class _Grid:
             f"'{aside.name}'. If it was stacked with others, its last digits may differ from what it was."
         )
 
-    def _note_failure(self, asked: Asked, error: FedshiftError) -> None:
+    def _note_failure(self, asked: PlannedRun, error: FedshiftError) -> None:
         """Remember what went wrong with a run.
 
         What is wrong with the first is most likely wrong with all, unless it diverged or its method refuses it.

@@ -18,7 +18,7 @@ from fedshift.errors import DamagedError, DiskError, DivergedError, FedshiftErro
 from fedshift.experiments import Experiment
 from fedshift.runs.events import AnyEvent, EvaluatedEvent, Progress
 from fedshift.runs.run import Run, locked
-from fedshift.runs.runner import Asked, attempt, run_path
+from fedshift.runs.runner import PlannedRun, attempt, run_path
 from fedshift.runs.selection import last, mean_score
 from fedshift.runs.together import Judge, to_the_end
 from fedshift.spec import Spec
@@ -221,7 +221,7 @@ class _Batch:
 
     def _carry_out(self, runs: Sequence[Experiment], judge: Judge) -> None:
         """Carry out runs, but for those that are known to be given up; a trial fails with any of its runs."""
-        asked = [Asked.of(run, folder.path) for run in runs if not judge(folder := self._folder(run))]
+        asked = [PlannedRun.of(run, folder.path) for run in runs if not judge(folder := self._folder(run))]
         failed = attempt(asked, self._progress, judge) if asked else {}
         for number, of_trial in list(self._runs.items()):
             errors = [failed[path] for run in of_trial if (path := self._folder(run).path) in failed]
