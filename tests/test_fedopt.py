@@ -13,8 +13,7 @@ from fedshift.core.method import Averaging, Method
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
-from fedshift.methods.fedavgm import FedAvgM
-from fedshift.methods.fedopt import FedAdagrad, FedAdam, FedYogi
+from fedshift.methods.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from reference import EVERY_METHOD, reference, reference_experiment, small
 from refusal import refuses
 

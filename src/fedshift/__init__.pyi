@@ -38,7 +38,6 @@ from .methods.ditto import Ditto as Ditto
 from .methods.drfa import DRFA as DRFA
 from .methods.fedadg import FedADG as FedADG
 from .methods.fedavg import FedAvg as FedAvg
-from .methods.fedavgm import FedAvgM as FedAvgM
 from .methods.fedbn import FedBN as FedBN
 from .methods.fedcir import FedAlign as FedAlign
 from .methods.fedcir import FedCiR as FedCiR
@@ -49,6 +48,7 @@ from .methods.fediir import FedIIR as FedIIR
 from .methods.fedlc import FedLC as FedLC
 from .methods.fedopt import FedAdagrad as FedAdagrad
 from .methods.fedopt import FedAdam as FedAdam
+from .methods.fedopt import FedAvgM as FedAvgM
 from .methods.fedopt import FedYogi as FedYogi
 from .methods.fedpac import FedPAC as FedPAC
 from .methods.fedpin import Anchored as Anchored

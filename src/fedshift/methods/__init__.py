@@ -47,7 +47,7 @@ METHODS: Catalogue[Method] = Catalogue(
         "fedrod": ".fedrod:FedRoD",
         "fedpac": ".fedpac:FedPAC",
         "fedsdr": ".fedsdr:FedSDR",
-        "fedavgm": ".fedavgm:FedAvgM",
+        "fedavgm": ".fedopt:FedAvgM",
         "fedadagrad": ".fedopt:FedAdagrad",
         "fedadam": ".fedopt:FedAdam",
         "fedyogi": ".fedopt:FedYogi",

@@ -1,14 +1,16 @@
-"""FedAdagrad, FedAdam and FedYogi: FedAvg with an adaptive optimiser on the server.
+"""FedAvgM, FedAdagrad, FedAdam and FedYogi: FedAvg with an optimiser on the server.
 
-Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar and McMahan, Adaptive federated optimization, ICLR 2021,
-Algorithm 2. What clients do is FedAvg's; the step is a server optimiser (``adagrad``, ``adam``, ``yogi``), which any
-method whose merge is a mean takes as ``method.server = "adam"``, say: ``--method fedsr --set method.server=adam`` is
-FedAdam on FedSR. Its page has the equations and choices.
+FedAvgM: Hsu, Qi and Brown, Measuring the effects of non-identical data distribution for federated visual
+classification, 2019. The others: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar and McMahan, Adaptive
+federated optimization, ICLR 2021, Algorithm 2. What clients do is FedAvg's; the step is a server optimiser
+(``momentum``, ``adagrad``, ``adam``, ``yogi``), which any method whose merge is a mean takes as
+``method.server = "adam"``, say: ``--method fedsr --set method.server=adam`` is FedAdam on FedSR. The server
+optimiser's page has the equations and choices.
 
 Choices: a client's own optimiser is that of ``[train]`` (the paper: SGD without momentum). Clients weigh the same, as
 in Algorithm 2; the paper's experiments weigh them by samples.
 
-The step follows the mean over the clients that answered; where nobody did, m and v stand still.
+The step follows the mean over the clients that answered; where nobody did, velocities and moments stand still.
 """
 
 from __future__ import annotations
@@ -32,6 +34,14 @@ class FedOpt(FedAvg):
                 f"method.server = '{given}': {self.label} is FedAvg with '{own}'. For another server optimiser set "
                 f"method.name = 'fedavg' and method.server = '{given}'."
             )
+
+
+class FedAvgM(FedOpt):
+    """FedAvg whose server goes on in the direction of past rounds; beta = 0 is FedAvg."""
+
+    paper: ClassVar[str] = "Hsu, Qi and Brown, arXiv:1909.06335, 2019"
+
+    server: Annotated[ServerOptimiser, From(SERVERS)] = setting("momentum", help="the server's momentum")
 
 
 class FedAdagrad(FedOpt):
