@@ -48,7 +48,8 @@ class Options(TypedDict, total=False):
         partition: how domains are divided among clients.
         protocol: what is held out, and who is scored on what.
         model: the network.
-        hold_out: the domain that is held out, a list of them, or "all" for each in turn.
+        hold_out: the domain that is held out, a list of them, or "all" for each in turn; in a list "all" is the name
+            of a domain.
         seed: the seed, or a list.
         rounds: communication rounds.
         device: "auto", "cpu", "cuda", "cuda:1" or "mps".
