@@ -17,10 +17,8 @@ from fedshift.cli import app as cli
 from fedshift.cli import before
 from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
-from fedshift.runs.run import Run
 from fedshift.spec import setting
 from fedshift.study.grid import expand, override, read
-from fedshift.study.tuned import TunedSettings
 from fedshift.written import LARGEST_TOML, parse_assignments, parse_value, parse_words
 from refusal import refuses
 
@@ -111,15 +109,7 @@ def test_what_cannot_be_is_one_error(assignments: list[str], words: tuple[str, .
 
 
 def test_a_toml_file_that_is_too_large_is_refused_unread(tmp_path: Path):
-    """Wherever one is read: an experiment, tuned settings, the experiment of a run from elsewhere."""
     file = tmp_path / "large.toml"
     file.write_bytes(b"#" * (LARGEST_TOML + 1))
     with refuses("large.toml", f"{LARGEST_TOML:,}"):
         read(file)
-    with refuses("large.toml", f"{LARGEST_TOML:,}"):
-        TunedSettings.read(file)
-    (experiment,) = expand(override(TINY, {"run.out": str(tmp_path)}))
-    folder = Run.create(experiment, tmp_path / "run")
-    file.replace(folder.experiment_file)
-    with refuses("experiment.toml", f"{LARGEST_TOML:,}"):
-        _ = folder.table
