@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from fedshift import files
-from fedshift.core.messages import Missing, Order
 from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.flower import Away, Link
@@ -32,9 +31,8 @@ from fedshift.deployment.wire import (
     is_proof,
     read_reply,
 )
-from fedshift.errors import DamagedError, DivergedError, FedshiftError, UnknownNameError
+from fedshift.errors import DamagedError, FedshiftError, UnknownNameError
 from fedshift.manifest import checked, parsed
-from fedshift.rounds.coordinator import Received
 from fedshift.runs.events import RunEvents
 from fedshift.runs.schema import File
 
@@ -290,16 +288,3 @@ def _in_words(came: Failed | Away | FedshiftError) -> tuple[str, str]:
     if isinstance(came, Away):
         return came.what, came.why
     return "refused" if refuses(came) else "failed", str(came)
-
-
-def received(order: Order, site: str, came: Came) -> Received:
-    """What the coordinator hears of an order."""
-    if isinstance(came, Done) and came.answer is not None:
-        return came.answer
-    if isinstance(came, Away):
-        return Missing(order.client, str(came))
-    if isinstance(came, Failed) and came.reason in ("policy", "order"):
-        return Missing(order.client, f"refused: {came}")
-    kind = DivergedError if isinstance(came, Failed) and came.reason == "diverged" else FedshiftError
-    what = str(came) if isinstance(came, Failed | FedshiftError) else "sent no answer to its order"
-    return kind(f"The site '{site}' {what}.")
