@@ -40,6 +40,7 @@ class ColumnFiles(Dataset):
 
     seeded: ClassVar[bool] = False
     kind: ClassVar[str] = "inputs"  # what columns without another use are, for messages
+    apart: ClassVar[tuple[str, ...]] = ("domain",)  # settings beside the label's that name columns that are no inputs
 
     path: str = setting(help="a file that ends in .csv or .parquet, or a folder of them", path=True)
     label: str = setting("label", help="the column of the class")
@@ -52,17 +53,22 @@ class ColumnFiles(Dataset):
             FedshiftError: one is wrong, or a column has two uses.
         """
         super().__post_init__()
-        if not all(self.uses) or len({*self.uses}) < len(self.uses):
+        uses = [self.label, *self.inputs_named(), *self.named(*self.apart)]
+        if not all(uses) or len({*uses}) < len(uses):
             raise FedshiftError(
-                f"data.label = '{self.label}', and [data] names the columns {self.uses}: name the label's column, and "
-                "each column once."
+                f"data.label = '{self.label}', and [data] names the columns {uses}: name the label's column, and each "
+                "column once."
             )
+
+    def inputs_named(self) -> tuple[str, ...]:
+        """The columns of inputs that settings name."""
+        return ()
 
     def domain_names(self) -> tuple[str, ...]:
         """The values of the domain's column, or the files' names."""
         found = []
         for file in self.files():
-            frame = self.read(file, (), {self.domain: "data.domain"}) if self.domain else ()
+            frame = self.read(file, (), self.named("domain")) if self.domain else ()
             found.append(self.domain_of(file, frame))
         return sorted_names("domain", found)
 
@@ -75,14 +81,15 @@ class ColumnFiles(Dataset):
         return SUFFIXES
 
     @property
-    def uses(self) -> list[str]:
-        """The columns that are named, each of which has one use."""
-        return [self.label, *([self.domain] if self.domain else [])]
-
-    @property
     def named_apart(self) -> dict[str, str]:
         """The columns that are no inputs, and the setting that names each."""
-        return {self.label: "data.label"} | ({self.domain: "data.domain"} if self.domain else {})
+        return self.named("label", *self.apart)
+
+    def named(self, *uses: str) -> dict[str, str]:
+        """The columns that some settings name, and the setting that names each."""
+        given = {use: getattr(self, use) for use in uses}
+        columns = {use: (value,) if isinstance(value, str) else value for use, value in given.items()}
+        return {name: f"data.{use}" for use, names in columns.items() for name in names if name}
 
     def read(self, file: Path, inputs: Sequence[str], named: Mapping[str, str], texts: Sequence[str] = ()) -> Any:
         """The columns of inputs and those that settings name, as a table of pandas; see :func:`read_columns`.
@@ -107,10 +114,9 @@ class InputColumns(ColumnFiles):
 
     columns: tuple[str, ...] = setting((), help="the columns of the inputs, in order; none: all others")
 
-    @property
-    def uses(self) -> list[str]:
-        """The columns that are named, inputs too."""
-        return [*self.columns, *super().uses]
+    def inputs_named(self) -> tuple[str, ...]:
+        """The columns of the inputs, where they are named."""
+        return self.columns
 
     def input_columns(self) -> tuple[str, ...]:
         """The columns of the inputs: those that are named, or all others of the first file."""
