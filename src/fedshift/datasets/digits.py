@@ -24,7 +24,7 @@ from torch import Tensor
 from fedshift.clients.domains import DomainData
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.image_tables import ONE_DOMAIN, Columns, hub_images, images_at
-from fedshift.datasets.images import Encoded, ImageRows, check_fits, decode, picture, pixels
+from fedshift.datasets.images import Encoded, ImageRows, check_fits, decoded, picture, pixels
 from fedshift.datasets.labelled import each_read
 from fedshift.datasets.mnist import MNIST_WORDS, mnist_folder, read_mnist
 from fedshift.errors import FedshiftError, needs
@@ -91,9 +91,7 @@ class Digits(Dataset):
             found, digits = self._originals(name)
             kept = self._kept(name, digits, streams)
             check_fits(len(kept), self.size, 3, "Choose a smaller data.size or data.fraction.")
-            chosen = [found[index] for index in kept.tolist()]
-            decoded = each_read(lambda item: decode(item[0], item[1], self.size, 3), chosen, "images cannot be read")
-            pictures = torch.stack(decoded)
+            pictures = decoded((found[index] for index in kept.tolist()), self.size, 3)
             images.append(self._before_photographs(pictures, streams) if name == "mnist-m" else pictures)
             labels.append(digits[kept])
             groups.append(kept * len(MADE_FROM) + MADE_FROM[name])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from itertools import compress
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedshift import memory
 from fedshift.clients.domains import DomainData
-from fedshift.datasets.labelled import each_read
+from fedshift.datasets.labelled import Labelled, each_read, joined, names_of
 from fedshift.errors import FedshiftError
 
 Encoded = bytes | Path | np.ndarray[Any, Any] | None  # an array: gray or colour, decoded already
@@ -51,30 +51,21 @@ class ImageRows(NamedTuple):
             FedshiftError: there is none, images cannot be read, or they do not fit into memory; the message names the
                 images.
         """
-        number = {label: place for place, label in enumerate(self.classes)}
-        kept = [label in number for label in self.labels]
+        known = {*self.classes}
+        kept = [label in known for label in self.labels]
         check_fits(sum(kept), size, channels)
         where = list[str]()
 
-        def read(item: tuple[str, Encoded]) -> Tensor:
-            where.append(item[0])
-            return decode(*item, size, channels)
+        def read() -> Iterator[tuple[str, Encoded]]:
+            for place, image in compress(self.read(), kept):
+                where.append(place)
+                yield place, image
 
-        images = each_read(read, compress(self.read(), kept), "images cannot be read")
-        if not images:
-            raise FedshiftError("The data set holds no image.")
-        of_domain = list(compress(self.domains, kept))
-        domains = tuple(sorted({*of_domain}))
-        return DomainData(
-            x=_stacked(images),
-            y=torch.tensor([number[label] for label in compress(self.labels, kept)]),
-            domain=torch.tensor([domains.index(name) for name in of_domain]),
-            domains=domains,
-            classes=self.classes,
-            group=torch.arange(len(where)),
-            notes=self.notes,
-            where=tuple(where),
+        x = decoded(read(), size, channels)
+        y, domain = (
+            names_of(np.array([*compress(names, kept)], object), "the images") for names in (self.labels, self.domains)
         )
+        return joined([Labelled("", x, y, domain, rows=where)], self.classes, self.notes)
 
 
 def check_fits(count: int, size: int, channels: int, fix: str = "") -> None:
@@ -93,11 +84,18 @@ def check_fits(count: int, size: int, channels: int, fix: str = "") -> None:
     )
 
 
-def _stacked(images: list[Tensor]) -> Tensor:
-    """The images as one tensor; each is given up once copied, so that they are not all held twice."""
-    x = torch.empty(len(images), *images[0].shape, dtype=images[0].dtype)
-    for index in reversed(range(len(images))):
-        x[index] = images.pop()
+def decoded(images: Iterable[tuple[str, Encoded]], size: int, channels: int) -> Tensor:
+    """Encoded images, each with where it is, as uint8 (N, channels, size, size); see :func:`picture`.
+
+    Raises:
+        FedshiftError: there is none, or some cannot be read; the message names the first ten.
+    """
+    read = each_read(lambda image: decode(*image, size, channels), images, "images cannot be read")
+    if not read:
+        raise FedshiftError("The data set holds no image.")
+    x = torch.empty(len(read), *read[0].shape, dtype=torch.uint8)
+    for index in reversed(range(len(read))):
+        x[index] = read.pop()  # given up once copied, so that they are not all in memory twice
     return x
 
 

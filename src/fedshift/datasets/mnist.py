@@ -37,8 +37,7 @@ from torch.nn import functional as F
 from fedshift.clients.domains import DomainData
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.image_tables import ONE_DOMAIN, hub_images
-from fedshift.datasets.images import ImageRows, check_fits, decode
-from fedshift.datasets.labelled import each_read
+from fedshift.datasets.images import ImageRows, check_fits, decoded
 from fedshift.datasets.shortcuts import ShortcutDataset
 from fedshift.errors import FedshiftError
 from fedshift.hub import answers
@@ -215,8 +214,8 @@ def read_mnist(
     if folder is not None:
         return _from_idx(folder, which)
     source = _on_hub(hub_id, "train+test" if which == "all" else "train", setting)
-    images = each_read(lambda item: decode(*item, 28, 1)[0], source.read(), "images cannot be read")
-    return torch.stack(images).numpy(), np.array([source.classes.index(label) for label in source.labels], np.int64)
+    images = decoded(source.read(), 28, 1)[:, 0]
+    return images.numpy(), np.array([source.classes.index(label) for label in source.labels], np.int64)
 
 
 def _on_hub(hub_id: str, split: str, setting: str) -> ImageRows:
