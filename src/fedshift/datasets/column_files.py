@@ -25,6 +25,7 @@ from fedshift.datasets.labelled import (
     shown,
     sorted_names,
 )
+from fedshift.datasets.listing import reading
 from fedshift.errors import FedshiftError, UnknownNameError, needs
 from fedshift.spec import setting
 
@@ -236,19 +237,12 @@ def read_columns(file: Path, columns: Sequence[str], texts: Sequence[str] = (), 
 
 @contextmanager
 def _reading(file: Path) -> Iterator[None]:
-    """Name the file in whatever goes wrong: pandas and Arrow raise errors of many kinds."""
-    try:
-        yield
-    except (FedshiftError, MemoryError):
-        raise
-    except UnicodeDecodeError as error:
-        part = error.object[max(error.start - 20, 0) : error.end + 20]
-        raise FedshiftError(f"'{file}' holds {part!r}, which is no UTF-8; write the file as UTF-8.") from error
-    except Exception as error:
-        reason = str(error).strip() or type(error).__name__
-        raise FedshiftError(
-            f"'{file}' cannot be read as a table ({reason}). Write it again, with quotes around text that has commas."
-        ) from error
+    with reading(f"'{file}'", "Write it again, with quotes around text that has commas.", " as a table"):
+        try:
+            yield
+        except UnicodeDecodeError as error:
+            part = error.object[max(error.start - 20, 0) : error.end + 20]
+            raise FedshiftError(f"'{file}' holds {part!r}, which is no UTF-8; write the file as UTF-8.") from error
 
 
 # Cells --------------------------------------------------------------------------------------------------

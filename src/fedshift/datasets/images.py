@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from io import BytesIO
 from itertools import compress
 from pathlib import Path
@@ -12,14 +11,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from fedshift import memory
 from fedshift.clients.domains import DomainData
 from fedshift.datasets.labelled import Labelled, each_read, joined, names_of
+from fedshift.datasets.listing import reading
 from fedshift.errors import FedshiftError
 
+REPLACE = "Replace or remove it."
 Encoded = bytes | Path | np.ndarray[Any, Any] | None  # an array: gray or colour, decoded already
 
 
@@ -101,7 +102,7 @@ def decoded(images: Iterable[tuple[str, Encoded]], size: int, channels: int) -> 
 
 def decode(where: str, image: Encoded, size: int, channels: int) -> Tensor:
     """An encoded image as uint8 (channels, size, size); see :func:`picture`."""
-    with _readable(where):
+    with reading(f"The image {where}", REPLACE):
         converted = picture(where, image).convert("RGB" if channels == 3 else "L")
         return pixels(converted.resize((size, size), Image.Resampling.BILINEAR))
 
@@ -124,7 +125,7 @@ def picture(where: str, image: Encoded) -> Image.Image:
         return Image.fromarray(image)
     if image is None:
         raise FedshiftError(f"The image {where} holds no bytes. Write the encoded image into its column.")
-    with _readable(where), warnings.catch_warnings():
+    with reading(f"The image {where}", REPLACE), warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)  # since a small file may claim any size
         with Image.open(BytesIO(image) if isinstance(image, bytes) else image) as opened:
             upright = _eight_bits(where, ImageOps.exif_transpose(opened))
@@ -132,19 +133,6 @@ def picture(where: str, image: Encoded) -> Image.Image:
             return upright
         colours = upright.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", colours.size, "white"), colours)
-
-
-@contextmanager
-def _readable(where: str) -> Iterator[None]:
-    """Names the image in whatever goes wrong: Pillow raises nearly anything on damaged bytes."""
-    try:
-        yield
-    except (FedshiftError, MemoryError):
-        raise
-    except Exception as error:
-        unknown = isinstance(error, UnidentifiedImageError)  # which names an object in memory by its address
-        reason = "it is in no known format" if unknown else str(error) or type(error).__name__
-        raise FedshiftError(f"The image {where} cannot be read ({reason}). Replace or remove it.") from error
 
 
 def _eight_bits(where: str, image: Image.Image) -> Image.Image:

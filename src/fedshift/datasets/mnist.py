@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import gzip
 import struct
-import zlib
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -38,6 +37,7 @@ from fedshift.clients.domains import DomainData
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.image_tables import ONE_DOMAIN, hub_images
 from fedshift.datasets.images import ImageRows, check_fits, decoded
+from fedshift.datasets.listing import reading
 from fedshift.datasets.shortcuts import ShortcutDataset
 from fedshift.errors import FedshiftError
 from fedshift.hub import answers
@@ -246,12 +246,10 @@ def _read_pair(images: Path, labels: Path) -> tuple[Images, Labels]:
 
 
 def _read_idx(path: Path, dimensions: int) -> Images:
-    try:
+    with reading(f"'{path}'", "Download it again.", " as an idx file"):
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             data = file.read()
         magic, *shape = struct.unpack_from(f">{1 + dimensions}I", data)
         if magic != 0x0800 + dimensions:
             raise FedshiftError(f"'{path}' is no idx file of bytes with {dimensions} dimensions.")
         return np.frombuffer(data, np.uint8, offset=4 * (1 + dimensions)).reshape(shape)
-    except (OSError, EOFError, struct.error, zlib.error, ValueError) as error:
-        raise FedshiftError(f"'{path}' cannot be read as an idx file ({error}).") from error

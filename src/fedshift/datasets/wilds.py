@@ -27,6 +27,7 @@ import torch
 from fedshift.clients.domains import DomainData
 from fedshift.datasets.dataset import ImageDataset
 from fedshift.datasets.images import ImageRows
+from fedshift.datasets.listing import reading
 from fedshift.errors import FedshiftError
 from fedshift.spec import Count, Pixels, WholeNumber, setting
 from fedshift.streams import Streams
@@ -106,11 +107,8 @@ class Wilds(ImageDataset):
             FedshiftError: it cannot be read, or a row lacks a column; the message names it.
         """
         path = self.root() / table
-        try:
-            with path.open(newline="", encoding="utf-8") as file:
-                rows = [{name: row.get(name) or "" for name in columns} for row in csv.DictReader(file)]
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise FedshiftError(f"'{path}' cannot be read as a table ({error}).") from error
+        with reading(f"'{path}'", "Download it again.", " as a table"), path.open(newline="", encoding="utf-8") as file:
+            rows = [{name: row.get(name) or "" for name in columns} for row in csv.DictReader(file)]
         for number, row in enumerate(rows, start=2):
             if not all(row.values()):
                 lacking = ", ".join(name for name in columns if not row[name])
