@@ -19,7 +19,7 @@ from fedshift.study.study_plan import Forecast, StudyPlan
 from fedshift.written import bytes_text, clock
 
 if TYPE_CHECKING:
-    from fedshift.study.tune import Budget
+    from fedshift.study.search import Budget
 
 WIDTH = 120
 COLUMNS = [

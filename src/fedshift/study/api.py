@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from fedshift.core.method import Prepared
     from fedshift.engines.calibration import Calibration
     from fedshift.reporting.data_report.report import DataReport
-    from fedshift.study.search import Sampler
-    from fedshift.study.tune import Budget
+    from fedshift.study.search import Budget, Sampler
     from fedshift.study.tuned import Tuning
 
 
@@ -201,8 +200,8 @@ def search_budget(
     Raises:
         FedshiftError: something in it is wrong.
     """
+    from fedshift.study.search import Budget
     from fedshift.study.space import flat_ranges
-    from fedshift.study.tune import Budget
 
     given, fixed = flat_ranges(search or {}), tuple(settings or {})
     if both := [key for key in given if key in fixed]:

@@ -20,7 +20,7 @@ from fedshift.spec import Spec, shown
 from fedshift.study.grid import expand, override
 from fedshift.study.papers import Exhibit, ExhibitRow
 from fedshift.study.scenarios import Scale, Scenario, choose
-from fedshift.study.tune import Budget
+from fedshift.study.search import Budget
 from fedshift.written import clock
 
 Key = tuple[str, str, str]  # a scenario's name, a row's, and a point of a curve or ""
