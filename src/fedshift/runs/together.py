@@ -67,7 +67,7 @@ class _Run:
         """Show, score and record what is due after a round."""
         coordinator, recorder = self.simulation.coordinator, self.recorder
         recorder.count(seconds, self.engine, together)
-        self.events.round(recorder.position, coordinator.bytes_down, coordinator.bytes_up)
+        self.events.round(recorder.position, *coordinator.sent)
         if self.simulation.scored(recorder.position):
             started = time.perf_counter()
             record = self.simulation.record(coordinator.schedule[recorder.position - 1], engine)
