@@ -27,7 +27,7 @@ from fedshift.engines.engine import Engine, ServerJob
 from fedshift.errors import DivergedError, FedshiftError, Problems
 from fedshift.rounds.coordinator import Received, Request
 from fedshift.rounds.outliers import GuardedCoordinator, Limits
-from fedshift.runs.checkpoint import Execution, Weights, read_weights
+from fedshift.runs.checkpoint import Weights, current_weights
 from fedshift.runs.events import PlannedStage, Progress, RunEvents
 from fedshift.runs.recorder import Recorder
 from fedshift.runs.run import EVENTS, Run, locked
@@ -192,7 +192,7 @@ class _Run:
         if self.setup.scored(round):
             self.recorder.write_times(self.called)
             self.scoring = Scoring.of(self.coordinator.record(round), self.coordinator, self.agreement)
-            self.scored = read_weights(self.coordinator, self.read)
+            self.scored = current_weights(self.coordinator, self.read)
             if self.setup.train.patience != "off":  # which decides whether there is a next round
                 if orders:  # what is merged must not change once a site has seen the model
                     journal.add(place - 1, orders, received)
@@ -312,7 +312,7 @@ class _Run:
         Journal(self.folder.path, self.position).remove()
         pending = host.get("pending")  # the record of the model that waits for scores, if one does
         self.scoring = Scoring.of(pending, self.coordinator, self.agreement) if pending else None
-        self.scored = read_weights(self.coordinator, self.read) if self.position else None
+        self.scored = current_weights(self.coordinator, self.read) if self.position else None
         if checkpoint is None:
             self._save()
 
@@ -325,7 +325,7 @@ class _Run:
         """Write a checkpoint, beside that of the newest model with which a site could work."""
         self.doubts.renew(self.coordinator.suspects)
         self.coordinator.suspects = self.doubts.merged
-        self.recorder.save(Execution({"engine": "federation"}, (self.folder.path.name,)), self._host())
+        self.recorder.save({"engine": "federation"}, [self.folder.path.name], self._host())
         self.recorder.keep_only(self.position, self.doubts.sound)
         self._saved = self.doubts.sound
         Journal(self.folder.path, self.position).remove()
