@@ -8,8 +8,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tomli_w
-
 from fedshift.reporting.curves import Panel, as_svg, by_place, by_round, colours, figures, unscored_before
 from fedshift.reporting.results import Merged, Row, merged
 from fedshift.reporting.table import Table, render, write_page_to
@@ -46,7 +44,7 @@ def page(comparison: Comparison, now: datetime) -> str:
     rows, place = comparison.rows(), by_place(comparison)
     rounds = by_round(comparison)
     settings = merged([[run.table for run in row.runs] for row in rows])
-    machine = merged([[_known(run.environment) for run in row.runs] for row in rows])
+    machine = merged([[run.environment for run in row.runs] for row in rows])
     return render(
         "report.html.jinja",
         title=title(comparison),
@@ -64,9 +62,9 @@ def page(comparison: Comparison, now: datetime) -> str:
         messages=[(row.label, row.runs[0].messages) for row in rows],
         runs=_runs(comparison.runs),
         several=len(comparison.runs) > 1,
-        common=tomli_w.dumps(settings.common),
+        common=settings.common,
         differing=_differing("For each row of the tables above; several values are those of its runs.", rows, settings),
-        machine=tomli_w.dumps(machine.common),
+        machine=machine.common,
         machines=_differing("What differs between the rows of the tables above, or between their runs", rows, machine),
     )
 
@@ -108,13 +106,6 @@ def _run(run: Run) -> list[str]:
 def _differing(about: str, rows: Sequence[Row], found: Merged) -> Table:
     columns = ["setting", *(row.label for row in rows)]
     return Table(about, columns, [[name, *texts] for name, texts in found.differing.items()])
-
-
-def _known(table: Any) -> Any:
-    """A JSON table without what is null, of which TOML has none."""
-    if not isinstance(table, dict):
-        return table
-    return {name: _known(value) for name, value in table.items() if value is not None}
 
 
 def in_words(records: Sequence[Record]) -> str:
