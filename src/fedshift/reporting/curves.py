@@ -22,7 +22,6 @@ from matplotlib.ticker import MaxNLocator
 
 from fedshift.reporting.results import MeanStd
 from fedshift.runs.run import Run
-from fedshift.runs.schema import Record
 from fedshift.runs.selection import by_environment
 
 if TYPE_CHECKING:
@@ -106,22 +105,17 @@ def by_round(comparison: Comparison) -> list[Panel]:
 
 
 def _rounds(run: Run, environment: str | None, role: str, metric: str) -> Iterator[tuple[float, float]]:
-    """The training rounds and scores in % of a run that is tested on the environment (None: on any)."""
+    """The training rounds and scores in % of a run that is tested on the environment (None: on any).
+
+    Rounds count from the first stage that is scored, so that those of several methods can be compared: an index of
+    clients, say, is made before.
+    """
     tested = {scored["environment"] for scored in run.records[-1]["environments"] if scored["role"] == "test"}
-    before = unscored_before(run.records)
+    before = run.records[0]["position"] - run.records[0]["round"]
     for record in run.records if environment is None or environment in tested else ():
         for name, score in by_environment(record, role, metric).items():
             if role == "validation" or environment in (None, name):
                 yield record["position"] - before, 100 * score
-
-
-def unscored_before(records: Sequence[Record]) -> int:
-    """The rounds before the first stage that is scored, such as those in which an index of clients is made.
-
-    A method's training rounds are counted from there, so that those of several methods can be compared.
-    """
-    first: int = records[0]["position"] - records[0]["round"]
-    return first
 
 
 def by_place(comparison: Comparison) -> Panel | None:

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedshift.reporting.curves import Panel, as_svg, by_place, by_round, colours, figures, unscored_before
+from fedshift.reporting.curves import Panel, as_svg, by_place, by_round, colours, figures
 from fedshift.reporting.results import Merged, Row, merged
 from fedshift.reporting.table import Table, render, write_page_to
 from fedshift.runs.run import Run
@@ -79,11 +79,9 @@ def _on_stages(rows: Sequence[Row]) -> list[str]:
     """What the axis of rounds means for methods with more stages than one."""
     texts = []
     for row in rows:
-        longest = max((run.records for run in row.runs), key=lambda records: records[-1]["position"])
-        if before := unscored_before(longest):
-            texts.append(f"{row.label}: {before} rounds before training are not scored, and not counted on the axis.")
-        if found := spans(longest):
-            texts.append(f"{row.label}: of the rounds on the axis, {found}.")
+        words = in_words(max((run.records for run in row.runs), key=lambda records: records[-1]["position"]))
+        if "+" in words:
+            texts.append(f"{row.label}, rounds by stage: {words}. The axis begins with the first stage that is scored.")
     return texts
 
 
@@ -118,17 +116,6 @@ def in_words(records: Sequence[Record]) -> str:
     return " + ".join(words + [f"{rounds} {stage}" for stage, rounds in scored.items()])
 
 
-def spans(records: Sequence[Record]) -> str:
-    """Which training rounds are of which stage: "1 to 8 are 'train', 9 is 'finetune'"; empty of a single stage."""
-    before = unscored_before(records)
-    ends = {record["stage"]: (record["round"], record["position"] - before) for record in records}
-    words = [
-        f"{end - rounds + 1} to {end} are '{stage}'" if rounds > 1 else f"{end} is '{stage}'"
-        for stage, (rounds, end) in ends.items()
-    ]
-    return ", ".join(words) if len(words) > 1 else ""
-
-
 # What is known of the runs beside any number ---------------------------------------------------------
 
 
@@ -143,7 +130,6 @@ def facts(comparison: Comparison, now: datetime) -> dict[str, str]:
     """What is known, by what it is; what no file of the runs says is left out."""
     runs, tables = comparison.runs, [run.table for run in comparison.runs]
     federations = [run.data_facts for run in runs]
-    machines = [run.environment for run in runs]
     samples = [list(federation.get("samples", {}).values()) for federation in federations]
     unfinished = sum(not run.finished for run in runs)
     found = {
@@ -161,8 +147,6 @@ def facts(comparison: Comparison, now: datetime) -> dict[str, str]:
         "Rounds": _range(table["train"]["rounds"] for table in tables),
         "Seeds": _listed([str(seed) for seed in comparison.seeds], "seeds"),
         "Runs": f"{len(runs)}, of which {unfinished} not finished" if unfinished else str(len(runs)),
-        "Versions": _listed([_versions(machine) for machine in machines], "sets of versions"),
-        "Machine": _listed([_machine(machine) for machine in machines], "machines"),
         "Written": now.strftime("%Y-%m-%d %H:%M %Z"),
     }
     return {name: text for name, text in found.items() if text}
@@ -211,15 +195,3 @@ def _scored(comparison: Comparison) -> str:
 
 def _scored_samples(run: Run, role: str) -> int:
     return sum(row.get("n", 0) for row in run.records[-1]["environments"] if row["role"] == role)
-
-
-def _versions(machine: Mapping[str, Any]) -> str:
-    packages = machine.get("packages", {})
-    words = [f"{name} {packages[name]}" for name in ("fedshift", "torch") if name in packages]
-    return ", ".join([*words, f"Python {machine['python']}"] if "python" in machine else words)
-
-
-def _machine(machine: Mapping[str, Any]) -> str:
-    cores = f"{machine['cores']} cores" if machine.get("cores") else ""
-    words = (machine.get("processor"), cores, machine.get("accelerator"), machine.get("platform"))
-    return ", ".join(word for word in words if word)
