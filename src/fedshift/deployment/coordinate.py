@@ -274,7 +274,8 @@ class _Run:
         """What a site is asked for: the order, if there is one, and the model that it scores."""
         score = self.scoring.orders.get(site) if self.scoring else None
         number = self.position + (order is not None)
-        return Work(**self.members.address(site), position=number, saved=self._saved, order=order, score=score)
+        saved = min(self.recorder.saved)
+        return Work(**self.members.address(site), position=number, saved=saved, order=order, score=score)
 
     def _note_scores(self, came: Mapping[str, Came]) -> None:
         """Complete the record that waits for scores, if one does."""
@@ -304,7 +305,6 @@ class _Run:
         host = checkpoint.host if checkpoint else {}
         self.doubts = Doubts.model_validate(host.get("doubts", {}))
         self.recorder.begin(self.agreement.blueprint, keep=[self.doubts.sound])
-        self._saved = self.doubts.sound
         self.coordinator.suspects = self.doubts.merged
         for suspect in self.doubts.tried[-1:]:
             why = "with its answer, the largest of its cohort, most sites could not work with the model"
@@ -327,7 +327,6 @@ class _Run:
         self.coordinator.suspects = self.doubts.merged
         self.recorder.save({"engine": "federation"}, [self.folder.path.name], self._host())
         self.recorder.keep_only(self.position, self.doubts.sound)
-        self._saved = self.doubts.sound
         Journal(self.folder.path, self.position).remove()
 
     def _notes(self) -> list[str]:
