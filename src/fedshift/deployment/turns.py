@@ -8,7 +8,7 @@ where a merged model has diverged and the coordinator repeats the round without 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -28,7 +28,6 @@ TURNS, REPLIES = "turns.json", "replies"
 MOST_REPLACED = 10
 REPLIES_KNOWN = 100  # the coordinator has one of the last few
 Kind = Literal["order", "score"]
-_WHAT: Mapping[str, str] = {"order": "order", "score": "model to be scored"}
 
 
 class CannotError(FedshiftError):
@@ -144,7 +143,7 @@ class Turns:
             CannotError: something else was asked for before, the round came at another position, or a later order was
                 answered.
         """
-        replaced, what = self._now.replaced, f"The {_WHAT[turn.kind]}"
+        replaced, what = self._now.replaced, "The order" if turn.kind == "order" else "The model to be scored"
         for other, each in self._taken.items():
             same = (other.kind, other.place, each.round) == (turn.kind, turn.place, round)
             if same and each.state != "failed" and other != turn:
