@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from safetensors import SafetensorError
 
 from fedshift import files
 from fedshift.errors import DamagedError
@@ -241,10 +243,21 @@ def read_lines(path: Path, data: bytes, kind: type[Kind]) -> list[Kind]:
     Raises:
         DamagedError: a line is not of the kind.
     """
-    try:
+    with intact(path):
         return [checked(parsed(line), kind) for line in data.splitlines()]
-    except ValueError as error:
-        raise DamagedError(f"'{path}' is not what was written ({error}).") from error
+
+
+@contextmanager
+def intact(path: Path, fix: str = "") -> Iterator[None]:
+    """Turn whatever is wrong with a file that is read within into one error, which may say what helps.
+
+    Raises:
+        DamagedError: the file is not what was written.
+    """
+    try:
+        yield
+    except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
+        raise DamagedError(f"'{path}' is not what was written ({error}). {fix}".rstrip()) from error
 
 
 def parsed(text: bytes) -> Any:
