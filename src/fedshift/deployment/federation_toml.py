@@ -11,8 +11,8 @@ from annotated_types import Ge, Le
 from fedshift.clients.checks import check_names as check_spelling
 from fedshift.deployment.shell import check_address
 from fedshift.errors import FedshiftError, needs
-from fedshift.spec import FolderName, NonNegative, Spec, setting
-from fedshift.written import read_toml
+from fedshift.spec import NonNegative, Spec, setting
+from fedshift.written import FolderName, read_toml
 
 FEDERATION = "federation.toml"
 Seconds = Annotated[float, Ge(1), Le(10**7)]

@@ -28,7 +28,7 @@ from fedshift.clients.inputs import Inputs
 from fedshift.core.metrics import ACCURACY
 from fedshift.errors import FedshiftError
 from fedshift.manifest import checked, parsed, read_lines
-from fedshift.spec import RunName
+from fedshift.written import RunName
 
 MOST_NAMED = 20  # clients that an error lists
 

@@ -17,14 +17,13 @@ from fedshift.methods import METHODS
 from fedshift.reporting.live import display
 from fedshift.reporting.table import Table, render, write_page_to
 from fedshift.runs.events import Progress
-from fedshift.spec import shown
 from fedshift.study.execute import carry_out
 from fedshift.study.papers import Exhibit, ExhibitRow, published
 from fedshift.study.quantities import Interval, paired, ranks, t_quantile
 from fedshift.study.scenarios import Scenario, scale_of, scenarios, text_of
 from fedshift.study.study_plan import StudyPlan
 from fedshift.study.study_tables import LACKING, NONE, StudyResults
-from fedshift.written import parse_toml
+from fedshift.written import parse_toml, shown
 
 OUT = "runs/benchmark"
 BASE = "fedavg"  # with which rows are compared

@@ -19,13 +19,12 @@ from fedshift.reporting.table import Table
 from fedshift.runs.events import Progress
 from fedshift.runs.run import locked
 from fedshift.runs.runner import run_path
-from fedshift.spec import shown
 from fedshift.study.execute import carry_out
 from fedshift.study.papers import ExhibitRow, exhibit_of
 from fedshift.study.scenarios import AS_PRINTED, Scenario, scale_of
 from fedshift.study.study_plan import StudyPlan
 from fedshift.study.study_tables import LACKING, NONE, StudyResults
-from fedshift.written import clock, printable
+from fedshift.written import clock, printable, shown
 
 if TYPE_CHECKING:
     from fedshift.reporting.curves import Panel
