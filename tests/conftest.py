@@ -42,12 +42,12 @@ from fedshift.experiments import Experiment, load_plugins
 from fedshift.manifest import write_file
 from fedshift.rounds.ledger import Direction, Ledger
 from fedshift.runs import runner
-from fedshift.runs.checkpoint import Execution, Summary
-from fedshift.runs.events import Progress, RunEvents
+from fedshift.runs.checkpoint import Summary
+from fedshift.runs.events import AnyEvent, Progress, RunEvents
 from fedshift.runs.lockstep import advance
 from fedshift.runs.recorder import Recorder
 from fedshift.runs.run import Run
-from fedshift.runs.schema import Blueprint, Record
+from fedshift.runs.schema import Record
 from fedshift.runs.selection import summary
 from fedshift.runs.simulation import Simulation
 from fedshift.study.grid import expand, override
@@ -144,6 +144,17 @@ def at(
     """What an objective may know, for a test that calls its loss by hand."""
     known = Tensors(received), Tensors(), torch.tensor(counts)
     return Context(*known, round, rounds, noise or {}, torch.tensor(client), Replies(replies))
+
+
+class Begun(Progress):
+    """The names of the runs that begin."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+
+    def handle(self, run: str, event: AnyEvent) -> None:
+        if event.kind == "begin":
+            self.begun.append(run)
 
 
 class AfterRound(Progress):
@@ -281,13 +292,13 @@ def attach(simulation: Simulation, path: Path) -> Recorder:
     if not folder.begun:
         Run.create(simulation.experiment, path)
     recorder = Recorder(folder, simulation.coordinator, simulation.evaluation.read, simulation.site)
-    recorder.begin(Blueprint.of(simulation.federated))
+    recorder.begin(simulation.blueprint)
     return recorder
 
 
 def save(recorder: Recorder) -> None:
     """A checkpoint of a run that records nothing."""
-    recorder.save(Execution({}, ()))
+    recorder.save({}, ())
     recorder.keep_only(recorder.position)
 
 

@@ -23,10 +23,9 @@ from fedshift.manifest import digested_json
 from fedshift.reporting.comparison import Comparison
 from fedshift.runs import runner
 from fedshift.runs.events import Progress
-from fedshift.runs.find import find
+from fedshift.runs.find import Grid, GridRun, find
 from fedshift.runs.origin import EXPERIMENT, RECORDS, RUN, UntrustedError
 from fedshift.runs.run import TIMINGS, Run
-from fedshift.runs.schema import Grid, GridRun
 from fedshift.study import api
 from fedshift.study.grid import expand, override
 from refusal import refuses
@@ -212,7 +211,7 @@ def test_a_damaged_run_is_left_out_of_a_report_and_named(folder: Run, make: Make
     other = runner.start(make({"seed": 5, "run.out": str(tmp_path / "more")}), Progress())
     (folder.path / "records.jsonl").write_text("")
     comparison = api.load(tmp_path)
-    assert comparison.folders == [other.path]
+    assert [run.path for run in comparison.runs] == [other.path]
     assert any("A run is left out" in note and "records.jsonl" in note for note in comparison.notes())
 
 
