@@ -99,10 +99,7 @@ def write_file(path: Path, data: bytes | Iterable[bytes], *, soon: bool = False,
             total.update(piece)
             yield piece
 
-    if soon:
-        files.write_soon(path, pieces())
-    else:
-        files.write(path, pieces(), private=private)
+    files.write(path, pieces(), private=private, soon=soon)
     return FileDigest(size=size, digest=total.hexdigest())
 
 
@@ -117,34 +114,29 @@ def read_file(path: Path, entry: FileDigest | None, *, growing: bool = False) ->
     Raises:
         DamagedError: it is missing, or not what the manifest says.
     """
-    data = b"".join(_pieces(path, entry, growing))
-    _check(path, entry, files.digest_of(data))
-    return data
+    return b"".join(_intact_pieces(path, entry, growing))
 
 
 def check_file(path: Path, entry: FileDigest | None) -> None:
     """Raise a DamagedError unless a file is what a manifest says; it is read piece by piece."""
+    for _ in _intact_pieces(path, entry, growing=False):
+        pass
+
+
+def _intact_pieces(path: Path, entry: FileDigest | None, growing: bool) -> Iterator[bytes]:
     total = files.hashing()
-    for piece in _pieces(path, entry, growing=False):
-        total.update(piece)
-    _check(path, entry, total.hexdigest())
-
-
-def _pieces(path: Path, entry: FileDigest | None, growing: bool) -> Iterator[bytes]:
     try:
         with files.opened(path) as file:
             size = os.fstat(file.fileno()).st_size
             left = entry.size if entry and (growing or size == entry.size) else 0
             while left and (piece := file.read(min(left, PIECE))):
                 left -= len(piece)
+                total.update(piece)
                 yield piece
     except OSError as error:
         reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror or error})"
         raise DamagedError(f"'{path}' {reason}.") from error
-
-
-def _check(path: Path, entry: FileDigest | None, digest: str) -> None:
-    if entry is None or digest != entry.digest:
+    if entry is None or total.hexdigest() != entry.digest:
         raise DamagedError(f"'{path}' is damaged or truncated: its digest is not the one in the manifest.")
 
 

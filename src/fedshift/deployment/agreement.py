@@ -32,7 +32,8 @@ from fedshift.files import digest_of
 from fedshift.reporting.results import flat
 from fedshift.rounds.evaluation import parts_predicted
 from fedshift.runs.schema import Blueprint
-from fedshift.spec import FolderName, Processors, Spec, as_toml, setting
+from fedshift.spec import Processors, Spec, setting
+from fedshift.written import FolderName, as_toml
 
 EXPERIMENT, SITE = "experiment.toml", "site.toml"
 NOT_AGREED = ("run", "plugins")  # where and how each member carries the experiment out
