@@ -22,7 +22,7 @@ from fedshift.core.contract import (
     Scope,
     ServerState,
     Stage,
-    Terms,
+    Term,
     Upload,
     leave,
     no_draws,
@@ -137,11 +137,9 @@ class Averaging(Method):
     A page overrides what its paper changes.
 
     Attributes:
-        terms: the names of the terms that its loss returns.
         uploads: what a reply carries besides, made by a method ``upload``.
     """
 
-    terms: ClassVar[tuple[str, ...]] = ()
     uploads: ClassVar[tuple[Upload, ...]] = ()
 
     weighting: Literal["uniform", "samples"] = setting(
@@ -181,8 +179,8 @@ class Averaging(Method):
         """The representation (B, d) of inputs x (B, ...)."""
         raise NotImplementedError
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """What a client minimises, as scalar terms named in :attr:`terms`; the batch has its representation ``z``."""
+    def terms(self) -> dict[str, Term]:
+        """What a client minimises: the sum of these terms, which see the batch with its representation ``z``."""
         raise NotImplementedError
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
@@ -201,16 +199,16 @@ class Averaging(Method):
 
     def objective(self, name: str, **changes: Any) -> Objective:
         """The method's own loss over what it moves, with changes to it."""
-        own: dict[str, Any] = {"loss": self.loss, "moves": self.moves(), "terms": self.terms}
+        own: dict[str, Any] = {"terms": self.terms(), "moves": self.moves()}
         own |= {"draws": self.draws, "encode": self.encode}
         return Objective(name, **{**own, **changes})
 
     def encode(self, net: Net, batch: Batch, context: Context) -> Batch:
-        """The batch with its representation, which the loss reads."""
+        """The batch with its representation, which terms read."""
         return batch._replace(z=self.features(net, batch.x))
 
     def draws(self, model: ModelBuilder, batch: int) -> Draws:
-        """The noise that :meth:`encode` and :meth:`loss` use for a batch."""
+        """The noise that :meth:`encode` and the terms use for a batch."""
         return no_draws(model, batch)
 
     def check(self, train: Train) -> None:
