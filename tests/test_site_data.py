@@ -21,11 +21,11 @@ pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 import fedshift
 from federated import Local
 from fedshift.cli.app import app
-from fedshift.deployment.agreement import EXPERIMENT, Agreement, read_site
+from fedshift.deployment.agreement import EXPERIMENT, Agreement
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.demo import rehearse
 from fedshift.deployment.inspection import inspect
-from fedshift.deployment.site_data import site_data, site_model
+from fedshift.deployment.site_data import SiteFolder, site_model
 from fedshift.runs.events import Progress
 from fedshift.written import parse_toml
 from test_coordinate import alike
@@ -140,7 +140,7 @@ def test_every_kind_of_data_is_set_up_checked_and_carried_out(tmp_path: Path, ki
 
 
 def samples(site: Path) -> torch.Tensor:
-    return site_data(Agreement.read(site), *read_site(site)).x
+    return SiteFolder(site).samples().x
 
 
 def test_columns_are_read_in_one_order_at_every_site(tmp_path: Path):
