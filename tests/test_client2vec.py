@@ -223,7 +223,7 @@ def test_local_terms_by_hand(local_loss: Any, form: Literal["mean", "sum"], expe
     parts = {"encoder": nn.Identity(), "head": head, "projector": projector, "projector_head": projector_head}
     net = Net({**parts, "feature_index": holder({"value": torch.tensor([[3.0, 0.0], [0.0, 1.0]])})})
     method = Client2Vec(local_form=form, local_loss=local_loss)
-    batch = method.base.encode(net, Batch(torch.tensor([[1.0, 0.0]]), torch.tensor([0])), at())
+    batch = method.base.encode(net, Batch(torch.tensor([[1.0, 0.0]]), torch.tensor([0])), {})
     terms = losses(method.local_terms(), net, batch, at())
     assert values(terms) == pytest.approx(expected, abs=1e-6)
 

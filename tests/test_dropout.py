@@ -107,7 +107,7 @@ class Twice(FedAvg):
         return super().terms() | {"consistency": Term(self.consistency)}
 
     def consistency(self, net, batch, context):
-        return F.mse_loss(batch.z, net.own(self.features(net, batch.x)))
+        return F.mse_loss(batch.z, net.own(self.encode(net, batch, {}).z))
 
 
 def experiment_of(make: Make, method: FedAvg | None = None, p: float = 0.4) -> Experiment:

@@ -85,7 +85,7 @@ class Drawing(FedAvg):
         return (replace(stage, view=self.drawn("view", lambda federation, streams: federation)),)
 
 
-OVERRIDDEN = ("phases", "objective", "encode", "risk", "features", "draws", "merge", "prediction_draws", "regroup")
+OVERRIDDEN = ("phases", "objective", "encode", "risk", "draws", "merge", "prediction_draws", "regroup")
 
 
 def overridden(name: str) -> Callable[..., Any]:

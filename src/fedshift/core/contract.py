@@ -239,7 +239,7 @@ class Objective(Brief):
     draws: Callable[[ModelBuilder, int], Draws] = no_draws
     optimiser: Optimiser = Optimiser()
     repeats: int = 1
-    encode: Callable[[Net, Batch, Context], Batch] | None = None
+    encode: Callable[[Net, Batch, Mapping[str, Tensor]], Batch] | None = None
 
     def __post_init__(self) -> None:
         """Leave out the terms whose weight is 0.
@@ -260,7 +260,7 @@ class Objective(Brief):
         """The weighted terms of a batch, which is encoded first, by name."""
         batch = batch._replace(made={})
         with dropping(net.dropouts, context.noise):
-            batch = batch if self.encode is None else self.encode(net, batch, context)
+            batch = batch if self.encode is None else self.encode(net, batch, context.noise)
             counting = (each for each in self.terms.items() if each[1].since <= context.round)
             values = {name: term.weighted(net, batch, context) for name, term in counting}
         if batch.made:

@@ -13,7 +13,6 @@ from fedshift.catalogue import From, built_in
 from fedshift.clients.federated import FederatedData
 from fedshift.core.contract import (
     Batch,
-    Context,
     Exchange,
     Objective,
     Part,
@@ -175,8 +174,11 @@ class Averaging(Method):
         """The parts that local training moves."""
         raise NotImplementedError
 
-    def features(self, net: Net, x: Tensor) -> Tensor:
-        """The representation (B, d) of inputs x (B, ...)."""
+    def encode(self, net: Net, batch: Batch, noise: Mapping[str, Tensor]) -> Batch:
+        """The batch with its representation ``z``, which terms and predictions read.
+
+        Without noise the z of a probabilistic encoder is its mean.
+        """
         raise NotImplementedError
 
     def terms(self) -> dict[str, Term]:
@@ -202,10 +204,6 @@ class Averaging(Method):
         own: dict[str, Any] = {"terms": self.terms(), "moves": self.moves()}
         own |= {"draws": self.draws, "encode": self.encode}
         return Objective(name, **{**own, **changes})
-
-    def encode(self, net: Net, batch: Batch, context: Context) -> Batch:
-        """The batch with its representation, which terms read."""
-        return batch._replace(z=self.features(net, batch.x))
 
     def draws(self, model: ModelBuilder, batch: int) -> Draws:
         """The noise that :meth:`encode` and the terms use for a batch."""

@@ -146,7 +146,7 @@ class FedADG(FedAvg):
     def discrimination(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """(1 - D(y, G(e, y)))^2 + D(y, F(x))^2."""
         with torch.no_grad():
-            reference, z = self.reference(net, batch, context), self.features(net, batch.x)
+            reference, z = self.reference(net, batch, context), self.encode(net, batch, {}).z
         errors = (1 - self.judged(net, reference, batch.y)).square() + self.judged(net, z, batch.y).square()
         return errors.mean()
 

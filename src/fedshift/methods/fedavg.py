@@ -29,9 +29,9 @@ class FedAvg(Averaging):
         """The parts that local training moves."""
         return ("encoder", "head")
 
-    def features(self, net: Net, x: Tensor) -> Tensor:
-        """The representation (B, d) of inputs x (B, ...) that the head reads."""
-        return net.encoder(x)
+    def encode(self, net: Net, batch: Batch, noise: Mapping[str, Tensor]) -> Batch:
+        """The batch with the representation z (B, d) that the head reads."""
+        return batch._replace(z=net.encoder(batch.x))
 
     def terms(self) -> dict[str, Term]:
         """The risk F_k(w)."""
@@ -43,4 +43,4 @@ class FedAvg(Averaging):
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
         """Log-softmax of the logits."""
-        return net.head(self.features(net, x)).log_softmax(dim=1)
+        return net.head(self.encode(net, Batch(x), {}).z).log_softmax(dim=1)

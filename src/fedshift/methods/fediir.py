@@ -86,8 +86,8 @@ class FedIIR(FedAvg):
     def head_gradient(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
         """The gradient of the cross-entropy, summed over the batch, for each parameter of the head."""
         with torch.no_grad():
-            z = self.features(net, batch.x)
-        gradients, _ = head_gradients(net, batch._replace(z=z), "sum")
+            encoded = self.encode(net, batch, {})
+        gradients, _ = head_gradients(net, encoded, "sum")
         return gradients.under("head").under("gradient")
 
     def mean_gradient(self, work: LocalWork) -> Tensors:

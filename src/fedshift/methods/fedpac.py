@@ -123,13 +123,13 @@ class FedPAC(FedAvg):
     @torch.no_grad()
     def measured_before(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
         """The sums of features by class, and of their squared norms."""
-        z = self.features(net, batch.x)
+        z = self.encode(net, batch, {}).z
         return {"before": class_sums(z, batch.y, len(context.counts)), "squares": z.square().sum()}
 
     @torch.no_grad()
     def measured_after(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
         """The sums of features by class."""
-        return {"after": class_sums(self.features(net, batch.x), batch.y, len(context.counts))}
+        return {"after": class_sums(self.encode(net, batch, {}).z, batch.y, len(context.counts))}
 
     def upload(self, work: LocalWork) -> Tensors:
         """What was measured, and the class counts."""

@@ -71,10 +71,10 @@ class FedProc(Projected):
         prototypes = Part.state(torch.zeros(model.classes, self.width(model)), "down")
         return {**super().parts(model), "prototypes": prototypes, COUNTS: no_counts(model)}
 
-    def features(self, net: Net, x: Tensor) -> Tensor:
-        """The projected representation, of length 1 unless it is left as it is."""
-        z = super().features(net, x)
-        return F.normalize(z, dim=1) if self.unit_length else z
+    def encode(self, net: Net, batch: Batch, noise: Mapping[str, Tensor]) -> Batch:
+        """The batch with the projected representation, of length 1 unless it is left as it is."""
+        batch = super().encode(net, batch, noise)
+        return batch._replace(z=F.normalize(batch.z, dim=1)) if self.unit_length else batch
 
     def terms(self) -> dict[str, Term]:
         """(1 - a) CE + a L_proto."""
@@ -103,7 +103,7 @@ class FedProc(Projected):
 
     def sums(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
         """The sum of the representations of each class, (classes, d)."""
-        return {SUMS: class_sums(self.features(net, batch.x), batch.y, len(context.counts))}
+        return {SUMS: class_sums(self.encode(net, batch, {}).z, batch.y, len(context.counts))}
 
     def upload(self, work: LocalWork) -> Mapping[str, Tensor]:
         """Sums and counts of each class."""

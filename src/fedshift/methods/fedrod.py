@@ -76,6 +76,6 @@ class FedRoD(FedAvg):
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
         """Log-softmax of h_G(z) + h_P(z)."""
-        z = self.features(net, x)
+        z = self.encode(net, Batch(x), {}).z
         logits = net.head(z) + net.personal_head(z)
         return logits.log_softmax(dim=1)

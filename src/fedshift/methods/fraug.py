@@ -191,7 +191,7 @@ class FRAug(FedAvg):
 
     def whole_residual(self, net: Net, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
         """u^ with the whole residual, and u."""
-        u = self.fixed_features(net, batch.x)
+        u = self.fixed_features(net, batch)
         return u + self.residuals(net, context.noise["z"], batch.y), u
 
     def generator_risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
@@ -212,7 +212,7 @@ class FRAug(FedAvg):
 
     def transformed(self, net: Net, batch: Batch, context: Context) -> tuple[Synthetic, Tensor]:
         """u^ and u^_c with the whole residual, and u."""
-        u = self.fixed_features(net, batch.x)
+        u = self.fixed_features(net, batch)
         return self.synthesise(net, u, batch.y, context, 1.0), u
 
     def rtnet_entropy(self, net: Net, batch: Batch, context: Context) -> Tensor:
@@ -236,6 +236,6 @@ class FRAug(FedAvg):
         return synthetic.over_classes(mmd_of_each(synthetic.classes, synthetic.prototypes, width))
 
     @torch.no_grad()
-    def fixed_features(self, net: Net, x: Tensor) -> Tensor:
-        """The representation (B, d) of inputs x, which nobody moves."""
-        return self.features(net, x)
+    def fixed_features(self, net: Net, batch: Batch) -> Tensor:
+        """The representation (B, d) of a batch, which nobody moves."""
+        return self.encode(net, batch, {}).z

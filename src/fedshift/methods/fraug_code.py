@@ -101,7 +101,7 @@ class FRAugCode(FRAug):
 
     def made_alone(self, net: Net, batch: Batch, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """What g gives, v = g(z, c), its classes c, and D(v)."""
-        u = self.fixed_features(net, batch.x)
+        u = self.fixed_features(net, batch)
         z = context.noise["z"]
         labels = torch.arange(len(z), device=z.device) % len(context.counts)
         made = net.generator(z, labels)

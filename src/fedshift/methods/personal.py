@@ -126,4 +126,4 @@ class FineTuning(FedAvg):
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
         """Log-softmax of the client's copy, or of the global model."""
-        return net.tuned(x, net.head(self.features(net, x))).log_softmax(dim=1)
+        return net.tuned(x, net.head(self.encode(net, Batch(x), {}).z)).log_softmax(dim=1)
