@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import fedshift
 import fresh
+from conftest import Begun
 from fedshift.cli.app import app
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
@@ -166,19 +167,8 @@ def test_other_data_are_named_and_not_compared(tmp_path: Path):
 # Carried out --------------------------------------------------------------------------------------
 
 
-class Heard(Progress):
-    """The names of the runs that begin."""
-
-    def __init__(self) -> None:
-        self.begun: list[str] = []
-
-    def handle(self, run, event):
-        if event.kind == "begin":
-            self.begun.append(run)
-
-
 def test_a_table_is_carried_out_once_and_stands_beside_the_papers(tmp_path: Path):
-    first, second = Heard(), Heard()
+    first, second = Begun(), Begun()
     part = fedshift.reproduce("fedpin-table2", out=tmp_path, progress=first, rows=["GM"])
     assert (part.count.finished, part.count.runs) == (1, 7)
     done = fedshift.reproduce("fedpin-table2", out=tmp_path, progress=second)

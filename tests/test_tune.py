@@ -16,14 +16,14 @@ import torch
 from typer.testing import CliRunner
 
 import fedshift
-from conftest import TINY
+from conftest import TINY, Begun
 from fedshift.cli.app import app
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.samples import Samples
 from fedshift.errors import FedshiftError, FedshiftWarning
 from fedshift.experiments import Experiment
 from fedshift.runs import simulation as simulating
-from fedshift.runs.events import AnyEvent, Progress
+from fedshift.runs.events import Progress
 from fedshift.runs.find import find
 from fedshift.runs.origin import STUDY
 from fedshift.runs.run import Run
@@ -255,17 +255,6 @@ def mu(experiment: Experiment) -> float:
 # Real runs ----------------------------------------------------------------------------------------
 
 
-class Heard(Progress):
-    """The names of the runs that begin."""
-
-    def __init__(self) -> None:
-        self.begun: list[str] = []
-
-    def handle(self, run: str, event: AnyEvent) -> None:
-        if event.kind == "begin":
-            self.begun.append(run)
-
-
 PROX = {"method.name": "fedprox", "train.rounds": 4, "evaluate.every": 1}
 REAL: dict[str, Any] = {"train.rounds": 6, "evaluate.every": 1, "run.checkpoint_every": 2, "train.lr": 0.01}
 REAL["plugins"] = [PLUGIN]  # which a command needs, to know the tiny data
@@ -286,7 +275,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Tuning:
 
 def test_choices_that_repeat_cost_nothing_and_more_trials_go_on_from_those_there_are(tmp_path: Path):
     """8 trials and then 20 are the first 8 and 12 more; a smaller number reads the first of them."""
-    asked, heard = experiments(tmp_path, PROX), Heard()
+    asked, heard = experiments(tmp_path, PROX), Begun()
     budget = Budget(trials=8, search={"method.mu": [0.1, 0.2, 0.3, 0.4, 0.5]}, fixed=["train.lr"])
     eight = search_all(asked, budget, heard)
     found = search_all(asked, budget.replace(trials=20), heard)
@@ -298,7 +287,7 @@ def test_choices_that_repeat_cost_nothing_and_more_trials_go_on_from_those_there
     for trial in trials:
         if trial.repeats is not None:
             assert (trials[trial.repeats].settings, trials[trial.repeats].value) == (trial.settings, trial.value)
-    again = Heard()
+    again = Begun()
     with pytest.warns(FedshiftWarning, match="there were 20 trials"):
         assert search_all(asked, budget, again).tuned == eight.tuned
     assert again.begun == []
