@@ -12,16 +12,18 @@ from fedshift.page import *
 class MyScaffold(FedAvg):
     """FedAvg whose local steps are corrected by control variates."""
 
-    terms = (*FedAvg.terms, "correction")
     uploads = (Upload.like("change", "c", reveals="c_k"),)
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         parts = super().parts(model)
         return {**parts, "c": Part.zeros_like(parts, "down"), "c_k": Part.zeros_like(parts, "client")}
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+    def terms(self) -> dict[str, Term]:
+        return super().terms() | {"correction": Term(self.correction)}
+
+    def correction(self, net: Net, batch: Batch, context: Context) -> Tensor:
         correction = net.of("c") - net.of("c_k")
-        return super().loss(net, batch, context) | {"correction": (correction * net.weights).sum()}
+        return (correction * net.weights).sum()
 
     def new_c_k(self, work: LocalWork) -> Tensors:
         c_k, c = work.private.of("c_k"), work.received.of("c")

@@ -50,18 +50,17 @@ def test_with_zero_variates_it_is_fedavg(tmp_path: Path) -> None:
 class Quadratic(FedAvg):
     """Client k has (k + 1)/2 * |b - k|^2, where b is the head's bias."""
 
-    terms = ("quadratic",)
+    def terms(self) -> dict[str, Term]:
+        return {"quadratic": Term(self.quadratic)}
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+    def quadratic(self, net: Net, batch: Batch, context: Context) -> Tensor:
         k = context.client
-        return {"quadratic": (k + 1) / 2 * (net.of("head")["bias"] - k).square().sum()}
+        return (k + 1) / 2 * (net.of("head")["bias"] - k).square().sum()
 
 
 @fedshift.METHODS.register("quadratic-scaffold")
 class QuadraticScaffold(MyScaffold, Quadratic):
     """SCAFFOLD on the same objectives."""
-
-    terms = (*Quadratic.terms, "correction")
 
 
 def test_it_reaches_the_optimum_of_all_and_fedavg_does_not(tmp_path: Path) -> None:

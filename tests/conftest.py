@@ -28,7 +28,7 @@ from torch import Tensor, nn
 import fresh
 from fedshift import files
 from fedshift.clients.samples import Client, Environment
-from fedshift.core.contract import Context, Exchange
+from fedshift.core.contract import Batch, Context, Exchange, Objective, Term
 from fedshift.core.messages import Message, Up
 from fedshift.core.method import Method
 from fedshift.core.net import Net
@@ -144,6 +144,16 @@ def at(
     """What an objective may know, for a test that calls its loss by hand."""
     known = Tensors(received), Tensors(), torch.tensor(counts)
     return Context(*known, round, rounds, noise or {}, torch.tensor(client), Replies(replies))
+
+
+def losses(terms: Mapping[str, Term], net: Net, batch: Batch, context: Context) -> dict[str, Tensor]:
+    """The weighted terms of a batch that is not encoded."""
+    return Objective("by hand", terms, ()).evaluate(net, batch, context)
+
+
+def values(terms: Mapping[str, Tensor]) -> dict[str, float]:
+    """Terms as numbers."""
+    return {name: term.item() for name, term in terms.items()}
 
 
 class Begun(Progress):

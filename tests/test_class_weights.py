@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from conftest import Make, evaluated, simulate
-from fedshift.core.contract import Batch, Context, Terms
+from fedshift.core.contract import Batch, Context, Term
 from fedshift.core.net import Net
 from fedshift.core.training import Train
 from fedshift.engines.engine import Engine
@@ -132,8 +132,8 @@ def test_engines_agree(make: Make, tmp_path: Path, name: str, changes: dict[str,
 class Plain(FedAvg):
     """A page that was written without class weights in mind, and writes out its loss."""
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        return {"cross_entropy": -net.head(batch.z).log_softmax(1).gather(1, batch.y[:, None]).mean()}
+    def risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        return -net.head(batch.z).log_softmax(1).gather(1, batch.y[:, None]).mean()
 
 
 @pytest.mark.parametrize("made", [Sequential, Vectorised], ids=["sequential", "vectorised"])
@@ -150,11 +150,11 @@ def test_a_page_that_reads_labels_and_no_weights_is_refused(
 class Beside(FedAvg):
     """FedAvg's weighted risk, and another loss beside it, which counts every sample alike."""
 
-    terms = (*FedAvg.terms, "beside")
+    def terms(self) -> dict[str, Term]:
+        return super().terms() | {"beside": Term(self.beside)}
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        other = F.cross_entropy(net.head(batch.z), self.labels(batch), reduction="sum")
-        return {**super().loss(net, batch, context), "beside": other}
+    def beside(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        return F.cross_entropy(net.head(batch.z), self.labels(batch), reduction="sum")
 
     def labels(self, batch: Batch) -> Tensor:
         return batch.y

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 import fedshift
-from conftest import CNN_WITH_BN, Make, at, evaluated, go_on, states
+from conftest import CNN_WITH_BN, Make, at, evaluated, go_on, losses, states, values
 from fedshift.cli.app import app
 from fedshift.clients.domains import DomainData
 from fedshift.clients.inputs import Inputs
@@ -111,7 +111,7 @@ def test_the_loss_is_the_sum_of_what_is_switched_on(off: str | None):
     data, label = torch.eye(2), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     index = DSAIGN(**({off: False} if off else {}))
     batch = Batch(torch.stack([data, label], dim=1), torch.zeros(2, dtype=torch.int64))
-    terms = {name: term.item() for name, term in index.loss(Net({"index_network": Split()}), batch, at()).items()}
+    terms = values(losses(index.terms(), Net({"index_network": Split()}), batch, at()))
     expected = {"sim": 0.5, "orth": 0.5, "recon": 1.0, "div": 0.0}
     expected.pop(off or "", None)
     assert terms == pytest.approx(expected)
@@ -223,9 +223,9 @@ def test_local_terms_by_hand(local_loss: Any, form: Literal["mean", "sum"], expe
     parts = {"encoder": nn.Identity(), "head": head, "projector": projector, "projector_head": projector_head}
     net = Net({**parts, "feature_index": holder({"value": torch.tensor([[3.0, 0.0], [0.0, 1.0]])})})
     method = Client2Vec(local_form=form, local_loss=local_loss)
-    batch = method.base.encode(net, Batch(torch.tensor([[1.0, 0.0]]), torch.tensor([0])), at())
-    terms = method.local_terms(net, batch)
-    assert {name: term.item() for name, term in terms.items()} == pytest.approx(expected, abs=1e-6)
+    batch = method.base.encode(net, Batch(torch.tensor([[1.0, 0.0]]), torch.tensor([0])), {})
+    terms = losses(method.local_terms(), net, batch, at())
+    assert values(terms) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("base", ["fedavgm", "feddyn", "moon", "fediir", "fedsr", "fedcir", "fedbn", "fraug"])
@@ -402,7 +402,7 @@ def test_an_index_of_other_clients_is_refused(make: Make, tmp_path):
     table = {"client": ["dark"], "samples": [27.0], "feature": [[1.0, 0.0]]}
     for held, said in (
         (table, ("1 clients", "has 2")),
-        ({name: values * 2 for name, values in table.items()}, ("'dark' of 27", "'gray' of 27")),
+        ({name: column * 2 for name, column in table.items()}, ("'dark' of 27", "'gray' of 27")),
         ({"samples": [1.0]}, ("client, feature", "fedshift index")),
     ):
         pyarrow.parquet.write_table(pyarrow.table(held), path)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from conftest import Make, simulate
-from fedshift.core.contract import Part
+from fedshift.core.contract import Part, Term
 from fedshift.core.dropout import NOISE, Dropout, dropping, from_streams
 from fedshift.core.model import Model
 from fedshift.core.net import Net
@@ -97,17 +97,17 @@ class Dropping(Model):
 class Twice(FedAvg):
     """A loss that encodes a batch twice, as the consistency of two passes does, with a part made plainly."""
 
-    terms = (*FedAvg.terms, "consistency")
-
     def parts(self, model):
         return {**super().parts(model), "own": Part(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), "client")}
 
     def moves(self):
         return (*super().moves(), "own")
 
-    def loss(self, net, batch, context):
-        other = net.own(self.features(net, batch.x))
-        return super().loss(net, batch, context) | {"consistency": F.mse_loss(batch.z, other)}
+    def terms(self):
+        return super().terms() | {"consistency": Term(self.consistency)}
+
+    def consistency(self, net, batch, context):
+        return F.mse_loss(batch.z, net.own(self.encode(net, batch, {}).z))
 
 
 def experiment_of(make: Make, method: FedAvg | None = None, p: float = 0.4) -> Experiment:

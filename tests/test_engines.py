@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from conftest import CNN_WITH_BN, Make, go_on, simulate, states
-from fedshift.core.contract import Batch, Context, Phase, Terms
+from fedshift.core.contract import Batch, Context, Phase, Term
 from fedshift.core.net import Net
 from fedshift.engines import lane, vectorised
 from fedshift.engines.engine import Engine, Question
@@ -320,10 +320,10 @@ def test_batches_that_are_gathered_at_once_are_those_gathered_one_by_one(make: M
 class DivergesFor(FedAvg):
     """The loss of client 1 is infinite as soon as it has taken a step."""
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+    def risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
         stepped = (net.head.bias != context.received["head.bias"]).any()
         sick = (context.client == 1) & stepped
-        return {"cross_entropy": super().loss(net, batch, context)["cross_entropy"] / (~sick).to(torch.float64)}
+        return super().risk(net, batch, context) / (~sick).to(torch.float64)
 
 
 def answers(experiment: Experiment, engine: Engine) -> list[Any]:
@@ -357,9 +357,9 @@ def test_a_client_that_diverges_names_itself_and_no_other(make: Make, stacks: li
 class Branching(FedAvg):
     """Its loss asks a tensor which way to go."""
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        ce = super().loss(net, batch, context)["cross_entropy"]
-        return {"cross_entropy": ce if ce > 0.5 else 2 * ce}
+    def risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        ce = super().risk(net, batch, context)
+        return ce if ce > 0.5 else 2 * ce
 
 
 def test_what_does_not_stack_is_told_once_and_works_all_the_same(make: Make, stacks: list[int]):
@@ -377,7 +377,7 @@ class Faulty(FedAvg):
 
     error: type[Exception] = KeyError
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+    def risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
         raise self.error("no such thing")
 
 
@@ -404,9 +404,9 @@ class Weighted(FedAvg):
         (phase,) = super().phases()
         return (phase if self.in_loss else replace(phase, steps=int(self.alpha)),)
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        ce = super().loss(net, batch, context)["cross_entropy"]
-        return {"cross_entropy": ce / 2 if self.in_loss and self.alpha < 1.5 else ce}
+    def risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        ce = super().risk(net, batch, context)
+        return ce / 2 if self.in_loss and self.alpha < 1.5 else ce
 
 
 @pytest.mark.parametrize("in_loss", [True, False])
@@ -525,11 +525,12 @@ def held() -> int:
 class Counting(FedAvg):
     """FedAvg that tells, every so many rounds, how many tensors the process keeps in which a client trains."""
 
-    terms = (*FedAvg.terms, "tensors")
+    def terms(self) -> dict[str, Term]:
+        return super().terms() | {"tensors": Term(self.tensors)}
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+    def tensors(self, net: Net, batch: Batch, context: Context) -> Tensor:
         count = held() if context.round % ROUNDS == 0 else 0
-        return {**super().loss(net, batch, context), "tensors": torch.tensor(count, dtype=batch.x.dtype)}
+        return torch.tensor(count, dtype=batch.x.dtype)
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -142,7 +142,7 @@ def test_an_error_in_a_loss_says_where_it_happened(make: Make):
     class Broken(fedshift.FedAvg):
         """Divides by zero."""
 
-        def loss(self, net, batch, context):
+        def risk(self, net, batch, context):
             raise ZeroDivisionError("no")
 
     with pytest.raises(ZeroDivisionError) as caught:

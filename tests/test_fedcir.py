@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from conftest import CNN_WITH_BN, Make, at, linear, resident, simulate
-from fedshift.core.contract import Batch, Objective, Optimiser, Part, Phase
+from fedshift.core.contract import Batch, Objective, Optimiser, Part, Phase, Term
 from fedshift.core.messages import Up
 from fedshift.core.method import Averaging
 from fedshift.core.net import Net, holder
@@ -141,9 +141,9 @@ def test_the_generator_meets_the_mixture_of_probabilities():
     """
     net = server_net()
     noise = {"labels": torch.tensor([0]), "noise": torch.zeros(1, 1)}
-    terms = FedCiR().generator_loss(net, Batch(*torch.empty(2, 0)), at(noise=noise, replies=two_heads()))
-    assert terms["consensus"].item() == pytest.approx(0.3566749, abs=1e-6)
-    terms["consensus"].backward()
+    consensus = FedCiR().consensus(net, Batch(torch.empty(0)), at(noise=noise, replies=two_heads()))
+    assert consensus.item() == pytest.approx(0.3566749, abs=1e-6)
+    consensus.backward()
     assert net.generator.shift.grad.item() == pytest.approx(-0.1412501, abs=1e-6)
     assert net.head.weight.grad is None
 
@@ -208,9 +208,9 @@ class ByHand(Averaging):
 
         def loss(net, batch, context):
             mu, sigma = net.encoder(batch.x)
-            return {"loss": F.cross_entropy(net.head(mu + sigma * context.noise["eps"]), batch.y)}
+            return F.cross_entropy(net.head(mu + sigma * context.noise["eps"]), batch.y)
 
-        return (Phase("train", (Objective("train", loss, ("encoder", "head"), ("loss",), draws),)),)
+        return (Phase("train", (Objective("train", {"loss": Term(loss)}, ("encoder", "head"), draws),)),)
 
 
 def test_without_weights_it_is_fedavg_with_a_probabilistic_encoder(make: Make):

@@ -38,7 +38,9 @@ def server_loss(counts: list[list[int]]) -> tuple[dict[str, torch.Tensor], Net]:
         (k, Up({"head.weight": torch.tensor([[weight], [0.0]]), "class_counts.value": torch.tensor(count)}))
         for k, (weight, count) in enumerate(zip((math.log(9), 0.0), counts, strict=True))
     )
-    return FedGen().generator_loss(net, Batch(*torch.empty(2, 0)), at(noise=noise, replies=replies)), net
+    (phase,) = FedGen().server_phases()
+    (objective,) = phase.objectives
+    return objective.evaluate(net, Batch(torch.empty(0)), at(noise=noise, replies=replies)), net
 
 
 def test_the_loss_of_the_server_by_hand():

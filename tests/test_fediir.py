@@ -73,9 +73,9 @@ def test_a_run_stores_the_moving_mean_and_sends_it_at_once(make: Make):
     class Recorded(FedIIR):
         """Remembers what had arrived at every step of training."""
 
-        def loss(self, net, batch, context):
+        def risk(self, net, batch, context):
             received.append(context.received)
-            return super().loss(net, batch, context)
+            return super().risk(net, batch, context)
 
     experiment = make({"train.rounds": 3, "evaluate.batch": 10})
     simulation = simulate(experiment.replace(method=Recorded(ema=0.5)))

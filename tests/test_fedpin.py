@@ -14,6 +14,7 @@ from conftest import (
     Make,
     at,
     linear,
+    losses,
     models_of,
     net_of,
     resident,
@@ -64,7 +65,7 @@ def test_the_local_objective_reads_the_anchor_as_received_and_moves_only_the_per
     net = Net({"encoder": linear(-1.0), "shortcut_encoder": linear(-1.0), **own})
     batch = Batch(torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0]))
     context = at(received={"encoder.weight": torch.tensor([[1.0]])})
-    terms = FedPIN(lam=10, gamma=0.25, anchor="features").personal_loss(net, batch, context)
+    terms = losses(FedPIN(lam=10, gamma=0.25, anchor="features").personal_terms(), net, batch, context)
     assert {name: term.item() for name, term in terms.items()} == pytest.approx(
         {"personal": 0.0090780, "contrast": 0.359763, "variance": 1.0}, abs=1e-5
     )
@@ -89,7 +90,7 @@ def test_predictions_as_the_anchor_by_hand():
         }
     )
     received = {"encoder.weight": torch.tensor([[math.log(2)]]), "head.weight": torch.tensor([[1.0], [0.0]])}
-    terms = FedPIN(lam=10, gamma=0, anchor="predictions").personal_loss(net, ONE, at(received=received))
+    terms = losses(FedPIN(lam=10, gamma=0, anchor="predictions").personal_terms(), net, ONE, at(received=received))
     assert terms["personal"].item() == pytest.approx(-math.log(3 / 4))
     assert terms["contrast"].item() == pytest.approx(6.021801, abs=1e-5)
     sum(terms.values()).backward()
@@ -98,7 +99,7 @@ def test_predictions_as_the_anchor_by_hand():
 
 
 def test_a_weight_of_0_leaves_out_its_term_and_what_only_it_needs(make: Make):
-    """And alpha weighs nothing throughout its warm-up."""
+    """And the penalty begins after its warm-up."""
     spec = Simulation(make()).setup.model
     left_out = FedPIN(alpha=1).parts(spec).keys() - FedPIN(alpha=1, lam=0).parts(spec).keys()
     assert left_out == {"shortcut_encoder", "shortcut_head"}
@@ -107,7 +108,8 @@ def test_a_weight_of_0_leaves_out_its_term_and_what_only_it_needs(make: Make):
     assert [objective.name for objective in game.objectives] == ["global"]
     net = Net({"personal_encoder": linear(2.0), "personal_head": linear(1.0, -1.0)})
     assert set(personal.objectives[0].evaluate(net, ONE, at())) == {"personal"}
-    assert [GlobalModel(alpha=8, alpha_warmup=4).alpha_at(round) for round in range(3, 7)] == [0, 0, 8, 8]
+    late = GlobalModel(alpha=8, alpha_warmup=4).terms()["invariance"]
+    assert (late.weight, late.since) == (8, 5)
 
 
 # The gain to first order ------------------------------------------------------------------------------
@@ -153,7 +155,7 @@ def test_two_halves_estimate_the_squared_gradient_without_bias(scalar_weight: fl
     exact = sum(gradient.square().sum() for gradient in gradients) + scalar_weight * along**2
     method = GlobalModel(scalar_weight=scalar_weight)
     batches = [list(drawn) for drawn in product(range(3), repeat=sum(halves))]
-    estimates = [method.first_order_gain(net, Batch(z[drawn], y[drawn], z[drawn])).item() for drawn in batches]
+    estimates = [method.gain(net, Batch(z[drawn], y[drawn], z[drawn]), at()).item() for drawn in batches]
     assert sum(estimates) / len(batches) == pytest.approx(exact.item(), rel=1e-9)
 
 
@@ -207,11 +209,11 @@ def test_gm_l2_holds_the_personal_model_by_hand():
     """
     net = Net({"personal_encoder": linear(3.0), "personal_head": linear(2.0, -1.0)})
     received = {"encoder.weight": torch.tensor([[1.0]]), "head.weight": torch.tensor([[1.0], [-1.0]])}
-    anchor = Anchored(mu=0.5).personal_loss(net, ONE, at(received=received))["anchor"]
+    anchor = losses(Anchored(mu=0.5).personal_terms(), net, ONE, at(received=received))["anchor"]
     assert anchor.item() == pytest.approx(1.25)
     anchor.backward()
     assert net.personal_encoder.weight.grad.item() == pytest.approx(1.0)
-    assert set(Anchored(mu=0).personal_loss(net, ONE, at())) == {"personal"}
+    assert set(losses(Anchored(mu=0).personal_terms(), net, ONE, at())) == {"personal"}
     assert [phase.name for phase in Anchored().phases()] == ["personal", "global"]
 
 

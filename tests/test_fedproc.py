@@ -100,7 +100,7 @@ def test_one_round_computed_again(make: Make, changes: dict[str, Any]):
         own = torch.zeros_like(up[SUMS])
         for x, y in zip(client.train.x, client.train.y, strict=True):
             with torch.no_grad():
-                own[y] += method.features(at_work, x.unsqueeze(0))[0]
+                own[y] += method.encode(at_work, Batch(x.unsqueeze(0)), {}).z[0]
         torch.testing.assert_close(up[SUMS], own, rtol=1e-4, atol=1e-5)
         total += own
     down = simulation.coordinator.state.down

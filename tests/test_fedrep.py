@@ -35,8 +35,8 @@ class Product(FedRep):
     def parts(self, model):
         return {name: replace(p, module=Factor(3)) for name, p in super().parts(model).items()}
 
-    def loss(self, net, batch, context):
-        return {"cross_entropy": product(net, context)}
+    def risk(self, net, batch, context):
+        return product(net, context)
 
 
 def test_a_round_by_hand(make: Make):

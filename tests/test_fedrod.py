@@ -52,8 +52,8 @@ def test_the_generic_model_does_not_depend_on_the_personal_head(make: Make):
     """With a personal risk of zero, which still has a gradient, the shared tensors are the same to the bit."""
 
     class Alone(FedRoD):
-        def loss(self, net, batch, context):
-            return super().loss(net, batch, context) | {"personal": 0 * net.personal_head.weight.sum()}
+        def personal_risk(self, net, batch, context):
+            return 0 * net.personal_head.weight.sum()
 
     experiment = make({"method.name": "fedrod"})
     whole, alone = simulate(experiment), simulate(experiment.replace(method=Alone()))

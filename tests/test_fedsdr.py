@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from conftest import Make, at, simulate
+from conftest import Make, at, losses, simulate
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.samples import Client, joined
 from fedshift.core.contract import Batch, ServerState
@@ -91,14 +91,14 @@ def test_the_personal_loss_by_hand():
         "environment_head.of_each.bias": torch.zeros(4),
     }
     method = FedSDR(lam=3.0)
-    terms = method.personal_loss(net, batch, at(round=2, rounds=2, received=received))
+    terms = losses(method.personal_terms(), net, batch, at(round=2, rounds=2, received=received))
     assert {name: term.item() for name, term in terms.items()} == pytest.approx(
         {"personal": 0.9100376, "dependence": 1.5}, abs=1e-6
     )
     sum(terms.values()).backward()
     assert head.weight.grad is not None
     assert psi.weight.grad is None
-    assert method.personal_loss(net, batch, at(received=received)).keys() == {"personal"}
+    assert losses(method.personal_terms(), net, batch, at(received=received)).keys() == {"personal"}
 
 
 # Environments -------------------------------------------------------------------------------------
@@ -114,8 +114,8 @@ def test_the_environment_loss_by_hand():
     head.of_each.weight.data = torch.tensor([[1.0], [-1.0], [0.0], [2.0]])
     head.of_each.bias.data.zero_()
     batch = Batch(torch.tensor([[1.0], [0.5]]), torch.tensor([0, 1]), environment=torch.tensor([1, 1]))
-    terms = FedSDR().environment_loss(Net({"shortcut": encoder, "environment_head": head}), batch, at())
-    assert terms["environment"].item() == pytest.approx(1.2200949, abs=1e-6)
+    risk = FedSDR().environment_risk(Net({"shortcut": encoder, "environment_head": head}), batch, at())
+    assert risk.item() == pytest.approx(1.2200949, abs=1e-6)
 
 
 def test_each_environment_weighs_the_same_in_the_shortcut_model():
@@ -154,9 +154,9 @@ def test_a_client_may_have_several_environments(make: Make, monkeypatch: pytest.
     class Watched(FedSDR):
         """Notes the environments of batches and of replies."""
 
-        def environment_loss(self, net, batch, context):
+        def environment_risk(self, net, batch, context):
             seen[int(context.client)] |= set(batch.environment.tolist())
-            return super().environment_loss(net, batch, context)
+            return super().environment_risk(net, batch, context)
 
         def merge(self, state, replies):
             ups.update({client: up["environments"].tolist() for client, up in replies})

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from conftest import CNN_WITH_BN, Make, at, go_on, linear, simulate, states
+from conftest import CNN_WITH_BN, Make, at, go_on, linear, losses, simulate, states, values
 from fedshift.clients.samples import Samples
-from fedshift.core.contract import Batch
+from fedshift.core.contract import Batch, Term
 from fedshift.core.net import Net
 from fedshift.methods.fedbn import FedBN
 from fedshift.methods.fraug import FRAug
@@ -40,10 +40,6 @@ def net_of_one_dimension(gain_of_m=1.0):
 
 def column(*values):
     return torch.tensor(values).unsqueeze(1)
-
-
-def values(terms):
-    return {name: term.item() for name, term in terms.items()}
 
 
 def context(z, z_classes, round=1, rounds=1):
@@ -175,7 +171,7 @@ def test_the_generators_loss_by_hand():
     net = net_of_one_dimension()
     batch = Batch(column(1.0, 2.0), torch.tensor([0, 1]))
     method = FRAug(alpha=10.0, smoothing=False, syn_weight=0.5)
-    terms = method.generator_loss(net, batch, context(column(-0.5, -1.0), column(0.0, 0.0)))
+    terms = losses(method.generator_terms(), net, batch, context(column(-0.5, -1.0), column(0.0, 0.0)))
     distance = mmd(column(0.0, 1.0), batch.x).item()
     assert values(terms) == pytest.approx(
         {"generator_cross_entropy": 1.4100376, "generator_mmd": -10 * distance}, abs=1e-5
@@ -192,7 +188,7 @@ def test_rtnets_loss_by_hand():
     net = net_of_one_dimension()
     net.prototypes.eval().seen.copy_(torch.tensor([True, False]))
     batch = Batch(column(1.0, 2.0), torch.tensor([0, 1]))
-    terms = FRAug(beta=0.1).rtnet_loss(net, batch, context(column(-0.5, -1.0), column(0.5, 9.0)))
+    terms = losses(FRAug(beta=0.1).rtnet_terms(), net, batch, context(column(-0.5, -1.0), column(0.5, 9.0)))
     assert values(terms) == pytest.approx(
         {
             "rtnet_entropy": -0.5292405,
@@ -224,7 +220,7 @@ def test_rtnets_batch_statistics_are_of_the_batch_and_the_classes_together():
     own = {"generator": generator, "rtnet": rtnet, "prototypes": prototypes}
     net = Net({"encoder": nn.Identity(), "head": nn.Linear(8, 3), **own})
     x, y, z = torch.randn(4, 8), torch.tensor([0, 2, 1, 0]), torch.randn(7, 4)
-    FRAug().rtnet_loss(net, Batch(x, y), context(z[:4], z[4:]))
+    losses(FRAug().rtnet_terms(), net, Batch(x, y), context(z[:4], z[4:]))
     every_y = torch.cat([y, torch.arange(3)])
     rows = rtnet.body[0](torch.cat([generator(z, every_y), F.one_hot(every_y, 3)], dim=1))
     torch.testing.assert_close(rtnet.body[1].running_mean, 0.1 * rows.mean(dim=0))
@@ -237,11 +233,11 @@ def test_without_residual_and_prototypes_it_is_fedbn_with_the_heads_loss_twice(m
     class HeadTwice(FedBN):
         """CE(h(u), y) + CE(h(sg u), y)."""
 
-        terms = (*FedBN.terms, "again")
+        def terms(self):
+            return super().terms() | {"again": Term(self.again)}
 
-        def loss(self, net, batch, context):
-            again = F.cross_entropy(net.head(batch.z.detach()), batch.y)
-            return {"cross_entropy": F.cross_entropy(net.head(batch.z), batch.y), "again": again}
+        def again(self, net, batch, context):
+            return F.cross_entropy(net.head(batch.z.detach()), batch.y)
 
     experiment = make(CNN_WITH_BN | {"train.rounds": 3})
     fraug = simulate(experiment.replace(method=FRAug(syn_weight=0.0, ema_term=False)))
@@ -287,10 +283,10 @@ def test_the_public_codes_generator_is_judged_by_its_own_output():
     net.prototypes.eval().mean.copy_(column(1.0, -2.0))
     batch = Batch(column(1.0, 2.0), torch.tensor([1, 1]))
     noise = replace(context(column(-0.5, -1.0), column(0.0, 0.0)), counts=torch.tensor([0, 2]))
-    squared = FRAugCode(alpha=10.0, generator_distance="squared").generator_loss(net, batch, noise)
+    squared = losses(FRAugCode(alpha=10.0, generator_distance="squared").generator_terms(), net, batch, noise)
     assert values(squared) == pytest.approx({"generator_cross_entropy": 1.1269280, "generator_mmd": -25.0}, abs=1e-5)
     distance = mmd(column(-1.0, -1.0), batch.x).item()
-    terms = FRAugCode(alpha=10.0).generator_loss(net, batch, noise)
+    terms = losses(FRAugCode(alpha=10.0).generator_terms(), net, batch, noise)
     assert terms["generator_mmd"].item() == pytest.approx(-10 * distance)
 
 
@@ -304,10 +300,10 @@ def test_the_public_codes_rtnet_has_half_of_both_halves():
     net.prototypes.eval()
     batch = Batch(column(1.0, 2.0), torch.tensor([0, 1]))
     noise = context(column(-0.5, -1.0), column(0.5, -0.5))
-    terms = FRAugCode(beta=0.1, rtnet_distance="squared").rtnet_loss(net, batch, noise)
+    terms = losses(FRAugCode(beta=0.1, rtnet_distance="squared").rtnet_terms(), net, batch, noise)
     expected = {"rtnet_entropy": -0.2646203, "rtnet_mmd": 0.05, "rtnet_entropy_classes": -0.2646203}
     assert values(terms) == pytest.approx({**expected, "rtnet_mmd_classes": 0.025}, abs=1e-6)
-    terms = FRAugCode(beta=0.1).rtnet_loss(net, batch, noise)
+    terms = losses(FRAugCode(beta=0.1).rtnet_terms(), net, batch, noise)
     assert terms["rtnet_mmd"].item() == pytest.approx(0.05 * MMD_BY_HAND, abs=1e-6)
     of_sets = mmd(column(1.0, 0.0), column(0.0, 0.0)).item()
     assert terms["rtnet_mmd_classes"].item() == pytest.approx(0.05 * of_sets, abs=1e-6)

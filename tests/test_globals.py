@@ -85,7 +85,7 @@ class Drawing(FedAvg):
         return (replace(stage, view=self.drawn("view", lambda federation, streams: federation)),)
 
 
-OVERRIDDEN = ("phases", "objective", "encode", "loss", "features", "draws", "merge", "prediction_draws", "regroup")
+OVERRIDDEN = ("phases", "objective", "encode", "risk", "draws", "merge", "prediction_draws", "regroup")
 
 
 def overridden(name: str) -> Callable[..., Any]:
@@ -158,9 +158,8 @@ class Noisy(FedAvg):
         own.register_buffer("value", torch.zeros(()))
         return {**super().parts(model), "own": Part(own, "client")}
 
-    def loss(self, net, batch, context):
-        ((name, ce),) = super().loss(net, batch, context).items()
-        return {name: ce * (1 + GLOBAL["numpy"]())}
+    def risk(self, net, batch, context):
+        return super().risk(net, batch, context) * (1 + GLOBAL["numpy"]())
 
     def keep(self, work):
         return Tensors({"own.value": torch.tensor(random.random())})

@@ -29,7 +29,7 @@ from conftest import (
 )
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.samples import Environment, Samples
-from fedshift.core.contract import Batch, Part, Phase
+from fedshift.core.contract import Batch, Part, Phase, Term
 from fedshift.core.frozen import Embedding
 from fedshift.core.net import Net
 from fedshift.core.state import OptimiserState, flat_optimisers
@@ -370,9 +370,9 @@ def test_objectives_in_turn_move_only_their_own_parts(make: Make):
         def phases(self):
             def watched(net: Net, batch, context):
                 modes.append((net.encoder.training, net.head.training))
-                return self.loss(net, batch, context)
+                return self.risk(net, batch, context)
 
-            head = self.objective("head", loss=watched, moves=("head",))
+            head = self.objective("head", terms={"cross_entropy": Term(watched)}, moves=("head",))
             return (Phase("game", (head, self.objective("encoder", moves=("encoder",)))),)
 
     experiment = make({"train.steps": 2, "train.rounds": 1})

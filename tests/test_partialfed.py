@@ -30,8 +30,8 @@ class Product(PartialFed):
         last = {"head.w": modules["head"].w, "done": torch.zeros(())}
         return {**{name: Part(module) for name, module in modules.items()}, "last": Part(holder(last), "client")}
 
-    def loss(self, net, batch, context):
-        return {"cross_entropy": product(net, context)}
+    def risk(self, net, batch, context):
+        return product(net, context)
 
 
 def test_two_rounds_by_hand(make: Make):

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
-from conftest import Make, go_on
+from conftest import Make, at, go_on, values
 from fedshift.cli.catalogues import print_named
-from fedshift.core.contract import Objective, Phase, term_names
+from fedshift.core.contract import Batch, Objective, Phase, Term, term_names
 from fedshift.core.messages import Answer, Telemetry, Up
+from fedshift.core.net import Net
+from fedshift.engines.kernels import Kernels
+from fedshift.engines.merging import kind
+from fedshift.engines.vectorised import Vectorised
 from fedshift.errors import DivergedError, FedshiftError
 from fedshift.methods.fedavg import FedAvg
 from fedshift.rounds.checks import check_answer
+from fedshift.runs.lockstep import advance
 from fedshift.runs.simulation import Simulation
+from fedshift.spec import setting
 from reference import BUILT_IN, reference
 from refusal import refuses
-
-
-def nothing(net: Any, batch: Any, context: Any) -> dict[str, Tensor]:
-    return {}
-
 
 # Names --------------------------------------------------------------------------------------------
 
 
 def test_a_name_that_is_taken_gets_its_objectives_or_its_phases_before_it():
-    a, b = (Objective(name, lambda net, batch, context: {}, (), ("x", own)) for name, own in (("a", "y"), ("b", "z")))
+    term = Term(lambda net, batch, context: torch.zeros(()))
+    a, b = (Objective(name, {"x": term, own: term}, ()) for name, own in (("a", "y"), ("b", "z")))
     assert term_names((Phase("one", (a, b)), Phase("two", (b,)))) == {
         ("one", "a", "x"): "x",
         ("one", "a", "y"): "y",
@@ -39,20 +41,9 @@ def test_a_name_that_is_taken_gets_its_objectives_or_its_phases_before_it():
     }
 
 
-# What a method declares though the settings of these runs leave it out.
-LEFT_OUT: dict[str, set[str]] = {
-    "fedl2r": {"term.cmi"},
-    "fedcmi": {"term.l2r"},
-    "fedreg": {"term.align"},
-    "fedalign": {"term.reg"},
-    "fedpin-lambda-0": {"term.contrast"},
-    "fedpin-gamma-0": {"term.variance"},
-}
-
-
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_method_declares_what_it_tells(name: str):
-    """Some of what it declares is told in three rounds; nothing else is, or the run would have ended."""
+    """All that it declares is told in three rounds, and nothing else, or the run would have ended."""
     simulation = reference(name).simulation
     declared = {
         f"term.{term}"
@@ -66,34 +57,110 @@ def test_every_method_declares_what_it_tells(name: str):
         for tensor, _, _ in entry.signature
         if entry.direction == "telemetry"
     }
-    assert told - {"steps"} == declared - LEFT_OUT.get(name, set())
+    assert told - {"steps"} == declared
 
 
 # What is refused ----------------------------------------------------------------------------------
 
 
-class Undeclared(FedAvg):
-    """Tells 20 pixels a step."""
+class Pixels(FedAvg):
+    """Tells pixels of a step."""
 
-    def loss(self, net, batch, context):
-        pixels = batch.x.flatten()[:20]
-        return super().loss(net, batch, context) | {f"pixel{number}": pixel for number, pixel in enumerate(pixels)}
+    def terms(self):
+        def pixel(number):
+            return Term(lambda net, batch, context: batch.x.flatten()[number])
 
-
-def test_a_term_that_is_not_declared_is_refused(make: Make):
-    with refuses("objective 'train'", "'pixel0'", "there are cross_entropy", '(*FedAvg.terms, "pixel0")'):
-        go_on(Simulation(make().replace(method=Undeclared())))
+        return super().terms() | {f"pixel{number}": pixel(number) for number in range(16)}
 
 
 def test_at_most_16_terms_are_declared(make: Make):
-    class Declaring(Undeclared):
-        """Declares too much."""
-
-        terms = tuple(f"pixel{number}" for number in range(17))
-
     with refuses("objective 'train'", "at most 16"):
-        Simulation(make().replace(method=Declaring()))
+        Simulation(make().replace(method=Pixels()))
 
+
+class Given(FedAvg):
+    """Terms that a test gives."""
+
+    given: ClassVar[Any] = {}
+
+    def terms(self):
+        return super().terms() | self.given
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"size": 0.5}, ("0.5 for 'size'", "Term(self.risk)")),
+        ({"size": Term(lambda net, batch, context: batch.z.mean(dim=1))}, ("'size'", "of the shape (4,)", "scalar")),
+        ({"size": Term(lambda net, batch, context: None)}, ("'size'", "a NoneType", "scalar")),
+        ({"cross_entropy": Term(FedAvg().risk, since=2)}, ("objective 'train'", "from round 1 on")),
+    ],
+)
+def test_what_is_no_term_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch, given: Any, words: tuple[str, ...]):
+    monkeypatch.setattr(Given, "given", given)
+    with refuses(*words):
+        go_on(Simulation(make().replace(method=Given())))
+
+
+# Weights and rounds -------------------------------------------------------------------------------
+
+
+class Weighed(FedAvg):
+    """Terms by a weight of either sign, and one that begins later."""
+
+    mu: float = setting(0.5, help="a number")
+
+    def terms(self):
+        own = {"drift": Term(self.drift, -self.mu / 2), "late": Term(self.drift, 2.0, since=2)}
+        return super().terms() | own
+
+    def drift(self, net, batch, context):
+        return (net.weights - context.received).squared_norm()
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["alone", "stacked"])
+def test_a_term_of_the_weight_0_is_left_out_and_one_that_begins_later_counts_then(make: Make, together: bool):
+    """Two runs of each weight; those with 0 and without are not stacked, and the others are."""
+    made = make({"train.precision": "float64"})
+    simulations = [Simulation(made.replace(method=Weighed(mu=mu))) for mu in (0.0, 0.25, 0.0, 0.5)]
+    kinds = [kind(simulation.setup) for simulation in simulations]
+    assert kinds[0] == kinds[2] != kinds[1] == kinds[3]
+    told = list[str]()
+    for round in (1, 2):
+        if together:
+            assert not advance(simulations, Vectorised(Kernels(), told.append))
+        else:
+            for simulation in simulations:
+                go_on(simulation)
+        terms = [simulation.coordinator.terms["dark"] for simulation in simulations]
+        late = {"late"} if round == 2 else set()
+        assert [set(each) for each in terms] == [{"cross_entropy", *own, *late} for own in ((), ("drift",)) * 2]
+        assert terms[1]["drift"] < 0
+    assert terms[1]["drift"] == pytest.approx(-0.0625 * terms[1]["late"])
+    assert terms[3]["drift"] == pytest.approx(-0.125 * terms[3]["late"])
+    assert not told
+
+
+def test_what_terms_share_is_made_once_in_a_step():
+    calls: list[int] = []
+
+    def doubled(x: Tensor) -> Tensor:
+        calls.append(len(x))
+        return 2 * x
+
+    def value(net: Any, batch: Batch, context: Any) -> Tensor:
+        return batch.once(doubled, batch.x).sum()
+
+    objective = Objective("train", {"one": Term(value), "other": Term(value, 0.5)}, ())
+    batch = Batch(torch.ones(3))
+    assert values(objective.evaluate(Net({}), batch, at())) == {"one": 6.0, "other": 3.0}
+    assert calls == [3]
+    assert objective.loss(Net({}), batch, at()).item() == 9.0
+    assert calls == [3, 3]
+    assert batch.once(doubled, batch.x) is not batch.once(doubled, batch.x)  # outside of a step
+
+
+# Telemetry ----------------------------------------------------------------------------------------
 
 BAD = [
     ({"pixels": torch.zeros(20)}, FedshiftError, "'pixels', which no objective"),

@@ -90,10 +90,10 @@ def assert_same_outcomes(one: Sequence[Any], other: Sequence[Any]) -> None:
 
 def kill_workers(monkeypatch: pytest.MonkeyPatch, marker: Path, times: int) -> None:
     """Have the process that trains client 1 in round 3 killed, so many times; a file counts them."""
-    plain, test = FedAvg.loss, os.getpid()
+    plain, test = FedAvg.risk, os.getpid()
     marker.touch()
 
-    def loss(self: FedAvg, net: Any, batch: Any, context: Any) -> Any:
+    def risk(self: FedAvg, net: Any, batch: Any, context: Any) -> Any:
         if os.getpid() != test and context.round == 3 and int(context.client) == 1:
             killed = marker.stat().st_size
             if killed < times:
@@ -101,7 +101,7 @@ def kill_workers(monkeypatch: pytest.MonkeyPatch, marker: Path, times: int) -> N
                 os.kill(os.getpid(), signal.SIGKILL)
         return plain(self, net, batch, context)
 
-    monkeypatch.setattr(FedAvg, "loss", loss)
+    monkeypatch.setattr(FedAvg, "risk", risk)
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -151,13 +151,13 @@ from fedshift.study.grid import expand, override
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs.lockstep import advance
 from fedshift.runs.simulation import Simulation
-plain = FedAvg.loss
-def loss(self, net, batch, context):
+plain = FedAvg.risk
+def risk(self, net, batch, context):
     if context.round == 2:
         os.write(1, b"at work\\n")
         time.sleep(3)
     return plain(self, net, batch, context)
-FedAvg.loss = loss
+FedAvg.risk = risk
 engine, simulation = Workers(Kernels(), 2), Simulation(expand(override(TINY, {}))[0])
 assert not advance([simulation], engine)
 print(*(worker._process.pid for worker in engine._pool), flush=True)
@@ -201,21 +201,21 @@ def test_errors_arrive_readable_with_the_place(
     make: Make, engine: Workers, monkeypatch: pytest.MonkeyPatch, made: Any, kind: type[Exception], text: str
 ):
     """Each is its own client's answer; the other clients' are right, and the workers go on."""
-    plain = FedAvg.loss
+    plain = FedAvg.risk
 
-    def loss(self: FedAvg, net: Any, batch: Any, context: Any) -> Any:
+    def risk(self: FedAvg, net: Any, batch: Any, context: Any) -> Any:
         if int(context.client) == 1:
             raise made("set it to 1")
         return plain(self, net, batch, context)
 
     expected = list(Sequential().train(jobs_of(Simulation(make(THREE)))))
-    monkeypatch.setattr(FedAvg, "loss", loss)  # before the run is made, whose phases hold the loss
+    monkeypatch.setattr(FedAvg, "risk", risk)  # before the run is made, whose phases hold the loss
     one, error, other = engine.train(jobs_of(Simulation(make(THREE))))
     assert type(error) is kind
     assert str(error) == text
     place, more = error.__notes__
     assert place == "This happened at client 'gray', round 1, phase 'train', step 1, objective 'train'."
-    assert "in loss" in more
+    assert "in risk" in more
     assert_same_outcomes([expected[0], expected[2]], [one, other])
 
 
@@ -279,14 +279,14 @@ def test_a_cohort_that_nobody_waits_for_does_not_spoil_the_next(
 
     Client 1 takes longer than the others together, and answers come in order all the same.
     """
-    expected, plain = list(Sequential().train(jobs_of(Simulation(make(THREE))))), FedAvg.loss
+    expected, plain = list(Sequential().train(jobs_of(Simulation(make(THREE))))), FedAvg.risk
 
-    def loss(self: FedAvg, net: Any, batch: Any, context: Any) -> Any:
+    def risk(self: FedAvg, net: Any, batch: Any, context: Any) -> Any:
         if int(context.client) == 1:
             time.sleep(0.05)
         return plain(self, net, batch, context)
 
-    monkeypatch.setattr(FedAvg, "loss", loss)
+    monkeypatch.setattr(FedAvg, "risk", risk)
     jobs = jobs_of(Simulation(make(THREE)))
     begun = engine.train(jobs)
     assert_same_outcomes([next(begun)], expected[:1])

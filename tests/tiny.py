@@ -44,9 +44,9 @@ class Tiny(Dataset):
 class SlowFedSR(FedSR):
     """FedSR that takes its time, so that a test can kill it in the middle."""
 
-    def loss(self, net, batch, context):
+    def risk(self, net, batch, context):
         time.sleep(0.03)
-        return super().loss(net, batch, context)
+        return super().risk(net, batch, context)
 
 
 @fedshift.METHODS.register("slashed")

@@ -66,25 +66,25 @@ class GlobalGame(GlobalModel):
         """What a step of the global phase minimises, in order."""
         if self.auxiliary == "literal":
             return (self.objective("global", moves=(*self.moves(), "auxiliary")),)
-        own, name = Optimiser(lr=self.auxiliary_lr), ("auxiliary",)  # of the part, and of its term
-        omega_a = Objective("auxiliary", self.auxiliary_loss, name, name, optimiser=own, repeats=self.auxiliary_steps)
+        own, terms = Optimiser(lr=self.auxiliary_lr), {"auxiliary": Term(self.auxiliary_risk)}
+        omega_a = Objective("auxiliary", terms, ("auxiliary",), optimiser=own, repeats=self.auxiliary_steps)
         return (omega_a, self.objective("global"))
 
-    def auxiliary_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+    def auxiliary_risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """R(omega_a(sg(Phi_g), u))."""
         z = net.frozen("encoder", Tensors(), batch.x)
-        return {"auxiliary": batch.cross_entropy(self.auxiliary_logits(net, z, context))}
+        return batch.cross_entropy(self.auxiliary_logits(net, z, context))
 
     def auxiliary_logits(self, net: Net, z: Tensor, context: Context) -> Tensor:
         """omega_a(z, u), (B, classes), of z (B, d) at the client at work."""
         arguments = (z,) if self.auxiliary_head == "per_client" else (z, context.client)
         return net.auxiliary(*arguments)
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """R(omega_g(Phi_g)) + alpha * (R(omega_g(Phi_g)) - R(omega_a(Phi_g, u)))."""
-        risk = batch.cross_entropy(net.head(batch.z), "none")
+    def gain(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """R(omega_g(Phi_g)) - R(omega_a(Phi_g, u)), which alpha weighs."""
+        risk = batch.cross_entropy(batch.once(net.head, batch.z), "none")
         informed = batch.cross_entropy(self.auxiliary_logits(net, batch.z, context), "none")
-        return {"cross_entropy": risk.mean(), "invariance": self.alpha_at(context.round) * (risk - informed).mean()}
+        return (risk - informed).mean()
 
     def merge(self, state: ServerState, replies: Replies) -> ServerState:
         """The mean; of omega_a's weights on the one-hot u, the column of each client is that client's own."""

@@ -23,7 +23,6 @@ from fedshift.core.contract import Context as Context
 from fedshift.core.contract import Epochs as Epochs
 from fedshift.core.contract import Exchange as Exchange
 from fedshift.core.contract import LocalWork as LocalWork
-from fedshift.core.contract import Loss as Loss
 from fedshift.core.contract import Measure as Measure
 from fedshift.core.contract import Objective as Objective
 from fedshift.core.contract import Optimiser as Optimiser
@@ -33,7 +32,7 @@ from fedshift.core.contract import Phases as Phases
 from fedshift.core.contract import Scope as Scope
 from fedshift.core.contract import ServerState as ServerState
 from fedshift.core.contract import Stage as Stage
-from fedshift.core.contract import Terms as Terms
+from fedshift.core.contract import Term as Term
 from fedshift.core.contract import Upload as Upload
 from fedshift.core.contract import lasting as lasting
 from fedshift.core.contract import leave as leave

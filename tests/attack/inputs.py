@@ -121,6 +121,7 @@ HEAD = """
 import fedshift
 from dataclasses import dataclass
 import torch
+from fedshift.core.contract import Term
 from fedshift.methods.fedavg import FedAvg
 """
 
@@ -155,21 +156,19 @@ class Mine(Tiny):
 WITH = ["--plugin", "mine.py"]
 MY_METHOD = run(*WITH, "--method", "mine")
 MY_DATA = run(*WITH, "--set", "data.name=mine")
-LOSS = "    def loss(self, net, batch, context):\n        loss = super().loss(net, batch, context)\n        "
+RISK = "    def risk(self, net, batch, context):\n        risk = super().risk(net, batch, context)\n        "
+PIXELS = """
+    def terms(self):
+        return {f"p{i}": Term(lambda net, batch, context, i=i: batch.x.flatten()[i]) for i in range(20)}
+"""
 
 PLUGINS = [
     Row("no such plugin", run(*WITH), words=["mine.py"]),
     Row("a plugin that raises", run(*WITH), plugin("1/0"), words=["mine.py", "ZeroDivisionError"]),
     Row("a plugin that exits", run(*WITH), plugin("raise SystemExit(3)"), words=["mine.py"]),
-    Row("a loss that is NaN", MY_METHOD, method(LOSS + "return {n: t * float('nan') for n, t in loss.items()}")),
-    Row("a loss that is a vector", MY_METHOD, method(LOSS + "return {n: t * torch.ones(3) for n, t in loss.items()}")),
-    Row(
-        "a loss of pixels as terms",
-        MY_METHOD,
-        method(
-            LOSS + "return loss | {f'p{i}': 0 * t + batch.x.flatten()[i] for i in range(20) for t in loss.values()}"
-        ),
-    ),
+    Row("a loss that is NaN", MY_METHOD, method(RISK + "return risk * float('nan')")),
+    Row("a loss that is a vector", MY_METHOD, method(RISK + "return risk * torch.ones(3)")),
+    Row("a loss of pixels as terms", MY_METHOD, method(PIXELS), words=["p0", "16"]),
     Row("inputs that are NaN", MY_DATA, samples("data.x[7] = float('nan')"), words=["nan", "sample 7"]),
 ]
 

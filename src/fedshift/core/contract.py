@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, holder
 from fedshift.core.state import OptimiserState
 from fedshift.core.tensors import VALUE, Replies, Tensors, full_name
+from fedshift.errors import FedshiftError
 from fedshift.streams import Draws, Streams
 
 Scope = Literal["shared", "client", "server", "down"]
@@ -34,7 +35,7 @@ Bound = Literal["total", "each", "steps", "any"]
 """How large the counts in a tensor may be, of a client with n training samples. "total": their sum is from 1 to n;
 "each": every count is at most n; "steps": at most the client's steps of training; "any": at most n, or the number of
 samples in the batches of all its steps."""
-Terms = dict[str, Tensor]
+Result = TypeVar("Result")
 
 
 class Batch(NamedTuple):
@@ -48,15 +49,27 @@ class Batch(NamedTuple):
         sigma: of a probabilistic encoder, the standard deviation of z (B, d).
         environment: which training environment each sample is of, (B,), int64, in phases that ask for it.
         weight: how much each sample counts in the risk, (B,), 1 in the mean over the client's samples; None: alike.
+        made: the dict of what :meth:`once` has made in this step; None outside of one.
     """
 
     x: Tensor
-    y: Tensor
+    y: Tensor = torch.empty(0, dtype=torch.int64)
     z: Tensor = torch.empty(0)
     mean: Tensor | None = None
     sigma: Tensor | None = None
     environment: Tensor = torch.empty(0, dtype=torch.int64)
     weight: Tensor | None = None
+    made: Any = None
+
+    def once(self, function: Callable[..., Result], *inputs: Any) -> Result:
+        """What a function gives, such as ``batch.once(net.head, batch.z)``, called once for all terms of a step."""
+        if self.made is None:
+            return function(*inputs)
+        key = (function, *map(id, inputs))
+        if key not in self.made:
+            self.made[key] = function(*inputs), inputs  # kept, so that no other object gets their ids
+        result: Result = self.made[key][0]
+        return result
 
     def cross_entropy(self, logits: Tensor, reduction: Literal["mean", "sum", "none"] = "mean") -> Tensor:
         """The cross-entropy of logits (B, classes) on the labels, each sample by its weight; (B,) without reduction."""
@@ -73,8 +86,8 @@ class Batch(NamedTuple):
 
     def part(self, rows: slice) -> Batch:
         """Some of its samples."""
-        present = {name: tensor[rows] for name, tensor in self._asdict().items() if tensor is not None and len(tensor)}
-        return self._replace(**present)
+        tensors = {name: tensor for name, tensor in self._asdict().items() if isinstance(tensor, Tensor)}
+        return self._replace(**{name: tensor[rows] for name, tensor in tensors.items() if len(tensor)})
 
     @property
     def features(self) -> Tensor:
@@ -82,7 +95,7 @@ class Batch(NamedTuple):
         return self.z if self.mean is None else self.mean
 
     def __repr__(self) -> str:
-        given = {name: tensor for name, tensor in self._asdict().items() if tensor is not None}
+        given = {name: tensor for name, tensor in self._asdict().items() if isinstance(tensor, Tensor)}
         return f"Batch({', '.join(f'{name} {tuple(tensor.shape)}' for name, tensor in given.items())})"
 
 
@@ -192,32 +205,71 @@ class Optimiser:
     decay: float = 1.0
 
 
-Loss = Callable[[Net, Batch, Context], Terms]
+@dataclass(frozen=True)
+class Term:
+    """A term of a loss: a weight times a pure function, ``value(net, batch, context)``, that gives a scalar tensor.
+
+    It counts from round ``since`` of its stage on. One whose weight is 0 is left out of the objective: it is neither
+    computed nor recorded.
+    """
+
+    value: Callable[[Net, Batch, Context], Tensor]
+    weight: float = 1.0
+    since: int = 1
+
+    def weighted(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """The weight times the value; a 1 costs no product."""
+        value = self.value(net, batch, context)
+        is_scalar = isinstance(value, Tensor) and not value.ndim
+        return self.weight * value if is_scalar and not (isinstance(self.weight, float) and self.weight == 1) else value
 
 
 @dataclass(frozen=True, repr=False)
 class Objective(Brief):
-    """A pure loss and the parts it moves.
+    """A loss, which is the sum of named terms, and the parts it moves.
 
-    ``loss(net, batch, context)`` returns named scalar terms, some or all of ``terms``; their sum is minimised, and the
-    mean of each is told beside a reply and recorded. With ``encode`` the batch is encoded before, once, and the loss
-    reads ``batch.z``. Parts that do not move are fixed and in evaluation mode. It is minimised ``repeats`` times on
-    each batch.
+    The mean of each term over the steps is sent beside a reply and recorded. With ``encode`` the batch is encoded
+    before, once, and terms read ``batch.z``. Parts that do not move are fixed and in evaluation mode. The loss is
+    minimised ``repeats`` times on each batch.
     """
 
     name: str
-    loss: Loss
+    terms: Mapping[str, Term] = field(hash=False)
     moves: tuple[str, ...]
-    terms: tuple[str, ...] = ()
     draws: Callable[[ModelBuilder, int], Draws] = no_draws
     optimiser: Optimiser = Optimiser()
     repeats: int = 1
-    encode: Callable[[Net, Batch, Context], Batch] | None = None
+    encode: Callable[[Net, Batch, Mapping[str, Tensor]], Batch] | None = None
 
-    def evaluate(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """The loss of a batch, which is encoded first."""
+    def __post_init__(self) -> None:
+        """Leave out the terms whose weight is 0.
+
+        Raises:
+            FedshiftError: the terms are not a mapping from names to terms.
+        """
+        given = self.terms.items() if isinstance(self.terms, Mapping) else [("terms", self.terms)]
+        for name, term in given:
+            if not isinstance(term, Term):
+                raise FedshiftError(
+                    f"The objective '{self.name}' has {term!r} for '{name}', which is no term: give terms by name, "
+                    'such as {"cross_entropy": Term(self.risk), "proximal": Term(self.proximal, self.mu / 2)}.'
+                )
+        object.__setattr__(self, "terms", {name: term for name, term in given if term.weight != 0})
+
+    def evaluate(self, net: Net, batch: Batch, context: Context) -> dict[str, Tensor]:
+        """The weighted terms of a batch, which is encoded first, by name."""
+        batch = batch._replace(made={})
         with dropping(net.dropouts, context.noise):
-            return self.loss(net, batch if self.encode is None else self.encode(net, batch, context), context)
+            batch = batch if self.encode is None else self.encode(net, batch, context.noise)
+            counting = (each for each in self.terms.items() if each[1].since <= context.round)
+            values = {name: term.weighted(net, batch, context) for name, term in counting}
+        if batch.made:
+            batch.made.clear()  # which may refer to the batch
+        return values
+
+    def loss(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """The sum of its terms."""
+        return Tensors(self.evaluate(net, batch, context)).sum()
 
 
 class Epochs(int):

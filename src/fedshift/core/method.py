@@ -13,7 +13,6 @@ from fedshift.catalogue import From, built_in
 from fedshift.clients.federated import FederatedData
 from fedshift.core.contract import (
     Batch,
-    Context,
     Exchange,
     Objective,
     Part,
@@ -22,7 +21,7 @@ from fedshift.core.contract import (
     Scope,
     ServerState,
     Stage,
-    Terms,
+    Term,
     Upload,
     leave,
     no_draws,
@@ -137,11 +136,9 @@ class Averaging(Method):
     A page overrides what its paper changes.
 
     Attributes:
-        terms: the names of the terms that its loss returns.
         uploads: what a reply carries besides, made by a method ``upload``.
     """
 
-    terms: ClassVar[tuple[str, ...]] = ()
     uploads: ClassVar[tuple[Upload, ...]] = ()
 
     weighting: Literal["uniform", "samples"] = setting(
@@ -177,12 +174,15 @@ class Averaging(Method):
         """The parts that local training moves."""
         raise NotImplementedError
 
-    def features(self, net: Net, x: Tensor) -> Tensor:
-        """The representation (B, d) of inputs x (B, ...)."""
+    def encode(self, net: Net, batch: Batch, noise: Mapping[str, Tensor]) -> Batch:
+        """The batch with its representation ``z``, which terms and predictions read.
+
+        Without noise the z of a probabilistic encoder is its mean.
+        """
         raise NotImplementedError
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """What a client minimises, as scalar terms named in :attr:`terms`; the batch has its representation ``z``."""
+    def terms(self) -> dict[str, Term]:
+        """What a client minimises: the sum of these terms, which see the batch with its representation ``z``."""
         raise NotImplementedError
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
@@ -201,16 +201,12 @@ class Averaging(Method):
 
     def objective(self, name: str, **changes: Any) -> Objective:
         """The method's own loss over what it moves, with changes to it."""
-        own: dict[str, Any] = {"loss": self.loss, "moves": self.moves(), "terms": self.terms}
+        own: dict[str, Any] = {"terms": self.terms(), "moves": self.moves()}
         own |= {"draws": self.draws, "encode": self.encode}
         return Objective(name, **{**own, **changes})
 
-    def encode(self, net: Net, batch: Batch, context: Context) -> Batch:
-        """The batch with its representation, which the loss reads."""
-        return batch._replace(z=self.features(net, batch.x))
-
     def draws(self, model: ModelBuilder, batch: int) -> Draws:
-        """The noise that :meth:`encode` and :meth:`loss` use for a batch."""
+        """The noise that :meth:`encode` and the terms use for a batch."""
         return no_draws(model, batch)
 
     def check(self, train: Train) -> None:

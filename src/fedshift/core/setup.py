@@ -100,7 +100,7 @@ class Setup:
         """Check what the method declares.
 
         Raises:
-            FedshiftError: an objective declares no loss terms, or too many; an upload reveals what is no private part;
+            FedshiftError: an objective has no terms, or too many; an upload reveals what is no private part;
                 a part that clients do not keep is to be drawn for each; a setting names a class that is not there, or
                 not as many as there are; metrics are asked for and scikit-learn is missing.
         """
@@ -331,12 +331,11 @@ def told(name: str) -> Category:
 
 
 def check_terms(objective: Objective) -> None:
-    """Raise an error unless an objective declares its loss terms: some, each once, and not too many."""
+    """Raise an error unless an objective has a term in every round, and not too many."""
     terms = objective.terms
-    fine = isinstance(terms, tuple) and all(isinstance(term, str) for term in terms) and len(set(terms)) == len(terms)
-    if not fine or not 0 < len(terms) <= MOST_TERMS:
+    if not 0 < len(terms) <= MOST_TERMS or min(term.since for term in terms.values()) > 1:
         raise FedshiftError(
-            f"The objective '{objective.name}' declares the loss terms {terms!r}: name each that its loss returns, "
-            f'at most {MOST_TERMS}, since their means leave the client, as terms = ("cross_entropy",) in the method\'s '
-            "class, or as terms= of the objective."
+            f"The objective '{objective.name}' has the terms {', '.join(terms) or 'none'}: give it at least one that "
+            f"counts from round 1 on and has a weight other than 0, and at most {MOST_TERMS}, since their means leave "
+            "the client."
         )

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedshift.core.contract import Phases
+from fedshift.core.contract import Phases, term_names
 from fedshift.core.method import Method
 from fedshift.core.net import Net
 from fedshift.core.setup import Setup
@@ -23,14 +23,25 @@ from fedshift.engines.engine import Job
 class Varying:
     """A number of which each lane has its own; arithmetic gives tensors, comparisons must agree for all.
 
+    Before a loss runs, as in the weight of a term, arithmetic gives another such number.
+
     Attributes:
         values: the number of each lane.
         now: while a loss runs, the value of the lane at work, of shape ().
     """
 
-    def __init__(self, values: Sequence[float]) -> None:
-        self.values = tuple(values)
-        self.now: Tensor | None = None
+    def __init__(self, values: Sequence[float], made: Callable[[], Tensor | None] | None = None) -> None:
+        self.values, self._made = tuple(values), made
+        self._now: Tensor | None = None
+
+    @property
+    def now(self) -> Tensor | None:
+        """None outside a loss."""
+        return self._now if self._made is None else self._made()
+
+    @now.setter
+    def now(self, value: Tensor | None) -> None:
+        self._now = value
 
     @classmethod
     def __torch_function__(
@@ -42,7 +53,14 @@ class Varying:
     __hash__ = None  # type: ignore[assignment]  # what compares by value and changes has no hash
 
     def __neg__(self) -> Any:
-        return -_plain(self)
+        return self._arithmetic("__mul__", -1.0)
+
+    def _arithmetic(self, name: str, other: Any) -> Any:
+        if self.now is not None or isinstance(other, Tensor):
+            return getattr(_plain(self), name)(_plain(other))
+        others = other.values if isinstance(other, Varying) else [other] * len(self.values)
+        values = [getattr(mine, name)(theirs) for mine, theirs in zip(self.values, others, strict=True)]
+        return Varying(values, lambda: None if self.now is None else self._arithmetic(name, other))
 
     def __bool__(self) -> bool:
         return self._agreed("__ne__", 0)
@@ -58,7 +76,7 @@ for _name in ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"):
     setattr(Varying, _name, lambda self, other, name=_name: self._agreed(name, other))
 for _name in ("add", "sub", "mul", "truediv", "pow"):
     for _method in (f"__{_name}__", f"__r{_name}__"):
-        setattr(Varying, _method, lambda self, other, name=_method: getattr(_plain(self), name)(other))
+        setattr(Varying, _method, lambda self, other, name=_method: self._arithmetic(name, other))
 
 
 def _plain(value: Any) -> Any:
@@ -75,8 +93,8 @@ def _plain(value: Any) -> Any:
 def kind(setup: Setup) -> tuple[object, ...]:
     """What runs must have in common to be stacked: all but seeds, domains, and numbers of method and optimiser.
 
-    Of a number it counts whether it is above zero, since methods leave out a term whose weight is not, and what it
-    makes of the modules, such as how likely a layer drops.
+    Of a number it counts whether it is above zero, what it makes of the modules, such as how likely a layer drops, and
+    which terms of the objectives have a weight other than 0.
     """
     method, train = setup.method, setup.train
     numbers = _numbers(method)
@@ -89,7 +107,9 @@ def kind(setup: Setup) -> tuple[object, ...]:
     shapes = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors)
     layers = {name: part.module for name, part in setup.parts.items()}
     signs = {name: value > 0 for name, value in numbers.items()}
-    plain = (rest, signs, layers, schedule, setup.evaluate.table(), setup.model.model.table(), setup.model.shape)
+    exchanges = (exchange for stage in setup.stages for exchange in stage.exchanges)
+    terms = [tuple(term_names((*exchange.phases, *exchange.server_phases))) for exchange in exchanges]
+    plain = (rest, signs, terms, layers, schedule, setup.evaluate.table(), setup.model.model.table(), setup.model.shape)
     return type(method), type(setup.model.model), repr(plain), shapes, tuple(setup.scopes.items()), setup.device
 
 

@@ -28,10 +28,9 @@ class Ditto(PersonalModel):
 
     def phases(self) -> Phases:
         """FedAvg's, then as many steps of v_k."""
-        personal = Objective("personal", self.personal_loss, self.own.names, ("personal", "pull"))
-        return (*super().phases(), Phase("personal", (personal,)))
+        terms = {"personal": Term(self.own.risk), "pull": Term(self.pull, self.lam / 2)}
+        return (*super().phases(), Phase("personal", (Objective("personal", terms, self.own.names),)))
 
-    def personal_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """F_k(v) + lam/2 ||v - w_t||^2."""
-        risk = batch.cross_entropy(self.own.logits(net, batch.x))
-        return {"personal": risk, "pull": self.lam / 2 * self.own.distance(net, context.received)}
+    def pull(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """||v - w_t||^2."""
+        return self.own.distance(net, context.received)

@@ -105,7 +105,7 @@ class DRFA(FedAvg):
         batches = None if self.score_batches == "all" else self.score_batches
         score = Exchange(
             "score",
-            (Measure("risk", self.risk, self.draws, steps=batches),),
+            (Measure("risk", self.measured_loss, self.draws, steps=batches),),
             self.merge_scores,
             sends=("scored",),
             returns=(),
@@ -157,11 +157,10 @@ class DRFA(FedAvg):
         scored = received.of("scored")
         return scored.only(scored.keys() - private.keys())
 
-    def risk(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
+    @torch.no_grad()
+    def measured_loss(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
         """The loss, summed over the batch."""
-        with torch.no_grad():
-            terms = self.loss(net, self.encode(net, batch, context), context)
-            return {"risk": len(batch.y) * Tensors(terms).sum()}
+        return {"risk": len(batch.y) * self.objective("score").loss(net, batch, context)}
 
     def mean_risk(self, work: LocalWork) -> Tensors:
         """F_k(w')."""

@@ -104,29 +104,36 @@ class FedADG(FedAvg):
         return Conditional(model.classes, body)
 
     def phases(self) -> Phases:
-        """Epochs on the cross-entropy alone, then epochs in which D, the model and G move in turn on each batch."""
-        model = self.objective("model", loss=self.model_loss, terms=(*self.terms, "encoder"))
+        """Epochs on the cross-entropy alone, then epochs in which D, the model and G move in turn on each batch.
+
+        There the model minimises alpha times the cross-entropy + (1 - alpha) (1 - D(y, F(x)))^2.
+        """
+        own = {"cross_entropy": Term(self.risk, self.alpha), "encoder": Term(self.told_apart, 1 - self.alpha)}
         adversarial = (
-            self.step("discriminator", self.discriminator_loss),
-            model,
-            self.step("generator", self.generator_loss),
+            self.step("discriminator", self.discrimination),
+            self.objective("model", terms=own),
+            self.step("generator", self.generation),
         )
         return (
             Phase("classification", (self.objective("model"),), steps=lasting(self.classification_steps, self.unit)),
             Phase("adversarial", adversarial, steps=lasting(self.adversarial_steps, self.unit)),
         )
 
-    def step(self, part: str, loss: Loss) -> Objective:
+    def step(self, part: str, loss: Callable[[Net, Batch, Context], Tensor]) -> Objective:
         """A step of one part on a loss of its own, whose single term has the part's name."""
-        return Objective(part, loss, (part,), (part,), self.noise, Optimiser(lr=self.adversarial_lr))
+        return Objective(part, {part: Term(loss)}, (part,), self.noise, Optimiser(lr=self.adversarial_lr))
 
     def noise(self, model: ModelBuilder, batch: int) -> Draws:
         """Uniform e for each sample."""
         return {"noise": Draw((batch, self.generator_noise), "uniform")}
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+    def risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """The smoothed cross-entropy."""
-        return {"cross_entropy": batch.weighted(smoothed_cross_entropy(net.head(batch.z), batch.y, self.smoothing))}
+        return batch.weighted(smoothed_cross_entropy(net.head(batch.z), batch.y, self.smoothing))
+
+    def told_apart(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """(1 - D(y, F(x)))^2."""
+        return (1 - self.judged(net, batch.z, batch.y)).square().mean()
 
     def reference(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """G(e, y) for the batch's labels, (B, d)."""
@@ -136,19 +143,13 @@ class FedADG(FedAvg):
         """D(y, z): how much representations z (B, d) of the classes y (B,) are like G's, (B, 1)."""
         return net.discriminator(z, y, self.code)
 
-    def discriminator_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+    def discrimination(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """(1 - D(y, G(e, y)))^2 + D(y, F(x))^2."""
         with torch.no_grad():
-            reference, z = self.reference(net, batch, context), self.features(net, batch.x)
+            reference, z = self.reference(net, batch, context), self.encode(net, batch, {}).z
         errors = (1 - self.judged(net, reference, batch.y)).square() + self.judged(net, z, batch.y).square()
-        return {"discriminator": errors.mean()}
+        return errors.mean()
 
-    def model_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """Alpha times the smoothed cross-entropy + (1 - alpha) (1 - D(y, F(x)))^2."""
-        risk = self.loss(net, batch, context)["cross_entropy"]
-        told_apart = (1 - self.judged(net, batch.z, batch.y)).square().mean()
-        return {"cross_entropy": self.alpha * risk, "encoder": (1 - self.alpha) * told_apart}
-
-    def generator_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+    def generation(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """D(y, G(e, y))^2."""
-        return {"generator": self.judged(net, self.reference(net, batch, context), batch.y).square().mean()}
+        return self.judged(net, self.reference(net, batch, context), batch.y).square().mean()

@@ -20,7 +20,6 @@ class FedAvg(Averaging):
     """Each client minimises its own cross-entropy; the server averages the models."""
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017, Algorithm 1"
-    terms: ClassVar[tuple[str, ...]] = ("cross_entropy",)
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """An encoder x -> z and a linear head z -> logits, both shared."""
@@ -30,14 +29,18 @@ class FedAvg(Averaging):
         """The parts that local training moves."""
         return ("encoder", "head")
 
-    def features(self, net: Net, x: Tensor) -> Tensor:
-        """The representation (B, d) of inputs x (B, ...) that the head reads."""
-        return net.encoder(x)
+    def encode(self, net: Net, batch: Batch, noise: Mapping[str, Tensor]) -> Batch:
+        """The batch with the representation z (B, d) that the head reads."""
+        return batch._replace(z=net.encoder(batch.x))
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """Cross-entropy, mean over the batch."""
-        return {"cross_entropy": batch.cross_entropy(net.head(batch.z))}
+    def terms(self) -> dict[str, Term]:
+        """The risk F_k(w)."""
+        return {"cross_entropy": Term(self.risk)}
+
+    def risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """The cross-entropy, mean over the batch."""
+        return batch.cross_entropy(batch.once(net.head, batch.z))
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
         """Log-softmax of the logits."""
-        return net.head(self.features(net, x)).log_softmax(dim=1)
+        return net.head(self.encode(net, Batch(x), {}).z).log_softmax(dim=1)

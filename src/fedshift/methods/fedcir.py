@@ -34,7 +34,6 @@ class FedCiR(Probabilistic):
     """FedAvg whose clients learn from, and align with, a generator of representations on the server."""
 
     paper: ClassVar[str] = "Li et al., IEEE TMC 2024, Eq. 12-18"
-    terms: ClassVar[tuple[str, ...]] = (*Probabilistic.terms, "reg", "align")
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "domainnet": {"l_reg": 0.5, "l_align": 1e-6},
         "iwildcam": {"l_reg": 0.5, "l_align": 1e-6},
@@ -104,37 +103,41 @@ class FedCiR(Probabilistic):
         """Labels (count,), uniform over the classes, and normal noise (count, noise) for G."""
         return {"labels": Draw((count,), "integers", model.classes), "noise": Draw((count, self.noise_dim(model)))}
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """Cross-entropy + l_reg * L_reg + l_align * L_align (Eq. 18); the first alone in the first round."""
-        terms = super().loss(net, batch, context)
-        if context.round == 1:
-            return terms
-        if self.l_reg > 0:
-            labels = context.noise["labels"]
-            with torch.no_grad():
-                z = net.generator(context.noise["noise"], labels)
-            terms["reg"] = self.l_reg * F.cross_entropy(net.head(z), labels)
-        if self.l_align > 0 and batch.mean is not None and batch.sigma is not None:
-            q = net.of("gaussians").map(lambda rows: rows[batch.y])
-            terms["align"] = self.l_align * gaussian_kl(batch.mean, batch.sigma, q["mean"], q["sigma"])
-        return terms
+    def terms(self) -> dict[str, Term]:
+        """The cross-entropy + l_reg * L_reg + l_align * L_align (Eq. 18); the first alone in the first round."""
+        reg, align = Term(self.reg, self.l_reg, since=2), Term(self.align, self.l_align, since=2)
+        return super().terms() | {"reg": reg, "align": align}
+
+    def reg(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """L_reg: the cross-entropy on what G gives (Eq. 12)."""
+        labels = context.noise["labels"]
+        with torch.no_grad():
+            z = net.generator(context.noise["noise"], labels)
+        return F.cross_entropy(net.head(z), labels)
+
+    def align(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """L_align: KL(p(z|x) || q(z|y)) (Eq. 17)."""
+        assert batch.mean is not None and batch.sigma is not None
+        q = net.of("gaussians").map(lambda rows: rows[batch.y])
+        return gaussian_kl(batch.mean, batch.sigma, q["mean"], q["sigma"])
 
     # On the server ------------------------------------------------------------------------------
 
     def server_phases(self) -> Phases:
         """Steps on the generator, then the estimate of the class Gaussians; what no term needs is left out."""
         adam = Optimiser("adam", lr=self.generator_lr, weight_decay=self.generator_weight_decay)
-        consensus = Objective("consensus", self.generator_loss, ("generator",), ("consensus",), self.generated, adam)
+        terms = {"consensus": Term(self.consensus)}
+        consensus = Objective("consensus", terms, ("generator",), self.generated, adam)
         steps = Phase("generator", (consensus,), steps=self.generator_steps, batch=self.generator_batch)
         if self.l_align > 0:
             return (steps, Measure("estimate", self.estimate, self.estimate_draws))
         return (steps,) if self.l_reg > 0 else ()
 
-    def generator_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+    def consensus(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """Mean of -log sum_k p(k) softmax(h_k(G(y, eps)))_y over the uploaded heads (Eq. 15)."""
         labels = context.noise["labels"]
         z = net.generator(context.noise["noise"], labels)
-        return {"consensus": F.nll_loss(log_mixture(net.parts["head"], context.replies, z), labels)}
+        return F.nll_loss(log_mixture(net.parts["head"], context.replies, z), labels)
 
     def estimate_draws(self, model: ModelBuilder, batch: int) -> Draws:
         """``mle_samples`` noise vectors for each class."""

@@ -31,7 +31,6 @@ class FedDyn(FedAvg):
     """FedAvg with a dynamic regulariser on each client and its correction on the server."""
 
     paper: ClassVar[str] = "Acar et al., ICLR 2021, Algorithm 1"
-    terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "linear", "proximal")
 
     alpha: Positive = setting(
         0.1, help="weight of the dynamic regulariser", source="Eq. 1", search=Range(1e-3, 1, log=True)
@@ -48,14 +47,22 @@ class FedDyn(FedAvg):
         """Local training of every part, with clipped gradients."""
         return (Phase("train", (self.objective("train", optimiser=Optimiser(clip=self.max_norm)),)),)
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """Cross-entropy - <g_k, w> + alpha/2 ||w - w_t||^2 (Eq. 1)."""
-        g = net.of("dual").only(context.received)
-        w = net.weights.only(g)
-        return super().loss(net, batch, context) | {
-            "linear": -(g * w).sum(),
-            "proximal": self.alpha / 2 * (w - context.received).squared_norm(),
-        }
+    def terms(self) -> dict[str, Term]:
+        """F_k(w) - <g_k, w> + alpha/2 ||w - w_t||^2 (Eq. 1)."""
+        own = {"linear": Term(self.linear, -1.0), "proximal": Term(self.proximal, self.alpha / 2)}
+        return super().terms() | own
+
+    def linear(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """<g_k, w>."""
+        return (net.of("dual") * self.sent(net, context)).sum()
+
+    def proximal(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """||w - w_t||^2."""
+        return (self.sent(net, context) - context.received).squared_norm()
+
+    def sent(self, net: Net, context: Context) -> Tensors:
+        """The weights w at work that have a g_k and are sent."""
+        return net.weights.only(net.of("dual").only(context.received))
 
     def keep(self, work: LocalWork) -> Tensors:
         """g_k <- g_k - alpha (w_k - w_t), which is the gradient of F_k at w_k where training has converged."""

@@ -63,7 +63,6 @@ class FedGen(FedAvg):
     """FedAvg whose clients learn from a generator that the clients' heads taught; alpha = beta = 0 is FedAvg."""
 
     paper: ClassVar[str] = "Zhu, Hong and Zhou, ICML 2021, Algorithm 1"
-    terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "generated", "distilled")
     uploads: ClassVar[tuple[Upload, ...]] = (CLASS_COUNTS,)
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "domainnet": {"generator_steps": 5, "beta": 1.0, "alpha": 0.5},
@@ -120,21 +119,25 @@ class FedGen(FedAvg):
         """What labels (count,) are made of, and the noise (count, k) that G reads beside them."""
         return {"labels": Draw((count,), "uniform"), "noise": Draw((count, self.generator_noise), "uniform")}
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+    def terms(self) -> dict[str, Term]:
         """CE + a CE(h(G(y~)), y~) + b KL(sg softmax(h(G(y))) || p(.|x)); the first alone in the first round."""
-        logits = net.head(batch.z)
-        terms = {"cross_entropy": batch.cross_entropy(logits)}
-        if context.round == 1:
-            return terms
-        labels, fading = labels_among(net.value(COUNTS), context.noise["labels"]), self.decay**context.round
+        own = {"generated": Term(self.generated_risk, since=2), "distilled": Term(self.divergence, since=2)}
+        return super().terms() | own
+
+    def generated_risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """A CE(h(G(y~)), y~)."""
+        labels = labels_among(net.value(COUNTS), context.noise["labels"])
         with torch.no_grad():
             z = net.generator(context.noise["noise"], labels)
+        return self.alpha * self.decay**context.round * F.cross_entropy(net.head(z), labels)
+
+    def divergence(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """B KL(sg softmax(h(G(y))) || p(.|x))."""
+        with torch.no_grad():
             predicted = net.head(net.generator(context.noise["noise_of_batch"], batch.y)).log_softmax(dim=1)
+        logits = batch.once(net.head, batch.z)
         divergence = (predicted.exp() * (predicted - logits.log_softmax(dim=1))).sum(dim=1).mean()
-        return terms | {
-            "generated": self.alpha * fading * F.cross_entropy(net.head(z), labels),
-            "distilled": self.beta * fading * divergence,
-        }
+        return self.beta * self.decay**context.round * divergence
 
     def upload(self, work: LocalWork) -> Mapping[str, Tensor]:
         """How many training samples of each class the client has."""
@@ -147,20 +150,25 @@ class FedGen(FedAvg):
         adam = Optimiser(
             "adam", lr=self.generator_lr, weight_decay=self.generator_weight_decay, decay=self.generator_decay
         )
-        ensemble = Objective(
-            "ensemble", self.generator_loss, ("generator",), ("taught", "diversity"), self.generated, adam
-        )
+        terms = {"taught": Term(self.taught), "diversity": Term(self.diversity, self.eta)}
+        ensemble = Objective("ensemble", terms, ("generator",), self.generated, adam)
         return (Phase("generator", (ensemble,), steps=self.generator_steps, batch=self.generator_batch),)
 
-    def generator_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """The cross-entropy of each uploaded head, weighed by how many of the class it saw, + eta * likeness."""
-        counts, noise = of_each(context.replies, COUNTS), context.noise["noise"]
-        y = labels_among(counts.sum(dim=0), context.noise["labels"])
-        z = net.generator(noise, y)
-        return {
-            "taught": taught(logits_of_each(net.parts["head"], context.replies, z), y, counts),
-            "diversity": self.eta * likeness(noise, z),
-        }
+    def given(self, net: Net, context: Context) -> tuple[Tensor, Tensor]:
+        """G(y), and labels y among those that the round's clients have."""
+        counts = of_each(context.replies, COUNTS).sum(dim=0)
+        y = labels_among(counts, context.noise["labels"])
+        return net.generator(context.noise["noise"], y), y
+
+    def taught(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """The cross-entropy of each uploaded head, weighed by how many of the class it saw."""
+        z, y = batch.once(self.given, net, context)
+        logits = logits_of_each(net.parts["head"], context.replies, z)
+        return taught(logits, y, of_each(context.replies, COUNTS))
+
+    def diversity(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """The likeness of what G gives."""
+        return likeness(context.noise["noise"], batch.once(self.given, net, context)[0])
 
     def after_mean(self, state: ServerState, replies: Replies) -> Mapping[str, Tensor]:
         """The counts of labels."""

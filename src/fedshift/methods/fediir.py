@@ -53,7 +53,6 @@ class FedIIR(FedAvg):
     """FedAvg with a penalty on how far a batch's head gradient is from the federation's; lam = 0 is FedAvg."""
 
     paper: ClassVar[str] = "Guo et al., ICML 2023"
-    terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "invariance")
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "rotated-mnist": {"lam": 1e-2},
         "pacs": {"lam": 1e-3},
@@ -87,8 +86,8 @@ class FedIIR(FedAvg):
     def head_gradient(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
         """The gradient of the cross-entropy, summed over the batch, for each parameter of the head."""
         with torch.no_grad():
-            z = self.features(net, batch.x)
-        gradients, _ = head_gradients(net, batch._replace(z=z), "sum")
+            encoded = self.encode(net, batch, {})
+        gradients, _ = head_gradients(net, encoded, "sum")
         return gradients.under("head").under("gradient")
 
     def mean_gradient(self, work: LocalWork) -> Tensors:
@@ -103,8 +102,15 @@ class FedIIR(FedAvg):
 
     # Training -----------------------------------------------------------------------------------
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """Cross-entropy + lam ||grad_head CE - g||^2, differentiable through the gradient."""
-        gradients, risk = head_gradients(net, batch)
-        distance = gradients - context.received.of("invariant").of("head")
-        return {"cross_entropy": risk, "invariance": self.lam * distance.squared_norm()}
+    def terms(self) -> dict[str, Term]:
+        """CE + lam ||grad_head CE - g||^2, differentiable through the gradient."""
+        return super().terms() | {"invariance": Term(self.invariance, self.lam)}
+
+    def risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """The cross-entropy, mean over the batch."""
+        return batch.once(head_gradients, net, batch)[1]
+
+    def invariance(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """||grad_head CE - g||^2."""
+        gradients, _ = batch.once(head_gradients, net, batch)
+        return (gradients - context.received.of("invariant").of("head")).squared_norm()

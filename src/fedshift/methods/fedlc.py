@@ -57,9 +57,9 @@ class FedLC(FedAvg):
         """The margins are by the client's counts already."""
         check_unbalanced(train, "FedLC has margins by the client's class counts")
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+    def risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """The calibrated cross-entropy, mean over the batch."""
         logits = calibrated(net.head(batch.z), context.counts, self.tau)
         if self.denominator == "others":
-            return {"cross_entropy": against_others(logits, batch.y)}
-        return {"cross_entropy": F.cross_entropy(logits, batch.y)}
+            return against_others(logits, batch.y)
+        return F.cross_entropy(logits, batch.y)

@@ -57,7 +57,6 @@ class FedPAC(FedAvg):
     """FedAvg of encoders that align class means, with a combination of the clients' heads for each client."""
 
     paper: ClassVar[str] = "Xu, Tong and Huang, ICLR 2023"
-    terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "alignment")
     uploads: ClassVar[tuple[Upload, ...]] = (
         Upload.like("before", "class_means", "statistic"),
         Upload("squares"),
@@ -101,13 +100,8 @@ class FedPAC(FedAvg):
 
     def phases(self) -> Phases:
         """Class sums, the head, the encoder, and class sums again."""
-        head = self.objective(
-            "head",
-            loss=self.plain_loss,
-            moves=("head",),
-            terms=FedAvg.terms,
-            optimiser=Optimiser(lr=self.head_lr),
-        )
+        own = Optimiser(lr=self.head_lr)
+        head = self.objective("head", terms=super().terms(), moves=("head",), optimiser=own)
         encoder = self.objective("encoder", moves=("encoder",))
         return (
             Measure("before", self.measured_before),
@@ -116,27 +110,26 @@ class FedPAC(FedAvg):
             Measure("after", self.measured_after),
         )
 
-    plain_loss = FedAvg.loss
+    def terms(self) -> dict[str, Term]:
+        """The cross-entropy + lam MSE(z, c_y); the first alone in the first round."""
+        return super().terms() | {"alignment": Term(self.alignment, self.lam, since=2)}
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """Cross-entropy + lam MSE(z, c_y); the first alone in the first round."""
-        terms = super().loss(net, batch, context)
-        if context.round == 1:
-            return terms
+    def alignment(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """MSE(z, c_y); of a class without a mean, that of the client's own."""
         own = context.measured["before"] / context.counts.clamp(min=1).unsqueeze(1)
         means = torch.where(context.received[COUNTS].unsqueeze(1) > 0, context.received["class_means"], own)
-        return terms | {"alignment": self.lam * F.mse_loss(batch.z, means[batch.y])}
+        return F.mse_loss(batch.z, means[batch.y])
 
     @torch.no_grad()
     def measured_before(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
         """The sums of features by class, and of their squared norms."""
-        z = self.features(net, batch.x)
+        z = self.encode(net, batch, {}).z
         return {"before": class_sums(z, batch.y, len(context.counts)), "squares": z.square().sum()}
 
     @torch.no_grad()
     def measured_after(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
         """The sums of features by class."""
-        return {"after": class_sums(self.features(net, batch.x), batch.y, len(context.counts))}
+        return {"after": class_sums(self.encode(net, batch, {}).z, batch.y, len(context.counts))}
 
     def upload(self, work: LocalWork) -> Tensors:
         """What was measured, and the class counts."""

@@ -70,8 +70,6 @@ def total_variance(z: Tensor) -> Tensor:
 class Personalised(GlobalModel):
     """The global model, and beside it a personal model of each client, which predicts for that client."""
 
-    personal_terms: ClassVar[tuple[str, ...]] = ()  # the names of the terms of personal_loss
-
     personal_steps: Steps = setting(10, help="K: steps of each model of the client's own a round", source="Alg. 1, E.3")
     personal_unit: Literal["steps", "epochs"] = setting("steps", help="what K counts", source="Alg. 1; E.3")
     personal_lr: LearningRate | None = setting(
@@ -96,27 +94,26 @@ class Personalised(GlobalModel):
 
     def phases(self) -> Phases:
         """The personal phase, with the global model as received, then the global one."""
-        return (self.personal_phase(PERSONAL, self.personal_loss, self.personal_terms), *super().phases())
+        return (self.personal_phase(PERSONAL, self.personal_terms()), *super().phases())
 
-    def personal_phase(self, copy: PersonalCopy, loss: Loss, terms: tuple[str, ...]) -> Phase:
+    def personal_phase(self, copy: PersonalCopy, terms: dict[str, Term]) -> Phase:
         """K steps or epochs of a loss over a copy."""
-        objective = Objective(copy.name, loss, copy.names, terms, optimiser=Optimiser(lr=self.personal_lr))
+        objective = Objective(copy.name, terms, copy.names, optimiser=Optimiser(lr=self.personal_lr))
         return Phase(copy.name, (objective,), steps=lasting(self.personal_steps, self.personal_unit))
 
-    def personal_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+    def personal_terms(self) -> dict[str, Term]:
         """What Phi_u and omega_u minimise."""
-        raise NotImplementedError
+        return {"personal": Term(PERSONAL.risk)}
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
         """Log-softmax of omega_u(Phi_u(x))."""
-        return PERSONAL.logits(net, x).log_softmax(dim=1)
+        return PERSONAL.logits(net, Batch(x)).log_softmax(dim=1)
 
 
 class FedPIN(Personalised):
     """A personal model near the global invariant features and far from what the client's shortcut model sees."""
 
     paper: ClassVar[str] = "Tang et al., ICML 2024, Algorithm 1"
-    personal_terms: ClassVar[tuple[str, ...]] = ("personal", "contrast", "variance")
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "colored-mnist": {"alpha": 1e5, "lam": 10.0, "gamma": 6e-6},
         "colored-fashion-mnist": {"alpha": 1e5, "lam": 10.0, "gamma": 6e-6},
@@ -144,25 +141,23 @@ class FedPIN(Personalised):
         later = super().phases()
         if self.lam == 0:
             return later
-        return (self.personal_phase(SHORTCUT, self.shortcut_loss, ("shortcut",)), *later)
+        return (self.personal_phase(SHORTCUT, {"shortcut": Term(SHORTCUT.risk)}), *later)
 
-    def shortcut_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """R(omega_psi(Psi_u)): plain training, which takes the shortcut."""
-        return {"shortcut": batch.cross_entropy(SHORTCUT.logits(net, batch.x))}
+    def personal_terms(self) -> dict[str, Term]:
+        """R(omega_u(Phi_u)) + lam * L_con + gamma * Var (Eq. 7)."""
+        own = {"contrast": Term(self.contrast, self.lam), "variance": Term(self.variance, self.gamma)}
+        return super().personal_terms() | own
 
-    def personal_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """R(omega_u(Phi_u)) + lam * L_con + gamma * Var (Eq. 7); a term whose weight is 0 is left out."""
-        z = net.personal_encoder(batch.x)
-        logits = net.personal_head(z)
-        terms = {"personal": batch.cross_entropy(logits)}
-        if self.lam > 0:
-            own = z if self.anchor == "features" else logits.softmax(dim=1)
-            anchor = self.compared(net, "", context.received, batch.x)
-            shortcut = self.compared(net, "shortcut_", Tensors(), batch.x)
-            terms["contrast"] = self.lam * contrast(own, anchor, shortcut, self.temperature)
-        if self.gamma > 0:
-            terms["variance"] = self.gamma * total_variance(z)
-        return terms
+    def contrast(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """L_con, with the global model as received."""
+        own = PERSONAL.features(net, batch) if self.anchor == "features" else PERSONAL.logits(net, batch).softmax(dim=1)
+        anchor = self.compared(net, "", context.received, batch.x)
+        shortcut = self.compared(net, "shortcut_", Tensors(), batch.x)
+        return contrast(own, anchor, shortcut, self.temperature)
+
+    def variance(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """Var(Phi_u)."""
+        return total_variance(PERSONAL.features(net, batch))
 
     def compared(self, net: Net, which: str, tensors: Tensors, x: Tensor) -> Tensor:
         """What the contrast sees of another model: the features (B, d) or the predictions (B, classes) of inputs x."""
@@ -180,18 +175,17 @@ class Anchored(Personalised):
     """
 
     paper: ClassVar[str] = "Tang et al., ICML 2024, Table 2 (GM-L2)"
-    personal_terms: ClassVar[tuple[str, ...]] = ("personal", "anchor")
-
     mu: NonNegative = setting(
         1.0, help="weight of mu/2 ||theta_u - theta_g||^2; not in the paper", search=Range(1e-3, 10, log=True)
     )
 
-    def personal_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """R(theta_u) + mu/2 ||theta_u - theta_g||^2, with theta_g as received."""
-        terms = {"personal": batch.cross_entropy(PERSONAL.logits(net, batch.x))}
-        if self.mu > 0:
-            terms["anchor"] = self.mu / 2 * PERSONAL.distance(net, context.received)
-        return terms
+    def personal_terms(self) -> dict[str, Term]:
+        """R(theta_u) + mu/2 ||theta_u - theta_g||^2."""
+        return super().personal_terms() | {"anchor": Term(self.distance, self.mu / 2)}
+
+    def distance(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """||theta_u - theta_g||^2, with theta_g as received."""
+        return PERSONAL.distance(net, context.received)
 
 
 class FedPINLambda0(FedPIN):

@@ -39,7 +39,6 @@ class GlobalModel(FedAvg):
     """FedPIN's global invariant model alone (GM): FedAvg whose features tell nothing of the client beyond y."""
 
     paper: ClassVar[str] = "Tang et al., ICML 2024, Eq. 4 and Table 2 (GM)"
-    terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "invariance")
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "colored-mnist": {"alpha": 1e5},
         "colored-fashion-mnist": {"alpha": 1e5},
@@ -69,14 +68,11 @@ class GlobalModel(FedAvg):
         """What a step of the global phase minimises, in order."""
         return (self.objective("global"),)
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+    def terms(self) -> dict[str, Term]:
         """R(omega_g(Phi_g)) + alpha * (what a head that knows u could gain), the global objective of client u."""
-        if self.alpha == 0:
-            return super().loss(net, batch, context)
-        terms = super().loss(net, batch, context)
-        return terms | {"invariance": self.alpha_at(context.round) * self.first_order_gain(net, batch)}
+        return super().terms() | {"invariance": Term(self.gain, self.alpha, since=self.alpha_warmup + 1)}
 
-    def first_order_gain(self, net: Net, batch: Batch) -> Tensor:
+    def gain(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """<g, g'> + scalar_weight * <omega_g, g> <omega_g, g'>, with omega_g's gradients g, g' of R on two halves.
 
         <omega_g, g> is the derivative of R at s = 1 when omega_g becomes s omega_g.
@@ -86,10 +82,6 @@ class GlobalModel(FedAvg):
         omega = net.of("head")
         products = (one * other).sum() + self.scalar_weight * (one * omega).sum() * (other * omega).sum()
         return products / max(1, len(halves[0].y) * len(halves[1].y))
-
-    def alpha_at(self, round: int) -> float:
-        """Alpha in a round, from 1."""
-        return self.alpha if round > self.alpha_warmup else 0.0
 
 
 class FineTuned(FineTuning, GlobalModel):

@@ -58,7 +58,6 @@ class FedProc(Projected):
     """FedAvg whose clients contrast representations with the global class prototypes, less and less."""
 
     paper: ClassVar[str] = "Mu et al., FGCS 2023"
-    terms: ClassVar[tuple[str, ...]] = (*Projected.terms, "prototypical")
     uploads: ClassVar[tuple[Upload, ...]] = (Upload.like(SUMS, "prototypes", "statistic"), CLASS_COUNTS)
 
     temperature: Positive = setting(0.5, help="temperature tau of the contrast", search=(0.1, 0.5, 1.0))
@@ -72,18 +71,29 @@ class FedProc(Projected):
         prototypes = Part.state(torch.zeros(model.classes, self.width(model)), "down")
         return {**super().parts(model), "prototypes": prototypes, COUNTS: no_counts(model)}
 
-    def features(self, net: Net, x: Tensor) -> Tensor:
-        """The projected representation, of length 1 unless it is left as it is."""
-        z = super().features(net, x)
-        return F.normalize(z, dim=1) if self.unit_length else z
+    def encode(self, net: Net, batch: Batch, noise: Mapping[str, Tensor]) -> Batch:
+        """The batch with the projected representation, of length 1 unless it is left as it is."""
+        batch = super().encode(net, batch, noise)
+        return batch._replace(z=F.normalize(batch.z, dim=1)) if self.unit_length else batch
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """(1 - a) CE + a L_proto with a = 1 - t/T, or a = 0 where the sample's class has no prototype."""
-        known = net.value(COUNTS) > 0
-        a = (1 - context.round / context.rounds) * known[batch.y].to(batch.z.dtype)
+    def terms(self) -> dict[str, Term]:
+        """(1 - a) CE + a L_proto."""
+        return super().terms() | {"prototypical": Term(self.prototypical)}
+
+    def share(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """A = 1 - t/T of each sample (B,), or 0 where its class has no prototype."""
+        return (1 - context.round / context.rounds) * (net.value(COUNTS) > 0)[batch.y].to(batch.z.dtype)
+
+    def risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """The mean of (1 - a) CE."""
         risk = batch.cross_entropy(net.head(batch.z), "none")
-        contrast = prototypical(batch.z, batch.y, net.value("prototypes"), known, self.temperature, self.denominator)
-        return {"cross_entropy": ((1 - a) * risk).mean(), "prototypical": (a * contrast).mean()}
+        return ((1 - self.share(net, batch, context)) * risk).mean()
+
+    def prototypical(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """The mean of a L_proto."""
+        prototypes, known = net.value("prototypes"), net.value(COUNTS) > 0
+        contrast = prototypical(batch.z, batch.y, prototypes, known, self.temperature, self.denominator)
+        return (self.share(net, batch, context) * contrast).mean()
 
     # The prototypes -----------------------------------------------------------------------------
 
@@ -93,7 +103,7 @@ class FedProc(Projected):
 
     def sums(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
         """The sum of the representations of each class, (classes, d)."""
-        return {SUMS: class_sums(self.features(net, batch.x), batch.y, len(context.counts))}
+        return {SUMS: class_sums(self.encode(net, batch, {}).z, batch.y, len(context.counts))}
 
     def upload(self, work: LocalWork) -> Mapping[str, Tensor]:
         """Sums and counts of each class."""

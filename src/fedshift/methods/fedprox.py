@@ -21,11 +21,13 @@ class FedProx(FedAvg):
     """FedAvg with a proximal term; mu = 0 is FedAvg."""
 
     paper: ClassVar[str] = "Li et al., MLSys 2020, Eq. 2"
-    terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "proximal")
 
     mu: NonNegative = setting(0.1, help="weight of the proximal term", source="Eq. 2", search=(0.1, 0.5, 0.9))
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """Cross-entropy + mu/2 ||w - w_t||^2."""
-        drift = net.weights - context.received
-        return super().loss(net, batch, context) | {"proximal": self.mu / 2 * drift.squared_norm()}
+    def terms(self) -> dict[str, Term]:
+        """F_k(w) + mu/2 ||w - w_t||^2."""
+        return super().terms() | {"proximal": Term(self.proximal, self.mu / 2)}
+
+    def proximal(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """||w - w_t||^2."""
+        return (net.weights - context.received).squared_norm()

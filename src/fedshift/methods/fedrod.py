@@ -40,7 +40,6 @@ class FedRoD(FedAvg):
     """FedAvg by balanced softmax, and a personal head whose logits are added to the generic ones."""
 
     paper: ClassVar[str] = "Chen and Chao, ICLR 2022"
-    terms: ClassVar[tuple[str, ...]] = ("balanced", "personal")
 
     gamma: Positive = setting(
         1.0, help="exponent of the class counts in the balanced softmax", source="balanced risk", search=(0.5, 1.0, 1.5)
@@ -61,17 +60,22 @@ class FedRoD(FedAvg):
         """The generic model's risk is balanced by the client's counts already."""
         check_unbalanced(train, "FedRoD balances its softmax by the client's class counts")
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """The balanced risk of the generic model, and the risk of both heads together, which moves h_P alone."""
-        generic = net.head(batch.z)
-        both = generic.detach() + net.personal_head(batch.z.detach())
-        return {
-            "balanced": F.cross_entropy(balanced(generic, context.counts, self.gamma), batch.y),
-            "personal": F.cross_entropy(both, batch.y),
-        }
+    def terms(self) -> dict[str, Term]:
+        """The balanced risk of the generic model, and the risk of both heads together."""
+        return {"balanced": Term(self.balanced_risk), "personal": Term(self.personal_risk)}
+
+    def balanced_risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """The cross-entropy of h_G(z) + gamma log n."""
+        generic = batch.once(net.head, batch.z)
+        return F.cross_entropy(balanced(generic, context.counts, self.gamma), batch.y)
+
+    def personal_risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """The cross-entropy of sg(h_G(z)) + h_P(sg(z)), which moves h_P alone."""
+        both = batch.once(net.head, batch.z).detach() + net.personal_head(batch.z.detach())
+        return F.cross_entropy(both, batch.y)
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
         """Log-softmax of h_G(z) + h_P(z)."""
-        z = self.features(net, x)
+        z = self.encode(net, Batch(x), {}).z
         logits = net.head(z) + net.personal_head(z)
         return logits.log_softmax(dim=1)

@@ -115,25 +115,24 @@ class FedSDR(PersonalModel):
 
     def phases(self) -> Phases:
         """Discovery, removal, and FedAvg's training."""
-        terms = ("personal", "dependence")
-        removal = Phase("removal", (Objective("removal", self.personal_loss, self.own.names, terms),))
-        discovery = Objective("discovery", self.environment_loss, SHORTCUT, ("environment",))
+        removal = Phase("removal", (Objective("removal", self.personal_terms(), self.own.names),))
+        discovery = Objective("discovery", {"environment": Term(self.environment_risk)}, SHORTCUT)
         return (Phase("discovery", (discovery,), environments=True), removal, *super().phases())
 
-    def environment_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+    def environment_risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """The cross-entropy of e(Psi(x), y) against the environment."""
         logits = net.environment_head(net.shortcut(batch.x), batch.y)
-        return {"environment": F.cross_entropy(logits, batch.environment)}
+        return F.cross_entropy(logits, batch.environment)
 
-    def personal_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+    def personal_terms(self) -> dict[str, Term]:
         """The risk of Phi + lam D(logits, e(Psi(x), y) | y); the first alone in the first round."""
-        logits = self.own.logits(net, batch.x)
-        terms = {"personal": batch.cross_entropy(logits)}
-        if context.round == 1:
-            return terms
+        return {"personal": Term(self.own.risk), "dependence": Term(self.dependence, self.lam, since=2)}
+
+    def dependence(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """D(logits, e(Psi(x), y) | y), with Psi and e as received."""
         z = net.frozen("shortcut", context.received.of("shortcut"), batch.x)
         shortcut = net.frozen("environment_head", context.received.of("environment_head"), z, batch.y)
-        return terms | {"dependence": self.lam * dependence(logits, shortcut, batch.y)}
+        return dependence(self.own.logits(net, batch), shortcut, batch.y)
 
     def upload(self, work: LocalWork) -> Tensors:
         """The part of the client's samples that is of each environment, (environments,)."""

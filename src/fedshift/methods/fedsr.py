@@ -42,7 +42,6 @@ class FedSR(Probabilistic):
     """FedAvg with two regularisers of the representation: its norm, and what it says of x beyond y."""
 
     paper: ClassVar[str] = "Nguyen, Lim and Torr, NeurIPS 2022, Eq. 9"
-    terms: ClassVar[tuple[str, ...]] = (*Probabilistic.terms, "cmi", "l2r")
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "rotated-mnist": {"l2r": 0.1, "cmi": 0.3},
         "pacs": {"l2r": 0.01, "cmi": 0.001, "l2r_form": "norm"},
@@ -83,16 +82,20 @@ class FedSR(Probabilistic):
         """Every part: r(z|y) is optimised together with p(z|x)."""
         return ("encoder", "head", "reference") if self.probabilistic else super().moves()
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """Cross-entropy + l2r * L2R + cmi * CMI (Eq. 9); a term whose weight is 0 is left out."""
-        terms = super().loss(net, batch, context)
-        if batch.mean is not None and batch.sigma is not None:
-            scale = net.of("reference")["scale"] if self.cmi_scale else 1.0
-            terms["cmi"] = self.cmi * gaussian_kl(batch.mean * scale, batch.sigma * scale, *net.reference(batch.y))
-        if self.l2r > 0:
-            norm = batch.z.square().sum(dim=1) if self.l2r_form == "squared" else batch.z.norm(dim=1)
-            terms["l2r"] = self.l2r * norm.mean()
-        return terms
+    def terms(self) -> dict[str, Term]:
+        """The cross-entropy + l2r * L2R + cmi * CMI (Eq. 9)."""
+        return super().terms() | {"cmi": Term(self.information, self.cmi), "l2r": Term(self.norm, self.l2r)}
+
+    def information(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """CMI: KL(p(z|x) || r(z|y))."""
+        assert batch.mean is not None and batch.sigma is not None
+        scale = net.of("reference")["scale"] if self.cmi_scale else 1.0
+        return gaussian_kl(batch.mean * scale, batch.sigma * scale, *net.reference(batch.y))
+
+    def norm(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """L2R: the mean of ||z||^2, or of ||z||."""
+        norm = batch.z.square().sum(dim=1) if self.l2r_form == "squared" else batch.z.norm(dim=1)
+        return norm.mean()
 
 
 class FedL2R(FedSR):

@@ -50,15 +50,11 @@ from fedshift.methods.fraug_networks import (
 )
 from fedshift.page import *
 
-GENERATOR_TERMS = ("generator_cross_entropy", "generator_mmd")
-RTNET_TERMS = ("rtnet_entropy", "rtnet_mmd", "rtnet_entropy_classes", "rtnet_mmd_classes")
-
 
 class FRAug(FedAvg):
     """FedBN whose head also learns from representations made by a shared generator and a private RTNet."""
 
     paper: ClassVar[str] = "Chen et al., ICCV 2023, Eq. 1-6"
-    terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "synthetic", "synthetic_classes")
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "pacs": {"alpha": 10.0, "beta": 1.0, "gamma": 0.01},
         "office-home": {"lr_rtnet": 0.025, "alpha": 0.75, "beta": 0.75, "gamma": 0.01},
@@ -117,15 +113,15 @@ class FRAug(FedAvg):
         """On each batch: model, then generator, then RTNet (Algorithm 1)."""
         objectives = [
             self.objective("model"),
-            self.step("generator", self.generator_loss, GENERATOR_TERMS, self.lr_generator),
+            self.step("generator", self.generator_terms(), self.lr_generator),
         ]
         if self.rtnet:
-            objectives.append(self.step("rtnet", self.rtnet_loss, RTNET_TERMS, self.lr_rtnet))
+            objectives.append(self.step("rtnet", self.rtnet_terms(), self.lr_rtnet))
         return (Phase("train", tuple(objectives)),)
 
-    def step(self, part: str, loss: Loss, terms: tuple[str, ...], lr: float) -> Objective:
+    def step(self, part: str, terms: dict[str, Term], lr: float) -> Objective:
         """A step of one part on a loss of its own."""
-        return Objective(part, loss, (part,), terms, self.draws, Optimiser(lr=lr))
+        return Objective(part, terms, (part,), self.draws, Optimiser(lr=lr))
 
     def draws(self, model: ModelBuilder, batch: int) -> Draws:
         """Standard normal z for each sample, and z' for each class."""
@@ -169,40 +165,77 @@ class FRAug(FedAvg):
         residuals = weight * self.residuals(net, torch.cat([z, z_classes]), torch.cat([y, labels]))
         return Synthetic(u + residuals[: len(y)], prototypes + residuals[len(y) :], labels, prototypes, seen)
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+    def terms(self) -> dict[str, Term]:
         """CE(h(u), y) + CE(h(u^), y) + sum over c of CE(h(u^_c), c), the last two for the head only (Eq. 1-2)."""
-        synthetic = self.synthesise(net, batch.z, batch.y, context, self.l_syn(context))
-        terms = super().loss(net, batch, context)
-        terms["synthetic"] = batch.cross_entropy(net.head(synthetic.batch))
-        if self.ema_term:
-            of_each = F.cross_entropy(net.head(synthetic.classes), synthetic.labels, reduction="none")
-            terms["synthetic_classes"] = synthetic.over_classes(of_each)
-        return terms
+        classes = {"synthetic_classes": Term(self.risk_of_classes)} if self.ema_term else {}
+        return super().terms() | {"synthetic": Term(self.risk_of_synthetic)} | classes
 
-    def generator_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+    def around_batch(self, net: Net, batch: Batch, context: Context) -> Synthetic:
+        """u^ and u^_c for the head's loss."""
+        return self.synthesise(net, batch.z, batch.y, context, self.l_syn(context))
+
+    def risk_of_synthetic(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """CE(h(u^), y)."""
+        return batch.cross_entropy(net.head(batch.once(self.around_batch, net, batch, context).batch))
+
+    def risk_of_classes(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """The sum over c of CE(h(u^_c), c)."""
+        synthetic = batch.once(self.around_batch, net, batch, context)
+        of_each = F.cross_entropy(net.head(synthetic.classes), synthetic.labels, reduction="none")
+        return synthetic.over_classes(of_each)
+
+    def generator_terms(self) -> dict[str, Term]:
         """CE(h(u^), y) - alpha MMD(u^, u) (Eq. 5)."""
-        u = self.fixed_features(net, batch.x)
-        synthetic = u + self.residuals(net, context.noise["z"], batch.y)
-        return {
-            "generator_cross_entropy": batch.cross_entropy(net.head(synthetic)),
-            "generator_mmd": -self.alpha * mmd(synthetic, u),
-        }
+        risk, distance = Term(self.generator_risk), Term(self.generator_mmd, -self.alpha)
+        return {"generator_cross_entropy": risk, "generator_mmd": distance}
 
-    def rtnet_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+    def whole_residual(self, net: Net, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
+        """u^ with the whole residual, and u."""
+        u = self.fixed_features(net, batch)
+        return u + self.residuals(net, context.noise["z"], batch.y), u
+
+    def generator_risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """CE(h(u^), y)."""
+        return batch.cross_entropy(net.head(batch.once(self.whole_residual, net, batch, context)[0]))
+
+    def generator_mmd(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """MMD(u^, u)."""
+        return mmd(*batch.once(self.whole_residual, net, batch, context))
+
+    def rtnet_terms(self) -> dict[str, Term]:
         """-(H(h(u^)) + sum_c H(h(u^_c))) + beta (MMD(u^, u) + sum_c MMD(u^_c, u_c)) (Eq. 6)."""
-        u = self.fixed_features(net, batch.x)
-        synthetic = self.synthesise(net, u, batch.y, context, 1.0)
-        terms = {
-            "rtnet_entropy": -entropy(net.head(synthetic.batch)).mean(),
-            "rtnet_mmd": self.beta * mmd(synthetic.batch, u),
-        }
+        terms = {"rtnet_entropy": Term(self.rtnet_entropy, -1.0), "rtnet_mmd": Term(self.rtnet_mmd, self.beta)}
         if self.ema_term:
-            distances = mmd_of_each(synthetic.classes, synthetic.prototypes, bandwidth(synthetic.batch, u))
-            terms["rtnet_entropy_classes"] = -synthetic.over_classes(entropy(net.head(synthetic.classes)))
-            terms["rtnet_mmd_classes"] = self.beta * synthetic.over_classes(distances)
+            terms["rtnet_entropy_classes"] = Term(self.rtnet_entropy_of_classes, -1.0)
+            terms["rtnet_mmd_classes"] = Term(self.rtnet_mmd_of_classes, self.beta)
         return terms
+
+    def transformed(self, net: Net, batch: Batch, context: Context) -> tuple[Synthetic, Tensor]:
+        """u^ and u^_c with the whole residual, and u."""
+        u = self.fixed_features(net, batch)
+        return self.synthesise(net, u, batch.y, context, 1.0), u
+
+    def rtnet_entropy(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """H(h(u^))."""
+        return entropy(net.head(batch.once(self.transformed, net, batch, context)[0].batch)).mean()
+
+    def rtnet_mmd(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """MMD(u^, u)."""
+        synthetic, u = batch.once(self.transformed, net, batch, context)
+        return mmd(synthetic.batch, u)
+
+    def rtnet_entropy_of_classes(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """The sum over c of H(h(u^_c))."""
+        synthetic, _ = batch.once(self.transformed, net, batch, context)
+        return synthetic.over_classes(entropy(net.head(synthetic.classes)))
+
+    def rtnet_mmd_of_classes(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """The sum over c of MMD(u^_c, u_c)."""
+        synthetic, u = batch.once(self.transformed, net, batch, context)
+        width = bandwidth(synthetic.batch, u)
+        return synthetic.over_classes(mmd_of_each(synthetic.classes, synthetic.prototypes, width))
 
     @torch.no_grad()
-    def fixed_features(self, net: Net, x: Tensor) -> Tensor:
-        """The representation (B, d) of inputs x, which nobody moves."""
-        return self.features(net, x)
+    def fixed_features(self, net: Net, batch: Batch) -> Tensor:
+        """The representation (B, d) of a batch, which nobody moves."""
+        return self.encode(net, batch, {}).z

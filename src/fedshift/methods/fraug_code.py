@@ -77,45 +77,67 @@ class FRAugCode(FRAug):
         shape = (batch, noise_dim(model.dim))
         return {"z": Draw(shape, "uniform"), "z_classes": Draw(shape, "uniform")}
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """(1 - r) CE(h(u), y) + r/2 (CE(h(u^), y) + mean over c of CE(h(u^_c), c)), the last two for the head only."""
-        terms = super().loss(net, batch, context)
-        r = torch.as_tensor(self.rising(context), dtype=batch.z.dtype).clamp(max=0.5)
-        share = r / (len(terms) - 1)
-        terms["cross_entropy"] = (1 - r) * terms["cross_entropy"]
-        terms["synthetic"] = share * terms["synthetic"]
-        if self.ema_term:
-            terms["synthetic_classes"] = share * terms["synthetic_classes"] / len(batch.y)
-        return terms
+    @property
+    def kinds(self) -> int:
+        """How many kinds of synthetic representations there are, whose losses count in the mean."""
+        return 2 if self.ema_term else 1
 
-    def generator_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """CE(h(v), c) - alpha D(v), v = g(z, c)."""
-        u = self.fixed_features(net, batch.x)
+    def ratio(self, batch: Batch, context: Context) -> Tensor:
+        """R = min(1/2, exp(gamma (t - T))), the part of the synthetic in the head's loss."""
+        return torch.as_tensor(self.rising(context), dtype=batch.z.dtype).clamp(max=0.5)
+
+    def risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """(1 - r) CE(h(u), y)."""
+        return (1 - self.ratio(batch, context)) * super().risk(net, batch, context)
+
+    def risk_of_synthetic(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """r/2 CE(h(u^), y)."""
+        return self.ratio(batch, context) / self.kinds * super().risk_of_synthetic(net, batch, context)
+
+    def risk_of_classes(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """r/2 times the mean over c of CE(h(u^_c), c)."""
+        share = self.ratio(batch, context) / self.kinds
+        return share * super().risk_of_classes(net, batch, context) / len(batch.y)
+
+    def made_alone(self, net: Net, batch: Batch, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """What g gives, v = g(z, c), its classes c, and D(v)."""
+        u = self.fixed_features(net, batch)
         z = context.noise["z"]
         labels = torch.arange(len(z), device=z.device) % len(context.counts)
         made = net.generator(z, labels)
         if self.generator_distance == "mmd":
-            distance = mmd(made, u)
-        else:
-            prototypes, _ = net.prototypes(u, batch.y, self.l_c(context))
-            distance = F.mse_loss(made, prototypes[labels])
-        return {
-            "generator_cross_entropy": F.cross_entropy(net.head(made), labels),
-            "generator_mmd": -self.alpha * distance,
-        }
+            return made, labels, mmd(made, u)
+        prototypes, _ = net.prototypes(u, batch.y, self.l_c(context))
+        return made, labels, F.mse_loss(made, prototypes[labels])
 
-    def rtnet_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+    def generator_risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """CE(h(v), c)."""
+        made, labels, _ = batch.once(self.made_alone, net, batch, context)
+        return F.cross_entropy(net.head(made), labels)
+
+    def generator_mmd(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """D(v)."""
+        return batch.once(self.made_alone, net, batch, context)[2]
+
+    def rtnet_terms(self) -> dict[str, Term]:
         """Half of -(H(h(u^)) + mean over c of H(h(u^_c))) + beta (D(u^, u) + D(u^_c, u_c))."""
-        u = self.fixed_features(net, batch.x)
-        synthetic = self.synthesise(net, u, batch.y, context, 1.0)
-        terms = {
-            "rtnet_entropy": -entropy(net.head(synthetic.batch)).mean(),
-            "rtnet_mmd": self.beta * self.gap(synthetic.batch, u),
-        }
-        if self.ema_term:
-            terms["rtnet_entropy_classes"] = -entropy(net.head(synthetic.classes)).mean()
-            terms["rtnet_mmd_classes"] = self.beta * self.gap(synthetic.classes, synthetic.prototypes)
-        return {name: value / (len(terms) // 2) for name, value in terms.items()}
+        terms = super().rtnet_terms()
+        return {name: replace(term, weight=term.weight / self.kinds) for name, term in terms.items()}
+
+    def rtnet_mmd(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """D(u^, u)."""
+        synthetic, u = batch.once(self.transformed, net, batch, context)
+        return self.gap(synthetic.batch, u)
+
+    def rtnet_entropy_of_classes(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """The mean over c of H(h(u^_c))."""
+        synthetic, _ = batch.once(self.transformed, net, batch, context)
+        return entropy(net.head(synthetic.classes)).mean()
+
+    def rtnet_mmd_of_classes(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """D(u^_c, u_c)."""
+        synthetic, _ = batch.once(self.transformed, net, batch, context)
+        return self.gap(synthetic.classes, synthetic.prototypes)
 
     def gap(self, made: Tensor, real: Tensor) -> Tensor:
         """What RTNet minimises between representations (B, d) and what they were made of."""

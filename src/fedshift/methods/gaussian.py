@@ -44,22 +44,16 @@ class Probabilistic(FedAvg):
             return super().parts(model)
         return {"encoder": Part(model.gaussian_encoder()), "head": Part(model.head())}
 
-    def features(self, net: Net, x: Tensor) -> Tensor:
-        """The mean of z, or z itself where the encoder is deterministic."""
-        if not self.probabilistic:
-            return super().features(net, x)
-        return net.encoder(x)[0]
-
     def draws(self, model: ModelBuilder, batch: int) -> Draws:
         """One standard normal sample for each image."""
         return {"eps": Draw((batch, model.dim))} if self.probabilistic else {}
 
-    def encode(self, net: Net, batch: Batch, context: Context) -> Batch:
+    def encode(self, net: Net, batch: Batch, noise: Mapping[str, Tensor]) -> Batch:
         """The batch with one sample z = mu + sigma * eps of each input, its mean and standard deviation."""
         if not self.probabilistic:
-            return super().encode(net, batch, context)
+            return super().encode(net, batch, noise)
         mu, sigma = net.encoder(batch.x)
-        return batch._replace(z=mu + sigma * context.noise["eps"], mean=mu, sigma=sigma)
+        return batch._replace(z=mu + sigma * noise["eps"] if "eps" in noise else mu, mean=mu, sigma=sigma)
 
     def prediction_draws(self, model: ModelBuilder, batch: int) -> Draws:
         """``test_samples`` standard normal samples for each image."""
@@ -71,7 +65,6 @@ class Probabilistic(FedAvg):
         """Log of the softmax averaged over samples of z (FedSR Eq. 5)."""
         if not self.probabilistic:
             return super().predict(net, x, noise)
-        mu, sigma = net.encoder(x)
-        z = mu + sigma * noise["eps"] if self.test_samples else mu.unsqueeze(0)
-        log_probabilities = net.head(z).log_softmax(dim=-1)
-        return log_probabilities.logsumexp(dim=0) - math.log(len(z))
+        z = self.encode(net, Batch(x), noise).z
+        samples = z if self.test_samples else z.unsqueeze(0)  # (S, B, d)
+        return net.head(samples).log_softmax(dim=-1).logsumexp(dim=0) - math.log(len(samples))

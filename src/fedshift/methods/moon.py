@@ -39,7 +39,6 @@ class MOON(Projected):
     """FedAvg with a contrast of models; mu = 0 without projection is FedAvg."""
 
     paper: ClassVar[str] = "Li, He and Song, CVPR 2021, Eq. 4"
-    terms: ClassVar[tuple[str, ...]] = (*Projected.terms, "contrastive")
 
     mu: NonNegative = setting(1.0, help="weight of the contrastive term", source="Eq. 4", search=(0.01, 0.1, 1.0))
     temperature: Positive = setting(0.5, help="temperature tau of the contrast", source="Eq. 3")
@@ -51,14 +50,17 @@ class MOON(Projected):
         previous = nn.Sequential(deepcopy(read)).requires_grad_(False)
         return {**shared, "previous": Part(previous, "client")}
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """Cross-entropy + mu * contrast (Eq. 4)."""
+    def terms(self) -> dict[str, Term]:
+        """F_k(w) + mu * contrast (Eq. 4)."""
+        return super().terms() | {"contrastive": Term(self.contrastive, self.mu)}
+
+    def contrastive(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """The contrast of z with z_g and z_prev (Eq. 3)."""
         z_global = net.frozen("encoder", context.received.of("encoder"), batch.x)
         if self.projection == "mlp":
             z_global = net.frozen("projection", context.received.of("projection"), z_global)
         z_previous = net.frozen("previous", Tensors(), batch.x)
-        terms = super().loss(net, batch, context)
-        return terms | {"contrastive": self.mu * contrast(batch.z, z_global, z_previous, self.temperature)}
+        return contrast(batch.z, z_global, z_previous, self.temperature)
 
     def keep(self, work: LocalWork) -> Tensors:
         """The model as trained, batch norms of the client's own included, becomes the previous one."""

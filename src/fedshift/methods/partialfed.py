@@ -167,14 +167,14 @@ class PartialFedAdaptive(Partial):
     def phases(self) -> Phases:
         """The choice, then the local training."""
         optimiser = Optimiser(lr=self.choice_lr)
-        choice = Objective("choice", self.choice_loss, ("choice",), ("choice",), self.choice_draws, optimiser)
+        choice = Objective("choice", {"choice": Term(self.mixed_risk)}, ("choice",), self.choice_draws, optimiser)
         return (Phase("choice", (choice,)), *super().phases())
 
     def choice_draws(self, model: ModelBuilder, batch: int) -> Draws:
         """A uniform number for each layer, and more that are not read."""
         return {"uniform": Draw((MOST_LAYERS,), "uniform")}
 
-    def choice_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+    def mixed_risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """Cross-entropy of the layers a own + (1 - a) w_t."""
         last, logit = net.of("last"), net.of("choice")["logit"]
         logistic = torch.logit(context.noise["uniform"][: len(logit)], eps=1e-6)
@@ -183,7 +183,7 @@ class PartialFedAdaptive(Partial):
         weight = by_layer(received, a * last["done"])  # without last values w_t alone
         fixed = weight.map(Tensor.detach) | weight.only(net.trainable)  # no gradient goes through batch statistics
         mixed = received + fixed * (last.only(received) - received)
-        return {"choice": batch.cross_entropy(self.logits(net, mixed, batch.x))}
+        return batch.cross_entropy(self.logits(net, mixed, batch.x))
 
 
 def by_layer(tensors: Tensors, values: Tensor) -> Tensors:

@@ -31,13 +31,17 @@ class PersonalCopy:
         modules = zip(COPIED, (encoder, head), strict=True)
         return {f"{self.name}_{name}": Part(module, "client", unseen=name) for name, module in modules}
 
-    def features(self, net: Net, x: Tensor) -> Tensor:
-        """Its representation (B, d) of inputs x (B, ...)."""
-        return net[self.names[0]](x)
+    def features(self, net: Net, batch: Batch) -> Tensor:
+        """Its representation (B, d) of a batch."""
+        return batch.once(net[self.names[0]], batch.x)
 
-    def logits(self, net: Net, x: Tensor) -> Tensor:
-        """Its logits (B, classes) for inputs x (B, ...)."""
-        return net[self.names[1]](self.features(net, x))
+    def logits(self, net: Net, batch: Batch) -> Tensor:
+        """Its logits (B, classes) for a batch."""
+        return batch.once(net[self.names[1]], self.features(net, batch))
+
+    def risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """Its cross-entropy, mean over the batch."""
+        return batch.cross_entropy(self.logits(net, batch))
 
     def named(self, tensors: Tensors) -> Tensors:
         """Tensors of the shared encoder and head under the names of the copy's."""
@@ -63,7 +67,7 @@ class PersonalModel(FedAvg):
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
         """Log-softmax of the client's own model."""
-        return self.own.logits(net, x).log_softmax(dim=1)
+        return self.own.logits(net, Batch(x)).log_softmax(dim=1)
 
 
 class Tuned(nn.Module):
@@ -106,7 +110,7 @@ class FineTuning(FedAvg):
         if self.finetune_steps == 0:
             return super().stages(rounds)
         own = Optimiser(lr=self.finetune_lr)
-        plain = Objective("finetune", self.plain_loss, COPIED, FedAvg.terms, optimiser=own, encode=self.encode)
+        plain = Objective("finetune", FedAvg.terms(self), COPIED, optimiser=own, encode=self.encode)
         phases = (self.tuning(plain),)
         tune = self.exchange("finetune", phases=phases, keep=self.promote, returns=(), merge=leave)
         return (*super().stages(rounds), Stage("finetune", 1, (tune,), participation=1.0))
@@ -115,8 +119,6 @@ class FineTuning(FedAvg):
         """``finetune_steps`` of an objective."""
         return Phase("finetune", (objective,), steps=self.finetune_steps)
 
-    plain_loss = FedAvg.loss
-
     def promote(self, work: LocalWork) -> Tensors:
         """The tuned model as the client's copy."""
         tuned = (work.private | work.trained).of_parts(COPIED)
@@ -124,4 +126,4 @@ class FineTuning(FedAvg):
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
         """Log-softmax of the client's copy, or of the global model."""
-        return net.tuned(x, net.head(self.features(net, x))).log_softmax(dim=1)
+        return net.tuned(x, net.head(self.encode(net, Batch(x), {}).z)).log_softmax(dim=1)

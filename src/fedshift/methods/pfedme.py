@@ -30,7 +30,6 @@ class PFedMe(PersonalModel):
     """FedAvg on Moreau envelopes: w moves towards the personal models that solve them."""
 
     paper: ClassVar[str] = "T. Dinh, Tran and Nguyen, NeurIPS 2020, Algorithm 1"
-    terms: ClassVar[tuple[str, ...]] = ("envelope",)
 
     lam: Positive = setting(
         15.0, help="weight of lam/2 ||theta - w||^2", source="Eq. 3, Sec. 5", search=Range(0.1, 50, log=True)
@@ -44,25 +43,19 @@ class PFedMe(PersonalModel):
     )
 
     def phases(self) -> Phases:
-        """On each batch K steps of theta, then one of w."""
-        theta = Objective(
-            "personal", self.personal_loss, self.own.names, ("personal", "pull"), repeats=self.personal_steps
-        )
+        """On each batch K steps of theta on f_k(theta) + lam/2 ||theta - w_k||^2 (Eq. 3), then one of w."""
+        terms = {"personal": Term(self.own.risk), "pull": Term(self.gap, self.lam / 2)}
+        theta = Objective("personal", terms, self.own.names, repeats=self.personal_steps)
         plain = Optimiser("sgd", lr=self.eta)
         return (Phase("train", (theta, self.objective("global", optimiser=plain))),)
 
-    def personal_loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """f_k(theta) + lam/2 ||theta - w_k||^2 (Eq. 3)."""
-        risk = batch.cross_entropy(self.own.logits(net, batch.x))
-        return {"personal": risk, "pull": self.gap(net)}
-
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+    def terms(self) -> dict[str, Term]:
         """lam/2 ||theta_k - w||^2, of which w takes a step."""
-        return {"envelope": self.gap(net)}
+        return {"envelope": Term(self.gap, self.lam / 2)}
 
-    def gap(self, net: Net) -> Tensor:
-        """lam/2 ||theta - w||^2 of the two models at work."""
-        return self.lam / 2 * self.own.distance(net, net.weights)
+    def gap(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """||theta - w||^2 of the two models at work."""
+        return self.own.distance(net, net.weights)
 
     def begin(self, private: Tensors, received: Tensors) -> Tensors:
         """theta_k = w_t, batch norms of the client's own included."""

@@ -49,7 +49,7 @@ class Projected(FedAvg):
         """The shared parts."""
         return ("encoder", "projection", "head") if self.projection == "mlp" else super().moves()
 
-    def features(self, net: Net, x: Tensor) -> Tensor:
-        """The projected representation (B, ``projection_dim``), or z itself (B, d)."""
-        z = super().features(net, x)
-        return net.projection(z) if self.projection == "mlp" else z
+    def encode(self, net: Net, batch: Batch, noise: Mapping[str, Tensor]) -> Batch:
+        """The batch with the projected representation (B, ``projection_dim``), or z itself (B, d)."""
+        batch = super().encode(net, batch, noise)
+        return batch._replace(z=net.projection(batch.z)) if self.projection == "mlp" else batch

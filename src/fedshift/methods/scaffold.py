@@ -40,7 +40,6 @@ class SCAFFOLD(FedAvg):
     """FedAvg whose local steps are corrected by control variates."""
 
     paper: ClassVar[str] = "Karimireddy et al., ICML 2020, Algorithm 1"
-    terms: ClassVar[tuple[str, ...]] = (*FedAvg.terms, "correction")
     uploads: ClassVar[tuple[Upload, ...]] = (Upload.like("change", "variate", reveals="own_variate"),)
 
     variate: Literal["steps", "gradient"] = setting(
@@ -68,17 +67,17 @@ class SCAFFOLD(FedAvg):
 
     def gradient(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
         """The gradient of F_k at the weights at work, summed over the batch."""
-        plain = super().loss
+        risk = self.objective("variate", terms=super().terms()).loss
+        return (len(batch.y) * net.gradient(lambda net: risk(net, batch, context))).under("gradient")
 
-        def risk(net: Net) -> Tensor:
-            return Tensors(plain(net, self.encode(net, batch, context), context)).sum()
+    def terms(self) -> dict[str, Term]:
+        """F_k(w) + <c - c_k, w>, whose gradient is grad F_k - c_k + c."""
+        return super().terms() | {"correction": Term(self.correction)}
 
-        return (len(batch.y) * net.gradient(risk)).under("gradient")
-
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
-        """Cross-entropy + <c - c_k, w>, whose gradient is grad F_k - c_k + c."""
+    def correction(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """<c - c_k, w>."""
         correction = context.received.of("variate") - net.of("own_variate")
-        return super().loss(net, batch, context) | {"correction": (correction * net.weights).sum()}
+        return (correction * net.weights).sum()
 
     def renewed(self, work: LocalWork) -> Tensors:
         """The new c_k, by option I or II; where nothing is sent it stays 0."""

@@ -190,32 +190,29 @@ class Client2Vec(Method):
     def _with_local_terms(self, objective: Objective) -> Objective:
         if not {"encoder", "head"} <= set(objective.moves):
             return objective
+        terms = {**objective.terms, **self.local_terms()}
+        return replace(objective, terms=terms, moves=(*objective.moves, *PROJECTION))
 
-        def loss(net: Net, batch: Batch, context: Context) -> Terms:
-            return objective.loss(net, batch, context) | self.local_terms(net, batch)
-
-        terms = (*objective.terms, *(f"index_{name}" for name in self._local_names()))
-        return replace(objective, loss=loss, moves=(*objective.moves, *PROJECTION), terms=terms)
-
-    def _local_names(self) -> tuple[str, ...]:
-        return ("orth", "dist") if self.local_loss == "both" else (self.local_loss,)
-
-    def local_terms(self, net: Net, batch: Batch) -> Terms:
-        """Eq. 4 without its first term: ||z_P B_f||_1 and KL(softmax(h(z)) || softmax(h_P(z_P)))."""
-        z, indices = batch.features, net.value(FEATURE)
-        projected = net.projector(z)
-        kept, original = net.projector_head(projected).log_softmax(dim=1), net.head(z).log_softmax(dim=1)
-        divergence = (original.exp() * (original - kept)).sum(dim=1).mean()
-        if self.local_form == "sum":
-            orthogonality = (projected @ indices.T).abs().sum(dim=1).mean()
-        else:
-            orthogonality = (projected @ F.normalize(indices, dim=1).T).abs().mean()
-        terms, weight = {"orth": orthogonality, "dist": divergence}, self._weight()
-        return {f"index_{name}": weight * terms[name] for name in self._local_names()}
-
-    def _weight(self) -> float:
+    def local_terms(self) -> dict[str, Term]:
+        """Eq. 4 without its first term."""
         by_index = 5.0 if getattr(self.index, "strategy", "") == "global" else 1.0
-        return by_index if self.local_weight is None else self.local_weight
+        weight = by_index if self.local_weight is None else self.local_weight
+        terms = {"orth": Term(self.orthogonality, weight), "dist": Term(self.divergence, weight)}
+        return {f"index_{name}": term for name, term in terms.items() if self.local_loss in (name, "both")}
+
+    def orthogonality(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """||z_P B_f||_1."""
+        projected, indices = batch.once(net.projector, batch.features), net.value(FEATURE)
+        if self.local_form == "sum":
+            return (projected @ indices.T).abs().sum(dim=1).mean()
+        return (projected @ F.normalize(indices, dim=1).T).abs().mean()
+
+    def divergence(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """KL(softmax(h(z)) || softmax(h_P(z_P)))."""
+        projected = batch.once(net.projector, batch.features)
+        kept = net.projector_head(projected).log_softmax(dim=1)
+        original = net.head(batch.features).log_softmax(dim=1)
+        return (original.exp() * (original - kept)).sum(dim=1).mean()
 
 
 def sample_counts(state: ServerState, cohort: Sequence[int]) -> Tensor:

@@ -167,23 +167,42 @@ class DSAIGN(ClientIndex):
 
     def _training(self, epochs: int) -> Phase:
         adam = Optimiser("adam", lr=self.lr)
-        objective = Objective("dsa-ign", self.loss, (NETWORK,), ("sim", "orth", "recon", "div"), optimiser=adam)
+        objective = Objective("dsa-ign", self.terms(), (NETWORK,), optimiser=adam)
         return Phase("dsa-ign", (objective,), steps=Epochs(epochs), batch=self.batch)
 
-    def loss(self, net: Net, batch: Batch, context: Context) -> Terms:
+    def terms(self) -> dict[str, Term]:
         """The unweighted sum of the losses that are on, for pairs [D, L] (B, 2, d)."""
-        data, label = batch.x.unbind(dim=1)
-        z, u, reconstruction = net[NETWORK](data)
-        terms: Terms = {}
-        if self.sim:
-            terms["sim"] = similarity_loss(z, label)
-        if self.orth:
-            terms["orth"] = self.orthogonality(z, u)
-        if self.recon:
-            terms["recon"] = F.mse_loss(reconstruction, data)
-        if self.div:
-            terms["div"] = diversity_loss(u)
-        return terms
+        return {
+            "sim": Term(self.unlike, float(self.sim)),
+            "orth": Term(self.overlap, float(self.orth)),
+            "recon": Term(self.error, float(self.recon)),
+            "div": Term(self.sameness, float(self.div)),
+        }
+
+    def split(self, net: Net, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Z, U and the reconstruction of a batch of pairs."""
+        split: tuple[Tensor, Tensor, Tensor] = net.parts[NETWORK](batch.x[:, 0])
+        return split
+
+    def unlike(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """1 - cos(Z, L)."""
+        z, _, _ = batch.once(self.split, net, batch)
+        return similarity_loss(z, batch.x[:, 1])
+
+    def overlap(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """How far U is from orthogonal to Z."""
+        z, u, _ = batch.once(self.split, net, batch)
+        return self.orthogonality(z, u)
+
+    def error(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """The mean squared error of the reconstruction."""
+        _, _, reconstruction = batch.once(self.split, net, batch)
+        return F.mse_loss(reconstruction, batch.x[:, 0])
+
+    def sameness(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """How alike the rows of U are."""
+        _, u, _ = batch.once(self.split, net, batch)
+        return diversity_loss(u)
 
     def orthogonality(self, z: Tensor, u: Tensor) -> Tensor:
         """How far U is from orthogonal to Z."""
