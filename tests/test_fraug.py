@@ -169,7 +169,7 @@ def test_the_generators_loss_by_hand():
     u^ = (0, 1): CE = (log 2 + log(1 + e^2)) / 2 = (0.6931472 + 2.1269280) / 2; MMD({0, 1}, {1, 2}) is known.
     """
     net = net_of_one_dimension()
-    batch = Batch(column(1.0, 2.0), torch.tensor([0, 1]))
+    batch = Batch(column(1.0, 2.0), torch.tensor([0, 1]), column(1.0, 2.0))
     method = FRAug(alpha=10.0, smoothing=False, syn_weight=0.5)
     terms = losses(method.generator_terms(), net, batch, context(column(-0.5, -1.0), column(0.0, 0.0)))
     distance = mmd(column(0.0, 1.0), batch.x).item()
@@ -187,7 +187,7 @@ def test_rtnets_loss_by_hand():
     """
     net = net_of_one_dimension()
     net.prototypes.eval().seen.copy_(torch.tensor([True, False]))
-    batch = Batch(column(1.0, 2.0), torch.tensor([0, 1]))
+    batch = Batch(column(1.0, 2.0), torch.tensor([0, 1]), column(1.0, 2.0))
     terms = losses(FRAug(beta=0.1).rtnet_terms(), net, batch, context(column(-0.5, -1.0), column(0.5, 9.0)))
     assert values(terms) == pytest.approx(
         {
@@ -220,7 +220,7 @@ def test_rtnets_batch_statistics_are_of_the_batch_and_the_classes_together():
     own = {"generator": generator, "rtnet": rtnet, "prototypes": prototypes}
     net = Net({"encoder": nn.Identity(), "head": nn.Linear(8, 3), **own})
     x, y, z = torch.randn(4, 8), torch.tensor([0, 2, 1, 0]), torch.randn(7, 4)
-    losses(FRAug().rtnet_terms(), net, Batch(x, y), context(z[:4], z[4:]))
+    losses(FRAug().rtnet_terms(), net, Batch(x, y, x), context(z[:4], z[4:]))
     every_y = torch.cat([y, torch.arange(3)])
     rows = rtnet.body[0](torch.cat([generator(z, every_y), F.one_hot(every_y, 3)], dim=1))
     torch.testing.assert_close(rtnet.body[1].running_mean, 0.1 * rows.mean(dim=0))
@@ -281,7 +281,7 @@ def test_the_public_codes_generator_is_judged_by_its_own_output():
     """
     net = net_of_one_dimension()
     net.prototypes.eval().mean.copy_(column(1.0, -2.0))
-    batch = Batch(column(1.0, 2.0), torch.tensor([1, 1]))
+    batch = Batch(column(1.0, 2.0), torch.tensor([1, 1]), column(1.0, 2.0))
     noise = replace(context(column(-0.5, -1.0), column(0.0, 0.0)), counts=torch.tensor([0, 2]))
     squared = losses(FRAugCode(alpha=10.0, generator_distance="squared").generator_terms(), net, batch, noise)
     assert values(squared) == pytest.approx({"generator_cross_entropy": 1.1269280, "generator_mmd": -25.0}, abs=1e-5)
@@ -298,7 +298,7 @@ def test_the_public_codes_rtnet_has_half_of_both_halves():
     """
     net = net_of_one_dimension()
     net.prototypes.eval()
-    batch = Batch(column(1.0, 2.0), torch.tensor([0, 1]))
+    batch = Batch(column(1.0, 2.0), torch.tensor([0, 1]), column(1.0, 2.0))
     noise = context(column(-0.5, -1.0), column(0.5, -0.5))
     terms = losses(FRAugCode(beta=0.1, rtnet_distance="squared").rtnet_terms(), net, batch, noise)
     expected = {"rtnet_entropy": -0.2646203, "rtnet_mmd": 0.05, "rtnet_entropy_classes": -0.2646203}

@@ -58,22 +58,12 @@ class FedCiR(Probabilistic):
         5, help="server steps on the generator a round", source="Algorithm 1, E_g", search=Range(1, 50, log=True)
     )
     generator_batch: BatchNormSize = setting(32, help="labels and noise vectors a server step", source="Section 5.4, B")
-    generator_lr: LearningRate = setting(
-        1e-3, help="learning rate of the generator's Adam", search=Range(1e-5, 1e-2, log=True)
-    )
+    generator_lr: LearningRate = setting(1e-3, help="rate of the generator's Adam", search=Range(1e-5, 1e-2, log=True))
     generator_weight_decay: NonNegative = setting(0.0, help="weight decay of the generator's Adam")
     generator_hidden: OptionalWidth = setting(0, help="width of the generator's hidden layer; 0: d")
-    generator_noise: OptionalWidth = setting(
-        0, help="dimension of the generator's noise; 0: d/2", search=(0, 8, 32, 128)
-    )
-    mle_samples: BatchNormSize = setting(
-        256, help="generated representations of each class in the estimate of its Gaussian"
-    )
-    sigma_floor: Positive = setting(
-        1e-3,
-        help="least standard deviation of a class Gaussian, in each dimension",
-        search=Range(1e-3, 1, log=True),
-    )
+    generator_noise: OptionalWidth = setting(0, help="size of the generator's noise; 0: d/2", search=(0, 8, 32, 128))
+    mle_samples: BatchNormSize = setting(256, help="generated representations a class, for its Gaussian")
+    sigma_floor: Positive = setting(1e-3, help="least deviation of a class Gaussian", search=Range(1e-3, 1, log=True))
 
     # What it is made of -------------------------------------------------------------------------
 
@@ -105,8 +95,8 @@ class FedCiR(Probabilistic):
 
     def terms(self) -> dict[str, Term]:
         """The cross-entropy + l_reg * L_reg + l_align * L_align (Eq. 18); the first alone in the first round."""
-        reg, align = Term(self.reg, self.l_reg, since=2), Term(self.align, self.l_align, since=2)
-        return super().terms() | {"reg": reg, "align": align}
+        own = {"reg": Term(self.reg, self.l_reg, since=2), "align": Term(self.align, self.l_align, since=2)}
+        return super().terms() | own
 
     def reg(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """L_reg: the cross-entropy on what G gives (Eq. 12)."""

@@ -111,17 +111,19 @@ class FRAug(FedAvg):
 
     def phases(self) -> Phases:
         """On each batch: model, then generator, then RTNet (Algorithm 1)."""
-        objectives = [
-            self.objective("model"),
-            self.step("generator", self.generator_terms(), self.lr_generator),
-        ]
+        objectives = [self.objective("model"), self.step("generator", self.generator_terms(), self.lr_generator)]
         if self.rtnet:
             objectives.append(self.step("rtnet", self.rtnet_terms(), self.lr_rtnet))
         return (Phase("train", tuple(objectives)),)
 
     def step(self, part: str, terms: dict[str, Term], lr: float) -> Objective:
         """A step of one part on a loss of its own."""
-        return Objective(part, terms, (part,), self.draws, Optimiser(lr=lr))
+        return Objective(part, terms, (part,), self.draws, Optimiser(lr=lr), encode=self.fixed)
+
+    @torch.no_grad()
+    def fixed(self, net: Net, batch: Batch, noise: Mapping[str, Tensor]) -> Batch:
+        """The batch with its representation u, which nobody moves."""
+        return self.encode(net, batch, noise)
 
     def draws(self, model: ModelBuilder, batch: int) -> Draws:
         """Standard normal z for each sample, and z' for each class."""
@@ -152,9 +154,12 @@ class FRAug(FedAvg):
         made = net.generator(z, y)
         return net.rtnet(made, y) if self.rtnet else made
 
-    def synthesise(self, net: Net, u: Tensor, y: Tensor, context: Context, weight: float) -> Synthetic:
-        """u^ and u^_c around the batch u (B, d), through which no gradient goes, and the prototypes (Eq. 3)."""
-        z, u = context.noise["z"], u.detach()
+    def synthesise(self, net: Net, batch: Batch, context: Context, whole: bool) -> Synthetic:
+        """u^ and u^_c around the batch u (B, d), through which no gradient goes, and the prototypes (Eq. 3).
+
+        The residual is whole, or weighs l_syn.
+        """
+        u, y, z, weight = batch.z.detach(), batch.y, context.noise["z"], 1.0 if whole else self.l_syn(context)
         if not self.ema_term:
             none = u[:0]
             return Synthetic(u + weight * self.residuals(net, z, y), none, y[:0], none, none.sum(dim=1))
@@ -170,37 +175,31 @@ class FRAug(FedAvg):
         classes = {"synthetic_classes": Term(self.risk_of_classes)} if self.ema_term else {}
         return super().terms() | {"synthetic": Term(self.risk_of_synthetic)} | classes
 
-    def around_batch(self, net: Net, batch: Batch, context: Context) -> Synthetic:
-        """u^ and u^_c for the head's loss."""
-        return self.synthesise(net, batch.z, batch.y, context, self.l_syn(context))
-
     def risk_of_synthetic(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """CE(h(u^), y)."""
-        return batch.cross_entropy(net.head(batch.once(self.around_batch, net, batch, context).batch))
+        return batch.cross_entropy(net.head(batch.once(self.synthesise, net, batch, context, False).batch))
 
     def risk_of_classes(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """The sum over c of CE(h(u^_c), c)."""
-        synthetic = batch.once(self.around_batch, net, batch, context)
+        synthetic = batch.once(self.synthesise, net, batch, context, False)
         of_each = F.cross_entropy(net.head(synthetic.classes), synthetic.labels, reduction="none")
         return synthetic.over_classes(of_each)
 
     def generator_terms(self) -> dict[str, Term]:
         """CE(h(u^), y) - alpha MMD(u^, u) (Eq. 5)."""
-        risk, distance = Term(self.generator_risk), Term(self.generator_mmd, -self.alpha)
-        return {"generator_cross_entropy": risk, "generator_mmd": distance}
+        return {"generator_cross_entropy": Term(self.risk_of_g), "generator_mmd": Term(self.mmd_of_g, -self.alpha)}
 
-    def whole_residual(self, net: Net, batch: Batch, context: Context) -> tuple[Tensor, Tensor]:
-        """u^ with the whole residual, and u."""
-        u = self.fixed_features(net, batch)
-        return u + self.residuals(net, context.noise["z"], batch.y), u
+    def generated(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """u^ with the whole residual."""
+        return batch.z + self.residuals(net, context.noise["z"], batch.y)
 
-    def generator_risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
+    def risk_of_g(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """CE(h(u^), y)."""
-        return batch.cross_entropy(net.head(batch.once(self.whole_residual, net, batch, context)[0]))
+        return batch.cross_entropy(net.head(batch.once(self.generated, net, batch, context)))
 
-    def generator_mmd(self, net: Net, batch: Batch, context: Context) -> Tensor:
+    def mmd_of_g(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """MMD(u^, u)."""
-        return mmd(*batch.once(self.whole_residual, net, batch, context))
+        return mmd(batch.once(self.generated, net, batch, context), batch.z)
 
     def rtnet_terms(self) -> dict[str, Term]:
         """-(H(h(u^)) + sum_c H(h(u^_c))) + beta (MMD(u^, u) + sum_c MMD(u^_c, u_c)) (Eq. 6)."""
@@ -210,32 +209,21 @@ class FRAug(FedAvg):
             terms["rtnet_mmd_classes"] = Term(self.rtnet_mmd_of_classes, self.beta)
         return terms
 
-    def transformed(self, net: Net, batch: Batch, context: Context) -> tuple[Synthetic, Tensor]:
-        """u^ and u^_c with the whole residual, and u."""
-        u = self.fixed_features(net, batch)
-        return self.synthesise(net, u, batch.y, context, 1.0), u
-
     def rtnet_entropy(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """H(h(u^))."""
-        return entropy(net.head(batch.once(self.transformed, net, batch, context)[0].batch)).mean()
+        return entropy(net.head(batch.once(self.synthesise, net, batch, context, True).batch)).mean()
 
     def rtnet_mmd(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """MMD(u^, u)."""
-        synthetic, u = batch.once(self.transformed, net, batch, context)
-        return mmd(synthetic.batch, u)
+        return mmd(batch.once(self.synthesise, net, batch, context, True).batch, batch.z)
 
     def rtnet_entropy_of_classes(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """The sum over c of H(h(u^_c))."""
-        synthetic, _ = batch.once(self.transformed, net, batch, context)
+        synthetic = batch.once(self.synthesise, net, batch, context, True)
         return synthetic.over_classes(entropy(net.head(synthetic.classes)))
 
     def rtnet_mmd_of_classes(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """The sum over c of MMD(u^_c, u_c)."""
-        synthetic, u = batch.once(self.transformed, net, batch, context)
-        width = bandwidth(synthetic.batch, u)
+        synthetic = batch.once(self.synthesise, net, batch, context, True)
+        width = bandwidth(synthetic.batch, batch.z)
         return synthetic.over_classes(mmd_of_each(synthetic.classes, synthetic.prototypes, width))
-
-    @torch.no_grad()
-    def fixed_features(self, net: Net, batch: Batch) -> Tensor:
-        """The representation (B, d) of a batch, which nobody moves."""
-        return self.encode(net, batch, {}).z

@@ -101,21 +101,20 @@ class FRAugCode(FRAug):
 
     def made_alone(self, net: Net, batch: Batch, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """What g gives, v = g(z, c), its classes c, and D(v)."""
-        u = self.fixed_features(net, batch)
         z = context.noise["z"]
         labels = torch.arange(len(z), device=z.device) % len(context.counts)
         made = net.generator(z, labels)
         if self.generator_distance == "mmd":
-            return made, labels, mmd(made, u)
-        prototypes, _ = net.prototypes(u, batch.y, self.l_c(context))
+            return made, labels, mmd(made, batch.z)
+        prototypes, _ = net.prototypes(batch.z, batch.y, self.l_c(context))
         return made, labels, F.mse_loss(made, prototypes[labels])
 
-    def generator_risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
+    def risk_of_g(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """CE(h(v), c)."""
         made, labels, _ = batch.once(self.made_alone, net, batch, context)
         return F.cross_entropy(net.head(made), labels)
 
-    def generator_mmd(self, net: Net, batch: Batch, context: Context) -> Tensor:
+    def mmd_of_g(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """D(v)."""
         return batch.once(self.made_alone, net, batch, context)[2]
 
@@ -126,17 +125,16 @@ class FRAugCode(FRAug):
 
     def rtnet_mmd(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """D(u^, u)."""
-        synthetic, u = batch.once(self.transformed, net, batch, context)
-        return self.gap(synthetic.batch, u)
+        return self.gap(batch.once(self.synthesise, net, batch, context, True).batch, batch.z)
 
     def rtnet_entropy_of_classes(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """The mean over c of H(h(u^_c))."""
-        synthetic, _ = batch.once(self.transformed, net, batch, context)
+        synthetic = batch.once(self.synthesise, net, batch, context, True)
         return entropy(net.head(synthetic.classes)).mean()
 
     def rtnet_mmd_of_classes(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """D(u^_c, u_c)."""
-        synthetic, _ = batch.once(self.transformed, net, batch, context)
+        synthetic = batch.once(self.synthesise, net, batch, context, True)
         return self.gap(synthetic.classes, synthetic.prototypes)
 
     def gap(self, made: Tensor, real: Tensor) -> Tensor:

@@ -57,18 +57,14 @@ class Client2Vec(Method):
     tau: Positive = setting(1.0, help="temperature of sampling", source="Eq. 1", search=(0.1, 0.5, 1.0, 2.0))
     heat: Positive = setting(1.0, help="lambda_1: the larger, the closer to sample counts", source="Eq. 3")
     gamma: NonNegative = setting(0.5, help="how much past cohorts count", source="Eq. 3", search=(0.1, 0.5, 0.9))
-    local_loss: Literal["both", "orth", "dist"] = setting(
-        "both", help="which terms of use 3 are there", source="Eq. 4, Table 2"
-    )
+    local_loss: Literal["both", "orth", "dist"] = setting("both", help="terms of use 3", source="Eq. 4, Table 2")
     local_form: Literal["mean", "sum"] = setting(
         "mean", help="||z_P B_f||_1: mean over clients, of norm 1, or sum over clients as they are", source="Eq. 4: sum"
     )
     local_weight: NonNegative | None = setting(
         None, help="weight of use 3; by default 1 with a federated index and 5 with a global one", source="Tables 1, 7"
     )
-    compared: Literal["both", "feature", "label"] = setting(
-        "both", help="which parts of the index similarity compares", source="Table 2"
-    )
+    compared: Literal["both", "feature", "label"] = setting("both", help="what similarity compares", source="Table 2")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -142,9 +138,8 @@ class Client2Vec(Method):
 
     def to_cohort(self, state: ServerState, cohort: Sequence[int]) -> Tensor:
         """S(beta_i, C) of every client i (K,): its similarity to a cohort, weighed by sample counts."""
-        held = state.tensors
-        feature = held[FEATURE] if self.compared != "label" else None
-        label = held.get(LABEL) if self.compared != "feature" else None
+        feature = state.tensors[FEATURE] if self.compared != "label" else None
+        label = state.tensors.get(LABEL) if self.compared != "feature" else None
         cosines = similarity(feature, label)
         counts = sample_counts(state, cohort)
         return cosines[:, list(cohort)] @ counts / counts.sum()
