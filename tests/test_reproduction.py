@@ -29,6 +29,8 @@ from fedshift.study.quantities import quantity
 from fedshift.study.reproduction import RUNS_FILE, Reproduction, differences_from_paper, less, plan_table, run_folders
 from fedshift.study.scenarios import scales, scenarios
 from fedshift.study.study_tables import Count
+from fresh import ok
+from test_benchmark import Heard
 
 SIZES = ("smoke", "short", "paper")
 CARRIED_OUT = [name for name, exhibit in exhibits().items() if not exhibit.why]
@@ -166,17 +168,6 @@ def test_other_data_are_named_and_not_compared(tmp_path: Path):
 # Carried out --------------------------------------------------------------------------------------
 
 
-class Heard(Progress):
-    """The names of the runs that begin."""
-
-    def __init__(self) -> None:
-        self.begun: list[str] = []
-
-    def handle(self, run, event):
-        if event.kind == "begin":
-            self.begun.append(run)
-
-
 def test_a_table_is_carried_out_once_and_stands_beside_the_papers(tmp_path: Path):
     first, second = Heard(), Heard()
     part = fedshift.reproduce("fedpin-table2", out=tmp_path, progress=first, rows=["GM"])
@@ -203,10 +194,9 @@ def test_a_command_that_is_killed_goes_on_and_repeats_nothing(tmp_path: Path):
     child.kill()
     written = [folder.path / "summary.json" for folder in find(tmp_path) if folder.finished]
     before = {path: path.stat().st_mtime_ns for path in written}
-    result = CliRunner().invoke(app, words, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
+    result = ok(*words)
     assert all(path.stat().st_mtime_ns == at for path, at in before.items())
-    assert "7 of 7 runs finished" in result.output
+    assert "7 of 7 runs finished" in result
     listed = CliRunner().invoke(app, ["reproduce", "fedpin-table2", "--list", "--out", str(tmp_path)])
     assert "done, 0:" in listed.output
 

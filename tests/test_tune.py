@@ -35,6 +35,7 @@ from fedshift.study.search import Study
 from fedshift.study.space import Space, settings_of, with_settings
 from fedshift.study.tune import Budget, plan_studies, search_all
 from fedshift.study.tuned import Found, TunedSettings, Tuning
+from fresh import ok
 from refusal import refuses
 
 PLUGIN = str(Path(__file__).parent / "tiny.py")
@@ -460,17 +461,15 @@ def test_the_command_and_python_do_the_same(tmp_path: Path):
     file = tmp_path / "tiny.toml"
     file.write_text(tomli_w.dumps(document))
     words = ["tune", str(file), "--method", "fedavg,fedprox", "--trials", "6", "--search", "train.momentum=0..0.9"]
-    plan = CliRunner().invoke(app, [*words, "--dry-run"], catch_exceptions=False)
-    assert plan.exit_code == 0, plan.output
-    assert "fedprox (light held out) searches method.mu: 0.1 | 0.2, train.lr: 0.01 | 0.1, train.momentum" in plan.output
-    assert "Chosen on source validation accuracy" in plan.output
+    plan = ok(*words, "--dry-run")
+    assert "fedprox (light held out) searches method.mu: 0.1 | 0.2, train.lr: 0.01 | 0.1, train.momentum" in plan
+    assert "Chosen on source validation accuracy" in plan
     assert not (tmp_path / "runs").exists()
-    result = CliRunner().invoke(app, words, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
+    result = ok(*words)
     found = fedshift.tune(
         file, method=["fedavg", "fedprox"], trials=6, search={"train.momentum": "0..0.9"}, progress=Progress()
     )
-    assert str(found.path) in result.output
+    assert str(found.path) in result
     assert {trial.settings["train.lr"] for study in found.studies for trial in study.trials} <= {0.01, 0.1}
     assert "fedprox (light held out): method.mu=" in str(found)
     assert found.path.with_suffix(".html").read_text().count("data:image/png;base64,") > 3
@@ -487,24 +486,3 @@ def test_every_declared_range_is_of_its_setting():
             continue
         for key, search in Space.of(experiment, {}, ()).searched.items():
             assert settings_of(experiment)[key].read(key, search) == search
-
-
-# The documentation --------------------------------------------------------------------------------
-
-
-def test_the_example_of_the_documentation_runs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    """With fewer rounds and trials; it prints what the page shows, but for the numbers."""
-    monkeypatch.chdir(tmp_path)
-    small = {"data.images_per_class": 10, "train.batch": 16, "run.engine": "sequential", "run.threads": 1}
-    for name, fewer in (("tune", {"rounds": 1, "trials": 2}), ("compare", {"rounds": 1})):
-        original = getattr(fedshift, name)
-        short = {**fewer, "progress": Progress(), "settings": small}
-        monkeypatch.setattr(fedshift, name, lambda o=original, s=short, **options: o(**{**options, **s}))
-    names: dict[str, Any] = {}
-    page = (Path(__file__).parents[1] / "docs" / "tuning.md").read_text(encoding="utf-8")
-    code = page.partition("<!-- tune -->\n```python\n")[2].partition("```")[0]
-    exec(compile(code, "tuning.md", "exec"), names)
-    assert names["page"].is_file()
-    assert "fedprox (75 held out): method.mu=" in capsys.readouterr().out
