@@ -13,9 +13,9 @@ from safetensors.torch import load, load_file
 from torch import Tensor
 
 from fedshift.clients.domains import DomainData
-from fedshift.deployment.agreement import Agreement, read_site
+from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.leaving import leaving
-from fedshift.deployment.site_data import site_data
+from fedshift.deployment.site_data import SiteFolder
 from reference import small
 from test_methods import BEFORE_BATCH_NORM, KEPT_AS_SENT
 
@@ -82,7 +82,7 @@ class Watched:
 
     @property
     def _data(self) -> DomainData:
-        return site_data(Agreement.read(self.folder), *read_site(self.folder))
+        return SiteFolder(self.folder).samples()
 
     def public(self) -> list[Tensor]:
         """What everyone begins with."""

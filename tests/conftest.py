@@ -42,12 +42,12 @@ from fedshift.experiments import Experiment, load_plugins
 from fedshift.manifest import write_file
 from fedshift.rounds.ledger import Direction, Ledger
 from fedshift.runs import runner
-from fedshift.runs.checkpoint import Execution, Summary
+from fedshift.runs.checkpoint import Summary
 from fedshift.runs.events import Progress, RunEvents
 from fedshift.runs.lockstep import advance
 from fedshift.runs.recorder import Recorder
 from fedshift.runs.run import Run
-from fedshift.runs.schema import Blueprint, Record
+from fedshift.runs.schema import Record
 from fedshift.runs.selection import summary
 from fedshift.runs.simulation import Simulation
 from fedshift.study.grid import expand, override
@@ -281,13 +281,13 @@ def attach(simulation: Simulation, path: Path) -> Recorder:
     if not folder.begun:
         Run.create(simulation.experiment, path)
     recorder = Recorder(folder, simulation.coordinator, simulation.evaluation.read, simulation.site)
-    recorder.begin(Blueprint.of(simulation.federated))
+    recorder.begin(simulation.blueprint)
     return recorder
 
 
 def save(recorder: Recorder) -> None:
     """A checkpoint of a run that records nothing."""
-    recorder.save(Execution({}, ()))
+    recorder.save({}, ())
     recorder.keep_only(recorder.position)
 
 

@@ -16,6 +16,7 @@ from fedshift.deployment.attend import Attendant
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.federation_toml import FEDERATION
 from fedshift.deployment.flower import Away
+from fedshift.deployment.keys import digest
 from fedshift.deployment.turns import Turn
 from fedshift.deployment.wire import (
     DECIMALS,
@@ -25,7 +26,6 @@ from fedshift.deployment.wire import (
     Reply,
     Request,
     Work,
-    digest,
     read_reply,
     read_request,
 )
@@ -130,7 +130,7 @@ def fail(site: Attendant, work: Work) -> None:
     if work.score is not None:
         site.turns().end(Turn("score", work.position - (work.order is not None)), "failed")
     if work.order is not None:
-        stage, exchange = site.setup.find(work.order.stage, work.order.exchange)
+        stage, exchange = site.site.setup.find(work.order.stage, work.order.exchange)
         site.turns().end(Turn("order", work.position, stage.exchanges.index(exchange)), "failed")
 
 

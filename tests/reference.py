@@ -145,7 +145,7 @@ def reference(name: str) -> Reference:
     for when in simulation.coordinator.schedule:
         go_on(simulation, events=run.heard)
         coordinator = simulation.coordinator
-        run.counted.append(((coordinator.bytes_down, coordinator.bytes_up), (ledger.sizes["down"], ledger.sizes["up"])))
+        run.counted.append((coordinator.sent, (ledger.sizes["down"], ledger.sizes["up"])))
         if when.stage.scored:
             run.records.append(evaluated(simulation, when))
     return run

@@ -62,9 +62,9 @@ def test_every_method_goes_on_without_those_who_are_missing(make: Make, name: st
     whole = Simulation(experiment)
     coordinator, answered = whole.coordinator, 0
     for round in coordinator.schedule:
-        up, before = coordinator.bytes_up + coordinator.bytes_telemetry, len(coordinator.missing)
+        up, before = coordinator.sent[1] + coordinator.ledger.bytes("telemetry"), len(coordinator.missing)
         go_on(whole)
-        answered += coordinator.bytes_up + coordinator.bytes_telemetry > up
+        answered += coordinator.sent[1] + coordinator.ledger.bytes("telemetry") > up
         new = coordinator.missing[before:]
         assert all((entry["stage"], entry["round"]) == round.key for entry in new)
     assert answered
@@ -146,9 +146,9 @@ def test_telemetry_is_counted_and_can_be_switched_off(make: Make):
     on = simulate(make({"method.name": "fedprox"}), rounds=1)
     told = first_messages(on.experiment)["train", "telemetry"]
     assert set(told) == {"steps", "term.cross_entropy", "term.proximal"} == names_sent(on, "train", "telemetry")
-    assert on.coordinator.bytes_telemetry == 2 * len(told.to_bytes())
+    assert on.coordinator.ledger.bytes("telemetry") == 2 * len(told.to_bytes())
     off = simulate(make({"method.name": "fedprox", "evaluate.telemetry": False}), rounds=1)
-    assert off.coordinator.bytes_telemetry == 0
+    assert off.coordinator.ledger.bytes("telemetry") == 0
     assert "telemetry" not in off.coordinator.ledger.declaration()["train"]
     assert not off.coordinator.terms
     assert_same(on, off)

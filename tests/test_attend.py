@@ -281,9 +281,10 @@ def test_a_few_orders_that_failed_may_be_replaced_and_no_more(begun: Begun, tmp_
 def test_a_round_comes_at_one_position_where_stages_may_end_early(make: Make, tmp_path: Path):
     """Round 1 of the second stage may come after one round of the first, or two, or three; but not after each."""
     changes = {**small("head-retraining"), **IN_DOMAIN, "train.rounds": 3, "train.patience": 2}
-    site = Attendant(members(tmp_path, make(changes)) / "sites" / "dark")
+    attendant = Attendant(members(tmp_path, make(changes)) / "sites" / "dark")
+    site = attendant.site
     asked = {"site": "dark", "run": site.agreement.run, "agreed": site.agreement.digest}
-    joined = reply_of(site.answer(Join(**asked, settings=site.agreement.agreed).to_bytes()))
+    joined = reply_of(attendant.answer(Join(**asked, settings=site.agreement.agreed).to_bytes()))
     assert isinstance(joined, Joined)
     head = Round(site.setup.stages[1], 1)
     (order, *_) = Coordinator(site.setup, site.agreement.clients).orders(head.stage.training, head, [0])
@@ -292,7 +293,7 @@ def test_a_round_comes_at_one_position_where_stages_may_end_early(make: Make, tm
     for position in (2, 3, 4):
         for what, replies in came.items():
             again = replace(work, position=position, **{what: other_weights(order, position)})
-            replies.append(type(reply_of(site.answer(again.to_bytes()))))
+            replies.append(type(reply_of(attendant.answer(again.to_bytes()))))
     assert came == {"order": [Done, Failed, Failed], "score": [Done, Failed, Failed]}
 
 

@@ -23,13 +23,12 @@ from fedshift.study import execute
 from fedshift.study.benchmark import (
     BASE,
     Benchmark,
-    carry_out_benchmark,
     contents,
     exhibit_of_methods,
     plan_benchmark,
     rows,
 )
-from fedshift.study.execute import DIVERGED, budget_of
+from fedshift.study.execute import DIVERGED
 from fedshift.study.papers import published
 from fedshift.study.quantities import Interval, paired, ranks, t_quantile
 from fedshift.study.scenarios import Scale, Scenario, Size, scales, scenarios
@@ -134,7 +133,7 @@ def test_a_scenario_without_its_data_is_left_out_with_the_fix(tmp_path: Path):
     """Where no other is left, that is the error, of a dry run as well."""
     nowhere = {"pacs": tmp_path / "no.parquet"}
     plan = plan_benchmark("short", ["fedavg"], ["rotated-mnist-0", "pacs-in-domain"], data=nowhere)
-    assert [scenario.name for scenario in plan.available] == ["rotated-mnist-0"]
+    assert [cell.key[0] for cell in plan.available.cells] == ["rotated-mnist-0"]
     assert "no.parquet" in plan.left_out["pacs-in-domain"]
     assert "--data pacs=" in plan.left_out["pacs-in-domain"]
     words = ["benchmark", "--scale", "short", "--federation", "pacs-in-domain", "--dry-run"]
@@ -287,17 +286,17 @@ class Heard(Progress):
 
 def test_a_benchmark_is_carried_out_once(on_tiny_data: StudyPlan):
     first, second = Heard(), Heard()
-    found = carry_out_benchmark(on_tiny_data, first)
+    found = Benchmark.carried_out(on_tiny_data, first)
     assert len(first.begun) == len({*first.begun}) == 24  # but for choices that a sampler repeats
-    assert carry_out_benchmark(on_tiny_data, second).numbers == found.numbers
+    assert Benchmark.carried_out(on_tiny_data, second).numbers == found.numbers
     assert second.begun == []
     assert found.lacking == {}
     assert {len(by_seed) for by_seed in found.numbers.values()} == {2}
 
 
 def test_files_hold_what_the_tables_say_and_a_row_that_is_added_is_all_that_is_carried_out(on_tiny_data: StudyPlan):
-    before, heard = carry_out_benchmark(with_rows(on_tiny_data, "fedavg"), Progress()), Heard()
-    done = carry_out_benchmark(with_rows(on_tiny_data, "fedavg", "fedprox"), heard)
+    before, heard = Benchmark.carried_out(with_rows(on_tiny_data, "fedavg"), Progress()), Heard()
+    done = Benchmark.carried_out(with_rows(on_tiny_data, "fedavg", "fedprox"), heard)
     assert {name.partition("-")[0] for name in heard.begun if name.startswith("fed")} == {"fedprox"}
     assert {key: its for key, its in done.numbers.items() if key[1] == "fedavg"} == before.numbers
     written = {path.name: path for path in done.write()}
@@ -317,19 +316,19 @@ def test_files_hold_what_the_tables_say_and_a_row_that_is_added_is_all_that_is_c
 def test_what_is_no_fault_of_a_method_ends_the_command_and_leaves_the_tables_alone(on_tiny_data: StudyPlan):
     """Another process at work on a study: the command ends, and carries on."""
     plan = replace(on_tiny_data, scenarios=on_tiny_data.scenarios[:1])
-    scenario = plan.scenarios[0]
-    cell = next(plan.cells_of(scenario))
-    ((study,), _) = plan_studies(cell.make((0,)), budget_of(plan.scale, scenario, "fedavg"))
+    cell = plan.cells[0]
+    assert cell.budget
+    ((study,), _) = plan_studies(cell.make((0,)), cell.budget)
     with locked(study.path), refuses("tiny-sgd, fedavg", "Another process", "same command"):
-        carry_out_benchmark(plan, Progress())
-    assert carry_out_benchmark(plan, Progress()).lacking == {}
+        Benchmark.carried_out(plan, Progress())
+    assert Benchmark.carried_out(plan, Progress()).lacking == {}
 
 
 def test_what_cannot_run_or_diverged_leaves_the_others_alone_and_is_not_tried_again(
     on_tiny_data: StudyPlan, monkeypatch: pytest.MonkeyPatch
 ):
     """A check of [train] refuses FedLC; FedProx blows up after its tuning, as a file in the run's folder says."""
-    tuned = execute._tuned
+    tuned = execute.CarriedOut.tune
 
     def refuse(self, train):
         raise FedshiftError("It takes no batches of 4.")
@@ -343,20 +342,20 @@ def test_what_cannot_run_or_diverged_leaves_the_others_alone_and_is_not_tried_ag
         return found
 
     monkeypatch.setattr(METHODS.get("fedlc"), "check", refuse)
-    monkeypatch.setattr(execute, "_tuned", then_blow_up)
+    monkeypatch.setattr(execute.CarriedOut, "tune", then_blow_up)
     plan = planned(on_tiny_data.scale, on_tiny_data.scenarios[:1], ["fedlc", "fedprox"], on_tiny_data.folder.parent)
     first, second, third = Heard(), Heard(), Heard()
-    done = carry_out_benchmark(plan, first)
+    done = Benchmark.carried_out(plan, first)
     assert done.lacking["tiny-sgd", "fedlc", ""] == Lacking("It takes no batches of 4.", "refused")
     assert done.lacking["tiny-sgd", "fedprox", ""].kind == "diverged"
     assert done.chosen["tiny-sgd", "fedprox"]
     assert done.ranks("tiny-sgd") == {"fedprox": 1.0}
     (run,) = plan.folder.glob("tiny-sgd/fedprox-dark-seed*")
     assert run.name in first.begun
-    assert carry_out_benchmark(plan, second).lacking == done.lacking
+    assert Benchmark.carried_out(plan, second).lacking == done.lacking
     assert second.begun == []
     (run / DIVERGED).unlink()
-    carry_out_benchmark(plan, third)
+    Benchmark.carried_out(plan, third)
     assert third.begun == [run.name]
 
 

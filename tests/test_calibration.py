@@ -152,7 +152,7 @@ def test_measuring_leaves_no_trace_in_the_run(make: Make):
     assert all(timing.milliseconds > 0 for timing in (*measured.kernels, *measured.engines))
     assert torch.equal(torch.get_rng_state(), generator)
     assert torch.get_num_threads() == threads
-    assert simulation.coordinator.position == simulation.coordinator.bytes_down == simulation.coordinator.bytes_up == 0
+    assert (simulation.coordinator.position, simulation.coordinator.sent) == (0, (0, 0))
     assert not simulation.coordinator.ledger.entries
     assert not simulation.site.store.ids()
     after = tensors_of(simulation)

@@ -154,7 +154,7 @@ def test_with_fewer_answers_asked_for_the_round_goes_on(make: Make, monkeypatch:
     simulation = simulate(make({**THREE, **HALF, "train.rounds": 3}), rounds=1)
     coordinator = simulation.coordinator
     _, second, third = coordinator.schedule
-    before = coordinator.bytes_up
+    before = coordinator.sent[1]
     with monkeypatch.context() as patch:
         sent = harm_answers(simulation, patch, lambda up: up | {BIAS: up[BIAS] * float("nan")})
         go_on(simulation)

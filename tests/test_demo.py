@@ -17,12 +17,12 @@ from conftest import Make
 from federated import Local, members
 from fedshift.cli.federation_make import compared
 from fedshift.deployment import shell
-from fedshift.deployment.agreement import Agreement, read_site
+from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.demo import EXPERIMENT, carried_out, carry_out, difference, experiment, planned_demo, rehearse
 from fedshift.deployment.folders import make
 from fedshift.deployment.sent import read_sent
-from fedshift.deployment.site_data import site_data
+from fedshift.deployment.site_data import SiteFolder
 from fedshift.deployment.supervisor import free_port
 from fedshift.errors import FedshiftError
 from fedshift.runs.events import Progress
@@ -71,10 +71,10 @@ def test_each_site_has_other_digits_on_its_own_disk(tmp_path: Path):
     assert agreement.experiment.train.min_answers == 0.5
     for site in ("a", "b"):
         place = folder / "sites" / site
-        settings, own = read_site(place)
-        assert settings.threads == 1
+        own = SiteFolder(place, agreement.at(place))
+        assert own.settings.threads == 1
         assert [path.name for path in (place / "data").iterdir()] == ["digits.npz"]
-        data = site_data(agreement.at(place), settings, own)
+        data = own.samples()
         assert torch.bincount(data.y).tolist() == [80] * 10
         seen.append({image.numpy().tobytes() for image in data.x})
     assert [len(images) for images in seen] == [800, 800]

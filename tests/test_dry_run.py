@@ -18,7 +18,7 @@ def test_a_dry_run_counts_the_steps_and_bytes_that_a_run_takes(make: Make, name:
     while whole.coordinator.position < whole.rounds:
         go_on(whole, events=heard)
     assert (cost.rounds, cost.steps) == (whole.rounds, sum(heard.taken.values()))
-    assert sum(stage.rounds * stage.bytes_up for stage in cost.stages) == whole.coordinator.bytes_up
+    assert sum(stage.rounds * stage.bytes_up for stage in cost.stages) == whole.coordinator.sent[1]
 
 
 def test_a_dry_run_of_any_length_ends(make: Make):

@@ -25,7 +25,8 @@ from fedshift.runs.run import Run
 from fedshift.runs.selection import best_of, end_early
 from fedshift.runs.simulation import Simulation, make_federated
 from fedshift.study.grid import expand, override
-from fedshift.study.tune import Budget, search_all
+from fedshift.study.search import Budget
+from fedshift.study.tune import search_all
 from refusal import refuses
 from test_resume import interrupt_after_all
 

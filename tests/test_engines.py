@@ -138,9 +138,7 @@ def assert_agree(one: Simulation, other: Simulation, relative: float = 1e-9, flo
     assert not [name for name in mine if far(mine[name], theirs[name], relative, floor)]
     assert [state.drawn for _, state in states(one)] == [state.drawn for _, state in states(other)]
     assert [state.optimisers.keys() for _, state in states(one)] == [s.optimisers.keys() for _, s in states(other)]
-    mine, theirs = (
-        (end.coordinator.bytes_down, end.coordinator.bytes_up, end.coordinator.position) for end in (one, other)
-    )
+    mine, theirs = ((end.coordinator.sent, end.coordinator.position) for end in (one, other))
     assert mine == theirs
 
 

@@ -23,7 +23,7 @@ from fedshift.deployment import shell
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.demo import rehearse
 from fedshift.deployment.flower import Away
-from fedshift.deployment.keys import Authority, site_pair
+from fedshift.deployment.keys import make_certificates, site_pair
 from fedshift.deployment.supervisor import end, free_port, listens, start, with_parent
 from fedshift.deployment.wire import Work
 from fedshift.experiments import Experiment
@@ -245,7 +245,7 @@ def test_who_is_refused(real: Experiments, tmp_path: Path):
         address = processes.federation.address
         processes.start_coordinator()
         (sites / "dark/keys/site.key").write_bytes(site_pair().private)
-        (sites / "gray/certificates/ca.crt").write_bytes(Authority.make("another").pair().public)
+        (sites / "gray/certificates/ca.crt").write_bytes(make_certificates("another", ["localhost"])[0].public)
         for site in ("dark", "gray"):
             processes.start_site(site)
         clear = start(with_parent(in_clear(shell.supernode(address, free_port()))), sites / "light", log("light"))

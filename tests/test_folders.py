@@ -23,10 +23,9 @@ from fedshift.manifest import digested_json
 from fedshift.reporting.comparison import Comparison
 from fedshift.runs import runner
 from fedshift.runs.events import Progress
-from fedshift.runs.find import find
+from fedshift.runs.find import Grid, GridRun, find
 from fedshift.runs.origin import EXPERIMENT, RECORDS, RUN, UntrustedError
 from fedshift.runs.run import TIMINGS, Run
-from fedshift.runs.schema import Grid, GridRun
 from fedshift.study import api
 from fedshift.study.grid import expand, override
 from refusal import refuses

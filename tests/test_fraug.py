@@ -348,4 +348,4 @@ def test_the_study_trains_everything_on_a_part_and_then_the_head_on_all(make: Ma
     go_on(simulation)
     after = simulation.site.store.get(0).tensors
     assert {name for name in before if not torch.equal(before[name], after[name])} == {"head.weight", "head.bias"}
-    assert simulation.coordinator.bytes_up == 0
+    assert simulation.coordinator.sent[1] == 0

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedshift.deployment.keys import Authority, site_pair
+from fedshift.deployment.keys import make_certificates, site_pair
 
 pytest.importorskip("flwr")
 pytest.importorskip("cryptography")
@@ -186,9 +186,8 @@ def status(received: bytes) -> int:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("certificates")
-    authority = Authority.make("trial")
-    pair = authority.server([HOST])
-    (folder / "ca.crt").write_bytes(authority.pair().public)
+    authority, pair = make_certificates("trial", [HOST])
+    (folder / "ca.crt").write_bytes(authority.public)
     (folder / "superlink.crt").write_bytes(pair.public)
     (folder / "superlink.key").write_bytes(pair.private)
     return World(folder, Key())
@@ -451,7 +450,7 @@ def test_open_connections_keep_no_site_away(world: World, link: SuperLink):
 
 
 def test_a_superlink_of_another_authority_is_none(world: World, link: SuperLink, tmp_path: Path):
-    (tmp_path / "ca.crt").write_bytes(Authority.make("other").pair().public)
+    (tmp_path / "ca.crt").write_bytes(make_certificates("other", [HOST])[0].public)
     trusts_other = ssl.create_default_context(cafile=tmp_path / "ca.crt")
     with world.gate(link.port, trusted=trusts_other) as caller:
         assert caller.asked(PULL, world.key.headers())[0] == 502

@@ -297,7 +297,7 @@ def test_the_name_may_be_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("name", "sites", "more", "said"),
     [
-        ("a b", "a,b", (), "federation name 'a b'"),
+        ("a b", "a,b", (), "name = 'a b'"),
         ("default", "a,b", (), "'default' means something else to Flower"),
         ("x", "a,a", (), "each once"),
         ("x", "a,b", ("--address", "here"), "give host:port"),

@@ -297,7 +297,7 @@ def test_nothing_is_sent_back_in_a_last_stage_that_merges_nothing(make: Make):
 
 def test_single_sends_nothing_and_a_target_is_scored_with_every_model(make: Make):
     simulation = simulate(make({"method": {"name": "single", "weighting": "samples"}}))
-    assert simulation.coordinator.bytes_down == simulation.coordinator.bytes_up == 0
+    assert simulation.coordinator.sent == (0, 0)
     record = evaluated(simulation, simulation.coordinator.schedule[-1])
     target = next(row for row in record["environments"] if row["role"] == "test")
     assert (target["model"], target["models"]) == ("unseen", 2)

@@ -36,7 +36,8 @@ from fedshift.reporting.comparison import Comparison
 from fedshift.reporting.run_status import scores_text
 from fedshift.runs.events import Progress
 from fedshift.runs.selection import by_environment, mean_score, summary
-from fedshift.study.tune import Budget, plan_studies
+from fedshift.study.search import Budget
+from fedshift.study.tune import plan_studies
 from refusal import refuses
 
 EVERY = (
@@ -320,11 +321,11 @@ def test_tables_show_what_selects_first_and_say_what_is_left_out(make: Make, tmp
 @pytest.mark.parametrize(("name", "best"), [("auroc", 1), ("calibration-error-15", 0)])
 def test_a_search_goes_the_right_way(make: Make, name: str, best: int):
     experiment = make({"evaluate.metrics": [name], "evaluate.select": name})
-    ((study,), _) = plan_studies([experiment], Budget())
+    ((study,), _) = plan_studies([experiment], Budget(trials=3))
     study.read()
-    for number, value in zip(study.ask(3), (0.2, 0.8, 0.5), strict=True):
+    for number, value in zip(study.ask(), (0.2, 0.8, 0.5), strict=True):
         study.tell(number, replace(study.trials[number], state="complete", value=value))
-    assert study.best(3) == best
+    assert study.best() == best
     assert study.optuna_study.best_value == study.trials[best].value
 
 

@@ -23,12 +23,12 @@ from federated import Local, members, set_site
 from fedshift.clients.preparation import UNSEEN, Column, Preparation
 from fedshift.core.contract import Upload
 from fedshift.core.preparation import PREPARATION
-from fedshift.deployment.agreement import Agreement, read_site
+from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.demo import rehearse
 from fedshift.deployment.inspection import inspect
 from fedshift.deployment.leaving import leaving
-from fedshift.deployment.site_data import site_data
+from fedshift.deployment.site_data import SiteFolder
 from fedshift.errors import AuditError
 from fedshift.experiments import Experiment
 from fedshift.methods import METHODS
@@ -325,6 +325,6 @@ def test_a_site_with_other_columns_is_named(tmp_path: Path):
         inspect(site).problems.check()
     frame.loc[3, "sex"] = "x"
     frame.to_csv(site / "mine.csv", index=False)
-    mine = site_data(Agreement.read(site), *read_site(site))
+    mine = SiteFolder(site).samples()
     assert mine.x[3, 2] == UNSEEN
     assert any("no category 'x' of the column 'sex'" in note for note in mine.notes)

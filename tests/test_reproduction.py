@@ -22,13 +22,13 @@ from fedshift.runs.events import Progress
 from fedshift.runs.find import find
 from fedshift.runs.run import Run
 from fedshift.study import study_plan as planning
-from fedshift.study.execute import DIVERGED
+from fedshift.study.execute import DIVERGED, CarriedOut
 from fedshift.study.grid import Document, expand
 from fedshift.study.papers import PAPERS, exhibit_of, exhibits
 from fedshift.study.quantities import quantity
-from fedshift.study.reproduction import RUNS_FILE, Reproduction, differences_from_paper, less, plan_table, run_folders
+from fedshift.study.reproduction import Reproduction, differences_from_paper, less, plan_table
 from fedshift.study.scenarios import scales, scenarios
-from fedshift.study.study_tables import Count
+from fedshift.study.study_tables import RUNS_FILE, Count, run_folders
 from fresh import ok
 from test_benchmark import Heard
 
@@ -227,7 +227,7 @@ def test_a_cell_that_diverged_is_counted_alike_everywhere(tmp_path: Path):
     (folder.path / DIVERGED).write_text("The loss is not finite.")
     runs, over = sum(map(len, folders)), len(plan.cells[0].experiments)
     assert str(Count.of(folders)) == f"0 of {runs} runs finished, {over} diverged"
-    done = Reproduction.read(plan, plan.whole.cells, {})
+    done = Reproduction.read(plan, plan.whole.cells, CarriedOut())
     assert str(done.count) == str(Count.of(folders))
     assert f"{done.count}; they took" in done.table()
     assert "RotatedMNIST, FedAVG: diverged. The loss is not finite." in done.table()

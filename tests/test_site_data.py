@@ -30,10 +30,10 @@ pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
 import fedshift
 from federated import Local
-from fedshift.deployment.agreement import EXPERIMENT, Agreement, read_site
+from fedshift.deployment.agreement import EXPERIMENT, Agreement
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.demo import rehearse
-from fedshift.deployment.site_data import site_data, site_model
+from fedshift.deployment.site_data import SiteFolder, site_model
 from fedshift.runs.events import Progress
 from fedshift.written import parse_toml
 from test_coordinate import alike
@@ -147,7 +147,7 @@ def test_every_kind_of_data_is_set_up_checked_and_carried_out(tmp_path: Path, ki
 
 
 def samples(site: Path) -> torch.Tensor:
-    return site_data(Agreement.read(site), *read_site(site)).x
+    return SiteFolder(site).samples().x
 
 
 def test_columns_are_read_in_one_order_at_every_site(tmp_path: Path):
@@ -224,7 +224,7 @@ TRIAL: dict[str, Any] = {
     "train": {"rounds": 2, "steps": 2, "batch": 4},
 }
 RUNNER = CliRunner()
-SiteFolder = Callable[..., Path]
+MakeSite = Callable[..., Path]
 
 
 def certificate(days: int) -> bytes:
@@ -240,7 +240,7 @@ def certificate(days: int) -> bytes:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> SiteFolder:
+def site(tmp_path: Path) -> MakeSite:
     """A function that makes a site's folder, with changes to its files."""
 
     def make(
@@ -280,7 +280,7 @@ def problems(folder: Path) -> str:
 # What is found -----------------------------------------------------------------------------------
 
 
-def test_a_site_that_can_take_part(site: SiteFolder):
+def test_a_site_that_can_take_part(site: MakeSite):
     """Ten of each of two classes, of which two each are tested and validated on; nothing is written."""
     folder = site()
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -298,7 +298,7 @@ def test_a_site_that_can_take_part(site: SiteFolder):
     }
 
 
-def test_the_command_prints_it_with_the_page_of_what_leaves(site: SiteFolder, monkeypatch: pytest.MonkeyPatch):
+def test_the_command_prints_it_with_the_page_of_what_leaves(site: MakeSite, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "200")
     folder = site()
     result = RUNNER.invoke(app, ["federation", "check", str(folder)], catch_exceptions=False)
@@ -312,7 +312,7 @@ def test_the_command_prints_it_with_the_page_of_what_leaves(site: SiteFolder, mo
 # What keeps it from taking part ------------------------------------------------------------------
 
 
-def test_everything_wrong_is_said_at_once(site: SiteFolder):
+def test_everything_wrong_is_said_at_once(site: MakeSite):
     y = ["Ill"] * 9 + ["sick"] * 2 + ["well"] * 9
     folder = site(x=np.ones((20, 3), np.float32), y=y, site={"refuse": ["model update"]})
     (folder / KEY).unlink()
@@ -329,7 +329,7 @@ def test_everything_wrong_is_said_at_once(site: SiteFolder):
         assert words in message
 
 
-def test_what_is_wrong_with_a_cell_is_mended_here(site: SiteFolder):
+def test_what_is_wrong_with_a_cell_is_mended_here(site: MakeSite):
     """Messages of data sets name settings as the commands of a simulation take them; a site has site.toml."""
     folder = site(
         experiment={"data": {"name": "table", "path": "data/all.csv", "columns": ["age"], "statistics": "site"}},
@@ -345,7 +345,7 @@ def test_what_is_wrong_with_a_cell_is_mended_here(site: SiteFolder):
     inspect(folder).problems.check()
 
 
-def test_keys_that_do_not_belong_together_and_a_certificate_that_is_no_longer_valid(site: SiteFolder):
+def test_keys_that_do_not_belong_together_and_a_certificate_that_is_no_longer_valid(site: MakeSite):
     folder = site()
     (folder / AUTHORITY).write_bytes(certificate(days=-1))
     assert f"'{folder / AUTHORITY}' is valid from" in problems(folder)
@@ -353,7 +353,7 @@ def test_keys_that_do_not_belong_together_and_a_certificate_that_is_no_longer_va
     assert f"'{folder / PUBLIC}' is not the public key of" in problems(folder)
 
 
-def test_a_key_that_others_can_read_is_noted(site: SiteFolder):
+def test_a_key_that_others_can_read_is_noted(site: MakeSite):
     folder = site()
     (folder / KEY).chmod(0o644)
     (note,) = inspect(folder).notes

@@ -31,9 +31,9 @@ from fedshift.runs.selection import mean_score
 from fedshift.spec import Range
 from fedshift.study.api import search_budget
 from fedshift.study.grid import expand, override
-from fedshift.study.search import Study
+from fedshift.study.search import Budget, Study
 from fedshift.study.space import Space, settings_of, with_settings
-from fedshift.study.tune import Budget, plan_studies, search_all
+from fedshift.study.tune import plan_studies, search_all
 from fedshift.study.tuned import Found, TunedSettings, Tuning
 from fresh import ok
 from refusal import refuses
@@ -153,9 +153,9 @@ def a_study(tmp_path: Path, budget: Budget | None = None, changes: Mapping[str, 
     return study
 
 
-def told(study: Study, trials: int, value: Callable[[Mapping[str, Any]], float]) -> None:
+def told(study: Study, value: Callable[[Mapping[str, Any]], float]) -> None:
     """Ask for trials, each of which has a curve that ends with its value, or fails where that is not finite."""
-    while numbers := study.ask(trials):
+    while numbers := study.ask():
         for number in numbers:
             trial = study.trials[number]
             came = value(trial.settings)
@@ -171,8 +171,8 @@ def near(settings: Mapping[str, Any]) -> float:
 
 
 def test_the_first_trial_is_the_experiment_as_it_stands(tmp_path: Path):
-    study = a_study(tmp_path, Budget(search={"train.momentum": [0.1, 0.5]}), {"train.lr": 0.5})
-    told(study, 24, near)  # neither is in the range, and the sampler does without
+    study = a_study(tmp_path, Budget(trials=24, search={"train.momentum": [0.1, 0.5]}), {"train.lr": 0.5})
+    told(study, near)  # neither is in the range, and the sampler does without
     assert study.trials[0].settings == {"train.lr": 0.5, "train.momentum": 0.9}
     assert all(trial.settings["train.lr"] <= 0.3 for trial in study.trials[1:])
 
@@ -180,22 +180,22 @@ def test_the_first_trial_is_the_experiment_as_it_stands(tmp_path: Path):
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_a_study_that_is_opened_again_goes_on_to_the_same_trials(tmp_path: Path, sampler: Any):
     """After each batch, within one, and with a line that a kill cut short: Optuna's journal has all that is needed."""
-    whole = a_study(tmp_path / "whole", Budget(sampler=sampler))
+    whole = a_study(tmp_path / "whole", Budget(trials=24, sampler=sampler))
     whole.digest = "same"
-    told(whole, 24, near)
+    told(whole, near)
     for half in range(1, 24):
-        study = a_study(tmp_path / "parts", Budget(sampler=sampler))
+        study = a_study(tmp_path / "parts", Budget(trials=24, sampler=sampler))
         study.digest = "same"
         study.read()
-        numbers = study.ask(24)
+        numbers = study.ask()
         for number in numbers[: 1 + half % 4]:
             came = near(study.trials[number].settings)
             study.tell(number, replace(study.trials[number], state="complete", value=came, curve=[(1, 0.1), (2, came)]))
         with (study.path / STUDY).open("ab") as file:
             file.write(b'{"op_code": 5, "trial')
-    study = a_study(tmp_path / "parts", Budget(sampler=sampler))
+    study = a_study(tmp_path / "parts", Budget(trials=24, sampler=sampler))
     study.digest = "same"
-    told(study, 24, near)
+    told(study, near)
     assert study.trials == whole.trials
     assert len({trial.settings["train.lr"] for trial in study.trials}) > 20
 
@@ -203,15 +203,15 @@ def test_a_study_that_is_opened_again_goes_on_to_the_same_trials(tmp_path: Path,
 def test_a_failed_trial_is_the_worst(tmp_path: Path):
     """Of two studies that differ in how bad high learning rates are told to be, both avoid them."""
     for bad in (math.nan, 0.1):
-        study = a_study(tmp_path / str(bad))
-        told(study, 30, lambda settings, bad=bad: bad if settings["train.lr"] > 0.02 else 0.5)
+        study = a_study(tmp_path / str(bad), Budget(trials=30))
+        told(study, lambda settings, bad=bad: bad if settings["train.lr"] > 0.02 else 0.5)
         assert sum(trial.settings["train.lr"] > 0.02 for trial in study.trials[15:]) <= 6
         assert {trial.state for trial in study.trials} == ({"complete"} if bad == 0.1 else {"complete", "failed"})
 
 
 def test_a_damaged_journal_is_an_error(tmp_path: Path):
-    study = a_study(tmp_path)
-    told(study, 2, near)
+    study = a_study(tmp_path, Budget(trials=2))
+    told(study, near)
     file = study.path / STUDY
     file.write_text("what is this\n" + file.read_text())
     with refuses(str(file), "damaged", "Remove it"):
@@ -232,7 +232,7 @@ TABLE = {
 
 def test_the_median_of_earlier_trials_prunes(tmp_path: Path):
     study = a_study(tmp_path, Budget(parallel=5))
-    for number, values in zip(study.ask(5), TABLE.values(), strict=True):
+    for number, values in zip(study.ask(), TABLE.values(), strict=True):
         scored = list(enumerate(values, start=1))
         study.tell(number, replace(study.trials[number], state="complete", value=values[-1], curve=scored))
     for curve, end in (

@@ -201,6 +201,6 @@ def test_what_one_client_sends_from_round_two_on_is_listed(make: Make):
     told = {"type": "float32", "shape": [size], "varies": True, "messages": 8, "clients": "0-1", "rounds": "1-4"}
     assert up["tensors"]["extra"] == told
     assert up["largest"] > 4 * size
-    assert up["bytes"] == simulation.coordinator.bytes_up > 3 * 4 * size
+    assert up["bytes"] == simulation.coordinator.sent[1] > 3 * 4 * size
     (leak,) = [e for e in simulation.coordinator.ledger.entries if ("extra", torch.float32, (size,)) in e.signature]
     assert (leak.messages, leak.clients, leak.rounds) == (3, {1}, {2, 3, 4})

@@ -19,7 +19,7 @@ from fedshift.study.study_plan import Forecast, StudyPlan
 from fedshift.written import bytes_text, clock
 
 if TYPE_CHECKING:
-    from fedshift.study.tune import Budget
+    from fedshift.study.search import Budget
 
 WIDTH = 120
 COLUMNS = [
@@ -51,9 +51,9 @@ def print_searches(experiments: Sequence[Experiment], budget: Budget) -> None:
 
 def print_study(plan: StudyPlan) -> None:
     """Print what the cells of a study would cost, and why scenarios are left out."""
-    from fedshift.study.execute import forecast_study
+    from fedshift.study.execute import forecast, unfinished_runs
 
-    print_forecasts(forecast_study(plan), plan.left_out.values())
+    print_forecasts(forecast(plan.available, unfinished_runs), plan.left_out.values())
 
 
 def print_forecasts(forecasts: Sequence[Forecast], more: Iterable[str] = ()) -> None:

@@ -64,11 +64,11 @@ def benchmark(
     ] = False,
 ) -> None:
     """Carry out the published benchmark: methods on a set of federations, tuned alike, with ranks and differences."""
-    from fedshift.study.benchmark import carry_out_benchmark, plan_benchmark
+    from fedshift.study.benchmark import Benchmark, plan_benchmark
 
     columns = listed(federation) if federation is not None else None
     plan = plan_benchmark(scale, listed(method), columns, data=paths_of(data or []), plugins=plugin or [], out=out)
-    done = _carry_out_or_estimate(plan, carry_out_benchmark, dry_run)
+    done = _carry_out_or_estimate(plan, Benchmark.carried_out, dry_run)
     if done and done.failed:
         raise typer.Exit(1)
 
@@ -107,7 +107,7 @@ def reproduce(
     json_: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
 ) -> None:
     """Carry out a table or curve of a paper (TABLE, such as fedsr-table1), and put it beside the paper's numbers."""
-    from fedshift.study.reproduction import plan_table, reproduce_table
+    from fedshift.study.reproduction import Reproduction, plan_table
     from fedshift.study.states import reproductions
     from fedshift.written import parse_assignments
 
@@ -130,7 +130,7 @@ def reproduce(
     plan = plan_table(
         table, scale or "smoke", panels=panel or None, rows=row or None, data=paths, settings=run, out=out
     )
-    _carry_out_or_estimate(plan, reproduce_table, dry_run)
+    _carry_out_or_estimate(plan, Reproduction.carried_out, dry_run)
 
 
 def _carry_out_or_estimate(plan: StudyPlan, carry_out: Callable[[StudyPlan], R], dry_run: bool) -> R | None:

@@ -21,9 +21,7 @@ from fedshift.clients.partitions import Domains
 from fedshift.clients.preparation import Column
 from fedshift.clients.protocols import InDomain, PersonalUnderShift
 from fedshift.core.contract import Category
-from fedshift.core.method import make_parts
-from fedshift.core.model import ModelBuilder
-from fedshift.core.preparation import PREPARATION, preparation_part
+from fedshift.core.preparation import PREPARATION
 from fedshift.core.setup import Setup
 from fedshift.datasets.column_files import InputColumns
 from fedshift.datasets.dataset import Dataset
@@ -34,7 +32,6 @@ from fedshift.files import digest_of
 from fedshift.rounds.evaluation import parts_predicted
 from fedshift.runs.schema import Blueprint
 from fedshift.spec import FolderName, Processors, Spec, as_toml, setting
-from fedshift.streams import Streams
 
 EXPERIMENT, SITE = "experiment.toml", "site.toml"
 NOT_AGREED = ("run", "plugins")  # where and how each member carries the experiment out
@@ -202,15 +199,8 @@ class Agreement:
         Raises:
             FedshiftError: the model cannot be made, or the method cannot work with this training.
         """
-        experiment, streams = self.experiment, Streams(self.experiment.seed)
-        experiment.check()
-        classes, clients = len(self.federation.classes), len(self.clients)
-        shape, preparation = self.inputs.shape(self.federation.shape), self.inputs.preparation
-        model = ModelBuilder(experiment.model, shape, classes, streams, clients, environments=clients)
-        parts = make_parts(experiment.method, model) | preparation_part(preparation)
-        train, evaluate = experiment.train, experiment.evaluate
-        names = tuple(self.federation.classes)
-        return Setup(self.run, experiment.method, model, parts, train, evaluate, streams, device, names, preparation)
+        self.experiment.check()
+        return self.blueprint.setup(self.experiment, self.run, device)
 
     @cached_property
     def blueprint(self) -> Blueprint:

@@ -22,20 +22,19 @@ from fedshift import content, files
 from fedshift.clients.federated import FederatedData
 from fedshift.core.contract import Category, ServerState
 from fedshift.core.messages import Order, pack
-from fedshift.core.setup import Round, Setup
+from fedshift.core.setup import Round
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import Tensors
-from fedshift.deployment.agreement import EXPERIMENT, SITE, Agreement, SiteSettings, read_site
+from fedshift.deployment.agreement import EXPERIMENT, SITE
 from fedshift.deployment.federation_toml import FEDERATION
+from fedshift.deployment.keys import digest, make_proof
 from fedshift.deployment.leaving import category, models_scored, of_requests, refusal, refused, without
 from fedshift.deployment.sent import SENT, SentLog
-from fedshift.deployment.site_data import MODEL, site_data, site_federation
-from fedshift.deployment.turns import Turn, Turns
+from fedshift.deployment.site_data import MODEL, STATE, SiteFolder
+from fedshift.deployment.turns import CannotError, Turn, Turns, check_score, check_turn
 from fedshift.deployment.wire import (
     DECIMALS,
     MOST_LOSS,
-    NOBODY,
-    CannotError,
     Done,
     Failed,
     Join,
@@ -46,21 +45,18 @@ from fedshift.deployment.wire import (
     SiteScore,
     Unscored,
     Work,
-    digest,
-    make_proof,
     read_request,
 )
 from fedshift.engines.choice import Choice, asked_for, open_engine
 from fedshift.errors import AuditError, DamagedError, DivergedError, FedshiftError
-from fedshift.rounds.checks import check_answer, check_order, first_not_finite
+from fedshift.rounds.checks import check_answer, first_not_finite
 from fedshift.rounds.evaluation import Evaluation
 from fedshift.rounds.site import Site
 from fedshift.rounds.versions import Versions
 from fedshift.runs.schema import environment
-from fedshift.runs.simulation import choose_device
 from fedshift.written import moment
 
-STATE, LOG = "state", "log.jsonl"
+LOG = "log.jsonl"
 
 _WORDS: tuple[tuple[type[Exception], Reason], ...] = (
     (DivergedError, "diverged"),
@@ -75,8 +71,9 @@ class Attendant:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()  # "." has no name
         self._began, self._seconds = 0.0, dict[str, float]()
-        self._files: list[str] = []
+        self._read: list[str] = []  # digests of the files that ``site`` has read
         self._samples: tuple[dict[str, str], FederatedData] | None = None
+        self.site = SiteFolder(self.folder)
 
     def answer(self, data: bytes) -> bytes:
         """The reply to a request, which is written down before it leaves.
@@ -93,10 +90,12 @@ class Attendant:
             turns: Turns | None = None
             self._began, self._seconds = time.perf_counter(), {}
             try:
-                with self._timed("request"):
+                with self._timed("setup"):
                     self._forget_what_changed()
-                    request = read_request(data, of_requests(self.agreement, self.setup))
-                turns = self.turns() if request.run == self.setup.run else None
+                    setup = self.site.setup
+                with self._timed("request"):
+                    request = read_request(data, of_requests(self.site.agreement, setup))
+                turns = self.turns() if request.run == setup.run else None
                 reply = self._reply(request, turns)
             except Exception as error:
                 reply = self._failure(error)
@@ -111,19 +110,19 @@ class Attendant:
 
     def turns(self) -> Turns:
         """What the site was asked in the run, and what it replied."""
-        return Turns(self.folder / STATE / self.setup.run)
+        return Turns(self.folder / STATE / self.site.setup.run)
 
     # What is asked --------------------------------------------------------------------------------
 
     def _reply(self, request: Request, turns: Turns | None) -> Reply:
-        if request.site != self.settings.name:
-            raise CannotError("order", f"This site is '{self.settings.name}'; the request is for '{request.site}'.")
-        if isinstance(request, Join) and (different := self.agreement.differences(request.settings)):
+        if request.site != (mine := self.site.settings.name):
+            raise CannotError("order", f"This site is '{mine}'; the request is for '{request.site}'.")
+        if isinstance(request, Join) and (different := self.site.agreement.differences(request.settings)):
             known = tuple(name for name in different if name in request.settings)  # others are this site's business
             raise CannotError("experiment", f"The coordinator has other settings: {', '.join(different)}", known)
         if turns is None:
-            raise CannotError("order", f"The run {request.run} is not this site's, {self.setup.run}.")
-        if request.agreed != self.agreement.digest:
+            raise CannotError("order", f"The run {request.run} is not this site's, {self.site.setup.run}.")
+        if request.agreed != self.site.agreement.digest:
             raise CannotError("experiment", "The coordinator has other settings.")
         return self._join(turns) if isinstance(request, Join) else self._work(request, turns)
 
@@ -133,10 +132,10 @@ class Attendant:
         packages = environment().packages
         samples = sum(len(client.train) for client in self._loaded().clients)
         return Joined(
-            self.settings.name,
+            self.site.settings.name,
             {name: packages[name] for name in ("fedshift", "torch")},
             turns.begin_session(),
-            None if "count" in self.settings.refuse else samples,
+            None if "count" in self.site.settings.refuse else samples,
         )
 
     def _work(self, work: Work, turns: Turns) -> Done:
@@ -146,13 +145,15 @@ class Attendant:
             raise CannotError("session", f"The session {work.session} is not the newest, {turns.session}.")
         if work.saved > scored:
             raise CannotError("order", f"A checkpoint of {work.saved} rounds has more than the {scored} that are done.")
-        turn = Turn("order", work.position, 0 if order is None else self._check_order(work, order))
-        before = Turn("score", scored)
+        client, before = self.site.client, Turn("score", scored)
+        turn = Turn("order", work.position)
+        if order is not None:
+            turn = turn._replace(place=check_turn(self.site.setup, order, work.position, client))
         if model is not None:
-            self._check_score(model, scored)
-        store = Versions(self.folder / STATE / self.setup.run, self.setup.run, self.setup.device)
-        site = Site(self.setup, self._loaded(), store, audit=self.agreement.experiment.run.audit)
-        done, unsent = Done(self.settings.name), model is not None and before not in turns.answered("score")
+            check_score(self.site.setup, model, scored, client)
+        store = Versions(self.folder / STATE / self.site.setup.run, self.site.setup.run, self.site.setup.device)
+        site = Site(self.site.setup, self._loaded(), store, audit=self.site.agreement.experiment.run.audit)
+        done, unsent = Done(self.site.settings.name), model is not None and before not in turns.answered("score")
         if model is not None:
             store.begin(scored + 1)  # after all exchanges of the rounds that are done
             with self._timed("score"):
@@ -169,7 +170,7 @@ class Attendant:
             done = replace(done, answer=answered.answer)
         store.prune(work.saved)
         turns.prune(work.saved)
-        return without(done, self.settings.refuse)  # which may be stricter than when a reply was kept
+        return without(done, self.site.settings.refuse)  # which may be stricter than when a reply was kept
 
     def _answered(self, site: Site, store: Versions, order: Order, turns: Turns, turn: Turn) -> Done:
         """Carry out an order, with what the client has kept of the rounds before."""
@@ -179,144 +180,86 @@ class Attendant:
             (answer,) = site.answers([order], engine)
         if isinstance(answer, Exception):
             raise answer
-        _, exchange = self.setup.find(order.stage, order.exchange)
+        _, exchange = self.site.setup.find(order.stage, order.exchange)
         try:
-            check_answer(self.setup, answer, exchange, f"round {order.round}")  # what is not declared does not leave
+            check_answer(
+                self.site.setup, answer, exchange, f"round {order.round}"
+            )  # what is not declared does not leave
             _check_finite(store.left(order.client))
         except FedshiftError:
             store.set_aside(order.client)
             raise
-        return Done(self.settings.name, answer)
+        return Done(self.site.settings.name, answer)
 
     def _scored(self, site: Site, order: Order, turns: Turns, turn: Turn) -> Done:
         """Score what an order brings on every environment whose model can be made here."""
         _check_kept(site, order, turns, turn)
-        client, stage = self.agreement.client(self.settings.name), self.setup.find(order.stage, order.exchange)[0]
+        client, stage = self.site.client, self.site.setup.find(order.stage, order.exchange)[0]
         if self._ends_with(order):
             kept = {} if client is None else site.state(client).tensors
             private = {f"client.{client}.{name}": tensor for name, tensor in kept.items()}
-            files.write(self.folder / STATE / self.setup.run / MODEL, pack({**order.down, **private}))
+            files.write(self.folder / STATE / self.site.setup.run / MODEL, pack({**order.down, **private}))
         whole, evaluation = site.federated, Evaluation(site)
         unscored: dict[str, Unscored] = {}
         own = []
         for each in whole.environments:
             if evaluation.whose(each) == "unseen":
                 unscored[each.name] = "model"
-            elif len(each.samples) < self.settings.min_scored:
+            elif len(each.samples) < self.site.settings.min_scored:
                 unscored[each.name] = "few"
             else:
                 own.append(each)
         if not own:
-            return Done(self.settings.name, unscored=unscored)
-        alone = Evaluation(Site(self.setup, replace(whole, environments=own), site.store))
+            return Done(self.site.settings.name, unscored=unscored)
+        alone = Evaluation(Site(self.site.setup, replace(whole, environments=own), site.store))
         state = ServerState(order.down)
         with open_engine(self._engine) as engine:
             rows = alone.rows(state, lambda client: order.down, Round(stage, order.round), engine)
-        return Done(self.settings.name, scores=tuple(_score(row) for row in rows), unscored=unscored)
+        return Done(self.site.settings.name, scores=tuple(_score(row) for row in rows), unscored=unscored)
 
     def _ends_with(self, order: Order) -> bool:
         """Whether a model is the run's last; where a stage may end early, any that is scored may be."""
-        last = self.setup.stages[-1]
-        return order.stage == last.name and (order.round == last.rounds or self.setup.train.patience != "off")
+        last = self.site.setup.stages[-1]
+        return order.stage == last.name and (order.round == last.rounds or self.site.setup.train.patience != "off")
 
     def _check_policy(self) -> None:
         """Refuse a run that needs what this site does not send, or scores more models than this site does.
 
         A held-out site, which never trains, is asked for no tensor.
         """
-        declared, most = models_scored(self.setup), self.settings.max_models
+        declared, most = models_scored(self.site.setup), self.site.settings.max_models
         if most and declared > most:
             why = f"The run scores {declared} models; max_models = {most} in site.toml."
             raise CannotError("models", why, (str(most),))
-        if self.agreement.client(self.settings.name) is not None and refused(self.setup, self.settings.refuse):
-            error = refusal(self.setup, self.settings.name, self.settings.refuse)
-            raise CannotError("policy", str(error), self.settings.refuse)
+        if self.site.client is not None and refused(self.site.setup, self.site.settings.refuse):
+            error = refusal(self.site.setup, self.site.settings.name, self.site.settings.refuse)
+            raise CannotError("policy", str(error), self.site.settings.refuse)
 
     # What this site has ---------------------------------------------------------------------------
 
     @cached_property
-    def agreement(self) -> Agreement:
-        """What the members agreed on."""
-        return Agreement.read(self.folder)
-
-    @property
-    def settings(self) -> SiteSettings:
-        """What the site says of itself."""
-        return self._site[0]
-
-    @cached_property
-    def _site(self) -> tuple[SiteSettings, dict[str, Any]]:
-        return read_site(self.folder)
-
-    @cached_property
-    def setup(self) -> Setup:
-        """What it needs to work with the coordinator."""
-        with self._timed("setup"):
-            return self.agreement.setup(choose_device(self.settings.device))
-
-    @cached_property
     def _engine(self) -> Choice:
-        options = self.agreement.experiment.run.replace(engine="sequential", threads=self.settings.threads)
-        return asked_for(self.setup, options)
+        options = self.site.agreement.experiment.run.replace(engine="sequential", threads=self.site.settings.threads)
+        return asked_for(self.site.setup, options)
 
     def _forget_what_changed(self) -> None:
         """Have the site's files read again if one was changed since the last request."""
         now = [content.digest(self.folder / name) for name in (FEDERATION, EXPERIMENT, SITE)]
-        if now != self._files:
-            self._files, self._samples = now, None
-            for name in ("agreement", "_site", "setup", "_engine"):
-                vars(self).pop(name, None)
+        if now != self._read:
+            self._read, self._samples, self.site = now, None, SiteFolder(self.folder)
+            vars(self).pop("_engine", None)
 
     def _loaded(self) -> FederatedData:
         """The site's samples, read again only when what they are read from has changed."""
-        settings, data = self._site
+        site = self.site
         try:
             with self._timed("data"):
-                now = self.agreement.with_data(data).contents
+                now = site.experiment.contents
                 if self._samples is None or self._samples[0] != now:
-                    samples = site_data(self.agreement, settings, data)
-                    federated = site_federation(self.agreement, settings, samples).to(self.setup.device)
-                    self._samples = now, federated
+                    self._samples = now, site.federated(site.samples()).to(site.setup.device)
                 return self._samples[1]
         except FedshiftError as error:
             raise CannotError("data", str(error)) from error
-
-    def _check_order(self, work: Work, order: Order) -> int:
-        """The place of an order's exchange in its round.
-
-        Raises:
-            FedshiftError: the order is not for this site, or none that a coordinator would give.
-        """
-        round = self._round(order, work.position, self.agreement.client(self.settings.name))
-        place = next((n for n, each in enumerate(round.stage.exchanges) if each.name == order.exchange), None)
-        if place is None:
-            raise CannotError("order", f"The stage '{order.stage}' has no exchange '{order.exchange}'.")
-        check_order(self.setup, order, round.stage.exchanges[place])
-        return place
-
-    def _check_score(self, score: Order, scored: int) -> None:
-        """Refuse a model that is not for this site, or of a round that is not scored.
-
-        Raises:
-            FedshiftError: the message says which.
-        """
-        client = self.agreement.client(self.settings.name)
-        if not self.setup.scored(self._round(score, scored, NOBODY if client is None else client)):
-            raise CannotError("order", f"The model of round {score.round} is not to be scored.")
-        if client is not None:  # the target is sent more than any client is
-            check_order(self.setup, score, self.setup.find(score.stage, score.exchange)[1])
-
-    def _round(self, order: Order, position: int, client: int | None) -> Round:
-        """The round of an order, which must be that after which so many are done, or fewer where stages end early."""
-        if (order.run, order.client) != (self.setup.run, client):
-            raise CannotError("order", f"This is client {order.client} of the run {order.run}, not this site's.")
-        stage = next((stage for stage in self.setup.stages if stage.name == order.stage), None)
-        if stage is not None and 1 <= order.round <= stage.rounds:
-            before = self.setup.stages[: self.setup.stages.index(stage)]
-            planned = sum(each.rounds for each in before) + order.round
-            if position == planned or (self.setup.train.patience != "off" and order.round <= position < planned):
-                return Round(stage, order.round)
-        raise CannotError("order", f"Round {order.round} of the stage '{order.stage}' is not the {position}th.")
 
     # What is written down -------------------------------------------------------------------------
 
@@ -335,7 +278,7 @@ class Attendant:
     def _name(self) -> str:
         """The site's name; empty where site.toml cannot be read, as a folder's name is nobody's business."""
         try:
-            return self.settings.name
+            return self.site.settings.name
         except FedshiftError:
             return ""
 
@@ -353,7 +296,7 @@ class Attendant:
 
     def _category(self, order: Order | None, name: str) -> Category:
         """What a tensor says that leaves, in answer to an order or without one."""
-        return category(self.setup, self.setup.find(order.stage, order.exchange)[1] if order else None, name)
+        return category(self.site.setup, self.site.setup.find(order.stage, order.exchange)[1] if order else None, name)
 
     def log(self, what: str, why: str = "", **more: Any) -> None:
         """Write a line of the site's log."""

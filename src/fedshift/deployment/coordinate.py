@@ -25,9 +25,9 @@ from fedshift.deployment.wire import Done, Failed, Joined, Reason, Work
 from fedshift.engines.choice import asked_for, open_engine
 from fedshift.engines.engine import Engine, ServerJob
 from fedshift.errors import DivergedError, FedshiftError, Problems
-from fedshift.rounds.coordinator import Coordinator, Received, Request
-from fedshift.rounds.outliers import Limits
-from fedshift.runs.checkpoint import Execution, Weights, read_weights
+from fedshift.rounds.coordinator import Received, Request
+from fedshift.rounds.outliers import GuardedCoordinator, Limits
+from fedshift.runs.checkpoint import Weights, current_weights
 from fedshift.runs.events import PlannedStage, Progress, RunEvents
 from fedshift.runs.recorder import Recorder
 from fedshift.runs.run import EVENTS, Run, locked
@@ -187,12 +187,12 @@ class _Run:
                     journal.add(place - 1, orders, received)
                 orders, received = request, journal.read(place, request) or self._order(round, request)
                 request, place = asking.send(received), place + 1
-        self.display.round(self.position, self.coordinator.bytes_down, self.coordinator.bytes_up)
+        self.display.round(self.position, *self.coordinator.sent)
         self.recorder.count(time.perf_counter() - started, "")
         if self.setup.scored(round):
             self.recorder.write_times(self.called)
             self.scoring = Scoring.of(self.coordinator.record(round), self.coordinator, self.agreement)
-            self.scored = read_weights(self.coordinator, self.read)
+            self.scored = current_weights(self.coordinator, self.read)
             if self.setup.train.patience != "off":  # which decides whether there is a next round
                 if orders:  # what is merged must not change once a site has seen the model
                     journal.add(place - 1, orders, received)
@@ -212,9 +212,8 @@ class _Run:
         names = self.coordinator.names
         by_site = {names[order.client]: order for order in orders}
         scored = self.scoring.orders if self.scoring else {}
-        sent = self.coordinator.bytes_down, self.coordinator.bytes_up
         exchange = orders[0].exchange if orders else ""
-        self.display.begin_task(exchange, len(orders), len(orders), *sent)
+        self.display.begin_task(exchange, len(orders), len(orders), *self.coordinator.sent)
         asked = [site for site in self.sites if site in by_site or site in scored]
         replies = self.members.ask({site: self._work(site, by_site.get(site)) for site in asked})
         self._judge(replies, exchange)
@@ -275,7 +274,8 @@ class _Run:
         """What a site is asked for: the order, if there is one, and the model that it scores."""
         score = self.scoring.orders.get(site) if self.scoring else None
         number = self.position + (order is not None)
-        return Work(**self.members.address(site), position=number, saved=self._saved, order=order, score=score)
+        saved = min(self.recorder.saved)
+        return Work(**self.members.address(site), position=number, saved=saved, order=order, score=score)
 
     def _note_scores(self, came: Mapping[str, Came]) -> None:
         """Complete the record that waits for scores, if one does."""
@@ -299,21 +299,20 @@ class _Run:
         """Go back to the newest checkpoint; before the first round one is written, to which a run can go back."""
         checkpoint, federation = self.folder.checkpoint, self.agreement.federation
         self.samples = dict[int, int]()  # of the clients that have joined
-        limits = Limits(federation.norm_factor, self.samples, self._tell_left_out)
-        self.coordinator = Coordinator(self.setup, self.agreement.clients, limits)
+        limits = Limits(federation.norm_factor, self.samples)
+        self.coordinator = GuardedCoordinator(self.setup, self.agreement.clients, limits, self._tell_left_out)
         self.recorder = Recorder(self.folder, self.coordinator, self.read)
         host = checkpoint.host if checkpoint else {}
         self.doubts = Doubts.model_validate(host.get("doubts", {}))
         self.recorder.begin(self.agreement.blueprint, keep=[self.doubts.sound])
-        self._saved = self.doubts.sound
         self.coordinator.suspects = self.doubts.merged
         for suspect in self.doubts.tried[-1:]:
             why = "with its answer, the largest of its cohort, most sites could not work with the model"
-            self.coordinator.left_out = {(suspect.position, suspect.exchange): {suspect.client: why}}
+            self.coordinator.left_out = {(suspect.position, suspect.exchange, suspect.client): why}
         Journal(self.folder.path, self.position).remove()
         pending = host.get("pending")  # the record of the model that waits for scores, if one does
         self.scoring = Scoring.of(pending, self.coordinator, self.agreement) if pending else None
-        self.scored = read_weights(self.coordinator, self.read) if self.position else None
+        self.scored = current_weights(self.coordinator, self.read) if self.position else None
         if checkpoint is None:
             self._save()
 
@@ -326,9 +325,8 @@ class _Run:
         """Write a checkpoint, beside that of the newest model with which a site could work."""
         self.doubts.renew(self.coordinator.suspects)
         self.coordinator.suspects = self.doubts.merged
-        self.recorder.save(Execution({"engine": "federation"}, (self.folder.path.name,)), self._host())
+        self.recorder.save({"engine": "federation"}, [self.folder.path.name], self._host())
         self.recorder.keep_only(self.position, self.doubts.sound)
-        self._saved = self.doubts.sound
         Journal(self.folder.path, self.position).remove()
 
     def _notes(self) -> list[str]:

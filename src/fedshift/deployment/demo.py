@@ -17,12 +17,12 @@ from torch import Tensor
 
 from fedshift.clients.federated import FederatedData
 from fedshift.datasets.mnist import RotatedMNIST
-from fedshift.deployment.agreement import Agreement, read_site
+from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.coordinate import RUNS
 from fedshift.deployment.federation_toml import FederationSettings
 from fedshift.deployment.folders import DATA, Planned, planned
 from fedshift.deployment.shell import COORDINATOR, SITES
-from fedshift.deployment.site_data import site_data, site_federation
+from fedshift.deployment.site_data import SiteFolder
 from fedshift.deployment.supervisor import Processes, free_port
 from fedshift.engines.choice import asked_for
 from fedshift.errors import FedshiftError
@@ -162,8 +162,8 @@ def rehearse(folder: Path, progress: Progress) -> Run:
     run = Run(folder / "rehearsal" / carried_out(folder).path.name)
     agreement, alone = Agreement.read(folder / COORDINATOR), list[FederatedData]()
     for place in (folder / SITES / site for site in agreement.federation.sites):
-        (settings, data), own = read_site(place), agreement.at(place)
-        alone.append(site_federation(own, settings, site_data(own, settings, data, progress.embedded)))
+        site = SiteFolder(place, agreement.at(place))
+        alone.append(site.federated(site.samples(progress.embedded)))
     whole = replace(
         alone[0],
         clients=tuple(client for each in alone for client in each.clients),

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Le
+from pydantic import AfterValidator
 
 from fedshift.clients.checks import check_names as check_spelling
 from fedshift.deployment.shell import check_address
 from fedshift.errors import FedshiftError, needs
-from fedshift.spec import FolderName, NonNegative, Spec, setting
+from fedshift.spec import NonNegative, Spec, setting
 from fedshift.written import read_toml
 
 FEDERATION = "federation.toml"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # what file systems, shells, Flower and Docker all take
+TAKEN = ("default",)  # the word for something else where Flower looks for a connection's name
+
+
+def _name(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise ValueError(
+            "it names files, containers and keys: give 1 to 63 letters (A to Z), digits, dots, hyphens and "
+            "underscores, with a letter or digit first"
+        )
+    return name
+
+
+MemberName = Annotated[str, AfterValidator(_name)]
 Seconds = Annotated[float, Ge(1), Le(10**7)]
 Megabytes = Annotated[int, Ge(1), Le(2000)]
 
@@ -24,8 +40,8 @@ class FederationSettings(Spec):
 
     section: ClassVar[str] = FEDERATION
 
-    name: FolderName = setting(help="what the federation is called")
-    sites: tuple[FolderName, ...] = setting(help="the institutions' names; their order numbers the clients")
+    name: MemberName = setting(help="what the federation is called")
+    sites: tuple[MemberName, ...] = setting(help="the institutions' names; their order numbers the clients")
     shape: tuple[int, ...] = setting(help="the shape of a sample, such as [1, 28, 28]")
     classes: tuple[str, ...] = setting(help="the classes' names; a site may lack some")
     columns: tuple[tuple[str, ...], ...] = setting(
@@ -53,6 +69,8 @@ class FederationSettings(Spec):
             check_spelling(kind, dict.fromkeys(names, "in federation.toml"))
         if len(set(self.sites)) < len(self.sites) or not self.sites:
             raise FedshiftError(f"sites = {list(self.sites)}: give at least one site, each once.")
+        if self.name in TAKEN:
+            raise FedshiftError(f"'{self.name}' means something else to Flower; give the federation another name.")
         if 0 < self.norm_factor <= 1:
             raise FedshiftError(
                 f"norm_factor = {self.norm_factor:g} in federation.toml would leave out every update above the median: "

@@ -173,19 +173,15 @@ def _pem(key: bytes) -> str:
 
 
 def _came(reply: Any) -> bytes | Away:
-    """What a reply brings, or why there is none."""
-    if reply.has_error():
-        return _away(reply.error)
-    try:
-        return data_of(reply)
-    except FedshiftError as error:
-        return Away("failed", str(error))
-
-
-def _away(error: Any) -> Away:
-    """What an error of Flower means; its text, which may be an exception's at the site, is not passed on."""
+    """What a reply brings, or why there is none; the text of an error, which may quote a sample, is not passed on."""
     from flwr.common.constant import ErrorCode
 
+    if not reply.has_error():
+        try:
+            return data_of(reply)
+        except FedshiftError as error:
+            return Away("failed", str(error))
+    code = reply.error.code
     names = {value: name for name, value in vars(ErrorCode).items() if isinstance(value, int)}
-    word = names.get(error.code, str(error.code)).lower().replace("_", " ")
-    return Away("offline" if error.code == ErrorCode.NODE_UNAVAILABLE else "failed", word)
+    word = names.get(code, str(code)).lower().replace("_", " ")
+    return Away("offline" if code == ErrorCode.NODE_UNAVAILABLE else "failed", word)

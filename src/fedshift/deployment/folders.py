@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -33,7 +32,7 @@ from fedshift.deployment.agreement import (
     put_setting,
 )
 from fedshift.deployment.federation_toml import FEDERATION, FederationSettings
-from fedshift.deployment.keys import Authority, site_pair
+from fedshift.deployment.keys import make_certificates, site_pair
 from fedshift.deployment.leaving import render, what_leaves
 from fedshift.deployment.site_data import Schema
 from fedshift.errors import DiskError, FedshiftError
@@ -45,9 +44,6 @@ DATA, PLUGINS, FILES = "data", "plugins", "files"  # folders of a member
 LEAVES = "what-leaves.md"
 IN_COMPOSE = "superlink"  # what containers call the coordinator's
 UNPRIVILEGED = "1000:1000"  # a user and group without rights, as the Dockerfile has them
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")  # what file systems, shells, Flower and Docker all take
-HOST = re.compile(r"[A-Za-z0-9.:-]+")
-TAKEN = ("default",)  # the word for something else where Flower looks for a connection's name
 MIN_ANSWERS = 0.5  # of the sites that are asked; a round that fewer answer is not merged
 
 Content = bytes | str | Path | None  # a file's; that of another file; none: an empty folder
@@ -88,10 +84,9 @@ def planned(
         at_sites: what every site says of itself, as :class:`SiteSettings`; none: nothing.
 
     Raises:
-        FedshiftError: a name cannot be one, sites cannot carry the experiment out, a file that it names cannot be
+        FedshiftError: sites cannot carry the experiment out, a file that it names cannot be
             copied, or the extra 'flower' is not installed.
     """
-    _check_names(federation)
     table, copies = _relative(experiment)
     agreement = Agreement(Path(), federation, experiment.table())
     setup = agreement.setup(torch.device("cpu"))
@@ -100,8 +95,7 @@ def planned(
     host, port = shell.host_and_port(federation.address)
     me = f"{os.getuid()}:{os.getgid()}" if hasattr(os, "getuid") else UNPRIVILEGED  # as Docker takes them
     user = UNPRIVILEGED if me.startswith("0:") else me
-    authority = Authority.make(federation.name)
-    trusted, server = authority.pair(), authority.server([host, "localhost", "127.0.0.1", IN_COMPOSE])
+    trusted, server = make_certificates(federation.name, [host, "localhost", "127.0.0.1", IN_COMPOSE])
     pairs = {site: site_pair() for site in federation.sites}
     target = table["protocol"].get("hold_out")
     page = partial(
@@ -213,24 +207,6 @@ def _write(path: Path, content: Content) -> None:
 
 
 # What may be asked for ---------------------------------------------------------------------------
-
-
-def _check_names(federation: FederationSettings) -> None:
-    """Refuse names that some tool on the way would take for something else."""
-    for what, name in [("federation", federation.name), *(("site", site) for site in federation.sites)]:
-        if not NAME.fullmatch(name):
-            raise FedshiftError(
-                f"The {what} name '{name}' names files, containers and keys: give 1 to 63 letters (A to Z), digits, "
-                "dots, hyphens and underscores, with a letter or digit first."
-            )
-    if federation.name in TAKEN:
-        raise FedshiftError(f"'{federation.name}' means something else to Flower; give the federation another name.")
-    host, _ = shell.host_and_port(federation.address)
-    if not HOST.fullmatch(host) or host == "0.0.0.0":
-        raise FedshiftError(
-            f"address = '{federation.address}': sites must reach the coordinator there: give a host's name or its "
-            "address, such as fl.example.org:8000."
-        )
 
 
 def _own_domains(experiment: Experiment, sites: Sequence[str], domains: Sequence[str]) -> dict[str, tuple[str, ...]]:

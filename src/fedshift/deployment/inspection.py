@@ -9,15 +9,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from fedshift.deployment.agreement import SITE, Agreement, SiteSettings, read_site
+from fedshift.deployment.agreement import SITE
 from fedshift.deployment.leaving import refusal, refused, what_leaves
 from fedshift.deployment.shell import AUTHORITY
-from fedshift.deployment.site_data import site_data, site_federation
-from fedshift.errors import FedshiftError, Problems, UnknownNameError, needs
+from fedshift.deployment.site_data import SiteFolder
+from fedshift.errors import FedshiftError, Problems, needs
 from fedshift.reporting.data_report.duplicates import Roles, find_duplicates
 from fedshift.reporting.data_report.findings import duplicates_finding
 
@@ -72,28 +71,25 @@ def inspect(folder: Path) -> Inspection:
     """
     with needs("flower", "Taking part in a federation"):
         distribution("flwr")
-    found = Inspection()
-    agreement = site = None
+    found, site = Inspection(), SiteFolder(folder)
     with found.problems.gathered():
-        agreement = Agreement.read(folder)
-        found.federation = agreement.federation.name
+        found.federation = site.agreement.federation.name
     with found.problems.gathered():
-        site = read_site(folder)
-        found.site = site[0].name
+        found.site = site.settings.name
     for check in (_check_pair, _check_authority):
         with found.problems.gathered():
             check(folder)
     if (folder / KEY).exists() and os.name != "nt" and (folder / KEY).stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
         found.notes.append(f"Other users of this machine can read '{folder / KEY}': chmod 600 '{folder / KEY}'")
-    if agreement is not None:
+    if found.federation:
         with found.problems.gathered():
-            setup = agreement.setup(torch.device("cpu"))
-            found.page = what_leaves(setup, agreement.federation)
-            if site is not None and refused(setup, site[0].refuse):
-                raise refusal(setup, site[0].name, site[0].refuse)
-    if agreement is not None and site is not None:
+            setup = site.agreement.setup(torch.device("cpu"))
+            found.page = what_leaves(setup, site.agreement.federation)
+            if found.site and refused(setup, site.settings.refuse):
+                raise refusal(setup, found.site, site.settings.refuse)
+    if found.federation and found.site:
         try:
-            _read_samples(found, agreement, *site)
+            _read_samples(found, site)
         except FedshiftError as error:
             found.problems.add(error)
             if "--set data." in str(error):
@@ -103,16 +99,14 @@ def inspect(folder: Path) -> Inspection:
     return found
 
 
-def _read_samples(found: Inspection, agreement: Agreement, settings: SiteSettings, data: Mapping[str, Any]) -> None:
+def _read_samples(found: Inspection, site: SiteFolder) -> None:
     """Add the site's samples, and notes on them.
 
     Raises:
         FedshiftError: they are not what was agreed.
     """
-    if settings.name not in agreement.federation.sites:
-        raise UnknownNameError("site (name in site.toml)", settings.name, agreement.federation.sites)
-    samples = site_data(agreement, settings, data)
-    federation = site_federation(agreement, settings, samples)
+    samples = site.samples()
+    federation = site.federated(samples)
     roles = Roles.of(federation, len(samples.y))
     counts = roles.counts(samples.y, samples.classes)
     dtype = str(samples.x.dtype).removeprefix("torch.")

@@ -19,8 +19,9 @@ from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.members import Came
 from fedshift.deployment.wire import NOBODY, UNSCORED, Done
 from fedshift.errors import DamagedError
-from fedshift.rounds.coordinator import Coordinator, Received, Suspect
+from fedshift.rounds.coordinator import Coordinator, Received
 from fedshift.rounds.evaluation import metrics_of
+from fedshift.rounds.outliers import Suspect
 from fedshift.runs.schema import Record, Size
 
 # Merged exchanges ---------------------------------------------------------------------------------

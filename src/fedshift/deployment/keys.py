@@ -1,4 +1,4 @@
-"""Keys and certificates: a certificate authority for trials, the coordinator's certificate, and sites' key pairs.
+"""What shows who a member is: certificates, sites' key pairs, and proofs that a site sent the replies before.
 
 All keys are of the curve P-384. Private ones have no password, so their files are for their owner's eyes alone.
 """
@@ -6,8 +6,10 @@ All keys are of the curve P-384. Private ones have no password, so their files a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from hmac import compare_digest
+from hmac import new as hmac
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,39 +31,22 @@ class Pair(NamedTuple):
     private: bytes
 
 
-@dataclass(frozen=True)
-class Authority:
-    """A certificate authority for trials: whoever has its key can pass for the coordinator.
+def make_certificates(federation: str, hosts: Sequence[str]) -> tuple[Pair, Pair]:
+    """A certificate authority for trials and the coordinator's certificate, each with its key, valid for two years.
 
-    Attributes:
-        certificate: what members trust.
-        key: what signs the coordinator's certificate.
+    Whoever has the authority's key can pass for the coordinator.
+
+    Args:
+        federation: the federation's name, which the authority's begins with.
+        hosts: the host names and addresses under which the coordinator is reached.
+
+    Raises:
+        FedshiftError: the extra 'flower' is not installed.
     """
-
-    certificate: x509.Certificate
-    key: ec.EllipticCurvePrivateKey
-
-    @classmethod
-    def make(cls, federation: str) -> Authority:
-        """A new authority, valid for two years.
-
-        Args:
-            federation: the federation's name, which the certificate's begins with.
-
-        Raises:
-            FedshiftError: the extra 'flower' is not installed.
-        """
-        key = _new_key()
-        return cls(_certificate(f"{federation}: authority for trials", key, None, ()), key)
-
-    def pair(self) -> Pair:
-        """The authority's certificate and its key, in PEM."""
-        return _pem(self.certificate, self.key)
-
-    def server(self, hosts: Sequence[str]) -> Pair:
-        """A new certificate, for a server that is reached under these host names and addresses, and its key, in PEM."""
-        key = _new_key()
-        return _pem(_certificate(hosts[0][:64], key, self, hosts), key)  # the standard has 64 letters at most
+    trusted, key = _new_key(), _new_key()
+    authority = _certificate(f"{federation}: authority for trials", trusted)
+    server = _certificate(hosts[0][:64], key, (authority, trusted), hosts)  # the standard has 64 letters at most
+    return _pem(authority, trusted), _pem(server, key)
 
 
 def site_pair() -> Pair:
@@ -106,7 +91,10 @@ def _new_key() -> ec.EllipticCurvePrivateKey:
 
 
 def _certificate(
-    name: str, key: ec.EllipticCurvePrivateKey, issuer: Authority | None, hosts: Sequence[str]
+    name: str,
+    key: ec.EllipticCurvePrivateKey,
+    issuer: tuple[x509.Certificate, ec.EllipticCurvePrivateKey] | None = None,
+    hosts: Sequence[str] = (),
 ) -> x509.Certificate:
     """A certificate of a server at some hosts; without an issuer, that of an authority, which it signs itself."""
     from cryptography import x509
@@ -114,7 +102,7 @@ def _certificate(
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
     subject, now = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), datetime.now(UTC)
-    is_authority, signer = issuer is None, key if issuer is None else issuer.key
+    is_authority, signer = issuer is None, key if issuer is None else issuer[1]
     usage = dict.fromkeys(("content_commitment", "key_encipherment", "data_encipherment", "key_agreement"), False)
     usage |= {"digital_signature": not is_authority, "key_cert_sign": is_authority, "crl_sign": is_authority}
     extensions: list[tuple[x509.ExtensionType, bool]] = [
@@ -130,7 +118,7 @@ def _certificate(
             (x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), False),
         ]
     builder = x509.CertificateBuilder(
-        issuer_name=subject if issuer is None else issuer.certificate.subject,
+        issuer_name=subject if issuer is None else issuer[0].subject,
         subject_name=subject,
         public_key=key.public_key(),
         serial_number=x509.random_serial_number(),
@@ -157,3 +145,34 @@ def _pem(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Pair
 
     private = key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
     return Pair(certificate.public_bytes(Encoding.PEM), private)
+
+
+# A site's history -----------------------------------------------------------------------------------
+
+
+def digest(data: bytes) -> str:
+    """The SHA-256 of a message, in hexadecimal digits; nobody but its sender and its receiver knows it."""
+    return sha256(data).hexdigest()
+
+
+def commitment(reply: str) -> str:
+    """The digest of a reply's digest, which tells a site which reply is meant, and nobody what it was."""
+    return digest(reply.encode())
+
+
+def make_proof(reply: str, request: bytes) -> str:
+    """What only a site that sent a reply can say about a request.
+
+    A reply with its proof is what the next proof is made of, so they form a chain: who has the site's key alone cannot
+    go on with it.
+
+    Args:
+        reply: the digest of the reply to which the request commits; empty if there is none, then so is the proof.
+        request: the request's bytes.
+    """
+    return hmac(reply.encode(), request, sha256).hexdigest() if reply else ""
+
+
+def is_proof(given: str, reply: str, request: bytes) -> bool:
+    """Whether a site's proof is right; the time that this takes tells nothing."""
+    return compare_digest(given.encode(), make_proof(reply, request).encode())

@@ -17,6 +17,7 @@ from fedshift import files
 from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.flower import Away, Link
+from fedshift.deployment.keys import commitment, digest, is_proof
 from fedshift.deployment.leaving import of_replies
 from fedshift.deployment.wire import (
     Done,
@@ -26,9 +27,6 @@ from fedshift.deployment.wire import (
     Reply,
     Request,
     Work,
-    commitment,
-    digest,
-    is_proof,
     read_reply,
 )
 from fedshift.errors import DamagedError, FedshiftError, UnknownNameError

@@ -95,11 +95,17 @@ class SentLog:
             DamagedError: the end of the file is not what was written.
             DiskError: it could not be written.
         """
-        tensors = [_describe(name, tensor, category(name)) for name, tensor in sorted(load(data).items())]
-        now, size = datetime.now(UTC).isoformat(timespec="milliseconds"), len(data)
-        stage, round, exchange = ("", 0, "") if trip is None else (trip.stage, trip.round, trip.exchange)
-        about = {"time": now, "run": run, "what": what, "stage": stage, "round": round, "exchange": exchange}
-        line = {**about, "bytes": size, "sha256": sha256(data).hexdigest(), "tensors": tensors}
+        line = SentMessage(
+            time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            run=run,
+            what=what,
+            stage=trip.stage if trip else "",
+            round=trip.round if trip else 0,
+            exchange=trip.exchange if trip else "",
+            bytes=len(data),
+            sha256=sha256(data).hexdigest(),
+            tensors=[_describe(name, tensor, category(name)) for name, tensor in sorted(load(data).items())],
+        ).model_dump()
         files.append(self.path, dumps(line | {"chain": _link(self._end(), line)}))
 
     def _end(self) -> str:
@@ -126,16 +132,12 @@ def _lines(path: Path) -> list[bytes]:
         raise DamagedError(f"'{path}' cannot be read ({error.strerror or error}).") from error
 
 
-def _describe(name: str, tensor: Tensor, category: Category) -> dict[str, Any]:
+def _describe(name: str, tensor: Tensor, category: Category) -> LoggedTensor:
     data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    return {
-        "name": name,
-        "type": str(tensor.dtype).removeprefix("torch."),
-        "shape": list(tensor.shape),
-        "bytes": tensor.nbytes,
-        "sha256": sha256(data).hexdigest(),
-        "category": category,
-    }
+    kind, digest = str(tensor.dtype).removeprefix("torch."), sha256(data).hexdigest()
+    return LoggedTensor(
+        name=name, type=kind, shape=list(tensor.shape), bytes=tensor.nbytes, sha256=digest, category=category
+    )
 
 
 def _link(chain: str, record: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ The READMEs, the compose file and whatever starts a federation by itself take th
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from fedshift.errors import FedshiftError
@@ -13,6 +14,7 @@ Command = list[str]
 
 COORDINATOR, SITES = "coordinator", "sites"  # folders of a federation's
 LAST_PORT = 65535
+HOST = re.compile(r"[A-Za-z0-9.-]+|\[[A-Fa-f0-9:.]+\]")  # a name, or an address, one with colons in brackets
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 FLOWER = "flower"  # the folder in a member's where Flower keeps its things
 SECRET = f"{FLOWER}/secret"  # what the processes of a member that is at work know each other by
@@ -44,8 +46,9 @@ def check_address(address: str, what: str) -> None:
         FedshiftError: it is none.
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) <= LAST_PORT:
-        raise FedshiftError(f"{what} = '{address}': give host:port, such as fl.example.org:8000.")
+    unknown = not HOST.fullmatch(host) or host == "0.0.0.0"
+    if unknown or not port.isdecimal() or not 0 < int(port) <= LAST_PORT:
+        raise FedshiftError(f"{what} = '{address}': give host:port at which it is reached, as fl.example.org:8000.")
 
 
 def host_and_port(address: str) -> tuple[str, int]:

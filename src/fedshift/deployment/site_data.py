@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,80 +19,119 @@ from fedshift.clients.inputs import Inputs
 from fedshift.clients.preparation import recoded
 from fedshift.clients.protocols import PersonalUnderShift
 from fedshift.core.frozen import Embedding, Front, embedded, silent
+from fedshift.core.setup import Setup
 from fedshift.datasets.column_files import InputColumns
 from fedshift.datasets.dataset import ImageDataset
-from fedshift.deployment.agreement import (
-    Agreement,
-    SiteSettings,
-    read_site,
-)
+from fedshift.deployment.agreement import Agreement, SiteSettings, read_site
 from fedshift.errors import FedshiftError, Problems, UnknownNameError
 from fedshift.experiments import Experiment
-from fedshift.runs.simulation import load_data
+from fedshift.runs.simulation import choose_device, load_data
 from fedshift.runs.trained import Trained, rebuilt
 from fedshift.streams import Streams
 
-MODEL = "model.safetensors"
+STATE, MODEL = "state", "model.safetensors"
 
 
-def site_data(
-    agreement: Agreement, settings: SiteSettings, data: Mapping[str, Any], tell: Embedding = silent
-) -> DomainData:
-    """A site's samples, with its name as their domain, so as one environment, and the federation's classes.
+class SiteFolder:
+    """A site's folder: what the members agreed on, what the site says of itself, its samples and its model."""
 
-    Args:
-        agreement: what the members agreed on.
-        settings: what the site says of itself.
-        data: its own settings of [data].
-        tell: hears of images that a frozen network embeds.
+    def __init__(self, path: Path, agreement: Agreement | None = None) -> None:
+        """Take a folder, of which nothing is read before it is asked for.
 
-    Raises:
-        FedshiftError: they cannot be read, are of another shape, or have a label that the federation does not know.
-    """
-    experiment = agreement.with_data(data)
-    _check_inputs(agreement, experiment)
-    dataset, streams = experiment.data, Streams(experiment.seed_of_data)
-    with streams.as_global("global draws in data"):
-        loaded = dataset.load(streams)
-    check_data(loaded, dataset.inputs(), one_class=True)
-    with streams.as_global("global draws in federation"):
-        mine = dataset.embedded(_of_domains(loaded, settings.domains), tell)
-        mine = embedded(mine, experiment.model.frozen_network(), tell=tell)
-    problems = Problems("things about the samples are not as agreed")
-    with problems.gathered():
-        _check_shape(tuple(mine.x.shape[1:]), agreement.federation.shape)
-    with problems.gathered():
-        mine = _relabelled(mine, agreement.federation.classes)
-    with problems.gathered():
-        mine = _of_columns(mine, agreement.inputs)
-    problems.check()
-    sites = agreement.federation.sites
-    domain = torch.full_like(mine.y, sites.index(settings.name))
-    return replace(mine, domain=domain, domains=sites, train_environment=None, train_environments=())
+        Args:
+            path: the folder.
+            agreement: what the members agreed on; None: as its files say.
+        """
+        self.path = path
+        if agreement is not None:
+            self.agreement = agreement
 
+    @cached_property
+    def agreement(self) -> Agreement:
+        """What the members agreed on."""
+        return Agreement.read(self.path)
 
-def site_federation(agreement: Agreement, settings: SiteSettings, data: DomainData) -> FederatedData:
-    """The site's client, if it trains, with its number in the federation, and the environments that it scores.
+    @cached_property
+    def _own(self) -> tuple[SiteSettings, dict[str, Any]]:
+        return read_site(self.path)
 
-    Samples are split by the experiment's protocol, with random numbers that every site draws for itself.
+    @property
+    def settings(self) -> SiteSettings:
+        """What the site says of itself."""
+        return self._own[0]
 
-    Raises:
-        FedshiftError: the samples cannot be split as the protocol asks.
-    """
-    experiment, number = agreement.experiment, agreement.client(settings.name)
-    streams = Streams(experiment.seed_of_data)
-    with streams.as_global("global draws in federation"):
-        alone = experiment.protocol.federate(data, experiment.partition, agreement.inputs, streams)
-        alone = replace(
-            alone,
-            clients=tuple(replace(client, id=number) for client in alone.clients) if number is not None else (),
-            environments=tuple(
-                environment if environment.client is None else replace(environment, client=number)
-                for environment in alone.environments
-                if len(environment.samples)
-            ),
-        )
-        return experiment.method.regroup(replace(alone.checked(), notes=(*data.notes, *alone.notes)))
+    @property
+    def client(self) -> int | None:
+        """The number of the site's client; None of the target."""
+        return self.agreement.client(self.settings.name)
+
+    @cached_property
+    def setup(self) -> Setup:
+        """What the site needs to work with the coordinator."""
+        return self.agreement.setup(choose_device(self.settings.device))
+
+    @property
+    def experiment(self) -> Experiment:
+        """The experiment with the site's own [data]."""
+        return self.agreement.with_data(self._own[1])
+
+    def samples(self, tell: Embedding = silent) -> DomainData:
+        """The site's samples, with its name as their domain, so as one environment, and the federation's classes.
+
+        Args:
+            tell: hears of images that a frozen network embeds.
+
+        Raises:
+            FedshiftError: they cannot be read, are of another shape, or have a label that the federation does not know.
+        """
+        settings, sites = self.settings, self.agreement.federation.sites
+        if settings.name not in sites:
+            raise UnknownNameError("site (name in site.toml)", settings.name, sites)
+        experiment = self.experiment
+        _check_inputs(self.agreement, experiment)
+        dataset, streams = experiment.data, Streams(experiment.seed_of_data)
+        with streams.as_global("global draws in data"):
+            loaded = dataset.load(streams)
+        check_data(loaded, dataset.inputs(), one_class=True)
+        with streams.as_global("global draws in federation"):
+            mine = dataset.embedded(_of_domains(loaded, settings.domains), tell)
+            mine = embedded(mine, experiment.model.frozen_network(), tell=tell)
+        problems = Problems("things about the samples are not as agreed")
+        with problems.gathered():
+            _check_shape(tuple(mine.x.shape[1:]), self.agreement.federation.shape)
+        with problems.gathered():
+            mine = _relabelled(mine, self.agreement.federation.classes)
+        with problems.gathered():
+            mine = _of_columns(mine, self.agreement.inputs)
+        problems.check()
+        domain = torch.full_like(mine.y, sites.index(settings.name))
+        return replace(mine, domain=domain, domains=sites, train_environment=None, train_environments=())
+
+    def federated(self, data: DomainData) -> FederatedData:
+        """The site's client, if it trains, with its number in the federation, and the environments that it scores.
+
+        Samples are split by the experiment's protocol, with random numbers that every site draws for itself.
+
+        Args:
+            data: its samples.
+
+        Raises:
+            FedshiftError: the samples cannot be split as the protocol asks.
+        """
+        experiment, number = self.agreement.experiment, self.client
+        streams = Streams(experiment.seed_of_data)
+        with streams.as_global("global draws in federation"):
+            alone = experiment.protocol.federate(data, experiment.partition, self.agreement.inputs, streams)
+            alone = replace(
+                alone,
+                clients=tuple(replace(client, id=number) for client in alone.clients) if number is not None else (),
+                environments=tuple(
+                    environment if environment.client is None else replace(environment, client=number)
+                    for environment in alone.environments
+                    if len(environment.samples)
+                ),
+            )
+            return experiment.method.regroup(replace(alone.checked(), notes=(*data.notes, *alone.notes)))
 
 
 def _of_domains(data: DomainData, domains: tuple[str, ...]) -> DomainData:
@@ -200,15 +240,15 @@ def site_model(folder: str | Path) -> Trained:
     Raises:
         FedshiftError: the folder is none of a site's, or the run has not ended there.
     """
-    agreement, (settings, _) = Agreement.read(Path(folder)), read_site(Path(folder))
-    path = Path(folder) / "state" / agreement.run / MODEL
+    site = SiteFolder(Path(folder))
+    path = site.path / STATE / site.agreement.run / MODEL
     try:
         weights = load(path.read_bytes())
     except FileNotFoundError as error:
         raise FedshiftError(f"'{path}' does not exist: a site has its model when the run has ended.") from error
     except (OSError, SafetensorError) as error:
         raise FedshiftError(f"'{path}' is damaged ({error}).") from error
-    return rebuilt(agreement.experiment, agreement.blueprint, weights, agreement.client(settings.name))
+    return rebuilt(site.agreement.experiment, site.agreement.blueprint, weights, site.client)
 
 
 class Schema(NamedTuple):

@@ -16,9 +16,12 @@ from pydantic import Field
 
 from fedshift import files
 from fedshift.core.messages import Order
-from fedshift.deployment.wire import CannotError, Done, MessageLimits, commitment, digest, read_reply
+from fedshift.core.setup import Round, Setup
+from fedshift.deployment.keys import commitment, digest
+from fedshift.deployment.wire import MOST_NAMED, NOBODY, Done, MessageLimits, Reason, read_reply
 from fedshift.errors import DamagedError, FedshiftError
 from fedshift.manifest import checked, parsed
+from fedshift.rounds.checks import check_order
 from fedshift.runs.schema import File, Size
 
 TURNS, REPLIES = "turns.json", "replies"
@@ -27,6 +30,14 @@ REPLIES_KNOWN = 100  # the coordinator has one of the last few
 Kind = Literal["order", "score"]
 _WHAT: Mapping[str, str] = {"order": "order", "score": "model to be scored"}
 _OWN = MessageLimits(2**40, 2**30)  # the site has written it itself
+
+
+class CannotError(FedshiftError):
+    """Why a site does not do what it is asked, in words that may leave."""
+
+    def __init__(self, reason: Reason, text: str, what: tuple[str, ...] = ()) -> None:
+        super().__init__(text)
+        self.reason, self.what = reason, what[:MOST_NAMED]
 
 
 class Turn(NamedTuple):
@@ -212,3 +223,53 @@ def _read(path: Path) -> Done:
     if not isinstance(done, Done):
         raise DamagedError(f"'{path}' is another reply. Remove it, so that it is made again.")
     return done
+
+
+# Which turn a request is --------------------------------------------------------------------------
+
+
+def check_turn(setup: Setup, order: Order, position: int, client: int | None) -> int:
+    """The place of an order's exchange in its round.
+
+    Args:
+        setup: the run.
+        order: what is to be done.
+        position: how many rounds are done after it.
+        client: the number of the site's client; None of the target.
+
+    Raises:
+        FedshiftError: the order is not for this site, or none that a coordinator would give.
+    """
+    round = _round(setup, order, position, client)
+    place = next((n for n, each in enumerate(round.stage.exchanges) if each.name == order.exchange), None)
+    if place is None:
+        raise CannotError("order", f"The stage '{order.stage}' has no exchange '{order.exchange}'.")
+    check_order(setup, order, round.stage.exchanges[place])
+    return place
+
+
+def check_score(setup: Setup, score: Order, position: int, client: int | None) -> None:
+    """Refuse a model that is not for this site, or of a round that is not scored; see :func:`check_turn`.
+
+    Raises:
+        FedshiftError: the message says which.
+    """
+    if not setup.scored(_round(setup, score, position, NOBODY if client is None else client)):
+        raise CannotError("order", f"The model of round {score.round} is not to be scored.")
+    if client is not None:  # the target is sent more than any client is
+        check_order(setup, score, setup.find(score.stage, score.exchange)[1])
+
+
+def _round(setup: Setup, order: Order, position: int, client: int | None) -> Round:
+    """The round of an order, which must be that after which so many are done, or fewer where stages end early."""
+    if (order.run, order.client) != (setup.run, client):
+        raise CannotError("order", f"This is client {order.client} of the run {order.run}, not this site's.")
+    planned = 0
+    for stage in setup.stages:
+        if stage.name == order.stage and 1 <= order.round <= stage.rounds:
+            planned += order.round
+            if position == planned or (setup.train.patience != "off" and order.round <= position < planned):
+                return Round(stage, order.round)
+            break
+        planned += stage.rounds
+    raise CannotError("order", f"Round {order.round} of the stage '{order.stage}' is not the {position}th.")

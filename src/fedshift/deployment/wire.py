@@ -11,9 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from hashlib import sha256
-from hmac import compare_digest
-from hmac import new as hmac
 from math import isnan, nan
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -80,6 +77,7 @@ Name = Annotated[str, StringConstraints(max_length=255), AfterValidator(_in_one_
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Samples = Annotated[int, Field(ge=0, le=MOST_SAMPLES)]
 STRICT = ConfigDict(strict=True, extra="forbid")
+AS_TENSOR = Field(exclude=True, validate_default=True)  # a number that is no part of the header
 
 
 # Orders and answers: the header has their trip, the message their tensors -------------------------
@@ -144,7 +142,8 @@ class Asked(Packet):
         run: the run's name, which all members derive from the experiment.
         agreed: a digest of all that the members agreed on.
         session: the site's own count of sessions, which it gives when the coordinator joins it; 0 until then.
-        known: :func:`commitment` to the last reply that the coordinator has of the site; empty if it has none.
+        known: commitment (see :mod:`fedshift.deployment.keys`) to the last reply that the coordinator has of the site;
+            empty if it has none.
     """
 
     site: Name
@@ -213,10 +212,10 @@ class SiteScore:
     role: Literal["validation", "test"]
     model: Literal["global", "own", "unseen"]
     models: Annotated[int, Field(ge=1, le=MOST_SAMPLES)]
-    accuracy: Share | None = None
-    loss: Annotated[float, Field(ge=0, le=MOST_LOSS, allow_inf_nan=False)] | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_SAMPLES)] | None = None
-    metrics: Mapping[Name, Share | None] = field(default_factory=dict)
+    accuracy: Annotated[Share | None, AS_TENSOR] = None
+    loss: Annotated[float | None, AS_TENSOR, Field(ge=0, le=MOST_LOSS, allow_inf_nan=False)] = None
+    n: Annotated[int | None, AS_TENSOR, Field(ge=1, le=MOST_SAMPLES)] = None
+    metrics: Annotated[Mapping[Name, Share | None], AS_TENSOR] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, Tensor]:
         """The numbers, as they leave a site; an undefined metric is nan."""
@@ -226,10 +225,8 @@ class SiteScore:
         return given | ({} if self.n is None else {"n": torch.tensor(self.n)})
 
 
-def _read_scores(headers: list[dict[str, Any]], info: ValidationInfo) -> tuple[SiteScore, ...]:
-    """Scores from their headers, and their numbers, which came as tensors."""
-    if len(headers) > MOST_SCORES:
-        raise ValueError(f"{len(headers)} scores, of {MOST_SCORES} at most")
+def _with_numbers(headers: list[dict[str, Any]], info: ValidationInfo) -> tuple[dict[str, Any], ...]:
+    """What the header says of scores, with their numbers, which came as tensors."""
     whole: dict[str, dict[str, Any]] = {str(place): {**header, "metrics": {}} for place, header in enumerate(headers)}
     for name, tensor in _tensors(info).of("scores").items():
         place, _, number = name.partition(".")
@@ -238,15 +235,7 @@ def _read_scores(headers: list[dict[str, Any]], info: ValidationInfo) -> tuple[S
             whole[place]["metrics"][number.removeprefix(METRIC)] = None if isnan(value) else value
         else:
             whole[place][number] = value
-    return _SCORES.validate_json(json.dumps(list(whole.values())))
-
-
-def _headers(scores: tuple[SiteScore, ...]) -> list[dict[str, Any]]:
-    return [{name: getattr(score, name) for name in _IN_HEADER} for score in scores]
-
-
-_IN_HEADER = ("environment", "role", "model", "models")
-_SCORES = TypeAdapter(tuple[SiteScore, ...])
+    return tuple(whole.values())
 
 
 def _sent_samples(value: object, info: ValidationInfo) -> object:
@@ -256,7 +245,7 @@ def _sent_samples(value: object, info: ValidationInfo) -> object:
 
 @dataclass(frozen=True)
 class Replied(Packet):
-    """What every reply of a site has: the site's name, and a proof, see :func:`make_proof`."""
+    """What every reply of a site has: the site's name, and a proof, see :func:`fedshift.deployment.keys.make_proof`."""
 
     site: Name
     proof: Name = field(default="", compare=False, kw_only=True)
@@ -275,9 +264,7 @@ class Joined(Replied):
 
     versions: Annotated[dict[Name, Name], Field(max_length=MOST_VERSIONS)]
     session: NonNegativeInt = 0
-    samples: Annotated[Samples | None, Field(exclude=True, validate_default=True), BeforeValidator(_sent_samples)] = (
-        None
-    )
+    samples: Annotated[Samples | None, AS_TENSOR, BeforeValidator(_sent_samples)] = None
 
     def tensors(self) -> Mapping[str, Tensor]:
         """The number of samples."""
@@ -295,7 +282,7 @@ class Done(Replied):
     """
 
     answer: SentAnswer | None = None
-    scores: Annotated[tuple[SiteScore, ...], PlainValidator(_read_scores), PlainSerializer(_headers)] = ()
+    scores: Annotated[tuple[SiteScore, ...], Field(max_length=MOST_SCORES), BeforeValidator(_with_numbers)] = ()
     unscored: Annotated[Mapping[Name, Unscored], Field(max_length=MOST_SCORES)] = field(default_factory=dict)
 
     def tensors(self) -> Mapping[str, Tensor]:
@@ -402,42 +389,3 @@ def _read(data: bytes, *words: str) -> Any:
 
 def _kinds(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: f"{list(tensor.shape)} of {tensor.dtype}" for name, tensor in tensors.items()}
-
-
-class CannotError(FedshiftError):
-    """Why a site does not do what it is asked, in words that may leave."""
-
-    def __init__(self, reason: Reason, text: str, what: tuple[str, ...] = ()) -> None:
-        super().__init__(text)
-        self.reason, self.what = reason, what[:MOST_NAMED]
-
-
-# Digests ------------------------------------------------------------------------------------------
-
-
-def digest(data: bytes) -> str:
-    """The SHA-256 of a message, in hexadecimal digits; nobody but its sender and its receiver knows it."""
-    return sha256(data).hexdigest()
-
-
-def commitment(reply: str) -> str:
-    """The digest of a reply's digest, which tells a site which reply is meant, and nobody what it was."""
-    return digest(reply.encode())
-
-
-def make_proof(reply: str, request: bytes) -> str:
-    """What only a site that sent a reply can say about a request.
-
-    A reply with its proof is what the next proof is made of, so they form a chain: who has the site's key alone cannot
-    go on with it.
-
-    Args:
-        reply: the digest of the reply to which the request commits; empty if there is none, then so is the proof.
-        request: the request's bytes.
-    """
-    return hmac(reply.encode(), request, sha256).hexdigest() if reply else ""
-
-
-def is_proof(given: str, reply: str, request: bytes) -> bool:
-    """Whether a site's proof is right; the time that this takes tells nothing."""
-    return compare_digest(given.encode(), make_proof(reply, request).encode())

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -22,33 +20,15 @@ from fedshift.core.setup import Round, Setup
 from fedshift.core.tensors import Replies
 from fedshift.engines.engine import ServerJob
 from fedshift.errors import DivergedError, FedshiftError
-from fedshift.rounds.checks import (
-    check_answer,
-    check_numbers,
-    check_scopes,
-    enough,
-    first_not_finite,
-)
-from fedshift.rounds.ledger import Ledger
-from fedshift.rounds.outliers import Excess, Limits, excesses, explosion
+from fedshift.rounds.checks import check_answer, check_scopes, enough, first_not_finite
+from fedshift.rounds.ledger import DIRECTIONS, Ledger
 
 Received = Answer | Missing | Exception  # what comes of an order
 Request = list[Order] | ServerJob  # what a round asks its host for
 Asking = Generator[Request, Any, None]  # it is sent a list of Received, or a server's state and its loss terms
-Place = tuple[int, str]  # the round of the run, from 1, and the exchange
 
 
-@dataclass(frozen=True)
-class Suspect:
-    """An answer that was merged, and how large it was; see :class:`fedshift.rounds.outliers.Excess`."""
-
-    position: int
-    exchange: str
-    client: int
-    ratio: float
-
-
-class _Asked(NamedTuple):
+class AskedExchange(NamedTuple):
     """An exchange of a round: whose answers count, as often as they were drawn, and what they were sent."""
 
     exchange: Exchange
@@ -69,13 +49,10 @@ class Coordinator:
         terms: the means of the loss terms in the last round, by client's name.
         missing: who did not answer, and why, since the last record.
         ended: the last rounds of stages that ended before they were to, by name.
-        limits: what is accepted of clients that are not known to be honest; None: all that is as declared.
-        suspects: with limits, the answers that were merged.
-        left_out: with limits, answers that are not merged whatever they are, by client, with the reason.
     """
 
-    def __init__(self, setup: Setup, names: Mapping[int, str], limits: Limits | None = None) -> None:
-        self.setup, self.names, self.limits = setup, dict(sorted(names.items())), limits
+    def __init__(self, setup: Setup, names: Mapping[int, str]) -> None:
+        self.setup, self.names = setup, dict(sorted(names.items()))
         self.state = ServerState(
             setup.initial("shared"), setup.initial("down"), setup.initial("server"), clients=len(names)
         )
@@ -84,24 +61,12 @@ class Coordinator:
         self.terms: dict[str, dict[str, float]] = {}
         self.missing: list[dict[str, Any]] = []
         self.ended: dict[str, int] = {}
-        self.suspects: list[Suspect] = []
-        self.left_out: dict[Place, dict[int, str]] = {}
         self._sent: tuple[Exchange, ServerState, Down] | None = None
 
     @property
-    def bytes_down(self) -> int:
-        """Bytes of the Downs so far."""
-        return self.ledger.bytes("down")
-
-    @property
-    def bytes_up(self) -> int:
-        """Bytes of the Ups so far."""
-        return self.ledger.bytes("up")
-
-    @property
-    def bytes_telemetry(self) -> int:
-        """Bytes of telemetry so far."""
-        return self.ledger.bytes("telemetry")
+    def sent(self) -> tuple[int, int]:
+        """Bytes of the Downs and of the Ups so far."""
+        return self.ledger.bytes("down"), self.ledger.bytes("up")
 
     # The plan -----------------------------------------------------------------------------------
 
@@ -154,12 +119,11 @@ class Coordinator:
             orders = self.orders(exchange, round, list(dict.fromkeys(cohort)))
             for order in orders:
                 self.ledger.add(exchange.name, "down", order.down, order.client, self.position + 1)
-            asked = _Asked(exchange, round, cohort, orders)
+            asked = AskedExchange(exchange, round, cohort, orders)
             answers = self._collect(asked, (yield orders))
             merged: ServerState | None = None
             if enough(self.setup, len(orders), len(answers)):
-                merge = self._merged if self.limits is None else partial(self._merged_within, self.limits)
-                merged = yield from merge(asked, answers)
+                merged = yield from self._merged(asked, answers)
             gone |= {order.client for order in orders} - answers.keys()
             if merged is None:
                 if round.stage.name == PREPARATION:
@@ -172,8 +136,10 @@ class Coordinator:
             self.state = merged
         self.position += 1
 
-    def _merged(self, asked: _Asked, answers: Mapping[int, Answer]) -> Generator[Request, Any, ServerState]:
+    def _merged(self, asked: AskedExchange, answers: dict[int, Answer]) -> Generator[Request, Any, ServerState | None]:
         """The state after the server's phases and the merge of answers; a client's counts as often as it was drawn.
+
+        None: too few answers remain.
 
         Raises:
             DivergedError: it is not finite.
@@ -192,64 +158,7 @@ class Coordinator:
             )
         return merged
 
-    def _merged_within(
-        self, limits: Limits, asked: _Asked, answers: dict[int, Answer]
-    ) -> Generator[Request, Any, ServerState | None]:
-        """The state after the merge, without the answer that would make it explode; None where too few remain.
-
-        The answers that are not merged are removed from ``answers`` and written down.
-
-        Raises:
-            Exception: whoever is left out, the merge fails or explodes.
-        """
-        sizes = self._sizes(limits, asked, answers)
-        kept = {client: answers[client] for client in sorted(answers, key=lambda client: -sizes[client].ratio)}
-        whole = merged = yield from self._tried(limits, asked, kept)
-        while isinstance(merged, Exception) and len(kept) > 1:
-            largest = next(iter(kept))
-            for client in list(kept):
-                rest = {each: answer for each, answer in kept.items() if each != client}
-                merged = yield from self._tried(limits, asked, rest)
-                if isinstance(merged, ServerState):
-                    kept = rest
-                    break
-            else:  # there is more than one to blame
-                del kept[largest]
-        if isinstance(merged, Exception):
-            raise whole if isinstance(whole, Exception) else merged
-        if isinstance(whole, Exception):
-            what = whole.what if isinstance(whole, DivergedError) else _in_words(whole)
-            for client in sorted(answers.keys() - kept.keys()):
-                del answers[client]
-                self._leave_out(limits, asked, client, f"with its answer the merge failed: {what}")
-        if not enough(self.setup, len(asked.orders), len(answers)):
-            return None
-        place = self.position + 1, asked.exchange.name
-        self.suspects += [Suspect(*place, client, sizes[client].ratio) for client in sorted(answers)]
-        return merged
-
-    def _tried(
-        self, limits: Limits, asked: _Asked, answers: Mapping[int, Answer]
-    ) -> Generator[Request, Any, ServerState | Exception]:
-        """The state after a merge, or why it must not be taken."""
-        try:
-            merged = yield from self._merged(asked, answers)
-        except Exception as error:  # it is raised where no answer is to blame
-            return error
-        before, after = self.state.shared | self.state.down, merged.shared | merged.down
-        wrong = explosion(before, after, [answer.up for answer in answers.values()], limits)
-        return DivergedError(wrong) if wrong else merged
-
-    def _sizes(self, limits: Limits, asked: _Asked, answers: Mapping[int, Answer]) -> dict[int, Excess]:
-        downs = {order.client: order.down for order in asked.orders}
-        pairs = {client: (downs[client], answer.up) for client, answer in answers.items()}
-        return excesses(self.setup, asked.exchange, pairs, limits)
-
-    def _leave_out(self, limits: Limits, asked: _Asked, client: int, why: str) -> None:
-        """Write down that an answer that is as declared is not merged."""
-        limits.tell(self.names[client], why, self._miss(asked, client, why))
-
-    def _miss(self, asked: _Asked, client: int, why: str) -> dict[str, Any]:
+    def _miss(self, asked: AskedExchange, client: int, why: str) -> dict[str, Any]:
         """Write down that nothing of a client is merged, and return where that was."""
         about = {"stage": asked.round.stage.name, "round": asked.round.number, "exchange": asked.exchange.name}
         self.missing.append(about | {"client": self.names[client], "why": why})
@@ -306,7 +215,7 @@ class Coordinator:
         for exchange, cohort in self._cohorts(round):
             yield exchange, self.orders(exchange, round, list(dict.fromkeys(cohort)))
 
-    def _collect(self, asked: _Asked, received: Sequence[Received]) -> dict[int, Answer]:
+    def _collect(self, asked: AskedExchange, received: Sequence[Received]) -> dict[int, Answer]:
         """The answers that came and are as declared, by client; the others are written down.
 
         Raises:
@@ -321,27 +230,18 @@ class Coordinator:
                 self._count(asked.exchange, checked)
                 continue
             errors += [checked] if isinstance(checked, Exception) else []
-            self._miss(asked, order.client, checked.why if isinstance(checked, Missing) else _in_words(checked))
-        if self.limits is not None:
-            self._without_outliers(self.limits, asked, answers)
+            self._miss(asked, order.client, checked.why if isinstance(checked, Missing) else in_words(checked))
+        self._sift(asked, answers)
         if errors and (
             self.setup.train.min_answers == "all" or not enough(self.setup, len(asked.orders), len(answers))
         ):
             raise errors[0]
         return answers
 
-    def _without_outliers(self, limits: Limits, asked: _Asked, answers: dict[int, Answer]) -> None:
-        """Take out the answers that were to be left out beforehand, then those that are too large for the others."""
-        beforehand = self.left_out.get((self.position + 1, asked.exchange.name), {})
-        for client in sorted(beforehand.keys() & answers.keys()):
-            del answers[client]
-            self._leave_out(limits, asked, client, beforehand[client])
-        for client, size in self._sizes(limits, asked, answers).items():
-            if size.ratio > limits.factor or size.ratio == math.inf:
-                del answers[client]
-                self._leave_out(limits, asked, client, size.why)
+    def _sift(self, asked: AskedExchange, answers: dict[int, Answer]) -> None:
+        """Take out answers that are as declared and not to be merged; here there are none."""
 
-    def _checked(self, asked: _Asked, order: Order, came: Received) -> Received:
+    def _checked(self, asked: AskedExchange, order: Order, came: Received) -> Received:
         """An answer if it is as declared; else what is wrong."""
         if not isinstance(came, Answer):
             return came
@@ -352,12 +252,13 @@ class Coordinator:
                 f"the {came} of the run {came.run}: it was sent before, or by another."
             )
         try:
-            check_answer(self.setup, came, exchange, where)
-            if self.limits is not None:
-                check_numbers(self.setup, came, exchange, where, self.limits.samples.get(order.client))
+            self._check(came, exchange, where)
         except FedshiftError as error:  # it is this client's, not the round's
             return error
         return came
+
+    def _check(self, answer: Answer, exchange: Exchange, where: str) -> None:
+        check_answer(self.setup, answer, exchange, where)
 
     def _count(self, exchange: Exchange, answer: Answer) -> None:
         round = self.position + 1
@@ -376,16 +277,14 @@ class Coordinator:
             "position": self.position,
             "stage": round.stage.name,
             "round": round.number,
-            "bytes_down": self.bytes_down,
-            "bytes_up": self.bytes_up,
-            "bytes_telemetry": self.bytes_telemetry,
+            **{f"bytes_{way}": self.ledger.bytes(way) for way in DIRECTIONS},
             "terms": self.terms,
             **({"missing": missing} if missing else {}),
             **({"select": select} if select != ACCURACY else {}),
         }
 
 
-def _in_words(error: Exception) -> str:
+def in_words(error: Exception) -> str:
     """What an error says; of one that was not foreseen, its kind as well, since its text alone may say nothing."""
     return str(error) if isinstance(error, FedshiftError) else f"{type(error).__name__}: {error}"
 

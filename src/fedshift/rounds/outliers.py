@@ -1,4 +1,4 @@
-"""How far the answers of one exchange lie apart, and whether what was merged of them has exploded.
+"""A coordinator of sites that need not be honest: it leaves out answers that lie far apart, or make a merge explode.
 
 Sizes are root mean squares, which are as many times apart as norms. An answer's tensors fall into groups: those that
 the client received (whose change counts), other model updates, statistics, and embeddings. In each group an answer is
@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Any
 
 from torch import Tensor
 
-from fedshift.core.contract import Category, Epochs, Exchange, Phase
-from fedshift.core.messages import Down, Up
+from fedshift.core.contract import Category, Epochs, Exchange, Phase, ServerState
+from fedshift.core.messages import Answer, Down, Up
 from fedshift.core.setup import Setup
 from fedshift.core.tensors import Tensors
+from fedshift.errors import DivergedError
+from fedshift.rounds.checks import check_numbers, enough
+from fedshift.rounds.coordinator import AskedExchange, Coordinator, Request, in_words
 
 FEW = 3  # answers below which one of them may decide the median
 PART_OF_MODEL = 0.01  # that a model update may have at least, times the factor
@@ -29,10 +32,8 @@ MOST_GROWTH = 100.0  # that a declared number of samples is good for, since nobo
 Squares = tuple[float, int]  # the sum of the squares of a tensor's numbers, and how many they are
 Group = tuple[Category, bool]
 """What tensors of an answer say, and whether the client received tensors of these names."""
-
-
-def tell_nobody(site: str, why: str, about: Mapping[str, Any]) -> None:
-    """Nobody hears of an answer that is left out."""
+Tell = Callable[[str, str, Mapping[str, Any]], None]
+"""Takes an answer that is left out: the client's name, why, and which stage, round and exchange."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,10 @@ class Limits:
     Attributes:
         norm_factor: how many times the cohort's median norm an answer may have; 0: any finite number of times.
         samples: how many training samples clients have declared, by id; one that is not there has not.
-        tell: hears of each answer that is left out: the client's name, why, and which stage, round and exchange.
     """
 
     norm_factor: float
     samples: Mapping[int, int] = field(default_factory=dict)
-    tell: Callable[[str, str, Mapping[str, Any]], None] = tell_nobody
 
     @property
     def factor(self) -> float:
@@ -191,3 +190,99 @@ def explosion(before: Tensors, after: Tensors, ups: Sequence[Up], limits: Limits
             f"{limits.factor:g} (norm_factor)."
         )
     return ""
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """An answer that was merged, and how large it was; see :class:`Excess`."""
+
+    position: int
+    exchange: str
+    client: int
+    ratio: float
+
+
+class GuardedCoordinator(Coordinator):
+    """Merges an answer only if it is plausible, not much larger than the others, and leaves the model finite.
+
+    Attributes:
+        limits: what is accepted.
+        suspects: the answers that were merged.
+        left_out: answers that are not merged whatever they are, with the reason: by the round of the run, from 1, the
+            exchange, and the client.
+    """
+
+    def __init__(self, setup: Setup, names: Mapping[int, str], limits: Limits, tell: Tell) -> None:
+        super().__init__(setup, names)
+        self.limits, self._tell = limits, tell
+        self.suspects: list[Suspect] = []
+        self.left_out: dict[tuple[int, str, int], str] = {}
+
+    def _check(self, answer: Answer, exchange: Exchange, where: str) -> None:
+        super()._check(answer, exchange, where)
+        check_numbers(self.setup, answer, exchange, where, self.limits.samples.get(answer.client))
+
+    def _sift(self, asked: AskedExchange, answers: dict[int, Answer]) -> None:
+        """Take out the answers that were to be left out beforehand, then those that are too large for the others."""
+        for client in sorted(answers):
+            if why := self.left_out.get((self.position + 1, asked.exchange.name, client)):
+                self._leave_out(asked, answers, client, why)
+        for client, size in self._sizes(asked, answers).items():
+            if size.ratio > self.limits.factor or size.ratio == math.inf:
+                self._leave_out(asked, answers, client, size.why)
+
+    def _merged(self, asked: AskedExchange, answers: dict[int, Answer]) -> Generator[Request, Any, ServerState | None]:
+        """The state after the merge, without the answer that would make it explode; None where too few remain.
+
+        The answers that are not merged are removed from ``answers`` and written down.
+
+        Raises:
+            Exception: whoever is left out, the merge fails or explodes.
+        """
+        sizes = self._sizes(asked, answers)
+        kept = {client: answers[client] for client in sorted(answers, key=lambda client: -sizes[client].ratio)}
+        whole = merged = yield from self._tried(asked, kept)
+        while isinstance(merged, Exception) and len(kept) > 1:
+            largest = next(iter(kept))
+            for client in list(kept):
+                rest = {each: answer for each, answer in kept.items() if each != client}
+                merged = yield from self._tried(asked, rest)
+                if isinstance(merged, ServerState):
+                    kept = rest
+                    break
+            else:  # there is more than one to blame
+                del kept[largest]
+        if isinstance(merged, Exception):
+            raise whole if isinstance(whole, Exception) else merged
+        if isinstance(whole, Exception):
+            what = whole.what if isinstance(whole, DivergedError) else in_words(whole)
+            for client in sorted(answers.keys() - kept.keys()):
+                self._leave_out(asked, answers, client, f"with its answer the merge failed: {what}")
+        if not enough(self.setup, len(asked.orders), len(answers)):
+            return None
+        place = self.position + 1, asked.exchange.name
+        self.suspects += [Suspect(*place, client, sizes[client].ratio) for client in sorted(answers)]
+        return merged
+
+    def _tried(
+        self, asked: AskedExchange, answers: dict[int, Answer]
+    ) -> Generator[Request, Any, ServerState | Exception]:
+        """The state after a merge, or why it must not be taken."""
+        try:
+            merged = yield from super()._merged(asked, answers)
+        except Exception as error:  # it is raised where no answer is to blame
+            return error
+        assert merged is not None  # the coordinator's own merge needs no number of answers
+        before, after = self.state.shared | self.state.down, merged.shared | merged.down
+        wrong = explosion(before, after, [answer.up for answer in answers.values()], self.limits)
+        return DivergedError(wrong) if wrong else merged
+
+    def _sizes(self, asked: AskedExchange, answers: Mapping[int, Answer]) -> dict[int, Excess]:
+        downs = {order.client: order.down for order in asked.orders}
+        pairs = {client: (downs[client], answer.up) for client, answer in answers.items()}
+        return excesses(self.setup, asked.exchange, pairs, self.limits)
+
+    def _leave_out(self, asked: AskedExchange, answers: dict[int, Answer], client: int, why: str) -> None:
+        """Remove an answer that is as declared, and write down that it is not merged."""
+        del answers[client]
+        self._tell(self.names[client], why, self._miss(asked, client, why))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,19 +40,6 @@ _SCOPES = ("shared", "down", "server")
 _NAME = re.compile(r"manifest-(\d+)\.json")
 
 
-@dataclass(frozen=True)
-class Execution:
-    """How a run is carried out, which decides its last bits; a run that goes on is carried out in the same way.
-
-    Attributes:
-        engine: which engine, as a table.
-        together: the runs that advance together, this one among them, in order.
-    """
-
-    engine: Mapping[str, Any]
-    together: tuple[str, ...]
-
-
 class Checkpoint(Manifest):
     """A run between two rounds.
 
@@ -61,8 +48,8 @@ class Checkpoint(Manifest):
         missing: who did not answer since the last record.
         ended: the last rounds of stages that ended early, by name.
         ledger: every kind of message that crossed the wire so far; see :meth:`Ledger.table`.
-        engine: how the run is carried out; see :class:`Execution`.
-        together: likewise.
+        engine: which engine carries the run out, which decides its last bits.
+        together: the runs that advance together, this one among them, in order, which do as well.
         host: what else the run's host needs to go on.
     """
 
@@ -73,11 +60,6 @@ class Checkpoint(Manifest):
     engine: dict[str, Any]
     together: list[RunName]
     host: dict[str, Any] = Field(default_factory=dict)
-
-    @property
-    def execution(self) -> Execution:
-        """How the run was carried out."""
-        return Execution(self.engine, tuple(self.together))
 
     @property
     def messages(self) -> dict[str, Any]:
@@ -207,40 +189,28 @@ class Weights(NamedTuple):
     tensors: Iterable[Tensor]
 
 
-def final_weights(coordinator: Coordinator, read: Collection[str], site: Site | None = None) -> Weights:
-    """Every shared tensor, the down ones of parts that a prediction reads, and all that clients keep.
+def current_weights(
+    coordinator: Coordinator, read: Collection[str], site: Site | None = None, final: bool = False
+) -> Weights:
+    """The tensors that a prediction reads, at the end of a round.
 
     Args:
-        coordinator: at the end of a round.
+        coordinator: has what is sent.
         read: the parts that a prediction reads.
         site: has what clients keep, each client's under ``client.<id>.``; None: it stays at their sites.
+        final: every shared tensor as well, and all that clients keep or are sent alone.
     """
-    state = coordinator.state
-    return _weights(coordinator, state.shared | state.down.of_parts(read), {} if site is None else site.initial, site)
-
-
-def read_weights(coordinator: Coordinator, read: Collection[str], site: Site | None = None) -> Weights:
-    """Of the :func:`final_weights` those of parts that a prediction reads."""
     state, initial = coordinator.state, {} if site is None else site.initial
-    private = {name: like for name, like in initial.items() if part_of(name) in read}
-    return _weights(coordinator, (state.shared | state.down).of_parts(read), private, site, read)
-
-
-def _weights(
-    coordinator: Coordinator,
-    sent: Mapping[str, Tensor],
-    private: Mapping[str, Tensor],
-    site: Site | None,
-    read: Collection[str] | None = None,
-) -> Weights:
+    everybodys = (state.shared | state.down).of_parts(read) | (state.shared if final else {})
     # In order of their names, which a checkpoint does not keep as they were.
-    sent, private = dict(sorted(sent.items())), dict(sorted(private.items()))
+    sent = dict(sorted(everybodys.items()))
+    private = {name: like for name, like in sorted(initial.items()) if final or part_of(name) in read}
     last = coordinator.schedule[coordinator.position - 1].stage.training
     individual = {
         f"client.{client}.{name}": tensor
         for client in coordinator.names
         for name, tensor in coordinator.own(last, client).items()
-        if read is None or part_of(name) in read
+        if final or part_of(name) in read
     }
     if site is None or not private:
         return Weights(sent | individual, chain(sent.values(), individual.values()))

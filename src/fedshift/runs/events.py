@@ -24,7 +24,7 @@ from fedshift.core.metrics import ACCURACY
 from fedshift.core.setup import Round
 from fedshift.errors import DiskError
 from fedshift.manifest import checked, parsed
-from fedshift.runs.schema import Few, File, Record, Share, Size
+from fedshift.runs.schema import Few, File, Record, Scores, Size
 from fedshift.runs.selection import over_clients
 from fedshift.written import moment, seconds_of
 
@@ -124,24 +124,13 @@ class ProgressEvent(Event):
     task: TaskEvent | None = None
 
 
-class ScoresEvent(File):
-    """The mean scores over clients on an environment."""
-
-    environment: str
-    role: Literal["validation", "test"]
-    model: Literal["global", "own", "unseen"]
-    accuracy: Share
-    loss: float
-    metrics: dict[str, Share | None] = Field(default_factory=dict)
-
-
 class EvaluatedEvent(Event):
     """The models were scored after ``position`` rounds; ``select`` is the metric that selects."""
 
     kind: Literal["evaluated"] = "evaluated"
     position: Few
     select: str = ACCURACY
-    environments: list[ScoresEvent]
+    environments: list[Scores]
     ended: str = ""  # where the stage ended early, and why
 
 
@@ -296,7 +285,7 @@ class RunEvents:
             EvaluatedEvent,
             position=self._now["position"],
             select=record.get("select", ACCURACY),
-            environments=[ScoresEvent(**row) for row in over_clients(record)],
+            environments=[Scores(**row) for row in over_clients(record)],
             ended=record.get("ended") or "",
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 from fedshift import files
 from fedshift.errors import DamagedError, FedshiftError
@@ -15,7 +16,24 @@ from fedshift.experiments import Experiment
 from fedshift.manifest import digested_json, read_json
 from fedshift.runs.origin import RECORDS, RUN, STUDY, SUMMARY, study_of, trusted
 from fedshift.runs.run import ASIDE, Run
-from fedshift.runs.schema import Grid, GridRun
+from fedshift.runs.schema import File
+from fedshift.spec import RunName
+
+
+class GridRun(File):
+    """A run of a comparison: its folder's name, its fingerprint, digests of its plugins, its experiment as a table."""
+
+    folder: RunName
+    fingerprint: str
+    plugins: dict[str, str]
+    experiment: dict[str, Any]
+
+
+class Grid(File):
+    """grid-*.json: every run of a comparison, in order."""
+
+    format: Literal[2] = 2
+    runs: list[GridRun]
 
 
 def write_grid(experiments: Sequence[Experiment], folder: Path) -> None:

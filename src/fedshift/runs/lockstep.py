@@ -55,7 +55,7 @@ class _Round:
             self.error = error
 
     def begin_task(self, jobs: Sequence[Job | ServerJob]) -> None:
-        sent = self.simulation.coordinator.bytes_down, self.simulation.coordinator.bytes_up
+        sent = self.simulation.coordinator.sent
         self.events.begin_task(jobs[0].exchange.name, len(self.jobs), sum(map(steps_of_job, jobs)), *sent)
 
 
@@ -147,7 +147,7 @@ def prepare(experiment: Experiment, label: str, progress: Progress) -> Simulatio
         while coordinator.position < sum(stage.rounds for stage in stages):
             for error in advance([simulation], engine, {simulation: events}).values():
                 raise error
-            events.round(coordinator.position, coordinator.bytes_down, coordinator.bytes_up)
+            events.round(coordinator.position, *coordinator.sent)
     events.end()
     return simulation
 

@@ -15,15 +15,13 @@ from fedshift.rounds.store import DiskStore
 from fedshift.runs.checkpoint import (
     COUNTED,
     Checkpoint,
-    Execution,
     Summary,
     Weights,
     check_alike,
-    final_weights,
+    current_weights,
     manifest_name,
     pack_server,
     read_checkpoint,
-    read_weights,
     saved_positions,
     selected_name,
     tensors_name,
@@ -183,7 +181,7 @@ class Recorder:
         self.records.append(record)
         # Of all records before only the one that they pick can still be picked.
         if source_validation([*filter(None, [self._picked]), record]) is record:
-            weights = weights or read_weights(self.coordinator, self._read, self._site)
+            weights = weights or current_weights(self.coordinator, self._read, self._site)
             before, name = self._selected, selected_name(record["position"])
             self._selected = {name: write_file(self.folder.path / name, pack_in_pieces(*weights))}
             self._picked = record
@@ -191,11 +189,12 @@ class Recorder:
 
     # Checkpoints ----------------------------------------------------------------------------------
 
-    def save(self, execution: Execution, host: Mapping[str, Any] | None = None) -> None:
+    def save(self, engine: Mapping[str, Any], together: Iterable[str], host: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint; those before stay until :meth:`keep_only`.
 
         Args:
-            execution: how the run is carried out.
+            engine: what carries the run out, as a table.
+            together: the runs that advance together, this one among them.
             host: what else the host needs to go on, as JSON can hold it.
 
         Raises:
@@ -211,8 +210,8 @@ class Recorder:
             files=named | self._files(),
             **{name: getattr(self.coordinator, name) for name in COUNTED},
             ledger=self.coordinator.ledger.table(),
-            engine=dict(execution.engine),
-            together=list(execution.together),
+            engine=dict(engine),
+            together=list(together),
             host=dict(host or {}),
         )
         self.saved[position].write(path / manifest_name(position))
@@ -257,7 +256,7 @@ class Recorder:
     def finish(self, notes: list[str]) -> None:
         """Write the final tensors, what crossed the wire, and last the summary, which names all files of the run."""
         coordinator, path = self.coordinator, self.folder.path
-        weights = final_weights(coordinator, self._read, self._site)
+        weights = current_weights(coordinator, self._read, self._site, final=True)
         named = {
             WEIGHTS: write_file(path / WEIGHTS, pack_in_pieces(*weights)),
             MESSAGES: self._write(MESSAGES, coordinator.ledger.declaration()),

@@ -16,7 +16,7 @@ from fedshift.engines.choice import Choice
 from fedshift.engines.merging import kind
 from fedshift.errors import DamagedError, DiskError, DivergedError, FedshiftError, LockedError, StoppedError
 from fedshift.experiments import Experiment
-from fedshift.runs.checkpoint import Execution, common_position, saved_positions
+from fedshift.runs.checkpoint import Checkpoint, common_position, saved_positions
 from fedshift.runs.events import Progress
 from fedshift.runs.find import experiment_of, find, grid_files, read_grid, write_grid
 from fedshift.runs.origin import check_no_study, check_plugins
@@ -200,7 +200,7 @@ class _Grid:
     def _go_on_with_groups(self, unfinished: Sequence[PlannedRun]) -> list[PlannedRun]:
         """Carry on the runs that have a checkpoint, with those they went on with; gives back the others."""
         fresh: list[PlannedRun] = []
-        groups: dict[tuple[Path, tuple[str, ...]], tuple[Execution, list[PlannedRun]]] = {}
+        groups: dict[tuple[Path, tuple[str, ...]], tuple[Checkpoint, list[PlannedRun]]] = {}
         for asked in unfinished:
             folder = asked.folder.path
             try:
@@ -213,23 +213,23 @@ class _Grid:
                 continue
             mates = [Run(folder.parent / name) for name in checkpoint.together]
             if all(saved_positions(mate.path) for mate in mates if mate.begun and not mate.finished):
-                execution = checkpoint.execution
-                groups.setdefault((folder.parent, execution.together), (execution, []))[1].append(asked)
+                names = tuple(checkpoint.together)
+                groups.setdefault((folder.parent, names), (checkpoint, []))[1].append(asked)
             else:  # it begins again with its group, of which not all have written their first checkpoint
                 fresh.append(asked)
-        for execution, members in groups.values():
-            self._go_on(execution, members)
+        for checkpoint, members in groups.values():
+            self._go_on(checkpoint, members)
         return fresh
 
-    def _go_on(self, execution: Execution, members: Sequence[PlannedRun]) -> None:
+    def _go_on(self, checkpoint: Checkpoint, members: Sequence[PlannedRun]) -> None:
         """Carry on runs that went on together."""
         ready = [(asked, simulation) for asked in members if (simulation := self._simulation(asked)) is not None]
         if not ready:
             return
         first, simulation = ready[0]
         position = common_position([asked.folder.path for asked, _ in ready])
-        choice = choice_of(execution, simulation, self._progress)
-        gone = {*execution.together} - {asked.folder.path.name for asked, _ in ready}
+        choice = choice_of(checkpoint, simulation, self._progress)
+        gone = {*checkpoint.together} - {asked.folder.path.name for asked, _ in ready}
         missing = sum(not _had_ended(Run(first.folder.path.parent / name), position) for name in gone)
         if missing and position < simulation.rounds and choice.engine == "vectorised":
             self._progress.note(

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+import torch
 from annotated_types import Ge, Le
 from pydantic import (
     BaseModel,
@@ -25,10 +26,16 @@ from pydantic import (
 
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
+from fedshift.core.contract import Part
+from fedshift.core.method import make_parts
 from fedshift.core.metrics import ACCURACY
+from fedshift.core.model import ModelBuilder
+from fedshift.core.preparation import preparation_part
+from fedshift.core.setup import Setup
 from fedshift.errors import FedshiftError
+from fedshift.experiments import Experiment
 from fedshift.manifest import checked, parsed, read_lines
-from fedshift.spec import RunName
+from fedshift.streams import Streams
 
 MOST_NAMED = 20  # clients that an error lists
 
@@ -80,17 +87,22 @@ class Identity(File):
     environment: Machine
 
 
-class Scored(File):
-    """A row of a record: a model's score on an environment; see :class:`Evaluation`."""
+class Scores(File):
+    """Scores on an environment: of a model, or the means over those of clients."""
 
     environment: str
     role: Literal["validation", "test"]
     model: Literal["global", "own", "unseen"]
-    models: PositiveInt
     accuracy: Share
     loss: float
-    n: PositiveInt | None = None  # where a site does not tell
     metrics: dict[str, Share | None] = {}
+
+
+class Scored(Scores):
+    """A row of a record; see :class:`Evaluation`."""
+
+    models: PositiveInt
+    n: PositiveInt | None = None  # where a site does not tell
     undefined: dict[str, str] = {}  # why a metric is, of some of the models or of all
 
 
@@ -178,6 +190,22 @@ class Blueprint(BaseModel):
             samples={client.id: len(client.train) for client in federated.clients},
         )
 
+    def modules(self, experiment: Experiment) -> tuple[ModelBuilder, dict[str, Part]]:
+        """What an experiment's modules are made from, and the parts of its method, as they start."""
+        counts = len(self.classes), Streams(experiment.seed), len(self.clients), len(self.environments)
+        model = ModelBuilder(experiment.model, self.inputs.shape(self.shape), *counts)
+        return model, make_parts(experiment.method, model) | preparation_part(self.inputs.preparation)
+
+    def setup(self, experiment: Experiment, run: str, device: torch.device) -> Setup:
+        """What coordinator and sites of an experiment agree on; ``run`` is what orders call it.
+
+        Raises:
+            FedshiftError: the model cannot be made, or the method cannot work with this training.
+        """
+        model, parts = self.modules(experiment)
+        agreed = experiment.train, experiment.evaluate, model.streams, device, self.classes, self.inputs.preparation
+        return Setup(run, experiment.method, model, parts, *agreed)
+
     def client(self, asked: int | str) -> int:
         """The id of a client of that name or id.
 
@@ -252,22 +280,6 @@ class Timed(File):
     notes: list[str] = []
 
 
-class GridRun(File):
-    """A run of a comparison: its folder's name, its fingerprint, digests of its plugins, its experiment as a table."""
-
-    folder: RunName
-    fingerprint: str
-    plugins: dict[str, str]
-    experiment: dict[str, Any]
-
-
-class Grid(File):
-    """grid-*.json: every run of a comparison, in order."""
-
-    format: Literal[2] = 2
-    runs: list[GridRun]
-
-
 def read_records(path: Path, data: bytes) -> list[Record]:
     """The records of a file, of which ``data`` is the part that a manifest names.
 
@@ -296,8 +308,6 @@ def whole_records(data: bytes) -> list[Record]:
 
 def environment() -> Machine:
     """The versions and the machine that a run is made with."""
-    import torch
-
     used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's; a GPU that is not used stays so
     packages = ("fedshift", "torch", "numpy", "safetensors", "transformers", "kornia")
     return Machine(

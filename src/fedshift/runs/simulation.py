@@ -17,10 +17,7 @@ from fedshift.clients.federated import FederatedData
 from fedshift.core.contract import Stage
 from fedshift.core.frozen import Embedding, FrozenNetwork, embedded, silent
 from fedshift.core.messages import Missing, Order
-from fedshift.core.method import make_parts
-from fedshift.core.model import ModelBuilder
 from fedshift.core.net import batch_norms
-from fedshift.core.preparation import preparation_part
 from fedshift.core.setup import Round, Setup
 from fedshift.datasets.dataset import Dataset
 from fedshift.engines.calibration import choose
@@ -34,7 +31,7 @@ from fedshift.models.own import Widened
 from fedshift.rounds.coordinator import Coordinator, Received
 from fedshift.rounds.evaluation import Evaluation
 from fedshift.rounds.site import Site
-from fedshift.runs.schema import Record
+from fedshift.runs.schema import Blueprint, Record
 from fedshift.streams import Streams
 
 INPUT = 4  # bytes of a number of a network's inputs
@@ -45,6 +42,7 @@ class Simulation:
 
     Attributes:
         experiment: what runs.
+        blueprint: what its modules are made from.
         coordinator: selects, sends, checks, merges and counts.
         site: every client, with its samples and state.
         evaluation: scores models.
@@ -68,7 +66,9 @@ class Simulation:
         experiment.check()
         device = choose_device(experiment.run.device)
         federated = (federated or make_federated(experiment, tell)).to(device)
-        self.setup = make_setup(experiment, federated, device)
+        _check_batches(experiment, federated)
+        self.blueprint = Blueprint.of(federated)
+        self.setup = self.blueprint.setup(experiment, f"{experiment.name}-seed{experiment.seed}", device)
         _check_patience(experiment, federated)
         self.site = Site(self.setup, federated, audit=experiment.run.audit)
         self.coordinator = Coordinator(self.setup, {client.id: client.name for client in federated.clients})
@@ -198,26 +198,6 @@ def divided(experiment: Experiment, data: DomainData, streams: Streams) -> Feder
     federated = experiment.protocol.federate(data, experiment.partition, inputs, streams)
     federated = replace(federated, columns=tuple(column.name for column in data.columns))
     return federated if inputs.preparation is None else federated.by_training(data.columns)
-
-
-def make_setup(experiment: Experiment, federated: FederatedData, device: torch.device) -> Setup:
-    """What coordinator and sites agree on.
-
-    Raises:
-        FedshiftError: a batch, or the model, cannot fit into memory.
-    """
-    _check_batches(experiment, federated)
-    streams = Streams(experiment.seed)
-    classes, clients = len(federated.classes), len(federated.clients)
-    environments = len(federated.train_environments)
-    inputs = federated.inputs
-    model = ModelBuilder(experiment.model, inputs.shape(federated.shape), classes, streams, clients, environments)
-    parts = make_parts(experiment.method, model) | preparation_part(inputs.preparation)
-    run = f"{experiment.name}-seed{experiment.seed}"
-    train, evaluate = experiment.train, experiment.evaluate
-    return Setup(
-        run, experiment.method, model, parts, train, evaluate, streams, device, federated.classes, inputs.preparation
-    )
 
 
 def _check_batches(experiment: Experiment, federated: FederatedData) -> None:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -18,13 +17,12 @@ from fedshift.engines.choice import Choice, open_engine
 from fedshift.engines.engine import Engine
 from fedshift.engines.workers import can_fork
 from fedshift.errors import DamagedError, DiskError, FedshiftError, LockedError, StoppedError
-from fedshift.runs.checkpoint import Execution, common_position
+from fedshift.runs.checkpoint import Checkpoint, common_position
 from fedshift.runs.dry_run import planned_stages
 from fedshift.runs.events import Progress, RunEvents
 from fedshift.runs.lockstep import advance
 from fedshift.runs.recorder import Recorder
 from fedshift.runs.run import EVENTS, Run, locked
-from fedshift.runs.schema import Blueprint
 from fedshift.runs.simulation import Simulation
 
 Failed = dict[Simulation, Exception]
@@ -67,7 +65,7 @@ class _Run:
         """Show, score and record what is due after a round."""
         coordinator, recorder = self.simulation.coordinator, self.recorder
         recorder.count(seconds, self.engine, together)
-        self.events.round(recorder.position, coordinator.bytes_down, coordinator.bytes_up)
+        self.events.round(recorder.position, *coordinator.sent)
         if self.simulation.scored(recorder.position):
             started = time.perf_counter()
             record = self.simulation.record(coordinator.schedule[recorder.position - 1], engine)
@@ -76,10 +74,6 @@ class _Run:
             recorder.write_times(self.engine, time.perf_counter() - started)
             if self.open and (reason := self.judge(Run(recorder.folder.path))):
                 raise StoppedError(reason)
-
-    def save(self, execution: Execution) -> None:
-        """Write a checkpoint."""
-        self.recorder.save(execution)
 
     def finish(self) -> None:
         """Write what a finished run has."""
@@ -134,7 +128,7 @@ def carry_out(
 def _begin(simulation: Simulation, folder: Run, position: int, engine: str, progress: Progress, judge: Judge) -> _Run:
     """Go back to a checkpoint of a run and begin to show it."""
     recorder = Recorder(folder, simulation.coordinator, simulation.evaluation.read, simulation.site)
-    recorder.begin(Blueprint.of(simulation.federated), position)
+    recorder.begin(simulation.blueprint, position)
     events = RunEvents(folder.path.name, progress, folder.path / EVENTS, position)
     events.begin(planned_stages(simulation))
     return _Run(simulation, recorder, events, engine, judge)
@@ -160,10 +154,14 @@ def _go_on(group: Sequence[_Run], engine: Engine, choice: Choice, failed: Failed
                     raise error
                 run.after_round(seconds, len(going), engine)
         if any(run.due for run in going):
-            together = tuple(run.recorder.folder.path.name for run in going)
-            _each(going, failed, partial(_Run.save, execution=Execution(choice.table(), together)))
-            if failed.keys().isdisjoint(run.simulation for run in going):  # or no position would be common to all
-                _each(going, failed, lambda run: run.recorder.keep_only(run.recorder.position))
+            _save(going, choice, failed)
+
+
+def _save(going: Sequence[_Run], choice: Choice, failed: Failed) -> None:
+    names = [run.recorder.folder.path.name for run in going]
+    _each(going, failed, lambda run: run.recorder.save(choice.table(), names))
+    if failed.keys().isdisjoint(run.simulation for run in going):  # or no position would be common to all
+        _each(going, failed, lambda run: run.recorder.keep_only(run.recorder.position))
 
 
 def _each(runs: Sequence[_Run], failed: Failed, act: Callable[[_Run], None]) -> None:
@@ -188,10 +186,10 @@ def _noting(failed: Failed, simulation: Simulation, events: RunEvents | None = N
 _CHOICES = TypeAdapter(Choice)
 
 
-def choice_of(execution: Execution, simulation: Simulation, progress: Progress) -> Choice:
+def choice_of(checkpoint: Checkpoint, simulation: Simulation, progress: Progress) -> Choice:
     """The engine of a run that goes on: the one it had, unless another is asked for or it cannot be had here."""
     try:
-        before = _CHOICES.validate_python(dict(execution.engine))
+        before = _CHOICES.validate_python(checkpoint.engine)
     except ValidationError as error:
         raise DamagedError(
             f"The checkpoint of '{simulation.experiment.run_name}' names no engine ({error})."

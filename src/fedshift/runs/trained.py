@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.core.frozen import Front
-from fedshift.core.method import make_parts, tensor_scopes
+from fedshift.core.method import tensor_scopes
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, batch_norms
-from fedshift.core.preparation import PREPARATION, preparation_part
+from fedshift.core.preparation import PREPARATION
 from fedshift.core.setup import DTYPES
 from fedshift.core.tensors import part_of
 from fedshift.engines.kernels import Kernels, prepare
@@ -22,7 +22,7 @@ from fedshift.experiments import Experiment
 from fedshift.rounds.evaluation import parts_predicted
 from fedshift.runs.checkpoint import check_alike
 from fedshift.runs.schema import Blueprint
-from fedshift.streams import Streams, sample_draws
+from fedshift.streams import sample_draws
 
 
 def rebuilt(
@@ -34,12 +34,7 @@ def rebuilt(
         FedshiftError: there is no such client, it never trained, or only clients have models.
     """
     method = experiment.method
-    counts = len(blueprint.classes), len(blueprint.clients), len(blueprint.environments)
-    classes, clients, environments = counts
-    streams = Streams(experiment.seed)
-    shape = blueprint.inputs.shape(blueprint.shape)
-    model = ModelBuilder(experiment.model, shape, classes, streams, clients, environments)
-    parts = make_parts(method, model) | preparation_part(blueprint.inputs.preparation)
+    model, parts = blueprint.modules(experiment)
     read = parts_predicted(method, model, parts, blueprint.inputs, blueprint.inputs.like(blueprint.shape))
     parts = {name: part for name, part in parts.items() if name in read}
     scopes = tensor_scopes(method, parts)

@@ -26,17 +26,16 @@ from fedshift.study.asked import Options as Options
 from fedshift.study.asked import experiment as experiment
 from fedshift.study.asked import grid as grid
 from fedshift.study.asked import only as only
-from fedshift.study.execute import carry_out_runs, forecast
+from fedshift.study.execute import carry_out, forecast
 from fedshift.study.grid import SEARCH, read
 from fedshift.study.study_plan import Forecast as Forecast
-from fedshift.study.study_plan import rows_of
+from fedshift.study.study_plan import Plan
 
 if TYPE_CHECKING:
     from fedshift.core.method import Prepared
     from fedshift.engines.calibration import Calibration
     from fedshift.reporting.data_report.report import DataReport
-    from fedshift.study.search import Sampler
-    from fedshift.study.tune import Budget
+    from fedshift.study.search import Budget, Sampler
     from fedshift.study.tuned import Tuning
 
 
@@ -71,9 +70,9 @@ def compare(
     """
     experiments = grid(source, **options)
     with display(progress, len(experiments)) as shown:
-        folders, failed = carry_out_runs(experiments, shown)
-    rows = [(cell.label, cell.experiments) for cell in rows_of(experiments)]
-    return Comparison.of(folders, failed, len(experiments), rows)
+        done = carry_out(Plan.of(experiments), shown)
+    rows = [(cell.label, cell.experiments) for cell in done.cells]
+    return Comparison.of(done.runs, done.failed, len(experiments), rows)
 
 
 def resume(path: str | Path, progress: Progress | None = None, *, trust: bool = False) -> Comparison:
@@ -201,8 +200,8 @@ def search_budget(
     Raises:
         FedshiftError: something in it is wrong.
     """
+    from fedshift.study.search import Budget
     from fedshift.study.space import flat_ranges
-    from fedshift.study.tune import Budget
 
     given, fixed = flat_ranges(search or {}), tuple(settings or {})
     if both := [key for key in given if key in fixed]:
@@ -220,7 +219,7 @@ def estimate(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Opti
     Raises:
         FedshiftError: something in the experiments is wrong, or no row can run.
     """
-    return forecast(rows_of(grid(source, **options)), lambda cell: len(cell.experiments))
+    return forecast(Plan.of(grid(source, **options)), lambda cell: len(cell.experiments))
 
 
 def inspect_data(

@@ -14,11 +14,9 @@ from fedshift.catalogue import built_in
 from fedshift.errors import FedshiftError
 from fedshift.experiments import load_plugins
 from fedshift.methods import METHODS
-from fedshift.reporting.live import display
 from fedshift.reporting.table import Table, render, write_page_to
 from fedshift.runs.events import Progress
 from fedshift.spec import shown
-from fedshift.study.execute import carry_out
 from fedshift.study.papers import Exhibit, ExhibitRow, published
 from fedshift.study.quantities import Interval, paired, ranks, t_quantile
 from fedshift.study.scenarios import Scenario, scale_of, scenarios, text_of
@@ -131,16 +129,7 @@ def benchmark(
             not their method's, such as a full disk; what is finished is kept, and no table is written.
     """
     plan = plan_benchmark(scale, methods, federations, data=data, plugins=plugins, out=out)
-    return carry_out_benchmark(plan, progress)
-
-
-def carry_out_benchmark(plan: StudyPlan, progress: Progress | None = None) -> Benchmark:
-    """Carry out a plan, and write its files."""
-    each = plan.scale.trials * len(plan.scale.tuning_seeds) + len(plan.scale.seeds)
-    with display(progress, each * len(plan.scenarios) * len(plan.rows)) as shown:
-        done = Benchmark.read(plan, *carry_out(plan, shown))
-    done.write()
-    return done
+    return Benchmark.carried_out(plan, progress)
 
 
 @dataclass(frozen=True, repr=False)

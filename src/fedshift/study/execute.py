@@ -1,8 +1,8 @@
-"""Carrying out a study; what is finished is not repeated, so the same study goes on where it was.
+"""Carrying out a plan; what is finished is not repeated, so the same plan goes on where it was.
 
-Where the scale has trials, each row is tuned on each scenario first, with other seeds. The runs of a scenario are
-ordered by seed, for which the data are loaded once. Where a run diverges, that is written into its folder, as it would
-diverge each time, and its cell's other seeds are left out.
+A cell with a budget is tuned first, with other seeds. Seed by seed, the runs of a scenario are ordered by seed, for
+which the data are loaded once. Where such a run diverges, that is written into its folder, as it would diverge each
+time, and its cell's other seeds are left out.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from fedshift import files
 from fedshift.catalogue import built_in
@@ -24,133 +23,126 @@ from fedshift.runs.dry_run import estimate
 from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.simulation import Simulation
-from fedshift.study.scenarios import Scale, Scenario
-from fedshift.study.study_plan import Cell, Forecast, Key, Lacking, StudyPlan, always
+from fedshift.study.study_plan import Cell, Forecast, Key, Lacking, Plan, of_seeds
+from fedshift.study.tune import search_all
 from fedshift.study.tuned import Found
 
-if TYPE_CHECKING:
-    from fedshift.study.tune import Budget
-
 DIVERGED = "diverged.txt"  # in the folder of a run: why it has no end
-Chosen = dict[tuple[str, str], list[Found]]
 
 
-def carry_out(plan: StudyPlan, progress: Progress) -> tuple[list[Cell], dict[Key, Lacking], Chosen]:
-    """Carry out all that a plan asks for and this machine has.
+@dataclass
+class CarriedOut:
+    """What came of a plan.
 
-    Returns:
-        The cells as they were carried out, why others have no number, and what was found by tuning.
+    Attributes:
+        cells: those that could be carried out, with the settings that tuning chose.
+        runs: those that were carried out.
+        failed: what went wrong with others.
+        lacking: why cells have no number, where it is their method's fault.
+        chosen: what tuning found, one for each held-out domain, by scenario and row.
+    """
+
+    cells: list[Cell] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    failed: runner.Failures = field(default_factory=dict)
+    lacking: dict[Key, Lacking] = field(default_factory=dict)
+    chosen: dict[tuple[str, str], list[Found]] = field(default_factory=dict)
+
+    def tune(self, cell: Cell, progress: Progress) -> Cell:
+        """A cell with the settings that are chosen on validation data, which are put on record."""
+        asked = cell.experiments
+        if cell.budget is not None:
+            tuning = search_all(cell.make(cell.tuning_seeds), cell.budget, progress)
+            self.chosen[cell.key[:2]] = sorted(tuning.found, key=lambda found: found.case)
+            if tuning.failed:  # of one held-out domain among several
+                raise DivergedError(tuning.failed[0])
+            with warnings.catch_warnings():  # cells are tuned one by one, so the file has some with other searches
+                warnings.simplefilter("ignore", FedshiftWarning)
+                asked = tuning.tuned.apply(asked, where=str(tuning.path))
+        return replace(cell, make=of_seeds(asked), budget=None)
+
+    def carry_out(self, experiments: Sequence[Experiment], progress: Progress) -> runner.Failures:
+        """Carry out runs; why one could not begin is written into its folder. Returns what went wrong."""
+        runs, failed = runner.run_all(experiments, progress)
+        for path, error in failed.items():
+            if not (Run(path).begun or isinstance(error, DiskError | LockedError)):
+                files.make_folder(path)
+                files.write(path / REFUSED, str(error).removeprefix(f"{path.name}: "))
+        self.runs += runs
+        self.failed |= failed
+        return failed
+
+    def carry_out_seed(self, experiments: Sequence[Experiment], progress: Progress) -> None:
+        """Carry out the runs of a cell that have a seed; the first error is raised."""
+        there = [Run(runner.run_path(each)) for each in experiments]
+        if before := why_diverged(there):
+            raise DivergedError(before)
+        failed = self.carry_out(experiments, progress).values()
+        if other := next((error for error in failed if not isinstance(error, DivergedError)), None):
+            raise other
+        for error in failed:
+            assert isinstance(error, DivergedError)
+            for folder in (each for each in there if not each.finished):
+                files.write(folder.path / DIVERGED, error.what)  # without advice, as settings are not the user's here
+            raise DivergedError(error.what)
+
+    @contextmanager
+    def noting(self, cell: Cell) -> Iterator[None]:
+        """Note why a cell has no number, and let the others go on, unless nothing can."""
+        try:
+            yield
+        except Exception as error:
+            why = why_lacking(error, cell)
+            if why is not None:
+                self.lacking[cell.key] = why
+            elif isinstance(error, FedshiftError):
+                where = ", ".join(filter(None, cell.key))
+                raise FedshiftError(
+                    f"{where}: {error} What is finished is kept. The same command carries on."
+                ) from error
+            else:
+                raise
+
+
+def carry_out(plan: Plan, progress: Progress) -> CarriedOut:
+    """Carry out the cells of a plan.
 
     Raises:
-        FedshiftError: no scenario has its data here; or runs cannot be carried out for a reason that is not their
-            method's, such as a full disk, or another process that is at work on them.
+        FedshiftError: runs cannot be carried out for a reason that is not their method's, such as a full disk, or
+            another process that is at work on them; or as :func:`fedshift.runs.runner.run_all`, where all are carried
+            out at once.
     """
-    files.check_folder(plan.folder)
-    for why in plan.left_out.values():
-        progress.note(why)
-    lacking: dict[Key, Lacking] = {}
-    chosen: Chosen = {}
-    cells: list[Cell] = []
-    for scenario in plan.available:
-        here: list[Cell] = []
-        for cell in plan.cells_of(scenario):
-            with noting(lacking, cell, (*plan.scale.tuning_seeds, *plan.scale.seeds)):
-                asked = cell.experiments
-                if plan.scale.trials:
-                    asked = _tuned(plan, scenario, cell, chosen, progress)
-                here.append(replace(cell, make=always(asked)))
-        for seed in plan.scale.seeds:
-            for cell in (cell for cell in here if cell.key not in lacking):
-                asked = [each for each in cell.experiments if each.seed == seed]
-                with noting(lacking, replace(cell, make=always(asked))):
-                    _carry_out(asked, progress)
-        cells += here
-    return cells, lacking, chosen
+    done = CarriedOut()
+    for _, group in groupby(plan.cells, key=lambda cell: cell.key[0]):
+        cells: list[Cell] = []
+        for cell in group:
+            with done.noting(replace(cell, seeds=(*cell.tuning_seeds, *cell.seeds))):
+                cells.append(done.tune(cell, progress))
+        done.cells += cells
+        if not plan.seed_by_seed:
+            done.carry_out([each for cell in cells for each in cell.experiments], progress)
+            continue
+        for seed in dict.fromkeys(seed for cell in cells for seed in cell.seeds):
+            for cell in cells:
+                of_seed = replace(cell, seeds=(seed,))
+                if cell.key not in done.lacking:
+                    with done.noting(of_seed):
+                        done.carry_out_seed(of_seed.experiments, progress)
+    return done
 
 
-def _tuned(plan: StudyPlan, scenario: Scenario, cell: Cell, chosen: Chosen, progress: Progress) -> list[Experiment]:
-    """A row's runs with the settings that were chosen on validation data, which are put on record."""
-    from fedshift.study.tune import search_all
-
-    budget = budget_of(plan.scale, scenario, cell.experiments[0].method_name)
-    tuning = search_all(cell.make(plan.scale.tuning_seeds), budget, progress)
-    chosen[cell.key[:2]] = sorted(tuning.found, key=lambda found: found.case)
-    if tuning.failed:  # of one held-out domain among several
-        raise DivergedError(tuning.failed[0])
-    with warnings.catch_warnings():  # rows are tuned one by one, so the file has some with other searched settings
-        warnings.simplefilter("ignore", FedshiftWarning)
-        return tuning.tuned.apply(cell.experiments, where=str(tuning.path))
-
-
-def budget_of(scale: Scale, scenario: Scenario, method: str) -> Budget:
-    """By what settings are chosen, the same for all rows."""
-    from fedshift.study.tune import Budget
-
-    fixed = tuple(scale.settings_of(method))
-    return Budget(trials=scale.trials, parallel=min(4, scale.trials), search=dict(scenario.search), fixed=fixed)
-
-
-def carry_out_runs(experiments: Sequence[Experiment], progress: Progress) -> tuple[list[Run], runner.Failures]:
-    """Carry out runs; why one could not begin is written into its folder.
-
-    Returns:
-        The folders of those that were carried out, and what went wrong with the others.
-
-    Raises:
-        FedshiftError: as :func:`fedshift.runs.runner.run_all`.
-    """
-    folders, failed = runner.run_all(experiments, progress)
-    for path, error in failed.items():
-        if not (Run(path).begun or isinstance(error, DiskError | LockedError)):
-            files.make_folder(path)
-            files.write(path / REFUSED, str(error).removeprefix(f"{path.name}: "))
-    return folders, failed
-
-
-def _carry_out(experiments: Sequence[Experiment], progress: Progress) -> None:
-    """Carry out the runs of a cell that have a seed."""
-    there = [Run(runner.run_path(each)) for each in experiments]
-    if before := why_diverged(there):
-        raise DivergedError(before)
-    _, failed = carry_out_runs(experiments, progress)
-    diverged = [error for error in failed.values() if isinstance(error, DivergedError)]
-    if other := next((error for error in failed.values() if error not in diverged), None):
-        raise other
-    for error in diverged[:1]:
-        for folder in (each for each in there if not each.finished):
-            files.write(folder.path / DIVERGED, error.what)  # without advice, as settings are not the user's here
-        raise DivergedError(error.what)
-
-
-@contextmanager
-def noting(lacking: dict[Key, Lacking], cell: Cell, seeds: Sequence[int] = ()) -> Iterator[None]:
-    """Note why a cell has no number, and let the others go on, unless nothing can."""
-    try:
-        yield
-    except Exception as error:
-        why = why_lacking(error, partial(cell.make, seeds))
-        if why is not None:
-            lacking[cell.key] = why
-        elif isinstance(error, FedshiftError):
-            where = ", ".join(filter(None, cell.key))
-            raise FedshiftError(f"{where}: {error} What is finished is kept. The same command carries on.") from error
-        else:
-            raise
-
-
-def why_lacking(error: Exception, experiments: Callable[[], Sequence[Experiment]]) -> Lacking | None:
+def why_lacking(error: Exception, cell: Cell) -> Lacking | None:
     """Why an error leaves a cell without a number; None where it is not the method that is at fault."""
     if isinstance(error, DivergedError):
         return Lacking(error.what, "diverged")
     if isinstance(error, DiskError | LockedError | DamagedError):
         return None
     try:
-        asked = experiments()
-        for each in asked:
+        for each in cell.experiments:
             Simulation(each)
     except FedshiftError as refusal:
         return Lacking(str(refusal), "refused")
-    if built_in(type(asked[0].method)):
+    if built_in(type(cell.experiments[0].method)):
         return None
     name = "" if isinstance(error, FedshiftError) else f"{type(error).__name__}: "
     return Lacking(f"{name}{error}", "failed")
@@ -165,23 +157,25 @@ def why_diverged(folders: Iterable[Run]) -> str:
 # Forecasts -------------------------------------------------------------------------------------------
 
 
-def forecast(cells: Iterable[Cell], count: Callable[[Cell], int]) -> list[Forecast]:
-    """What cells would cost; nothing is written, and no more is trained than a few steps that are timed.
+def forecast(plan: Plan, count: Callable[[Cell], int]) -> list[Forecast]:
+    """What the cells of a plan would cost; nothing is written, and no more is trained than a few steps that are timed.
+
+    A cell that is tuned costs what the settings do that it begins with.
 
     Args:
-        cells: these.
+        plan: the plan.
         count: how many runs of a cell are left to be carried out.
 
     Raises:
         FedshiftError: none can run, or one cannot for a reason that is not its method's.
     """
     found, refused = [], list[FedshiftError]()
-    for cell in cells:
+    for cell in plan.cells:
         try:
             left = count(cell)
             found.append(Forecast(cell.label, left, estimate(cell.experiments[0]) if left else None))
         except FedshiftError as error:
-            why = why_lacking(error, partial(cell.make, cell.seeds))
+            why = why_lacking(error, cell)
             if why is None:
                 raise
             refused.append(error)
@@ -191,12 +185,8 @@ def forecast(cells: Iterable[Cell], count: Callable[[Cell], int]) -> list[Foreca
     return found
 
 
-def forecast_study(plan: StudyPlan) -> list[Forecast]:
-    """What the cells of a study would cost, with the settings that they begin with, without what is finished."""
-
-    def left(cell: Cell) -> int:
-        held_out = len(cell.experiments) // len(plan.scale.seeds)
-        unfinished = sum(not Run(runner.run_path(each)).finished for each in cell.experiments)
-        return unfinished + held_out * plan.scale.trials * len(plan.scale.tuning_seeds)
-
-    return forecast((cell for scenario in plan.available for cell in plan.cells_of(scenario)), left)
+def unfinished_runs(cell: Cell) -> int:
+    """How many runs of a cell are not finished, those of its tuning included."""
+    held_out = len(cell.experiments) // len(cell.seeds)
+    unfinished = sum(not Run(runner.run_path(each)).finished for each in cell.experiments)
+    return unfinished + (held_out * cell.budget.trials * len(cell.tuning_seeds) if cell.budget else 0)

@@ -71,8 +71,8 @@ def draw_panel(panel: Panel, axis: Axes) -> None:
     make_plain(axis)
 
 
-def draw_search(study: Study, trials: int) -> dict[str, bytes]:
-    """Optuna's figures of the first trials of a study, as PNG files by name; those that it has enough trials for.
+def draw_search(study: Study) -> dict[str, bytes]:
+    """Optuna's figures of the trials of a study, as PNG files by name; those that it has enough trials for.
 
     Importance is that of being among the better trials (PED-ANOVA).
     """
@@ -80,8 +80,8 @@ def draw_search(study: Study, trials: int) -> dict[str, bytes]:
         import optuna
         from optuna.visualization import matplotlib as plots
 
-    first = study.optuna_study.get_trials(deepcopy=False)[:trials]
-    values = {trial.value for trial in study.trials[:trials] if trial.value is not None}
+    first = study.optuna_study.get_trials(deepcopy=False)[: study.budget.trials]
+    values = {trial.value for trial in study.trials if trial.value is not None}
     searched, about = [*study.space.searched], f"validation {study.metric.title}"
     drawn: dict[str, Any] = {}
     with quiet(), _own_style():

@@ -5,22 +5,16 @@ Under each row of ours stands the paper's.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedshift import files
 from fedshift.errors import FedshiftError
-from fedshift.reporting.live import display
 from fedshift.reporting.results import MeanStd, flat
 from fedshift.reporting.table import Table
 from fedshift.runs.events import Progress
-from fedshift.runs.run import locked
-from fedshift.runs.runner import run_path
 from fedshift.spec import shown
-from fedshift.study.execute import carry_out
 from fedshift.study.papers import ExhibitRow, exhibit_of
 from fedshift.study.scenarios import AS_PRINTED, Scenario, scale_of
 from fedshift.study.study_plan import StudyPlan
@@ -35,8 +29,6 @@ SPREADS = 2  # standard deviations beyond which a paper's number is marked
 NOT_SAID = frozenset({"name", "seed", "run", "evaluate"})  # of settings in which scales differ
 IN_THE_PAPER = "  the paper"
 MOST_POINTS = 12  # of a curve in its table; the other files have all
-RUNS_FILE = "runs.json"  # in a table's folder: the folders of the runs of each of its cells
-WAIT = 600.0  # seconds for another process that reads and writes the same table
 
 
 def plan_table(
@@ -109,27 +101,7 @@ def reproduce(
             reason that is not their method's, such as a full disk; what is finished is kept.
     """
     plan = plan_table(table, scale, panels=panels, rows=rows, data=data, settings=settings, out=out)
-    return reproduce_table(plan, progress)
-
-
-def reproduce_table(plan: StudyPlan, progress: Progress | None = None) -> Reproduction:
-    """Carry out a plan, and write the table of all that is there then, whoever carried it out."""
-    with display(progress, sum(len(cell.experiments) for cell in plan.cells)) as callback:
-        files.check_folder(plan.folder)
-        if plan.available:
-            files.make_folder(plan.folder)
-            files.write(plan.folder / RUNS_FILE, json.dumps(run_folders(plan), indent=1))
-        _, lacking, _ = carry_out(plan, callback)
-    with locked(plan.folder, WAIT):  # another process may have finished more runs since these were read
-        done = Reproduction.read(plan, plan.whole.cells, lacking)
-        done.write()
-    return done
-
-
-def run_folders(plan: StudyPlan) -> list[list[str]]:
-    """The folders of the runs of each cell of the whole table, below OUT."""
-    out = plan.folder.parent
-    return [[str(run_path(each).relative_to(out)) for each in cell.experiments] for cell in plan.whole.cells]
+    return Reproduction.carried_out(plan, progress)
 
 
 @dataclass(frozen=True, repr=False)

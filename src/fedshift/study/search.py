@@ -19,7 +19,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from annotated_types import Ge, Le
+from pydantic import Field
 
 from fedshift import files
 from fedshift.core.metrics import Metric
@@ -29,7 +32,7 @@ from fedshift.reporting.table import Table
 from fedshift.runs.origin import STUDY
 from fedshift.runs.run import Run
 from fedshift.runs.selection import shares
-from fedshift.spec import Range
+from fedshift.spec import Range, Spec
 from fedshift.study.space import Space, in_words, labelled
 
 if TYPE_CHECKING:
@@ -38,7 +41,27 @@ if TYPE_CHECKING:
 Sampler = Literal["tpe", "random"]
 COMPLETE_FIRST = 5  # trials, before any is pruned
 WARM_UP = 4  # a quarter of the rounds, before which no trial is pruned
+Trials = Annotated[int, Ge(1), Le(10_000)]
 Curve = Sequence[tuple[int, float]]  # validation scores by rounds done, ascending
+
+
+class Budget(Spec):
+    """The budget and the ranges of studies, the same for all methods.
+
+    Attributes:
+        trials: of each study.
+        sampler: "tpe" or "random".
+        parallel: trials that are chosen, and carried out, side by side.
+        search: where to look, by the dotted names of settings, beside what pages declare: a
+            :class:`~fedshift.spec.Range`, choices, or "0.001..0.1".
+        fixed: dotted names of settings that are not searched.
+    """
+
+    trials: Trials = 20
+    sampler: Sampler = "tpe"
+    parallel: Trials = 4
+    search: dict[str, Any] = Field(default={})
+    fixed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,17 +105,15 @@ class Study:
         path: its folder.
         experiments: what is tuned, one for each seed.
         space: what is searched.
-        sampler: "tpe" or "random".
-        parallel: trials of a batch.
+        budget: how many trials, and how they are chosen.
         digest: of all that decides its trials.
-        trials: those that were asked for so far.
+        trials: those that were asked for so far; later ones than the budget has are not among them.
     """
 
     path: Path
     experiments: Sequence[Experiment]
     space: Space
-    sampler: Sampler
-    parallel: int
+    budget: Budget
     digest: str
     trials: list[Trial] = field(default_factory=list)
 
@@ -112,8 +133,8 @@ class Study:
         """What trials are scored by: the metric that selects."""
         return Metric(self.experiments[0].evaluate.select)
 
-    def best(self, trials: int) -> int | None:
-        """The number of the best complete trial among the first ones; the earliest of equals."""
+    def best(self, trials: int | None = None) -> int | None:
+        """The number of the best complete trial, of all or of the first ones; the earliest of equals."""
         known = {number: trial.value for number, trial in enumerate(self.trials[:trials])}
         merits = {number: self.metric.merit(value) for number, value in known.items() if value is not None}
         return max(merits, key=merits.__getitem__, default=None)
@@ -150,7 +171,7 @@ class Study:
     def read(self) -> None:
         """Read the trials of the journal."""
         self.trials = []
-        for known in self.optuna_study.get_trials(deepcopy=False):
+        for known in self.optuna_study.get_trials(deepcopy=False)[: self.budget.trials]:
             settings = self.space.settings(known.params) if self.trials else dict(self.space.own)
             earlier = [trial.settings for trial in self.trials]
             reason: str = known.user_attrs.get("reason", "")
@@ -170,21 +191,19 @@ class Study:
 
     # Asking and telling ------------------------------------------------------------------------------
 
-    def ask(self, trials: int) -> list[int]:
-        """The numbers of the trials of the next batch, or what is left of one; none once ``trials`` are over."""
-        waiting = [number for number, trial in enumerate(self.trials) if trial.state == "asked"]
-        begin = waiting[0] if waiting else len(self.trials)
-        if begin >= trials:
-            return []
+    def ask(self) -> list[int]:
+        """The numbers of the trials of the next batch, or what is left of one; none once all are over."""
+        waiting = (number for number, trial in enumerate(self.trials) if trial.state == "asked")
+        end = self._batch_of(next(waiting, len(self.trials))) + self.budget.parallel
         with quiet():
-            for number in range(len(self.trials), min(self._batch_of(begin) + self.parallel, trials)):
+            for number in range(len(self.trials), min(end, self.budget.trials)):
                 self.optuna_study.add_trial(self._choose(number))
         self.read()
         return [number for number, trial in enumerate(self.trials) if trial.state == "asked"]
 
     def _batch_of(self, number: int) -> int:
         """The first trial of the batch that a trial is in."""
-        return number - number % self.parallel
+        return number - number % self.budget.parallel
 
     def _choose(self, number: int) -> Any:
         """A trial with all its parameters, which the journal takes as one line: a kill leaves none half chosen."""
@@ -219,7 +238,7 @@ class Study:
         """The sampler of a trial, or of a parameter that is sampled alone; each has a seed of its own."""
         samplers = import_optuna().samplers
         seed = int(files.digest_of(f"{self.digest} {number} {key}".encode())[:8], 16)
-        if self.sampler == "random":
+        if self.budget.sampler == "random":
             return samplers.RandomSampler(seed)
         return samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
 
@@ -276,7 +295,7 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
-def all_trials(study: Study, trials: int) -> Table:
+def all_trials(study: Study) -> Table:
     """Every trial, with what part of the clients' loss each term made up at the end of its first seed."""
     keys = [*study.space.searched]
     rows = [
@@ -289,7 +308,7 @@ def all_trials(study: Study, trials: int) -> Table:
             _shares(study, trial),
             trial.reason,
         ]
-        for number, trial in enumerate(study.trials[:trials], 1)
+        for number, trial in enumerate(study.trials, 1)
     ]
     columns = ["trial", "state", "value in %", "after round", *keys, "loss terms, in % of the loss", "why it failed"]
     return Table("All trials", columns, rows)

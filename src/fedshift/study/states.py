@@ -16,10 +16,10 @@ from fedshift.errors import DamagedError, UnknownNameError
 from fedshift.reporting.table import Table, Tabled
 from fedshift.runs.run import Run
 from fedshift.study.papers import exhibit_of, exhibits
-from fedshift.study.reproduction import RUNS_FILE, plan_table
+from fedshift.study.reproduction import plan_table
 from fedshift.study.scenarios import scale_of, scales, scenarios
 from fedshift.study.study_plan import Need, StudyPlan, paths_by_name
-from fedshift.study.study_tables import Count, naming_damage
+from fedshift.study.study_tables import RUNS_FILE, Count, naming_damage
 from fedshift.written import clock
 
 WORDS = 90  # columns of a table's name and of what it shows

@@ -1,12 +1,12 @@
-"""What is asked for: cells of runs, each a row on a federation, and what of them this machine lacks.
+"""What is asked for: a plan of cells, each the runs of a row on a federation, and what of it this machine lacks.
 
-A comparison's cells are its rows. A table of a paper is a :class:`StudyPlan`, and so is the benchmark, whose rows are
-tuned, as its scale has trials.
+The cells of a comparison are its rows. A :class:`StudyPlan` makes those of a paper's table, and those of the benchmark,
+which are tuned, as its scale has trials.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from fedshift.spec import Spec, shown
 from fedshift.study.grid import expand, override
 from fedshift.study.papers import Exhibit, ExhibitRow
 from fedshift.study.scenarios import Scale, Scenario, choose
+from fedshift.study.search import Budget
 from fedshift.written import clock
 
 Key = tuple[str, str, str]  # a scenario's name, a row's, and a point of a curve or ""
@@ -34,12 +35,16 @@ class Cell:
         label: what it is called.
         make: gives the runs with some seeds, or says why there are none.
         seeds: those of its runs.
+        budget: by what its settings are chosen first, if they are.
+        tuning_seeds: those of each trial.
     """
 
     key: Key
     label: str
-    make: Callable[[Sequence[int]], list[Experiment]]
-    seeds: Sequence[int] = ()
+    make: Callable[[Collection[int]], list[Experiment]]
+    seeds: Collection[int]
+    budget: Budget | None = None
+    tuning_seeds: Collection[int] = ()
 
     @cached_property
     def experiments(self) -> list[Experiment]:
@@ -47,18 +52,37 @@ class Cell:
         return self.make(self.seeds)
 
 
-def always(experiments: list[Experiment]) -> Callable[[Sequence[int]], list[Experiment]]:
-    """How a cell makes its runs that are there already."""
-    return lambda seeds: experiments
+def of_seeds(experiments: Sequence[Experiment]) -> Callable[[Collection[int]], list[Experiment]]:
+    """How a cell makes its runs from those that are there already."""
+    return lambda seeds: [each for each in experiments if each.seed in seeds]
 
 
-def rows_of(experiments: Sequence[Experiment]) -> list[Cell]:
-    """The cells of a comparison: runs that differ only in seed and held-out domain, named by what else differs."""
-    groups: dict[str, list[Experiment]] = {}
-    for each in experiments:
-        groups.setdefault(each.series, []).append(each)
-    called = labels({series: described(its[0].table(), its[0].contents) for series, its in groups.items()})
-    return [Cell(("", called[series], ""), called[series], always(its)) for series, its in groups.items()]
+@dataclass(frozen=True)
+class Plan:
+    """What a comparison, a table or the benchmark asks for.
+
+    Attributes:
+        cells: scenario by scenario.
+        seed_by_seed: whether the seeds of a cell are carried out one after the other, and the rest is left out once one
+            has diverged; if not, all runs are carried out at once, so that those that are alike advance together.
+    """
+
+    cells: Sequence[Cell]
+    seed_by_seed: bool = False
+
+    @classmethod
+    def of(cls, experiments: Sequence[Experiment]) -> Plan:
+        """A comparison, whose rows differ in more than seed and held-out domain, and are named by that."""
+        groups: dict[str, list[Experiment]] = {}
+        for each in experiments:
+            groups.setdefault(each.series, []).append(each)
+        called = labels({series: described(its[0].table(), its[0].contents) for series, its in groups.items()})
+        return cls(
+            [
+                Cell(("", called[series], ""), called[series], of_seeds(its), {each.seed: None for each in its}.keys())
+                for series, its in groups.items()
+            ]
+        )
 
 
 class Need(NamedTuple):
@@ -201,9 +225,19 @@ class StudyPlan:
                 if self.exhibit.asks_for(scenario, row, point):
                     label = ", ".join(filter(None, (self.title(scenario), row.name, point)))
                     make = partial(self.experiments, scenario, row, point)
-                    yield Cell((scenario.name, row.name, point), label, make, self.scale.seeds)
+                    budget, tuned_on = self._budget(scenario, row), self.scale.tuning_seeds
+                    yield Cell((scenario.name, row.name, point), label, make, self.scale.seeds, budget, tuned_on)
 
-    def experiments(self, scenario: Scenario, row: ExhibitRow, point: str, seeds: Sequence[int]) -> list[Experiment]:
+    def _budget(self, scenario: Scenario, row: ExhibitRow) -> Budget | None:
+        """By what settings are chosen, the same for all rows; None where the scale tunes nothing."""
+        trials, fixed = self.scale.trials, tuple(self.scale.settings_of(row.method))
+        return (
+            Budget(trials=trials, parallel=min(4, trials), search=dict(scenario.search), fixed=fixed)
+            if trials
+            else None
+        )
+
+    def experiments(self, scenario: Scenario, row: ExhibitRow, point: str, seeds: Collection[int]) -> list[Experiment]:
         """The runs of a cell: for each domain that is held out, if any is, one for each seed.
 
         Raises:
@@ -282,9 +316,9 @@ class StudyPlan:
         return found
 
     @property
-    def available(self) -> list[Scenario]:
-        """The scenarios that lack nothing."""
-        return [scenario for scenario in self.scenarios if scenario.name not in self.left_out]
+    def available(self) -> Plan:
+        """The cells of the scenarios that lack nothing."""
+        return Plan([cell for cell in self.cells if cell.key[0] not in self.left_out], seed_by_seed=True)
 
 
 def paths_by_name(data: Mapping[str, str | Path] | None) -> dict[str, str]:

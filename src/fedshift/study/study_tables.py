@@ -13,17 +13,22 @@ from typing import Any, ClassVar, Self
 
 from fedshift import files
 from fedshift.errors import DamagedError, FedshiftError
+from fedshift.reporting.live import display
 from fedshift.reporting.results import MeanStd, Row
 from fedshift.reporting.table import Tabled
-from fedshift.runs.run import Run
+from fedshift.runs.events import Progress
+from fedshift.runs.run import Run, locked
 from fedshift.runs.runner import run_path
 from fedshift.runs.selection import by_environment, last
-from fedshift.study.execute import Chosen, why_diverged
+from fedshift.study.execute import CarriedOut, carry_out, why_diverged
 from fedshift.study.quantities import Quantity, quantity
 from fedshift.study.study_plan import Cell, Key, Lacking, StudyPlan
+from fedshift.study.tuned import Found
 
 LACKING = {"diverged": "diverged", "refused": "cannot run", "failed": "failed"}  # the cell of a table without a number
 NONE = "-"
+RUNS_FILE = "runs.json"  # in a table's folder: the folders of the runs of each of its cells
+WAIT = 600.0  # seconds for another process that reads and writes the same table
 
 
 @dataclass(frozen=True)
@@ -87,13 +92,34 @@ class StudyResults(Tabled):
     numbers: Mapping[Key, Mapping[int, float]] = field(default_factory=dict)
     lacking: Mapping[Key, Lacking] = field(default_factory=dict)
     count: Count = Count()
-    chosen: Chosen = field(default_factory=dict)
+    chosen: Mapping[tuple[str, str], Sequence[Found]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def read(
-        cls, plan: StudyPlan, cells: Sequence[Cell], lacking: Mapping[Key, Lacking], chosen: Chosen | None = None
-    ) -> Self:
+    def carried_out(cls, plan: StudyPlan, progress: Progress | None = None) -> Self:
+        """Carry out a plan, and write the files of all that is there then, whoever carried it out.
+
+        Raises:
+            FedshiftError: no scenario has its data here; or as :func:`fedshift.study.execute.carry_out`.
+        """
+        asked, tuned, names = plan.available, plan.scale.trials, list[list[str]]()
+        each = tuned * len(plan.scale.tuning_seeds) + len(plan.scale.seeds)
+        with display(progress, sum(each if tuned else len(cell.experiments) for cell in asked.cells)) as shown:
+            files.check_folder(plan.folder)
+            if not tuned:  # or the settings of runs are not known yet
+                names = run_folders(plan)
+                files.make_folder(plan.folder)
+                files.write(plan.folder / RUNS_FILE, json.dumps(names, indent=1))
+            for why in plan.left_out.values():
+                shown.note(why)
+            carried_out = carry_out(asked, shown)
+        with locked(plan.folder, WAIT):  # another process may have finished more runs since these were read
+            done = cls.read(plan, carried_out.cells if tuned else plan.whole.cells, carried_out)
+            done.write()
+        return done
+
+    @classmethod
+    def read(cls, plan: StudyPlan, cells: Sequence[Cell], done: CarriedOut) -> Self:
         """What the folders of cells hold, whoever carried them out.
 
         Raises:
@@ -106,11 +132,11 @@ class StudyResults(Tabled):
             for cell in cells:
                 if why := why_diverged(folders[cell.key]):
                     diverged[cell.key] = Lacking(why, "diverged")
-                elif cell.key not in lacking:
+                elif cell.key not in done.lacking:
                     runs = [run for run in folders[cell.key] if run.finished]
                     numbers |= _numbers(plan, cell, _whole_seeds(cell, runs))
             count = Count.of(folders.values())
-        return cls(plan, numbers, {**diverged, **lacking}, count, chosen or {}, plan.left_out)
+        return cls(plan, numbers, {**diverged, **done.lacking}, count, done.chosen, plan.left_out)
 
     def by_seed(self, scenario: str, row: str, column: str) -> Mapping[int, float]:
         """The numbers of a cell; empty where it has none."""
@@ -153,6 +179,14 @@ class StudyResults(Tabled):
         }
         return json.dumps(whole, indent=1) + "\n"
 
+    def write(self) -> list[Path]:
+        """Write the files into the plan's folder, replacing earlier ones; returns them.
+
+        Raises:
+            FedshiftError: one cannot be written.
+        """
+        raise NotImplementedError
+
     def write_files(self, more: Mapping[str, bytes]) -> list[Path]:
         """Write Markdown, CSV, JSON and ``more``, by their suffixes, into the plan's folder, replacing earlier ones."""
         measured = self.measurements()
@@ -165,6 +199,12 @@ class StudyResults(Tabled):
         for suffix, content in contents.items():
             files.write(self.plan.folder / f"{self.plan.exhibit.name}.{suffix}", content)
         return [self.plan.folder / f"{self.plan.exhibit.name}.{suffix}" for suffix in contents]
+
+
+def run_folders(plan: StudyPlan) -> list[list[str]]:
+    """The folders of the runs of each cell of a whole table, below the folder of all tables."""
+    out = plan.folder.parent
+    return [[str(run_path(each).relative_to(out)) for each in cell.experiments] for cell in plan.whole.cells]
 
 
 @contextmanager

@@ -7,10 +7,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import mean
-from typing import Annotated, Any, cast
-
-from annotated_types import Ge, Le
-from pydantic import Field
+from typing import Any, cast
 
 from fedshift import files
 from fedshift.core.metrics import Metric
@@ -21,33 +18,12 @@ from fedshift.runs.run import Run, locked
 from fedshift.runs.runner import PlannedRun, attempt, run_path
 from fedshift.runs.selection import last, mean_score
 from fedshift.runs.together import Judge, to_the_end
-from fedshift.spec import Spec
-from fedshift.study.search import Curve, Sampler, Study, Trial
+from fedshift.study.search import Budget, Curve, Study, Trial
 from fedshift.study.space import Space, unused_ranges, with_settings
 from fedshift.study.tuned import Found, TunedSettings, Tuning
 
 ROLE = "validation"  # of the environments on which settings are chosen
 NO_TRIALS_FAULT = (DiskError, LockedError, DamagedError)
-Trials = Annotated[int, Ge(1), Le(10_000)]
-
-
-class Budget(Spec):
-    """The budget and the ranges of studies, the same for all methods.
-
-    Attributes:
-        trials: of each study.
-        sampler: "tpe" or "random".
-        parallel: trials that are chosen, and carried out, side by side.
-        search: where to look, by the dotted names of settings, beside what pages declare: a
-            :class:`~fedshift.spec.Range`, choices, or "0.001..0.1".
-        fixed: dotted names of settings that are not searched.
-    """
-
-    trials: Trials = 20
-    sampler: Sampler = "tpe"
-    parallel: Trials = 4
-    search: dict[str, Any] = Field(default={})
-    fixed: tuple[str, ...] = ()
 
 
 def plan_studies(experiments: Sequence[Experiment], budget: Budget) -> tuple[list[Study], list[FedshiftError]]:
@@ -95,7 +71,7 @@ def _study(experiments: Sequence[Experiment], budget: Budget) -> Study:
     digest = files.digest_of(json.dumps(decides, sort_keys=True).encode())
     words = first.run_name.rsplit("-seed", 1)[0]
     path = run_path(first).parent / f"tune-{words}-{digest[:8]}"
-    return Study(path, experiments, space, budget.sampler, budget.parallel, digest)
+    return Study(path, experiments, space, budget, digest)
 
 
 def search_all(experiments: Sequence[Experiment], budget: Budget, progress: Progress) -> Tuning:
@@ -111,28 +87,28 @@ def search_all(experiments: Sequence[Experiment], budget: Budget, progress: Prog
             carried out for a reason that is not their method's, such as a full disk.
     """
     studies, failed = plan_studies(experiments, budget)
-    trials, folder = budget.trials, run_path(experiments[0]).parent
+    folder = run_path(experiments[0]).parent
     files.check_folder(folder)
     done: list[Study] = []
     for study in studies:
         try:
-            _carry_out(study, trials, cast(Progress, _ValidationProgress(progress)))
+            _carry_out(study, cast(Progress, _ValidationProgress(progress)))
         except NO_TRIALS_FAULT:
             raise
         except FedshiftError as error:
             failed.append(FedshiftError(f"{study.label}: {error}"))
             continue
-        if study.best(trials) is None:
-            reason = next((trial.reason for trial in study.trials[:trials] if trial.reason), "")
+        if study.best() is None:
+            reason = next((trial.reason for trial in study.trials if trial.reason), "")
             failed.append(DivergedError(f"No trial of {study.label} was carried to its end. {reason}"))
         else:
             done.append(study)
     if not done:
         raise failed[0]
     searched = {key for study in studies for key in study.space.searched}
-    entries = [Found.of(study, trials) for study in done]
+    entries = map(Found.of, done)
     path = TunedSettings.of(experiments[0], chosen_on(experiments[0]), searched, entries).write(folder)
-    return Tuning(path, TunedSettings.read(path), tuple(done), tuple(entries), tuple(map(str, failed)))
+    return Tuning(path, TunedSettings.read(path), tuple(done), tuple(map(str, failed)))
 
 
 def chosen_on(experiment: Experiment) -> str:
@@ -148,23 +124,23 @@ def chosen_on(experiment: Experiment) -> str:
 # One study ---------------------------------------------------------------------------------------
 
 
-def _carry_out(study: Study, trials: int, progress: Progress) -> None:
-    """Carry out the first trials of a study, of which it may have some already.
+def _carry_out(study: Study, progress: Progress) -> None:
+    """Carry out the trials of a study, of which it may have some already.
 
     Raises:
         FedshiftError: another process is at work on it, or its runs cannot be carried out.
     """
     with locked(study.path):
         study.read()
-        while numbers := study.ask(trials):
+        while numbers := study.ask():
             for number, outcome in _Batch(study, numbers, progress).outcomes().items():
                 study.tell(number, outcome)
                 pruned = f"pruned after round {outcome.curve[-1][0]}" if outcome.state == "pruned" else ""
                 top = study.best(number + 1)
                 so_far = f"; best so far {study.trials[top].percent} %, trial {top + 1}" if top is not None else ""
                 progress.note(
-                    f"{study.label}: trial {number + 1} of {trials}: {pruned or outcome.percent} ({outcome.words})"
-                    f"{so_far}"
+                    f"{study.label}: trial {number + 1} of {study.budget.trials}: {pruned or outcome.percent} "
+                    f"({outcome.words}){so_far}"
                 )
 
 

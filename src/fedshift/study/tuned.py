@@ -70,9 +70,9 @@ class Found(File):
     study: str
 
     @classmethod
-    def of(cls, study: Study, trials: int) -> Self:
-        """What a study found in its first trials, of which one was carried to its end."""
-        there, number = study.trials[:trials], study.best(trials)
+    def of(cls, study: Study) -> Self:
+        """What a study found, of which a trial was carried to its end."""
+        there, number = study.trials, study.best()
         assert number is not None
         method, held_out = study.case
         return cls(
@@ -81,11 +81,11 @@ class Found(File):
             settings={key: value for key, value in there[number].settings.items() if value is not None},  # as in TOML
             value=cast(float, there[number].value),
             trial=number,
-            trials=trials,
+            trials=study.budget.trials,
             pruned=sum(trial.state == "pruned" for trial in there),
             failed=sum(trial.state == "failed" for trial in there),
             repeated=sum(trial.repeats is not None for trial in there),
-            sampler=study.sampler,
+            sampler=study.budget.sampler,
             seeds=[each.seed for each in study.experiments],
             search=study.space.table(),
             study=study.path.name,
@@ -276,15 +276,18 @@ class Tuning(Tabled):
         path: the TOML file of the best settings, which ``compare`` takes.
         tuned: its content.
         studies: the studies that found something, with all their trials.
-        found: what each of them found.
         failed: a message for each study without a complete trial.
     """
 
     path: Path
     tuned: TunedSettings
     studies: tuple[Study, ...]
-    found: tuple[Found, ...]
     failed: tuple[str, ...] = ()
+
+    @property
+    def found(self) -> list[Found]:
+        """What each of the studies found."""
+        return [*map(Found.of, self.studies)]
 
     def tables(self) -> list[Table]:
         """The best value of each study, and how its trials ended."""
@@ -330,12 +333,12 @@ class Tuning(Tabled):
         from fedshift.study.figures import draw_search
 
         sections = []
-        for study, found in zip(self.studies, self.found, strict=True):
-            drawn = draw_search(study, found.trials)
+        for study in self.studies:
+            drawn = draw_search(study)
             for name, png in drawn.items():
                 files.write(study.path / name, png)
             pictures = {name.removesuffix(".png"): b64encode(png).decode() for name, png in drawn.items()}
-            sections.append((study.label, pictures, all_trials(study, found.trials)))
+            sections.append((study.label, pictures, all_trials(study)))
         text = render(
             "tuned.html.jinja",
             title=f"Tuned settings: {self.studies[0].experiments[0].name}",
