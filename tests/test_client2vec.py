@@ -422,8 +422,7 @@ def test_the_index_command_writes_vectors_and_a_heat_map(make: Make, tmp_path, t
     """With which a run goes on as one that makes its index itself."""
     file = tmp_path / "tiny.toml"
     file.write_text(tomli_w.dumps(override(tiny_document, {"method": {"name": "client2vec", "index": SMALL}})))
-    result = ok("index", str(file))
-    assert "2 clients of 2 domains" in result
+    assert "2 clients of 2 domains" in ok("index", str(file))
     (folder,) = (tmp_path / "runs" / "tiny").iterdir()
     table = pyarrow.parquet.read_table(folder / "index.parquet").to_pydict()
     assert table["client"] == table["domain"] == ["dark", "gray"]
