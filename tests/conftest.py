@@ -43,7 +43,7 @@ from fedshift.manifest import write_file
 from fedshift.rounds.ledger import Direction, Ledger
 from fedshift.runs import runner
 from fedshift.runs.checkpoint import Summary
-from fedshift.runs.events import Progress, RunEvents
+from fedshift.runs.events import AnyEvent, Progress, RunEvents
 from fedshift.runs.lockstep import advance
 from fedshift.runs.recorder import Recorder
 from fedshift.runs.run import Run
@@ -144,6 +144,17 @@ def at(
     """What an objective may know, for a test that calls its loss by hand."""
     known = Tensors(received), Tensors(), torch.tensor(counts)
     return Context(*known, round, rounds, noise or {}, torch.tensor(client), Replies(replies))
+
+
+class Begun(Progress):
+    """The names of the runs that begin."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+
+    def handle(self, run: str, event: AnyEvent) -> None:
+        if event.kind == "begin":
+            self.begun.append(run)
 
 
 class AfterRound(Progress):

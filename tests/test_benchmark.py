@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedshift
+from conftest import Begun
 from fedshift.cli.app import app
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.methods import METHODS
@@ -273,19 +274,8 @@ def with_rows(plan: StudyPlan, *methods: str) -> StudyPlan:
     return planned(plan.scale, plan.scenarios[:1], methods, plan.folder.parent)
 
 
-class Heard(Progress):
-    """Counts runs."""
-
-    def __init__(self) -> None:
-        self.begun: list[str] = []
-
-    def handle(self, run, event):
-        if event.kind == "begin":
-            self.begun.append(run)
-
-
 def test_a_benchmark_is_carried_out_once(on_tiny_data: StudyPlan):
-    first, second = Heard(), Heard()
+    first, second = Begun(), Begun()
     found = Benchmark.carried_out(on_tiny_data, first)
     assert len(first.begun) == len({*first.begun}) == 24  # but for choices that a sampler repeats
     assert Benchmark.carried_out(on_tiny_data, second).numbers == found.numbers
@@ -295,7 +285,7 @@ def test_a_benchmark_is_carried_out_once(on_tiny_data: StudyPlan):
 
 
 def test_files_hold_what_the_tables_say_and_a_row_that_is_added_is_all_that_is_carried_out(on_tiny_data: StudyPlan):
-    before, heard = Benchmark.carried_out(with_rows(on_tiny_data, "fedavg"), Progress()), Heard()
+    before, heard = Benchmark.carried_out(with_rows(on_tiny_data, "fedavg"), Progress()), Begun()
     done = Benchmark.carried_out(with_rows(on_tiny_data, "fedavg", "fedprox"), heard)
     assert {name.partition("-")[0] for name in heard.begun if name.startswith("fed")} == {"fedprox"}
     assert {key: its for key, its in done.numbers.items() if key[1] == "fedavg"} == before.numbers
@@ -344,7 +334,7 @@ def test_what_cannot_run_or_diverged_leaves_the_others_alone_and_is_not_tried_ag
     monkeypatch.setattr(METHODS.get("fedlc"), "check", refuse)
     monkeypatch.setattr(execute.CarriedOut, "tune", then_blow_up)
     plan = planned(on_tiny_data.scale, on_tiny_data.scenarios[:1], ["fedlc", "fedprox"], on_tiny_data.folder.parent)
-    first, second, third = Heard(), Heard(), Heard()
+    first, second, third = Begun(), Begun(), Begun()
     done = Benchmark.carried_out(plan, first)
     assert done.lacking["tiny-sgd", "fedlc", ""] == Lacking("It takes no batches of 4.", "refused")
     assert done.lacking["tiny-sgd", "fedprox", ""].kind == "diverged"
@@ -395,10 +385,8 @@ def test_a_plugin_that_fails_is_noted_and_the_others_go_on_to_exit_code_1(
 
 def test_the_command_and_the_function_do_the_same(on_tiny_data: StudyPlan, small_command: list[str]):
     call = [*small_command, "--method", "fedavg,fedprox"]
-    dry = ok(*call, "--dry-run")
-    assert "8 runs would be carried out" in dry
-    done = ok(*call)
-    assert "Accuracy less fedavg's" in done
+    assert "8 runs would be carried out" in ok(*call, "--dry-run")
+    assert "Accuracy less fedavg's" in ok(*call)
     out = on_tiny_data.folder.parent
     again = fedshift.benchmark("small", ["fedavg", "fedprox"], out=out, progress=Progress())
     assert (out / "small" / "benchmark.md").read_text() == again.table()

@@ -121,7 +121,7 @@ def test_a_folder_of_images(tmp_path: Path):
     assert dataset.domain_names() == ("photo", "sketch")
     data = dataset.load(Streams(0))
     check_red_and_blue(data)
-    assert str(tmp_path / "photo" / "blue" / "2.png") in data.where[2]  # as messages name it
+    assert str(tmp_path / "photo" / "blue" / "2.png") in data.place(2)  # as messages name it
 
 
 def test_pixels_of_other_kinds(tmp_path: Path):

@@ -121,7 +121,7 @@ def test_any_legal_domain_name_survives_a_whole_run(name: str, make: Make, tmp_p
     assert len(experiment.run_name.encode()) < 255
     assert not set(experiment.run_name) & set('/\\:*?"<>|\n')
     comparison = fedshift.compare(experiment)
-    (run,) = fedshift.load(comparison.folders[0]).runs
+    (run,) = fedshift.load(comparison.runs[0].path).runs
     assert run.table["protocol"]["hold_out"] == held_out
     assert {row["environment"] for row in comparison.measurements()} >= {name}
     assert len(name) > 100 or held_out in str(comparison)  # a long one is broken into lines

@@ -204,7 +204,7 @@ def test_one_bad_run_of_a_grid_does_not_keep_the_others_from_theirs(make: Make, 
     """The second held-out domain does not exist: the first run's result is there, and the error names the second."""
     document = override(TINY, {"run.out": str(tmp_path), "protocol.hold_out": ["light", "lihgt"]})
     comparison = fedshift.compare(document, progress=Progress())
-    assert len(comparison.folders) == 1
+    assert len(comparison.runs) == 1
     (message,) = comparison.failed
     assert "lihgt" in message
     assert "Did you mean 'light'" in message

@@ -211,7 +211,7 @@ def test_a_damaged_run_is_left_out_of_a_report_and_named(folder: Run, make: Make
     other = runner.start(make({"seed": 5, "run.out": str(tmp_path / "more")}), Progress())
     (folder.path / "records.jsonl").write_text("")
     comparison = api.load(tmp_path)
-    assert comparison.folders == [other.path]
+    assert [run.path for run in comparison.runs] == [other.path]
     assert any("A run is left out" in note and "records.jsonl" in note for note in comparison.notes())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import sys
@@ -275,15 +276,14 @@ nested = st.dictionaries(st.sampled_from("abc"), values | st.dictionaries(st.sam
 @given(st.lists(st.lists(nested, min_size=1, max_size=3), min_size=1, max_size=4))
 def test_no_setting_is_lost_when_settings_are_merged(groups: list[list[dict[str, Any]]]):
     found = merged(groups)
-    common = flat(found.common)
     for number, group in enumerate(groups):
         for table in group:
-            values = flat(table)
-            assert values.items() >= common.items()
-            assert values.keys() <= common.keys() | found.differing.keys()
+            values = {name: json.dumps(value) for name, value in flat(table).items()}
+            assert values.items() >= found.common.items()
+            assert values.keys() <= found.common.keys() | found.differing.keys()
         for name, texts in found.differing.items():
             assert (texts[number] == "") == all(name not in flat(table) for table in group)
-    assert not common.keys() & found.differing.keys()
+    assert not found.common.keys() & found.differing.keys()
 
 
 # Where it is written -----------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import fedshift
 import fresh
+from conftest import Begun
 from fedshift.cli.app import app
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
@@ -30,7 +31,6 @@ from fedshift.study.reproduction import Reproduction, differences_from_paper, le
 from fedshift.study.scenarios import scales, scenarios
 from fedshift.study.study_tables import RUNS_FILE, Count, run_folders
 from fresh import ok
-from test_benchmark import Heard
 
 SIZES = ("smoke", "short", "paper")
 CARRIED_OUT = [name for name, exhibit in exhibits().items() if not exhibit.why]
@@ -169,7 +169,7 @@ def test_other_data_are_named_and_not_compared(tmp_path: Path):
 
 
 def test_a_table_is_carried_out_once_and_stands_beside_the_papers(tmp_path: Path):
-    first, second = Heard(), Heard()
+    first, second = Begun(), Begun()
     part = fedshift.reproduce("fedpin-table2", out=tmp_path, progress=first, rows=["GM"])
     assert (part.count.finished, part.count.runs) == (1, 7)
     done = fedshift.reproduce("fedpin-table2", out=tmp_path, progress=second)
@@ -194,9 +194,8 @@ def test_a_command_that_is_killed_goes_on_and_repeats_nothing(tmp_path: Path):
     child.kill()
     written = [folder.path / "summary.json" for folder in find(tmp_path) if folder.finished]
     before = {path: path.stat().st_mtime_ns for path in written}
-    result = ok(*words)
+    assert "7 of 7 runs finished" in ok(*words)
     assert all(path.stat().st_mtime_ns == at for path, at in before.items())
-    assert "7 of 7 runs finished" in result
     listed = CliRunner().invoke(app, ["reproduce", "fedpin-table2", "--list", "--out", str(tmp_path)])
     assert "done, 0:" in listed.output
 

@@ -183,7 +183,7 @@ def test_times_are_numbers_or_dates_and_rise_in_each_recording(tmp_path: Path):
     asked: dict[str, Any] = {"columns": ["a"], "time": "t", "impute": "interpolate"}
     data = load(save(tmp_path / "x.csv", recording, **asked))
     assert data.x.flatten().tolist() == [1, 2, 3, 8]
-    assert data.notes[1].startswith("1 steps of the column 't' are more than 1.5 times as long")
+    assert data.notes[1].startswith("1 steps are more than 1.5 times as long")
     for times in (pd.to_datetime(stamps), pd.to_timedelta([0, 1, 2, 7], unit="s")):
         assert torch.equal(load(save(tmp_path / "x.parquet", recording.assign(t=times), **asked)).x, data.x)
     before = steps("v", "oslo", "run", [1, 2], t=[3, 4])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import signal
@@ -16,14 +17,14 @@ import torch
 from typer.testing import CliRunner
 
 import fedshift
-from conftest import TINY
+from conftest import TINY, Begun
 from fedshift.cli.app import app
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.samples import Samples
-from fedshift.errors import FedshiftError, FedshiftWarning
+from fedshift.errors import DiskError, FedshiftError, FedshiftWarning
 from fedshift.experiments import Experiment
 from fedshift.runs import simulation as simulating
-from fedshift.runs.events import AnyEvent, Progress
+from fedshift.runs.events import Progress
 from fedshift.runs.find import find
 from fedshift.runs.origin import STUDY
 from fedshift.runs.run import Run
@@ -248,23 +249,7 @@ def test_the_median_of_earlier_trials_prunes(tmp_path: Path):
     assert study.pruned_at(5, scored, 8) is None  # before five are complete
 
 
-def mu(experiment: Experiment) -> float:
-    value: float = experiment.method.table()["mu"]
-    return value
-
-
 # Real runs ----------------------------------------------------------------------------------------
-
-
-class Heard(Progress):
-    """The names of the runs that begin."""
-
-    def __init__(self) -> None:
-        self.begun: list[str] = []
-
-    def handle(self, run: str, event: AnyEvent) -> None:
-        if event.kind == "begin":
-            self.begun.append(run)
 
 
 PROX = {"method.name": "fedprox", "train.rounds": 4, "evaluate.every": 1}
@@ -285,9 +270,25 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Tuning:
     return search_all(experiments(tmp_path_factory.mktemp("whole"), REAL), REAL_BUDGET, Progress())
 
 
+def test_a_full_disk_ends_the_search_and_fails_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Tuning):
+    """In the midst of a run; with room again the search goes on to what it would have been."""
+    left = [100]
+
+    def fsync(descriptor: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    asked = experiments(tmp_path, REAL)
+    with monkeypatch.context() as patch, refuses("No space left", error=DiskError):
+        patch.setattr(os, "fsync", fsync)
+        search_all(asked, REAL_BUDGET, Progress())
+    assert outcome(search_all(asked, REAL_BUDGET, Progress())) == outcome(whole)
+
+
 def test_choices_that_repeat_cost_nothing_and_more_trials_go_on_from_those_there_are(tmp_path: Path):
     """8 trials and then 20 are the first 8 and 12 more; a smaller number reads the first of them."""
-    asked, heard = experiments(tmp_path, PROX), Heard()
+    asked, heard = experiments(tmp_path, PROX), Begun()
     budget = Budget(trials=8, search={"method.mu": [0.1, 0.2, 0.3, 0.4, 0.5]}, fixed=["train.lr"])
     eight = search_all(asked, budget, heard)
     found = search_all(asked, budget.replace(trials=20), heard)
@@ -299,7 +300,7 @@ def test_choices_that_repeat_cost_nothing_and_more_trials_go_on_from_those_there
     for trial in trials:
         if trial.repeats is not None:
             assert (trials[trial.repeats].settings, trials[trial.repeats].value) == (trial.settings, trial.value)
-    again = Heard()
+    again = Begun()
     with pytest.warns(FedshiftWarning, match="there were 20 trials"):
         assert search_all(asked, budget, again).tuned == eight.tuned
     assert again.begun == []
@@ -435,10 +436,10 @@ def test_what_is_given_counts_before_what_was_found(tmp_path: Path):
     path = entry(tmp_path).write(tmp_path)
     table = override(TINY, PROX)
     (tuned,) = fedshift.grid(table, tuned=path)
-    assert (mu(tuned), tuned.train.lr) == (0.9, 0.2)
+    assert (tuned.method.table()["mu"], tuned.train.lr) == (0.9, 0.2)
     with pytest.warns(FedshiftWarning, match=r"fedprox: method\.mu = 0\.3 is given, and counts before the tuned 0\.9"):
         (one,) = fedshift.grid(table, tuned=path, settings={"method.mu": 0.3})
-    assert (mu(one), one.train.lr) == (0.3, 0.2)
+    assert (one.method.table()["mu"], one.train.lr) == (0.3, 0.2)
     with refuses("fedavg with light", "fedshift tune", "--method fedavg --hold-out light"):
         fedshift.grid(table, method=["fedprox", "fedavg"], tuned=path)
 

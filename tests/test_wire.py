@@ -18,7 +18,7 @@ from conftest import Make, go_on
 from fedshift.core.contract import Exchange, LocalWork, Upload
 from fedshift.core.messages import Answer, Down, Order, Telemetry, Up, pack_in_pieces
 from fedshift.methods.fedavg import FedAvg
-from fedshift.rounds.ledger import DIRECTIONS, Ledger, from_ranges
+from fedshift.rounds.ledger import DIRECTIONS, Entry, Ledger, from_ranges
 from fedshift.runs.simulation import Simulation
 from fedshift.streams import Streams
 
@@ -166,9 +166,10 @@ def test_its_sums_are_those_of_a_naive_count(sent: list[Any]):
                 assert set(one["type"].split(" or ")) == types
                 assert from_ranges(one["clients"]) == {c for _, c, _ in held}
                 assert from_ranges(one["rounds"]) == {r for _, _, r in held}
-    again = Ledger.from_table(json.loads(json.dumps(ledger.table())))
+    written = json.loads(json.dumps([entry.model_dump() for entry in ledger.entries]))
+    again = Ledger(map(Entry.model_validate, written))
     assert again.entries == ledger.entries
-    assert again.table() == ledger.table()
+    assert [entry.model_dump() for entry in again.entries] == [entry.model_dump() for entry in ledger.entries]
 
 
 # What a run sends ---------------------------------------------------------------------------------

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import shlex
 import sys
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -18,16 +15,17 @@ from fedshift import memory
 from fedshift.cli.console import interruptible, open_console, print_report, print_tables
 from fedshift.cli.federation import federation
 from fedshift.cli.options import (
-    OPTIONS,
-    Commands,
-    DryRunOption,
-    ExperimentArgument,
+    CommandLine,
     PluginOption,
     RunsArgument,
     SetOption,
     TrustOption,
+    all_names,
+    app,
+    command,
     complete,
-    experiment_names,
+    load_plugins,
+    on_experiment,
     setting_names,
     warnings_as_notes,
 )
@@ -35,79 +33,7 @@ from fedshift.cli.studies import benchmark, predict, reproduce
 from fedshift.errors import FedshiftError
 from fedshift.methods import INDEXING
 
-if TYPE_CHECKING:
-    from fedshift.experiments import Experiment
-
-Command = Callable[..., None]
-app = typer.Typer(
-    name="fedshift",
-    cls=Commands,
-    help="Federated learning when clients' features differ: run, compare and report.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    epilog="Start with [bold]fedshift compare[/bold]: FedAvg and FedSR on RotatedMNIST, one angle held out.",
-)
-
-
-def command(*examples: str, more: str = "", name: str | None = None) -> Callable[[Command], Command]:
-    """Make a command of a function; its docstring is the help, below which examples stand."""
-    lines = ["Examples:", *(f"  fedshift {example}" for example in examples), more]
-    return app.command(name, epilog="\n\n".join(lines).strip())
-
-
-@dataclass(frozen=True)
-class CommandLine:
-    """What the command line says of experiments.
-
-    Attributes:
-        source: the experiment's name or file.
-        options: how it differs, as :class:`fedshift.study.api.Options` has them.
-        experiments: the runs that this makes.
-        dry_run: whether to say what would be done, and not do it.
-    """
-
-    source: str
-    options: dict[str, Any]
-    experiments: list[Experiment]
-    dry_run: bool
-
-
-def on_experiment(*examples: str, more: str = "", method: str | None = None) -> Callable[[Command], Command]:
-    """Make a command that reads an experiment, with the command line's changes, and acts on its runs.
-
-    Args:
-        examples: below the help.
-        more: a text below them.
-        method: what the command is about unless the command line names another.
-    """
-
-    def make(act: Command) -> Command:
-        def read(experiment: str, dry_run: bool, **given: Any) -> None:
-            from fedshift.study import api
-
-            values = {name: given.pop(name) for name in OPTIONS}
-            asked = {name: OPTIONS[name][1](value) for name, value in values.items() if value not in (None, [])}
-            if method is not None:
-                asked.setdefault("method", method)
-            with warnings_as_notes():
-                experiments = api.grid(experiment, **asked)
-            with interruptible("."):
-                act(CommandLine(experiment, asked, experiments, dry_run), **given)
-
-        kind = inspect.Parameter.KEYWORD_ONLY
-        parameters = [
-            inspect.Parameter("experiment", kind, default="rotated-mnist", annotation=ExperimentArgument),
-            *(inspect.Parameter(name, kind, default=None, annotation=one) for name, (one, _) in OPTIONS.items()),
-            inspect.Parameter("dry_run", kind, default=False, annotation=DryRunOption),
-            *[*inspect.signature(act, eval_str=True).parameters.values()][1:],
-        ]
-        read.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
-        read.__annotations__ = {each.name: each.annotation for each in parameters}
-        read.__doc__ = act.__doc__
-        return command(*examples, more=more, name=act.__name__)(read)
-
-    return make
+SAMPLERS = complete(lambda: ("tpe", "random"))
 
 
 def going_on(path: Path) -> str:
@@ -155,8 +81,6 @@ def compare(asked: CommandLine) -> None:
     with interruptible(going_on(base)):
         comparison = api.compare(asked.experiments)
     print_report(comparison, base)
-    if comparison.failed:
-        raise FedshiftError(comparison.failure)
 
 
 @on_experiment(
@@ -171,10 +95,7 @@ def tune(
     *,
     trials: Annotated[int, typer.Option("--trials", help="Choices that are tried for each method.", min=1)] = 20,
     sampler: Annotated[
-        str,
-        typer.Option(
-            help="tpe (learns from earlier trials) or random.", autocompletion=complete(lambda: ("tpe", "random"))
-        ),
+        str, typer.Option(help="tpe (learns from earlier trials) or random.", autocompletion=SAMPLERS)
     ] = "tpe",
     parallel: Annotated[
         int, typer.Option(help="Trials chosen, and carried out, side by side; it decides what is tried.", min=1)
@@ -300,8 +221,6 @@ def resume(path: RunsArgument, trust: TrustOption = False) -> None:
                 raise
             comparison = api.resume(path, trust=True)
     print_report(comparison, path)
-    if comparison.failed:
-        raise FedshiftError(comparison.failure)
 
 
 @command("watch runs/rotated-mnist", "watch runs --wait")
@@ -327,13 +246,6 @@ def report(
     print_report(api.load(path), path, to)
 
 
-def load_plugins(paths: list[Path] | None) -> None:
-    """Import plugins, so that what they register is known."""
-    from fedshift import experiments
-
-    experiments.load_plugins([str(path) for path in paths or []])
-
-
 @command("list", "list methods", name="list")
 def list_names(
     kind: Annotated[
@@ -351,12 +263,6 @@ def list_names(
     print_list(kind)
 
 
-def _all_names() -> list[str]:
-    from fedshift.cli.catalogues import shown_names
-
-    return [*dict.fromkeys([*shown_names(), *experiment_names()])]
-
-
 @command("show fedsr", "show train", "show pacs-features --set train.lr=0.1", "show my-experiment.toml")
 def show(
     name: Annotated[
@@ -364,7 +270,7 @@ def show(
         typer.Argument(
             help="A method, data set, partition, model, protocol, index or encoder; train, evaluate or run; or an "
             "experiment, by its name or its TOML file.",
-            autocompletion=complete(_all_names),
+            autocompletion=complete(all_names),
         ),
     ],
     plugin: PluginOption = None,

@@ -89,8 +89,7 @@ def _print_resolved(console: Console, name: str, changes: Mapping[str, Any]) -> 
         console.print(f"As it stands it cannot run: {error}", highlight=False, markup=False)
         return
     settings = merged([*runs.values()])
-    shared = {key: json.dumps(value, ensure_ascii=False) for key, value in flat(settings.common).items()}
-    parts = [(f"{sum(map(len, runs.values()))} runs, all with", shared, [*runs])]
+    parts = [(f"{sum(map(len, runs.values()))} runs, all with", settings.common, [*runs])]
     for number, (method, its) in enumerate(runs.items()):
         own = {key: values[number] for key, values in settings.differing.items() if values[number]}
         parts.append((f"{method}, {len(its)} runs, with", own, [method]))

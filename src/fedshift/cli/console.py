@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
+from fedshift.errors import FedshiftError
 from fedshift.written import printable
 
 if TYPE_CHECKING:
@@ -53,13 +54,15 @@ def print_report(comparison: Comparison, folder: Path, to: Path | None = None) -
         to: the HTML file; None: report.html in the folder.
 
     Raises:
-        FedshiftError: it cannot be written.
+        FedshiftError: it cannot be written, or runs failed.
     """
     try:
         written = comparison.report(to or folder / "report.html")  # first, as printing may end with the reader's pipe
     finally:
         print_tables(comparison.tables(), comparison.notes())
     typer.echo(f"Run folders: {folder}\nReport: {written}")
+    if comparison.failed:
+        raise FedshiftError(comparison.failure)
 
 
 @contextmanager

@@ -1,20 +1,26 @@
-"""What several commands have alike: the options that make an experiment, completion, and notes."""
+"""How commands are made: the options that make an experiment, completion, and notes."""
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from fedshift.cli.console import interruptible
 from fedshift.errors import FedshiftError, FedshiftWarning, UnknownNameError
 from fedshift.written import parse_assignments, parse_value, parse_words
+
+if TYPE_CHECKING:
+    from fedshift.experiments import Experiment
 
 
 class Commands(TyperGroup):
@@ -72,6 +78,13 @@ def experiment_names() -> list[str]:
     from fedshift.study.grid import shipped
 
     return [*shipped(), *(str(path) for path in Path().glob("*.toml"))]
+
+
+def all_names() -> list[str]:
+    """Whatever `fedshift show` shows."""
+    from fedshift.cli.catalogues import shown_names
+
+    return [*dict.fromkeys([*shown_names(), *experiment_names()])]
 
 
 def setting_names() -> list[str]:
@@ -135,19 +148,8 @@ DataOption = Annotated[
     typer.Option("--data", help="Data set (its path: --set data.path=...).", autocompletion=names_of("DATASETS")),
 ]
 ModelOption = Annotated[str | None, typer.Option("--model", help="Model.", autocompletion=names_of("MODELS"))]
-HoldOutOption = Annotated[
-    str | None,
-    typer.Option(
-        "--hold-out",
-        help="Domain held out, several (0,75), or all. Quotes keep a name with commas together: "
-        """'"Berlin, Mitte"'; a domain that is called all is '["all"]'.""",
-    ),
-]
 SeedOption = Annotated[str | None, typer.Option("--seed", help="Seed, or several: 0,1,2.")]
 RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.", min=1)]
-DeviceOption = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1 or mps.")]
-OutOption = Annotated[str | None, typer.Option("--out", help="Folder that holds run folders.")]
-NameOption = Annotated[str | None, typer.Option("--name", help="Label; run folders lie in OUT/NAME.")]
 PluginOption = Annotated[
     list[Path] | None,
     typer.Option("--plugin", help="Python file that registers methods, models or data of yours."),
@@ -161,10 +163,6 @@ SetOption = Annotated[
         autocompletion=complete(setting_names),
     ),
 ]
-TunedOption = Annotated[
-    Path | None,
-    typer.Option("--tuned", help="File of `fedshift tune`: the best settings of each method; --set counts before it."),
-]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Say what would run and what it would cost; write nothing.")
 ]
@@ -174,21 +172,110 @@ TrustOption = Annotated[
 RunsArgument = Annotated[
     Path, typer.Argument(help="A run folder, or a folder of them.", autocompletion=folder_names, show_default=False)
 ]
+
+
+HOLD_OUT = (
+    "Domain held out, several (0,75), or all. Quotes keep a name with commas together: "
+    """'"Berlin, Mitte"'; a domain that is called all is '["all"]'."""
+)
+TUNED = "File of `fedshift tune`: the best settings of each method; --set counts before it."
 OPTIONS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "method": (MethodOption, parse_words),
     "data": (DataOption, str),
     "model": (ModelOption, str),
-    "hold_out": (HoldOutOption, parse_words),
+    "hold_out": (Annotated[str | None, typer.Option("--hold-out", help=HOLD_OUT)], parse_words),
     "seed": (SeedOption, parse_value),
     "rounds": (RoundsOption, int),
-    "device": (DeviceOption, str),
-    "out": (OutOption, str),
-    "name": (NameOption, str),
+    "device": (Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1 or mps.")], str),
+    "out": (Annotated[str | None, typer.Option("--out", help="Folder that holds run folders.")], str),
+    "name": (Annotated[str | None, typer.Option("--name", help="Label; run folders lie in OUT/NAME.")], str),
     "plugins": (PluginOption, list),
     "settings": (SetOption, parse_assignments),
-    "tuned": (TunedOption, Path),
+    "tuned": (Annotated[Path | None, typer.Option("--tuned", help=TUNED)], Path),
 }
 """By the names of :class:`fedshift.study.api.Options`: what makes an experiment, and how it is read."""
+
+
+# Commands -----------------------------------------------------------------------------------------
+
+
+Command = Callable[..., None]
+app = typer.Typer(
+    name="fedshift",
+    cls=Commands,
+    help="Federated learning when clients' features differ: run, compare and report.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    epilog="Start with [bold]fedshift compare[/bold]: FedAvg and FedSR on RotatedMNIST, one angle held out.",
+)
+
+
+def command(*examples: str, more: str = "", name: str | None = None) -> Callable[[Command], Command]:
+    """Make a command of a function; its docstring is the help, below which examples stand."""
+    lines = ["Examples:", *(f"  fedshift {example}" for example in examples), more]
+    return app.command(name, epilog="\n\n".join(lines).strip())
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What the command line says of experiments.
+
+    Attributes:
+        source: the experiment's name or file.
+        options: how it differs, as :class:`fedshift.study.api.Options` has them.
+        experiments: the runs that this makes.
+        dry_run: whether to say what would be done, and not do it.
+    """
+
+    source: str
+    options: dict[str, Any]
+    experiments: list[Experiment]
+    dry_run: bool
+
+
+def on_experiment(*examples: str, more: str = "", method: str | None = None) -> Callable[[Command], Command]:
+    """Make a command that reads an experiment, with the command line's changes, and acts on its runs.
+
+    Args:
+        examples: below the help.
+        more: a text below them.
+        method: what the command is about unless the command line names another.
+    """
+
+    def make(act: Command) -> Command:
+        def read(experiment: str, dry_run: bool, **given: Any) -> None:
+            from fedshift.study import api
+
+            values = {name: given.pop(name) for name in OPTIONS}
+            asked = {name: OPTIONS[name][1](value) for name, value in values.items() if value not in (None, [])}
+            if method is not None:
+                asked.setdefault("method", method)
+            with warnings_as_notes():
+                experiments = api.grid(experiment, **asked)
+            with interruptible("."):
+                act(CommandLine(experiment, asked, experiments, dry_run), **given)
+
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters = [
+            inspect.Parameter("experiment", kind, default="rotated-mnist", annotation=ExperimentArgument),
+            *(inspect.Parameter(name, kind, default=None, annotation=one) for name, (one, _) in OPTIONS.items()),
+            inspect.Parameter("dry_run", kind, default=False, annotation=DryRunOption),
+            *[*inspect.signature(act, eval_str=True).parameters.values()][1:],
+        ]
+        read.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
+        read.__annotations__ = {each.name: each.annotation for each in parameters}
+        read.__doc__ = act.__doc__
+        return command(*examples, more=more, name=act.__name__)(read)
+
+    return make
+
+
+def load_plugins(paths: list[Path] | None) -> None:
+    """Import plugins, so that what they register is known."""
+    from fedshift import experiments
+
+    experiments.load_plugins([str(path) for path in paths or []])
 
 
 @contextmanager

@@ -79,16 +79,12 @@ def check_data(data: DomainData, inputs: Inputs, one_class: bool = False) -> Non
 def _first(data: DomainData, numbers: Tensor, number: int) -> str:
     """Where a name occurs first."""
     found = (numbers == number).nonzero()
-    return f"first of {_sample(data, int(found[0]))}" if len(found) else "of no sample"
-
-
-def _sample(data: DomainData, row: int) -> str:
-    return data.where[row] if data.where else f"sample {row}"
+    return f"first of {data.place(int(found[0]))}" if len(found) else "of no sample"
 
 
 def _place(data: DomainData, row: int) -> str:
     domain, label = data.domains[int(data.domain[row])], data.classes[int(data.y[row])]
-    return f"{_sample(data, row)} (domain '{domain}', class '{label}')"
+    return f"{data.place(row)} (domain '{domain}', class '{label}')"
 
 
 def check_inputs(x: Tensor, inputs: Inputs, place: Callable[[int], str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,7 +33,7 @@ class DomainData:
             collected, (N,), int64; samples that nobody trains on may have any number. None: each domain is one.
         train_environments: the names of those.
         notes: what a reader of the results must know of how the data were read.
-        where: for messages, the file or the row that each sample was read from, (N,); empty where nobody knows.
+        where: for messages, gives the file or the row that a sample was read from; None: nobody knows.
         columns: of a table, what the columns of x (N, columns) are. Where rows are prepared, x is float64, NaN stands
             for a missing cell, and a category for its number among the column's.
         channels: of signals x (N, channels, time), what the channels are called; empty where nobody knows.
@@ -54,7 +54,7 @@ class DomainData:
     train_environment: Tensor | None = None
     train_environments: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    where: Sequence[str] = ()
+    where: Callable[[int], str] | None = None
     columns: tuple[Column, ...] = ()
     channels: tuple[str, ...] = ()
 
@@ -66,9 +66,8 @@ class DomainData:
         _check_inputs(self.x, len(self.columns))
         for name in ("domains", "classes", "environments", "train_environments", "channels"):
             _check_words(name, getattr(self, name))
-        for name, count in (("channels", self.x.shape[1]), ("where", len(self.x))):
-            if (named := len(getattr(self, name))) not in (0, count):
-                raise FedshiftError(f"{name} has {named} names, but x has {count}; name all or none.")
+        if len(self.channels) not in (0, count := self.x.shape[1]):
+            raise FedshiftError(f"channels has {len(self.channels)} names, but x has {count}; name all or none.")
         numbered = {"y": self.classes, "domain": self.domains, "group": None}
         if self.environment is not None:
             numbered["environment"] = self.environments
@@ -80,6 +79,10 @@ class DomainData:
     def __repr__(self) -> str:
         shape = tuple(self.x.shape[1:])
         return f"DomainData({len(self.y)} of shape {shape}, domains: {len(self.domains)}, classes: {len(self.classes)})"
+
+    def place(self, row: int) -> str:
+        """What messages call a sample."""
+        return f"sample {row}" if self.where is None else self.where(row)
 
     def missing(self) -> list[tuple[str, str]]:
         """Every (domain, class) without a sample."""

@@ -154,8 +154,8 @@ class FederatedData:
 
     def _moved(self, move: Move) -> FederatedData:
         """The same federation with views of the pools' copies."""
-        clients = lazy(self.clients).mapped(lambda client: client.moved(move))
-        environments = lazy(self.environments).mapped(lambda environment: environment.moved(move))
+        clients = lazy(self.clients).mapped(lambda client: replace(client, train=client.train.moved(move)))
+        environments = lazy(self.environments).mapped(lambda each: replace(each, samples=each.samples.moved(move)))
         return replace(self, clients=clients, environments=environments)
 
 

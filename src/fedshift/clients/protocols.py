@@ -11,7 +11,8 @@ figures, which have a single environment, means over clients.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -55,14 +56,18 @@ class Division:
     """Who holds which samples.
 
     Attributes:
+        data: the samples.
         holder: each sample's holder, (N,), int64, from 0; -1: nobody.
         domains: the index of each holder's domain.
         names: the holders' names: the domain's, with the part's number where the domain has several.
+        target: the index of the domain in which nobody trains; None: there is none.
     """
 
+    data: DomainData
     holder: Tensor
     domains: tuple[int, ...]
     names: tuple[str, ...]
+    target: int | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -73,17 +78,42 @@ class Division:
         number = torch.full((len(self) + 1,), NOBODY)  # the last is where an index of -1 leads
         number[kept] = torch.arange(len(kept))
         holders = kept.tolist()
-        return Division(
-            number[self.holder], tuple(self.domains[n] for n in holders), tuple(self.names[n] for n in holders)
-        )
+        domains, names = (tuple(each[n] for n in holders) for each in (self.domains, self.names))
+        return replace(self, holder=number[self.holder], domains=domains, names=names, target=domain)
 
-    def views(self, whole: Samples, mask: Tensor) -> Lazy[Samples]:
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The name of each holder's domain."""
+        return tuple(self.data.domains[domain] for domain in self.domains)
+
+    @cached_property
+    def trained_in(self) -> tuple[Tensor, tuple[str, ...]]:
+        """The environment that each sample was collected in, (N,), and the names of those that clients train in."""
+        environment, names = self.data.train_environment, self.data.train_environments
+        if environment is not None:
+            return environment, names
+        environment, names = self.data.domain, self.data.domains
+        if self.target is not None:  # those behind it move up
+            environment = environment - (environment > self.target).long()
+            names = names[: self.target] + names[self.target + 1 :]
+        return environment, names
+
+    @cached_property
+    def whole(self) -> Samples:
+        """The pool of all samples."""
+        return Samples(self.data.x, self.data.y, environment=self.trained_in[0])
+
+    def views(self, mask: Tensor) -> Lazy[Samples]:
         """Each holder's samples where the mask (N,) is true."""
-        return views(whole, self.holder.where(mask, NOBODY), len(self))
+        return views(self.whole, self.holder.where(mask, NOBODY), len(self))
 
-    def clients(self, data: DomainData, train: Sequence[Samples]) -> Lazy[Client]:
-        """The holders as clients, by what each trains on."""
-        return Lazy(lambda id: Client(id, self.names[id], data.domains[self.domains[id]], train[id]), range(len(self)))
+    def federated(
+        self, train: Tensor, environments: Sequence[Environment], inputs: Inputs, *notes: str
+    ) -> FederatedData:
+        """The holders as clients, who train on their samples where the mask (N,) is true."""
+        own, places = self.views(train), self.places
+        clients = Lazy(lambda id: Client(id, self.names[id], places[id], own[id]), range(len(self)))
+        return FederatedData(clients, environments, self.data.classes, inputs, notes, self.trained_in[1])
 
 
 def divide(data: DomainData, partition: Partition, streams: Streams) -> Division:
@@ -106,7 +136,7 @@ def divide(data: DomainData, partition: Partition, streams: Streams) -> Division
         f"{data.domains[domain]}/{part}" if several else data.domains[domain]
         for domain, part, several in zip(domains.tolist(), numbers.tolist(), divided.tolist(), strict=True)
     )
-    return Division(holder, tuple(domains.tolist()), names)
+    return Division(data, holder, tuple(domains.tolist()), names)
 
 
 class LeaveOneDomainOut(Protocol):
@@ -138,11 +168,9 @@ class LeaveOneDomainOut(Protocol):
         target = data.domains.index(self.hold_out)
         division = divide(data, partition, streams)
         held_out, trained = _split_off(data, (self.validation,), self.fraction, streams, division.holder)
-        whole, trained_in = pooled(data, target)
         sources = division.without(target)
-        train, domains = sources.views(whole, trained), _domains(data, sources)
-        validation = Kind("validation", domains, sources.views(whole, held_out))
-        unseen = whole.subset(data.domain == target)
+        validation = Kind("validation", sources.places, sources.views(held_out))
+        unseen = sources.whole.subset(data.domain == target)
         if self.scored == "clients":
             known = torch.zeros(len(sources), len(data.classes), dtype=torch.bool)
             seen = (sources.holder >= 0) & trained
@@ -156,8 +184,7 @@ class LeaveOneDomainOut(Protocol):
             before = sum(domain < target for domain in sources.domains)
             # The target stands among the sources in the order of the domains.
             environments = environments.among((*range(before), len(sources), *range(before, len(sources))))
-        clients = sources.clients(data, train)
-        return FederatedData(clients, environments, data.classes, inputs, (), trained_in)
+        return sources.federated(trained, environments, inputs)
 
 
 class InDomain(Protocol):
@@ -178,13 +205,10 @@ class InDomain(Protocol):
         division = divide(data, partition, streams)
         sides = (self.test, self.validation)
         tested, validated, trained = _split_off(data, sides, self.fraction, streams, division.holder)
-        domains, (whole, trained_in) = _domains(data, division), pooled(data)
-        places = tuple(self.environment(domain) for domain in domains)
-        validation = Kind("validation", places, division.views(whole, validated))
-        test = Kind("test", places, division.views(whole, tested))
-        clients = division.clients(data, division.views(whole, trained))
-        environments = environments_of((validation, test))
-        return FederatedData(clients, environments, data.classes, inputs, (), trained_in)
+        places = tuple(self.environment(domain) for domain in division.places)
+        validation = Kind("validation", places, division.views(validated))
+        test = Kind("test", places, division.views(tested))
+        return division.federated(trained, environments_of((validation, test)), inputs)
 
     def environment(self, domain: str) -> str:
         """The name of the environments of a domain's clients."""
@@ -227,14 +251,11 @@ class TrainOnAll(Protocol):
         division = divide(data, partition, streams)
         nobody = torch.zeros_like(data.y, dtype=torch.bool)
         held_out = split(data, (self.validation,), streams, division.holder)[0] if self.validation else nobody
-        domains, (whole, trained_in) = _domains(data, division), pooled(data)
-        train = division.views(whole, ~held_out)
-        scored = division.views(whole, held_out) if self.validation else train
-        kinds = Kind("validation", domains, scored), Kind("test", domains, scored)
+        scored = division.views(held_out if self.validation else ~held_out)
+        kinds = Kind("validation", division.places, scored), Kind("test", division.places, scored)
         what = "the part for validation" if self.validation else "the samples that were trained on"
         note = f"No sample was left for a test: all figures are of {what}."
-        clients, environments = division.clients(data, train), environments_of(kinds)
-        return FederatedData(clients, environments, data.classes, inputs, (note,), trained_in)
+        return division.federated(~held_out, environments_of(kinds), inputs, note)
 
 
 class PersonalUnderShift(Protocol):
@@ -279,35 +300,15 @@ class PersonalUnderShift(Protocol):
         held_out = torch.zeros_like(native)
         if not looks_at_shift:
             held_out = split(data, (self.held_out,), streams, division.holder.where(native, NOBODY))[0]
-        (whole, trained_in), count = pooled(data), len(division)
-        tests = {shift: division.views(whole, data.environment == e) for e, shift in enumerate(shifts, 1)}
-        looked_at = tests[self.validation] if looks_at_shift else division.views(whole, held_out)
-        kinds = [Kind("validation", (self.validation,) * count, looked_at)]
-        kinds += [Kind("test", (shift,) * count, views) for shift, views in tests.items()]
-        train = division.views(whole, native & ~held_out)
-        clients = division.clients(data, train)
+        tests = {shift: division.views(data.environment == e) for e, shift in enumerate(shifts, 1)}
+        looked_at = tests[self.validation] if looks_at_shift else division.views(held_out)
+        kinds = [Kind("validation", (self.validation,) * len(division), looked_at)]
+        kinds += [Kind("test", (shift,) * len(division), views) for shift, views in tests.items()]
         note = (
             f"Validation looks at '{self.validation}', which is a test environment as well (as in FedPIN); "
             f"protocol.validation = '{HELD_OUT}' looks at no shift."
         )
-        notes = (note,) if looks_at_shift else ()
-        return FederatedData(clients, environments_of(kinds), data.classes, inputs, notes, trained_in)
-
-
-def pooled(data: DomainData, target: int | None = None) -> tuple[Samples, tuple[str, ...]]:
-    """The pool of all samples, and the names of the environments that clients train in.
-
-    Args:
-        data: the samples.
-        target: the domain in which nobody trains.
-    """
-    environment, names = data.train_environment, data.train_environments
-    if environment is None:
-        environment, names = data.domain, data.domains
-        if target is not None:  # those behind it move up
-            environment = environment - (environment > target).long()
-            names = names[:target] + names[target + 1 :]
-    return Samples(data.x, data.y, environment=environment), names
+        return division.federated(native & ~held_out, environments_of(kinds), inputs, *[note] * looks_at_shift)
 
 
 def _refuse_environments(protocol: Protocol, data: DomainData) -> None:
@@ -317,11 +318,6 @@ def _refuse_environments(protocol: Protocol, data: DomainData) -> None:
             f"{type(protocol).__name__} holds samples out itself, but these data bring their own environments "
             f"({', '.join(data.environments[:4])}, ...): --set protocol.name=personal-under-shift"
         )
-
-
-def _domains(data: DomainData, division: Division) -> tuple[str, ...]:
-    """The name of each holder's domain."""
-    return tuple(data.domains[domain] for domain in division.domains)
 
 
 def _split_off(

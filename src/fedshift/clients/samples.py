@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar, overload
 
 import torch
@@ -210,10 +210,6 @@ class Client:
     domain: str
     train: Samples
 
-    def moved(self, move: Move) -> Client:
-        """The same client with a view of the pool's copy."""
-        return replace(self, train=self.train.moved(move))
-
 
 Role = Literal["validation", "test"]
 
@@ -233,10 +229,6 @@ class Environment:
     role: Role
     client: int | None
     samples: Samples
-
-    def moved(self, move: Move) -> Environment:
-        """The same environment with a view of the pool's copy."""
-        return replace(self, samples=self.samples.moved(move))
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,6 +26,7 @@ from fedshift.datasets.labelled import (
     names_of,
     sorted_names,
 )
+from fedshift.datasets.listing import reading
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.spec import setting
 from fedshift.streams import Streams
@@ -101,21 +102,14 @@ def _opened(file: Path, needed: Sequence[str] = NEEDED) -> Iterator[NpzFile]:
     Raises:
         FedshiftError: it cannot be read, lacks an array that is needed, or has one of an unknown name.
     """
-    try:
-        with file.open("rb") as opened:
-            arrays = np.load(opened, allow_pickle=False)
-            _check_file(file, arrays, needed)
-            yield arrays
-    except (FedshiftError, MemoryError):
-        raise
-    except Exception as error:  # NumPy and zipfile raise nearly anything on damaged bytes
-        if "allow_pickle" in str(error):
-            raise FedshiftError(
-                f"'{file}' holds Python's objects in place of numbers or text (or is no .npz file); these are never "
-                "loaded, since they can run code: write astype(str) of text."
-            ) from error
-        reason = str(error) or type(error).__name__
-        raise FedshiftError(f"'{file}' cannot be read ({reason}). Write it again with numpy.savez.") from error
+    fix = (
+        "Write it again with numpy.savez, and astype(str) of text: Python's objects are never loaded, since they can "
+        "run code."
+    )
+    with reading(f"'{file}'", fix), file.open("rb") as opened:
+        arrays = np.load(opened, allow_pickle=False)
+        _check_file(file, arrays, needed)
+        yield arrays
 
 
 def _check_file(file: Path, arrays: object, needed: Sequence[str]) -> None:

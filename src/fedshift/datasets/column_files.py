@@ -25,6 +25,7 @@ from fedshift.datasets.labelled import (
     shown,
     sorted_names,
 )
+from fedshift.datasets.listing import reading
 from fedshift.errors import FedshiftError, UnknownNameError, needs
 from fedshift.spec import setting
 
@@ -40,6 +41,7 @@ class ColumnFiles(Dataset):
 
     seeded: ClassVar[bool] = False
     kind: ClassVar[str] = "inputs"  # what columns without another use are, for messages
+    apart: ClassVar[tuple[str, ...]] = ("domain",)  # settings beside the label's that name columns that are no inputs
 
     path: str = setting(help="a file that ends in .csv or .parquet, or a folder of them", path=True)
     label: str = setting("label", help="the column of the class")
@@ -52,17 +54,22 @@ class ColumnFiles(Dataset):
             FedshiftError: one is wrong, or a column has two uses.
         """
         super().__post_init__()
-        if not all(self.uses) or len({*self.uses}) < len(self.uses):
+        uses = [self.label, *self.inputs_named(), *self.named(*self.apart)]
+        if not all(uses) or len({*uses}) < len(uses):
             raise FedshiftError(
-                f"data.label = '{self.label}', and [data] names the columns {self.uses}: name the label's column, and "
-                "each column once."
+                f"data.label = '{self.label}', and [data] names the columns {uses}: name the label's column, and each "
+                "column once."
             )
+
+    def inputs_named(self) -> tuple[str, ...]:
+        """The columns of inputs that settings name."""
+        return ()
 
     def domain_names(self) -> tuple[str, ...]:
         """The values of the domain's column, or the files' names."""
         found = []
         for file in self.files():
-            frame = self.read(file, (), {self.domain: "data.domain"}) if self.domain else ()
+            frame = self.read(file, (), self.named("domain")) if self.domain else ()
             found.append(self.domain_of(file, frame))
         return sorted_names("domain", found)
 
@@ -75,14 +82,15 @@ class ColumnFiles(Dataset):
         return SUFFIXES
 
     @property
-    def uses(self) -> list[str]:
-        """The columns that are named, each of which has one use."""
-        return [self.label, *([self.domain] if self.domain else [])]
-
-    @property
     def named_apart(self) -> dict[str, str]:
         """The columns that are no inputs, and the setting that names each."""
-        return {self.label: "data.label"} | ({self.domain: "data.domain"} if self.domain else {})
+        return self.named("label", *self.apart)
+
+    def named(self, *uses: str) -> dict[str, str]:
+        """The columns that some settings name, and the setting that names each."""
+        given = {use: getattr(self, use) for use in uses}
+        columns = {use: (value,) if isinstance(value, str) else value for use, value in given.items()}
+        return {name: f"data.{use}" for use, names in columns.items() for name in names if name}
 
     def read(self, file: Path, inputs: Sequence[str], named: Mapping[str, str], texts: Sequence[str] = ()) -> Any:
         """The columns of inputs and those that settings name, as a table of pandas; see :func:`read_columns`.
@@ -107,10 +115,9 @@ class InputColumns(ColumnFiles):
 
     columns: tuple[str, ...] = setting((), help="the columns of the inputs, in order; none: all others")
 
-    @property
-    def uses(self) -> list[str]:
-        """The columns that are named, inputs too."""
-        return [*self.columns, *super().uses]
+    def inputs_named(self) -> tuple[str, ...]:
+        """The columns of the inputs, where they are named."""
+        return self.columns
 
     def input_columns(self) -> tuple[str, ...]:
         """The columns of the inputs: those that are named, or all others of the first file."""
@@ -230,19 +237,12 @@ def read_columns(file: Path, columns: Sequence[str], texts: Sequence[str] = (), 
 
 @contextmanager
 def _reading(file: Path) -> Iterator[None]:
-    """Name the file in whatever goes wrong: pandas and Arrow raise errors of many kinds."""
-    try:
-        yield
-    except (FedshiftError, MemoryError):
-        raise
-    except UnicodeDecodeError as error:
-        part = error.object[max(error.start - 20, 0) : error.end + 20]
-        raise FedshiftError(f"'{file}' holds {part!r}, which is no UTF-8; write the file as UTF-8.") from error
-    except Exception as error:
-        reason = str(error).strip() or type(error).__name__
-        raise FedshiftError(
-            f"'{file}' cannot be read as a table ({reason}). Write it again, with quotes around text that has commas."
-        ) from error
+    with reading(f"'{file}'", "Write it again, with quotes around text that has commas.", " as a table"):
+        try:
+            yield
+        except UnicodeDecodeError as error:
+            part = error.object[max(error.start - 20, 0) : error.end + 20]
+            raise FedshiftError(f"'{file}' holds {part!r}, which is no UTF-8; write the file as UTF-8.") from error
 
 
 # Cells --------------------------------------------------------------------------------------------------

@@ -7,16 +7,13 @@ from importlib.metadata import distribution
 from pathlib import Path
 from typing import ClassVar, Literal
 
-import torch
-
 from fedshift import parquet
 from fedshift.clients.domains import DomainData, Unlabelled
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.preparation import Column
 from fedshift.core.frozen import Embedding, Front, FrozenNetwork, embedded, frozen_network, silent
 from fedshift.datasets.image_tables import Columns, images_at
-from fedshift.datasets.images import decode
-from fedshift.datasets.labelled import each_read
+from fedshift.datasets.images import decoded
 from fedshift.datasets.listing import image_suffixes
 from fedshift.errors import FedshiftError, needs
 from fedshift.spec import OptionalPixels, Pixels, Spec, setting
@@ -158,14 +155,14 @@ class ImageDataset(Dataset):
     def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
         """An image, or the column ``image`` of a Parquet file."""
         if file.suffix.lower() != PARQUET:
-            return Unlabelled(decode(str(file), file, self.size, self.channels).unsqueeze(0))
+            return Unlabelled(decoded([(str(file), file)], self.size, self.channels))
         source = images_at(str(file), Columns(label="", domain=""))
-        images = each_read(lambda item: decode(*item, self.size, self.channels), source.read(), "images cannot be read")
-        if not images:
+        if not source.labels:
             raise FedshiftError(f"'{file}' has no row; write one for each image.")
+        x = decoded(source.read(), self.size, self.channels)
         others = sorted(name for name in parquet.columns_of(file) if name != "image")
         note = f"Columns that are not looked at: {', '.join(others)} (of '{file}')."
-        return Unlabelled(torch.stack(images), range(len(images)), (note,) if others else ())
+        return Unlabelled(x, range(len(x)), (note,) if others else ())
 
     def front(self) -> Front | None:
         """The frozen network, where its features stand for the images."""

@@ -24,8 +24,9 @@ from torch import Tensor
 from fedshift.clients.domains import DomainData
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.image_tables import ONE_DOMAIN, Columns, hub_images, images_at
-from fedshift.datasets.images import Encoded, ImageRows, check_fits, decode, picture, pixels
+from fedshift.datasets.images import Encoded, ImageRows, check_fits, decoded, picture, pixels
 from fedshift.datasets.labelled import each_read
+from fedshift.datasets.listing import reading
 from fedshift.datasets.mnist import MNIST_WORDS, mnist_folder, read_mnist
 from fedshift.errors import FedshiftError, needs
 from fedshift.hub import answers
@@ -91,9 +92,7 @@ class Digits(Dataset):
             found, digits = self._originals(name)
             kept = self._kept(name, digits, streams)
             check_fits(len(kept), self.size, 3, "Choose a smaller data.size or data.fraction.")
-            chosen = [found[index] for index in kept.tolist()]
-            decoded = each_read(lambda item: decode(item[0], item[1], self.size, 3), chosen, "images cannot be read")
-            pictures = torch.stack(decoded)
+            pictures = decoded((found[index] for index in kept.tolist()), self.size, 3)
             images.append(self._before_photographs(pictures, streams) if name == "mnist-m" else pictures)
             labels.append(digits[kept])
             groups.append(kept * len(MADE_FROM) + MADE_FROM[name])
@@ -190,12 +189,8 @@ def _matlab(path: Path) -> ImageRows:
     """SVHN's own file: X (32, 32, 3, N), and y (N, 1), where 10 stands for zero."""
     with needs("scipy", "SVHN's .mat file"):
         from scipy.io import matlab
-    try:
+    with reading(f"'{path}'", "Download it again.", " as SVHN's cropped digits"):
         stored = matlab.loadmat(path)
         images = np.moveaxis(stored["X"], 3, 0)
         labels = [TEN[digit % 10] for digit in stored["y"].reshape(len(images)).tolist()]
-    except MemoryError:
-        raise
-    except Exception as error:  # the reader raises nearly anything on damaged bytes
-        raise FedshiftError(f"'{path}' cannot be read as SVHN's cropped digits ({error}).") from error
     return ImageRows([""] * len(labels), labels, TEN, lambda: ((f"of '{path}'", image) for image in images))

@@ -98,7 +98,6 @@ class NamedImages(ImageFolder):
         aliases: other spellings of a domain's name, simplified as by :func:`simplified`.
         class_count: how many classes it has.
         columns: what its tables' columns are called.
-        paper: where it comes from.
     """
 
     title: ClassVar[str]
@@ -107,7 +106,6 @@ class NamedImages(ImageFolder):
     aliases: ClassVar[Mapping[str, str]] = {}
     class_count: ClassVar[int]
     columns: ClassVar[Columns] = Columns()
-    paper: ClassVar[str]
 
     path: str = setting("hub", help=PATH_HELP, path=True, words=("hub",))
     split: str = setting("train", help="which split of the hub's copy; 'train+test' joins two")
@@ -188,7 +186,6 @@ class PACS(NamedImages):
     hub_id: ClassVar[str] = "flwrlabs/pacs"
     domains: ClassVar[tuple[str, ...]] = ("art_painting", "cartoon", "photo", "sketch")
     class_count: ClassVar[int] = 7
-    paper: ClassVar[str] = "Li et al., Deeper, Broader and Artier Domain Generalization, ICCV 2017"
 
 
 class OfficeHome(NamedImages):
@@ -198,7 +195,6 @@ class OfficeHome(NamedImages):
     hub_id: ClassVar[str] = "flwrlabs/office-home"
     domains: ClassVar[tuple[str, ...]] = ("art", "clipart", "product", "real_world")
     class_count: ClassVar[int] = 65
-    paper: ClassVar[str] = "Venkateswara et al., Deep Hashing Network for Unsupervised Domain Adaptation, CVPR 2017"
 
 
 class OfficeCaltech10(NamedImages):
@@ -208,7 +204,6 @@ class OfficeCaltech10(NamedImages):
     domains: ClassVar[tuple[str, ...]] = ("amazon", "caltech10", "dslr", "webcam")
     aliases: ClassVar[Mapping[str, str]] = {"caltech": "caltech10", "caltech256": "caltech10"}
     class_count: ClassVar[int] = 10
-    paper: ClassVar[str] = "Gong et al., Geodesic Flow Kernel for Unsupervised Domain Adaptation, CVPR 2012"
 
     path: str = setting(help=PATH_HELP.removeprefix("'hub', "), path=True)
     size: Pixels = setting(
@@ -226,7 +221,6 @@ class DomainNet(NamedImages):
     hub_id: ClassVar[str] = "wltjr1007/DomainNet"
     domains: ClassVar[tuple[str, ...]] = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
     class_count: ClassVar[int] = 345
-    paper: ClassVar[str] = "Peng et al., Moment Matching for Multi-Source Domain Adaptation, ICCV 2019"
 
     seeded: ClassVar[bool] = True  # which classes are drawn
 
@@ -265,6 +259,5 @@ class CIFAR10(NamedImages):
     domains: ClassVar[tuple[str, ...]] = ("cifar10",)
     class_count: ClassVar[int] = 10
     columns: ClassVar[Columns] = Columns(image=("image", "img"), domain="")
-    paper: ClassVar[str] = "Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009"
 
     size: Pixels = setting(32, help="height and width that images are resized to, in pixels")

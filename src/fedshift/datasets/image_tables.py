@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ import numpy as np
 from fedshift import parquet
 from fedshift.datasets.images import Encoded, ImageRows
 from fedshift.datasets.labelled import names_of
-from fedshift.datasets.listing import files_below, is_image, left_out, subfolders
+from fedshift.datasets.listing import files_below, is_image, left_out, reading, subfolders
 from fedshift.errors import FedshiftError, needs
 from fedshift.hub import hub
 
@@ -241,14 +241,8 @@ def _table_of(file: Path) -> ImageTable:
     return ImageTable(str(file), opened.metadata.num_rows, features, batches)
 
 
-@contextmanager
-def _reading(where: str) -> Iterator[None]:
-    import pyarrow
-
-    try:
-        yield
-    except (pyarrow.ArrowException, OSError, ValueError, LookupError, NotImplementedError) as error:
-        raise FedshiftError(f"'{where}' cannot be read as a table ({error}); write or download it again.") from error
+def _reading(where: str) -> AbstractContextManager[None]:
+    return reading(f"'{where}'", "Write or download it again.", " as a table")
 
 
 def _image(image: Any) -> Encoded:

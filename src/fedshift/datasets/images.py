@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import BytesIO
 from itertools import compress
 from pathlib import Path
@@ -12,14 +11,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from fedshift import memory
 from fedshift.clients.domains import DomainData
-from fedshift.datasets.labelled import each_read
+from fedshift.datasets.labelled import Labelled, each_read, joined, names_of
+from fedshift.datasets.listing import reading
 from fedshift.errors import FedshiftError
 
+REPLACE = "Replace or remove it."
 Encoded = bytes | Path | np.ndarray[Any, Any] | None  # an array: gray or colour, decoded already
 
 
@@ -51,30 +52,21 @@ class ImageRows(NamedTuple):
             FedshiftError: there is none, images cannot be read, or they do not fit into memory; the message names the
                 images.
         """
-        number = {label: place for place, label in enumerate(self.classes)}
-        kept = [label in number for label in self.labels]
+        known = {*self.classes}
+        kept = [label in known for label in self.labels]
         check_fits(sum(kept), size, channels)
         where = list[str]()
 
-        def read(item: tuple[str, Encoded]) -> Tensor:
-            where.append(item[0])
-            return decode(*item, size, channels)
+        def read() -> Iterator[tuple[str, Encoded]]:
+            for place, image in compress(self.read(), kept):
+                where.append(place)
+                yield place, image
 
-        images = each_read(read, compress(self.read(), kept), "images cannot be read")
-        if not images:
-            raise FedshiftError("The data set holds no image.")
-        of_domain = list(compress(self.domains, kept))
-        domains = tuple(sorted({*of_domain}))
-        return DomainData(
-            x=_stacked(images),
-            y=torch.tensor([number[label] for label in compress(self.labels, kept)]),
-            domain=torch.tensor([domains.index(name) for name in of_domain]),
-            domains=domains,
-            classes=self.classes,
-            group=torch.arange(len(where)),
-            notes=self.notes,
-            where=tuple(where),
+        x = decoded(read(), size, channels)
+        y, domain = (
+            names_of(np.array([*compress(names, kept)], object), "the images") for names in (self.labels, self.domains)
         )
+        return joined([Labelled("", x, y, domain, rows=where)], self.classes, self.notes)
 
 
 def check_fits(count: int, size: int, channels: int, fix: str = "") -> None:
@@ -93,17 +85,24 @@ def check_fits(count: int, size: int, channels: int, fix: str = "") -> None:
     )
 
 
-def _stacked(images: list[Tensor]) -> Tensor:
-    """The images as one tensor; each is given up once copied, so that they are not all held twice."""
-    x = torch.empty(len(images), *images[0].shape, dtype=images[0].dtype)
-    for index in reversed(range(len(images))):
-        x[index] = images.pop()
+def decoded(images: Iterable[tuple[str, Encoded]], size: int, channels: int) -> Tensor:
+    """Encoded images, each with where it is, as uint8 (N, channels, size, size); see :func:`picture`.
+
+    Raises:
+        FedshiftError: there is none, or some cannot be read; the message names the first ten.
+    """
+    read = each_read(lambda image: decode(*image, size, channels), images, "images cannot be read")
+    if not read:
+        raise FedshiftError("The data set holds no image.")
+    x = torch.empty(len(read), *read[0].shape, dtype=torch.uint8)
+    for index in reversed(range(len(read))):
+        x[index] = read.pop()  # given up once copied, so that they are not all in memory twice
     return x
 
 
 def decode(where: str, image: Encoded, size: int, channels: int) -> Tensor:
     """An encoded image as uint8 (channels, size, size); see :func:`picture`."""
-    with _readable(where):
+    with reading(f"The image {where}", REPLACE):
         converted = picture(where, image).convert("RGB" if channels == 3 else "L")
         return pixels(converted.resize((size, size), Image.Resampling.BILINEAR))
 
@@ -126,7 +125,7 @@ def picture(where: str, image: Encoded) -> Image.Image:
         return Image.fromarray(image)
     if image is None:
         raise FedshiftError(f"The image {where} holds no bytes. Write the encoded image into its column.")
-    with _readable(where), warnings.catch_warnings():
+    with reading(f"The image {where}", REPLACE), warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)  # since a small file may claim any size
         with Image.open(BytesIO(image) if isinstance(image, bytes) else image) as opened:
             upright = _eight_bits(where, ImageOps.exif_transpose(opened))
@@ -134,19 +133,6 @@ def picture(where: str, image: Encoded) -> Image.Image:
             return upright
         colours = upright.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", colours.size, "white"), colours)
-
-
-@contextmanager
-def _readable(where: str) -> Iterator[None]:
-    """Names the image in whatever goes wrong: Pillow raises nearly anything on damaged bytes."""
-    try:
-        yield
-    except (FedshiftError, MemoryError):
-        raise
-    except Exception as error:
-        unknown = isinstance(error, UnidentifiedImageError)  # which names an object in memory by its address
-        reason = "it is in no known format" if unknown else str(error) or type(error).__name__
-        raise FedshiftError(f"The image {where} cannot be read ({reason}). Replace or remove it.") from error
 
 
 def _eight_bits(where: str, image: Image.Image) -> Image.Image:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -56,7 +57,7 @@ class Labelled:
     """The samples of one file.
 
     Attributes:
-        where: the file, for errors.
+        where: the file, for errors; nothing, where the samples' names say it.
         x: inputs (N, ...), as :class:`DomainData` has them.
         y: their classes.
         domain: their domains.
@@ -70,31 +71,6 @@ class Labelled:
     domain: Names
     group: Names | None = None
     rows: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Places(Sequence[str]):
-    """Where each sample was read from: files in order, each with its samples' names or numbers of rows."""
-
-    files: tuple[tuple[str, Sequence[str | int]], ...]
-
-    def __len__(self) -> int:
-        return sum(len(names) for _, names in self.files)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[row] for row in range(len(self))[index]]
-        row = range(len(self))[index]
-        for file, names in self.files:
-            if row < len(names):
-                name = names[row]
-                return f"{f'row {name}' if isinstance(name, int) else name} of '{file}'"
-            row -= len(names)
-        raise IndexError(index)
 
 
 # Files ------------------------------------------------------------------------------------------------
@@ -240,8 +216,19 @@ def joined(
             )
     domains, domain = _numbered("domain", [part.domain for part in parts])
     named, y = _numbered("class", [part.y for part in parts], classes)
-    group, where = _groups(parts), Places(tuple((part.where, part.rows or range(len(part.x))) for part in parts))
+    group, rows = _groups(parts), [(part.where, part.rows or range(len(part.x))) for part in parts]
+    where = partial(_place, rows)
     return DomainData(_together(parts), y, domain, domains, named, group, notes=notes, where=where, columns=columns)
+
+
+def _place(files: Sequence[tuple[str, Sequence[str | int]]], row: int) -> str:
+    """Where a sample was read from, of files in order, each with its samples' names or numbers of rows."""
+    for file, names in files:
+        if row < len(names):
+            name = names[row] if isinstance(names[row], str) else f"row {names[row]}"
+            return f"{name} of '{file}'" if file else str(name)
+        row -= len(names)
+    raise IndexError(row)
 
 
 def _numbered(kind: str, found: Sequence[Names], known: Sequence[str] = ()) -> tuple[tuple[str, ...], Tensor]:

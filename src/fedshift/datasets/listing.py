@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from fedshift.errors import FedshiftError
 
@@ -35,6 +35,28 @@ def files_below(folder: Path) -> list[Path]:
             raise error
 
     return sorted(Path(above, name) for above, _, names in os.walk(folder, onerror=refuse) for name in names)
+
+
+@contextmanager
+def reading(what: str, fix: str, kind: str = "") -> Iterator[None]:
+    """Name a file in whatever goes wrong while it is read: libraries raise nearly anything on damaged bytes.
+
+    Args:
+        what: the file, as the subject of a sentence.
+        fix: what to do about it, a sentence.
+        kind: what it is read as, such as " as a table".
+
+    Raises:
+        FedshiftError: it cannot be read.
+    """
+    try:
+        yield
+    except (FedshiftError, MemoryError):
+        raise
+    except Exception as error:
+        unknown = isinstance(error, UnidentifiedImageError)  # which names an object in memory by its address
+        reason = "it is in no known format" if unknown else " ".join(str(error).split()) or type(error).__name__
+        raise FedshiftError(f"{what} cannot be read{kind} ({reason}). {fix}") from error
 
 
 @contextmanager

@@ -6,8 +6,7 @@ the front (axial) or the head at the top. Slices of a DICOM file stay as they ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -24,7 +23,7 @@ from fedshift.clients.preparation import Column
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.image_tables import images_in
 from fedshift.datasets.labelled import Array, Labelled, Names, each_read, joined
-from fedshift.datasets.listing import is_dicom, is_nifti
+from fedshift.datasets.listing import is_dicom, is_nifti, reading
 from fedshift.errors import FedshiftError, needs
 from fedshift.spec import FLOAT32, Count, NonNegative, Pixels, setting
 from fedshift.streams import Streams
@@ -234,7 +233,7 @@ def read_volume(file: Path, axis: Axis) -> Volume:
     Raises:
         FedshiftError: it cannot be read, or is none of these; the message names the file and what in it is wrong.
     """
-    with _readable(file):
+    with reading(f"The file '{file}'", "Replace or remove it."):
         volume = _nifti(file, axis) if is_nifti(file) else _dicom(file)
     if not np.isfinite(volume.values).all():
         raise FedshiftError(f"The file '{file}' holds NaN or infinity; write finite numbers, such as 0 outside.")
@@ -336,15 +335,3 @@ def _nifti(file: Path, axis: Axis) -> Volume:
     }[axis]
     window = Window((low + high) / 2, high - low) if high > low else None
     return Volume(values, (window,) * len(values), inverted=False, limits=(float(data.min()), float(data.max())))
-
-
-@contextmanager
-def _readable(file: Path) -> Iterator[None]:
-    """Name the file in whatever the libraries raise on damaged bytes."""
-    try:
-        yield
-    except (FedshiftError, MemoryError):
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise FedshiftError(f"The file '{file}' cannot be read ({reason}). Replace or remove it.") from error

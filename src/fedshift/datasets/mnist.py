@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import gzip
 import struct
-import zlib
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -37,8 +36,8 @@ from torch.nn import functional as F
 from fedshift.clients.domains import DomainData
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.image_tables import ONE_DOMAIN, hub_images
-from fedshift.datasets.images import ImageRows, check_fits, decode
-from fedshift.datasets.labelled import each_read
+from fedshift.datasets.images import ImageRows, check_fits, decoded
+from fedshift.datasets.listing import reading
 from fedshift.datasets.shortcuts import ShortcutDataset
 from fedshift.errors import FedshiftError
 from fedshift.hub import answers
@@ -215,8 +214,8 @@ def read_mnist(
     if folder is not None:
         return _from_idx(folder, which)
     source = _on_hub(hub_id, "train+test" if which == "all" else "train", setting)
-    images = each_read(lambda item: decode(*item, 28, 1)[0], source.read(), "images cannot be read")
-    return torch.stack(images).numpy(), np.array([source.classes.index(label) for label in source.labels], np.int64)
+    images = decoded(source.read(), 28, 1)[:, 0]
+    return images.numpy(), np.array([source.classes.index(label) for label in source.labels], np.int64)
 
 
 def _on_hub(hub_id: str, split: str, setting: str) -> ImageRows:
@@ -247,12 +246,10 @@ def _read_pair(images: Path, labels: Path) -> tuple[Images, Labels]:
 
 
 def _read_idx(path: Path, dimensions: int) -> Images:
-    try:
+    with reading(f"'{path}'", "Download it again.", " as an idx file"):
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             data = file.read()
         magic, *shape = struct.unpack_from(f">{1 + dimensions}I", data)
         if magic != 0x0800 + dimensions:
             raise FedshiftError(f"'{path}' is no idx file of bytes with {dimensions} dimensions.")
         return np.frombuffer(data, np.uint8, offset=4 * (1 + dimensions)).reshape(shape)
-    except (OSError, EOFError, struct.error, zlib.error, ValueError) as error:
-        raise FedshiftError(f"'{path}' cannot be read as an idx file ({error}).") from error

@@ -25,6 +25,7 @@ from fedshift.clients.domains import DomainData
 from fedshift.clients.inputs import Inputs
 from fedshift.content import digest
 from fedshift.datasets.dataset import Dataset
+from fedshift.datasets.listing import reading
 from fedshift.errors import FedshiftError
 from fedshift.spec import Count, Fraction, WholeNumber, Width, setting
 from fedshift.streams import Streams
@@ -137,10 +138,8 @@ def _vocabulary(texts: Mapping[str, str]) -> tuple[str, ...]:
 @lru_cache(maxsize=1)
 def _read(path: str, content: str) -> Mapping[str, str]:
     """Each role's speeches as one text; read again only if the content has changed."""
-    try:
+    with reading(f"data.path = '{path}'", "Write it again.", " as text in UTF-8"):
         text = Path(path).expanduser().read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise FedshiftError(f"data.path = '{path}' cannot be read as text in UTF-8 ({error}).") from error
     speeches: dict[str, list[str]] = defaultdict(list)
     speaker = ""
     for paragraph in re.split(r"\n\s*\n", text.strip()):

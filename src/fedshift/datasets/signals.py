@@ -22,12 +22,10 @@ from fedshift.datasets.labelled import (
     each_read,
     joined,
 )
-from fedshift.datasets.windows import Recording, WindowedDataset, Windows
+from fedshift.datasets.windows import FILLED, GAPS, WIDE, Recording, WindowedDataset, Windows
 from fedshift.errors import FedshiftError, needs
 from fedshift.spec import setting
 from fedshift.streams import Streams
-
-FILLED, GAPS, WIDE = "filled", "gaps", 1.5  # a gap is wider than so many of the recording's usual steps of time
 
 
 class Signals(InputColumns, WindowedDataset):
@@ -38,6 +36,7 @@ class Signals(InputColumns, WindowedDataset):
     """
 
     kind: ClassVar[str] = "channels"
+    apart: ClassVar[tuple[str, ...]] = ("recording", "domain", "group", "time")
 
     label: str = setting("label", help="the column of the class, at each step")
     recording: tuple[str, ...] = setting(
@@ -60,24 +59,12 @@ class Signals(InputColumns, WindowedDataset):
         parts = each_read(
             lambda file: self._part(file, channels, counts), files, f"things are wrong with the signals '{self.path}'"
         )
-        notes = (*beside(self.path, files), *self.described(counts))
+        notes = (*beside(self.path, files), *self.notes(counts))
         data = replace(joined(parts, notes=notes), channels=tuple(channels))
         windows = torch.bincount(data.domain, minlength=len(data.domains)).tolist()
         empty = [name for name, count in zip(data.domains, windows, strict=True) if not count]
         without = f"No window is left of the sites {', '.join(empty)}."
         return replace(data, notes=(*notes, without)) if empty else data
-
-    def described(self, counts: Counter[str]) -> tuple[str, ...]:
-        """What was left out, decided or filled in, in sentences."""
-        found = [*self.notes(counts)]
-        if counts[FILLED]:
-            found.append(f"{counts[FILLED]} missing numbers were interpolated.")
-        if counts[GAPS]:
-            found.append(
-                f"{counts[GAPS]} steps of the column '{self.time}' are more than {WIDE} times as long as is usual in "
-                "their recording; windows go across them."
-            )
-        return tuple(found)
 
     def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
         """The windows of a file's recordings, each called by its recording and the step at which it begins.
@@ -85,11 +72,11 @@ class Signals(InputColumns, WindowedDataset):
         Where channels are not named, they are those of the first file that was trained on.
         """
         channels = self.input_columns()
-        used = {name: use for name, use in self.named_apart.items() if name in (*self.recording, self.time)}
+        used = self.named("recording", "time")
         counts = Counter[str]()
         recordings = self._recordings(file, self.read(file, channels, used), channels, counts)
         windows = self.cut(recordings, counts)
-        notes = (f"{note.removesuffix('.')} (of '{file}')." for note in self.described(counts))
+        notes = (f"{note.removesuffix('.')} (of '{file}')." for note in self.notes(counts))
         return Unlabelled(windows.x, _names(windows, recordings), (*not_looked_at(file, (*channels, *used)), *notes))
 
     def _part(self, file: Path, channels: Sequence[str], counts: Counter[str]) -> Labelled:
@@ -121,10 +108,15 @@ class Signals(InputColumns, WindowedDataset):
             file: the file.
             frame: its rows, as a table of pandas.
             channels: its columns of channels.
-            counts: what :meth:`described` says, added to.
+            counts: what :meth:`notes` says, added to.
             labels: the class's number in each row; None: they are not known.
         """
-        values = np.stack([self._channel(Cells.of(frame, name, file, self.missing)) for name in channels], axis=1)
+        cells = [Cells.of(frame, name, file, self.missing) for name in channels]
+        for channel in cells if self.impute == "none" else ():
+            channel.check_whole(
+                "fill it in, or have it filled in between its neighbours: --set data.impute=interpolate"
+            )
+        values = np.stack([channel.checked() for channel in cells], axis=1)
         labels = np.zeros(len(frame), np.int64) if labels is None else labels
         time = times(frame[self.time], column_of(self.time, file)) if self.time else None
         named = [names_in(frame, name, file) for name in self.recording]
@@ -144,11 +136,6 @@ class Signals(InputColumns, WindowedDataset):
             self._fill(values, time, rows, where, channels, counts)
             recordings.append(Recording(where, values[rows], labels[rows], called, rows))
         return recordings
-
-    def _channel(self, cells: Cells) -> Array:
-        if self.impute == "none":
-            cells.check_whole("fill it in, or have it filled in between its neighbours: --set data.impute=interpolate")
-        return cells.checked()
 
     def _check_time(self, cells: Any, time: Array, rows: Array, file: Path, counts: Counter[str]) -> None:
         """The time rises in a recording."""
@@ -177,18 +164,6 @@ class Signals(InputColumns, WindowedDataset):
                 at = np.arange(len(rows)) if time is None else time[rows]
                 values[rows[gone], number] = np.interp(at[gone], at[~gone], own[~gone])
                 counts[FILLED] += int(gone.sum())
-
-    @property
-    def uses(self) -> list[str]:
-        """The columns that are named, each of which has one use, but that those of the recording may have another."""
-        return [self.label, *self.columns, *(name for name in self.named_apart if name != self.label)]
-
-    @property
-    def named_apart(self) -> dict[str, str]:
-        """The columns that are no channels, and the setting that names each."""
-        named = dict.fromkeys(self.recording, "data.recording")
-        single = {"label": self.label, "domain": self.domain, "group": self.group, "time": self.time}
-        return named | {name: f"data.{use}" for use, name in single.items() if name}
 
 
 def _names(windows: Windows, recordings: Sequence[Recording]) -> list[str]:

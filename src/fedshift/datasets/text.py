@@ -55,10 +55,9 @@ class TextFile(ColumnFiles):
     width: Width = setting(1024, help="numbers of a vector, with hashing")
     length: Width = setting(128, help="tokens of a text, with a tokenizer; longer texts are cut")
 
-    @property
-    def uses(self) -> list[str]:
-        """The columns that are named, the text's too."""
-        return [self.text, *super().uses]
+    def inputs_named(self) -> tuple[str, ...]:
+        """The column of the text."""
+        return (self.text,)
 
     def check_here(self) -> None:
         """Whether there are the files, and the tokenizer or the hub that has it."""
@@ -84,12 +83,12 @@ class TextFile(ColumnFiles):
     def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
         """The column of the text."""
         odd: list[int] = []
-        x = self._numbers(self.read(file, (), {self.text: "data.text"}, [self.text]), file, odd)
+        x = self._numbers(self.read(file, (), self.named("text"), [self.text]), file, odd)
         return Unlabelled(x, range(len(x)), (*not_looked_at(file, [self.text]), *self._notes(odd, len(x))))
 
     def _part(self, file: Path, odd: list[int]) -> Labelled:
         """The rows of a file; to ``odd`` a number is added for each text that a note should count."""
-        frame = self.read(file, (), {self.text: "data.text"} | self.named_apart, [self.text])
+        frame = self.read(file, (), self.named("text") | self.named_apart, [self.text])
         x = self._numbers(frame, file, odd)
         return Labelled(str(file), x, self.label_of(file, frame), self.domain_of(file, frame))
 

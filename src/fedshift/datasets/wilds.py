@@ -27,6 +27,7 @@ import torch
 from fedshift.clients.domains import DomainData
 from fedshift.datasets.dataset import ImageDataset
 from fedshift.datasets.images import ImageRows
+from fedshift.datasets.listing import reading
 from fedshift.errors import FedshiftError
 from fedshift.spec import Count, Pixels, WholeNumber, setting
 from fedshift.streams import Streams
@@ -50,13 +51,11 @@ class Wilds(ImageDataset):
         wilds_name: its name in the wilds package.
         version: the version in the name of the folder.
         columns: what ``metadata.csv`` needs.
-        paper: where it comes from.
     """
 
     wilds_name: ClassVar[str]
     version: ClassVar[str]
     columns: ClassVar[tuple[str, ...]]
-    paper: ClassVar[str]
 
     path: str = setting(help="the folder that the wilds package wrote, with metadata.csv in it", path=True)
     per_domain: WholeNumber = setting(0, help="images drawn of each domain; 0: all")
@@ -108,11 +107,8 @@ class Wilds(ImageDataset):
             FedshiftError: it cannot be read, or a row lacks a column; the message names it.
         """
         path = self.root() / table
-        try:
-            with path.open(newline="", encoding="utf-8") as file:
-                rows = [{name: row.get(name) or "" for name in columns} for row in csv.DictReader(file)]
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise FedshiftError(f"'{path}' cannot be read as a table ({error}).") from error
+        with reading(f"'{path}'", "Download it again.", " as a table"), path.open(newline="", encoding="utf-8") as file:
+            rows = [{name: row.get(name) or "" for name in columns} for row in csv.DictReader(file)]
         for number, row in enumerate(rows, start=2):
             if not all(row.values()):
                 lacking = ", ".join(name for name in columns if not row[name])
@@ -126,7 +122,6 @@ class Camelyon17(Wilds):
     wilds_name: ClassVar[str] = "camelyon17"
     version: ClassVar[str] = "1.0"
     columns: ClassVar[tuple[str, ...]] = ("patient", "node", "x_coord", "y_coord", "tumor", "center")
-    paper: ClassVar[str] = "Bandi et al., From Detection of Individual Metastases to Classification, IEEE TMI 2019"
 
     size: Pixels = setting(
         96, help="height and width that images are resized to, in pixels", source="WILDS; FedCiR: 128"
@@ -168,7 +163,6 @@ class IWildCam(Wilds):
     wilds_name: ClassVar[str] = "iwildcam"
     version: ClassVar[str] = "2.0"
     columns: ClassVar[tuple[str, ...]] = ("filename", "y", "location_remapped", "sequence_remapped")
-    paper: ClassVar[str] = "Beery et al., The iWildCam 2021 Competition Dataset, arXiv:2105.03494"
 
     size: Pixels = setting(
         128, help="height and width that images are resized to, in pixels", source="FedCiR, Sec. 6.1"

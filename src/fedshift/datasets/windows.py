@@ -36,7 +36,9 @@ from fedshift.files import digest_of
 from fedshift.spec import Count, WholeNumber, setting
 from fedshift.streams import Streams
 
-STEPS, UNUSED, SHORT, MIXED, WINDOWS = "steps", "unused", "short", "mixed", "windows"  # what is counted
+# What is counted.
+STEPS, UNUSED, SHORT, MIXED, WINDOWS, FILLED, GAPS = "steps", "unused", "short", "mixed", "windows", "filled", "gaps"
+WIDE = 1.5  # a gap is wider than so many of the recording's usual steps of time
 DIGEST = "a5d9193c027e0cdec71071048aa0fd16"
 SIDES = ("left", "right")
 PERSONS = 10
@@ -134,7 +136,7 @@ class WindowedDataset(Dataset):
         return Windows(*map(torch.from_numpy, (x, y, which, start)))
 
     def notes(self, counts: Counter[str]) -> tuple[str, ...]:
-        """What :meth:`cut` left out or decided, in sentences.
+        """What was left out, decided or filled in, in sentences.
 
         Raises:
             FedshiftError: no window is left.
@@ -149,6 +151,9 @@ class WindowedDataset(Dataset):
             SHORT: f"{counts[SHORT]} recordings are shorter than a window of {self.window} steps and are left out.",
             MIXED: f"{counts[MIXED]} windows in which the label changes {fate}.",
             UNUSED: f"{counts[UNUSED]} of {counts[STEPS]} steps lie in no window.",
+            FILLED: f"{counts[FILLED]} missing numbers were interpolated.",
+            GAPS: f"{counts[GAPS]} steps are more than {WIDE} times as long as is usual in their recording; windows go "
+            "across them.",
         }
         return tuple(sentence for key, sentence in said.items() if counts[key])
 

@@ -144,6 +144,7 @@ def _of_domains(data: DomainData, domains: tuple[str, ...]) -> DomainData:
     rows = torch.isin(data.domain, torch.tensor([data.domains.index(domain) for domain in domains]))
     if not rows.any():
         raise FedshiftError(f"domains = {list(domains)} in site.toml: no sample is of them.")
+    kept = rows.nonzero().flatten().tolist()
     return replace(
         data,
         x=data.x[rows],
@@ -152,7 +153,7 @@ def _of_domains(data: DomainData, domains: tuple[str, ...]) -> DomainData:
         group=data.group[rows],
         environment=None if data.environment is None else data.environment[rows],
         train_environment=None,
-        where=[data.where[row] for row in rows.nonzero().flatten().tolist()] if data.where else (),
+        where=None if data.where is None else lambda row: data.place(kept[row]),
     )
 
 

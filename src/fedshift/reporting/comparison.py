@@ -160,11 +160,6 @@ class Comparison(Tabled):
     # What a user asks for ----------------------------------------------------------------------------
 
     @property
-    def folders(self) -> list[Path]:
-        """The folders of the runs that have records."""
-        return [run.path for run in self.runs]
-
-    @property
     def failure(self) -> str:
         """One message about all that failed; empty if nothing did."""
         return _failure(self.failed, self.asked) if self.failed else ""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from statistics import mean
 from typing import TYPE_CHECKING
 
 from fedshift.core.metrics import Metric
-from fedshift.reporting.results import MeanStd
+from fedshift.reporting.results import MeanStd, Row
 from fedshift.reporting.table import Table
 from fedshift.runs.run import Run
 from fedshift.runs.selection import endings, mean_score, selects, value_of
@@ -57,33 +58,35 @@ def _headline(comparison: Comparison, over: str) -> Table:
 
 def _by_environment(comparison: Comparison, role: str, over: str) -> list[Table]:
     """The score on each environment, in tables narrow enough to read; none of a single one, nor of too many."""
-    environments, rows = comparison.environments(role), comparison.rows()
+    environments = comparison.environments(role)
     if not 1 < len(environments) <= MOST_ENVIRONMENTS:
         return []
     across = MOST_ACROSS if len(comparison.seeds) == 1 else MOST_ACROSS // 2
     what = f"{comparison.metric.title} in % by environment"
     title = f"{comparison.label(role).capitalize()} {what}, last round, {over}"
-    return [
-        Table(
-            title,
-            ["method", *group],
-            [[row.label, *_percent([row.score(role, environment=name) for name in group])] for row in rows],
-        )
-        for group in _groups(environments, across)
-    ]
+    by_name = {name: partial(Row.score, role=role, environment=name) for name in environments}
+    return _narrow(comparison, title, by_name, across)
 
 
 def _metrics(comparison: Comparison, over: str) -> list[Table]:
     """Every metric, the means over test environments, in tables narrow enough to read; none of accuracy alone."""
-    titles, rows = {metric.name: f"{metric.title}{metric.remark}" for metric in comparison.metrics}, comparison.rows()
     title = f"{comparison.label('test').capitalize()} metrics in %, mean over environments, last round, {over}"
+    by_title = {f"{m.title}{m.remark}": partial(Row.score, role="test", metric=m.name) for m in comparison.metrics}
+    return _narrow(comparison, title, by_title, MOST_INLINE) if len(by_title) > 1 else []
+
+
+def _narrow(
+    comparison: Comparison, title: str, columns: Mapping[str, Callable[[Row], MeanStd | None]], most: int
+) -> list[Table]:
+    """The columns in as few tables of at most ``most`` of them as there can be, of about equal size."""
+    names, rows = [*columns], comparison.rows()
+    size = -(-len(names) // -(-len(names) // most))
+    groups = [names[start : start + size] for start in range(0, len(names), size)]
     return [
         Table(
-            title,
-            ["method", *(titles[name] for name in group)],
-            [[row.label, *_percent([row.score("test", metric=name) for name in group])] for row in rows],
+            title, ["method", *group], [[row.label, *_percent([columns[name](row) for name in group])] for row in rows]
         )
-        for group in (_groups([*titles], MOST_INLINE) if len(titles) > 1 else [])
+        for group in groups
     ]
 
 
@@ -121,13 +124,6 @@ def _moments(count: int, least: int) -> list[int]:
 def _share(share: float) -> str:
     """In %, to a tenth, so that columns can be compared."""
     return "<0.1" if 0 < share < 0.0005 else f"{100 * share:.1f}"
-
-
-def _groups(names: Sequence[str], most: int) -> list[Sequence[str]]:
-    """The names in as few groups of at most ``most`` as there can be, of about equal size."""
-    count = -(-len(names) // most)
-    size = -(-len(names) // count)
-    return [names[start : start + size] for start in range(0, len(names), size)]
 
 
 def _percent(cells: Sequence[MeanStd | None]) -> list[str]:

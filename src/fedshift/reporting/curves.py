@@ -7,11 +7,10 @@ the page: no font lacks its letters, nothing in it is read as mark-up, and it ca
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from io import BytesIO
-from statistics import mean
 from textwrap import fill
 from typing import TYPE_CHECKING
 
@@ -21,8 +20,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedshift.reporting.results import MeanStd, Row
-from fedshift.runs.schema import Record
+from fedshift.reporting.results import MeanStd
+from fedshift.runs.run import Run
 from fedshift.runs.selection import by_environment
 
 if TYPE_CHECKING:
@@ -33,8 +32,6 @@ LEAST_HEIGHT = 10.0  # percentage points that a panel covers
 MOST_MARKED = 15  # points of a line that are marked one by one; of a single one nothing but the mark is seen
 MOST_UPRIGHT = 30  # letters in a line beside a vertical axis
 SIZE = (4.8, 3.0)  # inches of a panel, which fill a narrow screen at about the size they have
-
-BySeed = dict[float, dict[int, list[float]]]  # scores in %, by round or place and by seed
 
 
 @dataclass(frozen=True)
@@ -52,12 +49,6 @@ class Line:
     points: Mapping[float, MeanStd]
     colour: str = ""
     dashed: bool = False
-
-    @classmethod
-    def of(cls, label: str, colour: str, found: BySeed, *, dashed: bool = False) -> Line:
-        """The line of scores; each seed counts as the mean of its values."""
-        seeds = {place: MeanStd.of([mean(values) for values in found[place].values()]) for place in sorted(found)}
-        return cls(label, {place: value for place, value in seeds.items() if value}, colour, dashed)
 
     def edge(self, sign: int) -> list[float]:
         """The means, less or plus one standard deviation."""
@@ -104,8 +95,8 @@ def by_round(comparison: Comparison) -> list[Panel]:
         lines = []
         for row, colour in zip(rows, colours(len(rows)), strict=True):
             for role in ("test", "validation"):
-                found = _by_round(row, environment, role)
-                lines.append(Line.of(f"{row.label}, {comparison.label(role)}", colour, found, dashed=role != "test"))
+                points = row.curve(partial(_rounds, environment=environment, role=role, metric=row.metric.name))
+                lines.append(Line(f"{row.label}, {comparison.label(role)}", points, colour, dashed=role != "test"))
         heading = comparison.heading("test", environment) if environment is not None else ""
         title = heading or f"{test}, mean over {len(names)} environments"
         its = [line for line in lines if line.points]
@@ -113,28 +104,18 @@ def by_round(comparison: Comparison) -> list[Panel]:
     return panels
 
 
-def _by_round(row: Row, environment: str | None, role: str) -> BySeed:
-    """Scores by training round of the runs that are tested on the environment (None: on any)."""
-    found: BySeed = defaultdict(lambda: defaultdict(list))
-    for run in row.runs:
-        tested = {scored["environment"] for scored in run.records[-1]["environments"] if scored["role"] == "test"}
-        if environment is not None and environment not in tested:
-            continue
-        before = unscored_before(run.records)
-        for record in run.records:
-            for name, score in by_environment(record, role, row.metric.name).items():
-                if role == "validation" or environment in (None, name):
-                    found[record["position"] - before][run.table["seed"]].append(100 * score)
-    return found
+def _rounds(run: Run, environment: str | None, role: str, metric: str) -> Iterator[tuple[float, float]]:
+    """The training rounds and scores in % of a run that is tested on the environment (None: on any).
 
-
-def unscored_before(records: Sequence[Record]) -> int:
-    """The rounds before the first stage that is scored, such as those in which an index of clients is made.
-
-    A method's training rounds are counted from there, so that those of several methods can be compared.
+    Rounds count from the first stage that is scored, so that those of several methods can be compared: an index of
+    clients, say, is made before.
     """
-    first: int = records[0]["position"] - records[0]["round"]
-    return first
+    tested = {scored["environment"] for scored in run.records[-1]["environments"] if scored["role"] == "test"}
+    before = run.records[0]["position"] - run.records[0]["round"]
+    for record in run.records if environment is None or environment in tested else ():
+        for name, score in by_environment(record, role, metric).items():
+            if role == "validation" or environment in (None, name):
+                yield record["position"] - before, 100 * score
 
 
 def by_place(comparison: Comparison) -> Panel | None:
@@ -151,11 +132,12 @@ def by_place(comparison: Comparison) -> Panel | None:
     rows = comparison.rows()
     lines = []
     for row, colour in zip(rows, colours(len(rows)), strict=True):
-        scores: BySeed = defaultdict(lambda: defaultdict(list))
-        for run in row.runs:
-            for name, score in by_environment(run.records[-1], "test", row.metric.name).items():
-                scores[places[name]][run.table["seed"]].append(100 * score)
-        lines.append(Line.of(row.label, colour, scores))
+
+        def scores(run: Run, metric: str = row.metric.name) -> Iterator[tuple[float, float]]:
+            for name, score in by_environment(run.records[-1], "test", metric).items():
+                yield places[name], 100 * score
+
+        lines.append(Line(row.label, row.curve(scores), colour))
     title, up = f"{comparison.label('test')}, last round", upright(comparison.metric.quantity)
     return Panel(title, quantities.pop(), up, [line for line in lines if line.points])
 

@@ -45,17 +45,6 @@ class WatchedRun:
     _offset: int = 0
     _inode: int = 0
 
-    @property
-    def over(self) -> bool:
-        """Whether it is finished or given up."""
-        return self.state in ("given up", "finished")
-
-    @property
-    def grown(self) -> bool:
-        """Whether there are events that were not read."""
-        path = self.folder.path / EVENTS
-        return path.is_file() and path.stat().st_size > self._offset
-
     def new(self) -> list[AnyEvent]:
         """Events since the last time; those before an interruption, and lines that are no events, are left out."""
         path = self.folder.path / EVENTS
@@ -80,6 +69,11 @@ class WatchedRun:
                     event = event.model_copy(update={"environments": rows})
                 events.append(event)
         return events
+
+    def unread(self) -> bool:
+        """Whether there are events that were not read."""
+        path = self.folder.path / EVENTS
+        return path.is_file() and path.stat().st_size > self._offset
 
     def scores(self) -> str:
         """The last scores of a finished run, from its records, which are checked."""
@@ -110,8 +104,8 @@ class RunWatch:
     @property
     def over(self) -> bool:
         """Whether every run is finished or given up, and no process chooses the next trials here."""
-        over = bool(self.runs) and sum(run.over for run in self.runs.values()) >= self.expected
-        return over and not ((self._path / STUDY).is_file() and is_locked(self._path))
+        over = [run for run in self.runs.values() if run.state in ("given up", "finished")]
+        return len(over) >= max(1, self.expected) and not ((self._path / STUDY).is_file() and is_locked(self._path))
 
     def look(self) -> None:
         """Show what is new."""
@@ -156,7 +150,7 @@ class RunWatch:
     def _check_alive(self, run: WatchedRun) -> None:
         """Show that nobody carries out a run, if so."""
         folder = run.folder
-        if is_locked(folder.path) or run.grown:  # in this order: it may end meanwhile
+        if is_locked(folder.path) or run.unread():  # in this order: it may end meanwhile
             return
         when, who = moment(self._get_time()), folder.path.name
         if folder.finished:  # its last event could not be written

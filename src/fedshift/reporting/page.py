@@ -8,9 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tomli_w
-
-from fedshift.reporting.curves import Panel, as_svg, by_place, by_round, colours, figures, unscored_before
+from fedshift.reporting.curves import Panel, as_svg, by_place, by_round, colours, figures
 from fedshift.reporting.results import Merged, Row, merged
 from fedshift.reporting.table import Table, render, write_page_to
 from fedshift.runs.run import Run
@@ -46,7 +44,7 @@ def page(comparison: Comparison, now: datetime) -> str:
     rows, place = comparison.rows(), by_place(comparison)
     rounds = by_round(comparison)
     settings = merged([[run.table for run in row.runs] for row in rows])
-    machine = merged([[_known(run.environment) for run in row.runs] for row in rows])
+    machine = merged([[run.environment for run in row.runs] for row in rows])
     return render(
         "report.html.jinja",
         title=title(comparison),
@@ -64,9 +62,9 @@ def page(comparison: Comparison, now: datetime) -> str:
         messages=[(row.label, row.runs[0].messages) for row in rows],
         runs=_runs(comparison.runs),
         several=len(comparison.runs) > 1,
-        common=tomli_w.dumps(settings.common),
+        common=settings.common,
         differing=_differing("For each row of the tables above; several values are those of its runs.", rows, settings),
-        machine=tomli_w.dumps(machine.common),
+        machine=machine.common,
         machines=_differing("What differs between the rows of the tables above, or between their runs", rows, machine),
     )
 
@@ -81,11 +79,9 @@ def _on_stages(rows: Sequence[Row]) -> list[str]:
     """What the axis of rounds means for methods with more stages than one."""
     texts = []
     for row in rows:
-        longest = max((run.records for run in row.runs), key=lambda records: records[-1]["position"])
-        if before := unscored_before(longest):
-            texts.append(f"{row.label}: {before} rounds before training are not scored, and not counted on the axis.")
-        if found := spans(longest):
-            texts.append(f"{row.label}: of the rounds on the axis, {found}.")
+        words = in_words(max((run.records for run in row.runs), key=lambda records: records[-1]["position"]))
+        if "+" in words:
+            texts.append(f"{row.label}, rounds by stage: {words}. The axis begins with the first stage that is scored.")
     return texts
 
 
@@ -110,13 +106,6 @@ def _differing(about: str, rows: Sequence[Row], found: Merged) -> Table:
     return Table(about, columns, [[name, *texts] for name, texts in found.differing.items()])
 
 
-def _known(table: Any) -> Any:
-    """A JSON table without what is null, of which TOML has none."""
-    if not isinstance(table, dict):
-        return table
-    return {name: _known(value) for name, value in table.items() if value is not None}
-
-
 def in_words(records: Sequence[Record]) -> str:
     """The rounds done: "8", or by stage where there are several: "2 not scored + 8 train + 1 finetune"."""
     scored = {record["stage"]: record["round"] for record in records}
@@ -125,17 +114,6 @@ def in_words(records: Sequence[Record]) -> str:
         return str(records[-1]["position"])
     words = [f"{others} not scored"] if others else []
     return " + ".join(words + [f"{rounds} {stage}" for stage, rounds in scored.items()])
-
-
-def spans(records: Sequence[Record]) -> str:
-    """Which training rounds are of which stage: "1 to 8 are 'train', 9 is 'finetune'"; empty of a single stage."""
-    before = unscored_before(records)
-    ends = {record["stage"]: (record["round"], record["position"] - before) for record in records}
-    words = [
-        f"{end - rounds + 1} to {end} are '{stage}'" if rounds > 1 else f"{end} is '{stage}'"
-        for stage, (rounds, end) in ends.items()
-    ]
-    return ", ".join(words) if len(words) > 1 else ""
 
 
 # What is known of the runs beside any number ---------------------------------------------------------
@@ -152,7 +130,6 @@ def facts(comparison: Comparison, now: datetime) -> dict[str, str]:
     """What is known, by what it is; what no file of the runs says is left out."""
     runs, tables = comparison.runs, [run.table for run in comparison.runs]
     federations = [run.data_facts for run in runs]
-    machines = [run.environment for run in runs]
     samples = [list(federation.get("samples", {}).values()) for federation in federations]
     unfinished = sum(not run.finished for run in runs)
     found = {
@@ -170,8 +147,6 @@ def facts(comparison: Comparison, now: datetime) -> dict[str, str]:
         "Rounds": _range(table["train"]["rounds"] for table in tables),
         "Seeds": _listed([str(seed) for seed in comparison.seeds], "seeds"),
         "Runs": f"{len(runs)}, of which {unfinished} not finished" if unfinished else str(len(runs)),
-        "Versions": _listed([_versions(machine) for machine in machines], "sets of versions"),
-        "Machine": _listed([_machine(machine) for machine in machines], "machines"),
         "Written": now.strftime("%Y-%m-%d %H:%M %Z"),
     }
     return {name: text for name, text in found.items() if text}
@@ -220,15 +195,3 @@ def _scored(comparison: Comparison) -> str:
 
 def _scored_samples(run: Run, role: str) -> int:
     return sum(row.get("n", 0) for row in run.records[-1]["environments"] if row["role"] == role)
-
-
-def _versions(machine: Mapping[str, Any]) -> str:
-    packages = machine.get("packages", {})
-    words = [f"{name} {packages[name]}" for name in ("fedshift", "torch") if name in packages]
-    return ", ".join([*words, f"Python {machine['python']}"] if "python" in machine else words)
-
-
-def _machine(machine: Mapping[str, Any]) -> str:
-    cores = f"{machine['cores']} cores" if machine.get("cores") else ""
-    words = (machine.get("processor"), cores, machine.get("accelerator"), machine.get("platform"))
-    return ", ".join(word for word in words if word)

@@ -57,6 +57,15 @@ class Row:
             found.setdefault(run.table["seed"], []).extend(value(run))
         return {seed: of_seed(values) for seed, values in found.items() if values}
 
+    def curve(self, points: Callable[[Run], Iterable[tuple[float, float]]]) -> dict[float, MeanStd]:
+        """The numbers of runs along an axis, ascending: at each place mean and spread over seeds, as in score."""
+        found: dict[float, dict[int, list[float]]] = {}
+        for run in self.runs:
+            for place, value in points(run):
+                found.setdefault(place, {}).setdefault(run.table["seed"], []).append(value)
+        means = {place: [mean(values) for values in found[place].values()] for place in sorted(found)}
+        return {place: its for place, values in means.items() if (its := MeanStd.of(values))}
+
     def score(
         self,
         role: str,
@@ -153,40 +162,30 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Merged:
-    """Nested tables, merged.
+    """The values of nested tables by dotted name, as JSON.
 
     Attributes:
-        common: the values that all of them have, nested as they were.
-        differing: by dotted name, the others' values in words, one text for each group.
+        common: those that all tables have.
+        differing: the others, one text for each group, in which the values of its tables stand together.
     """
 
-    common: dict[str, Any]
+    common: dict[str, str]
     differing: dict[str, list[str]]
 
 
 def merged(groups: Sequence[Sequence[Mapping[str, Any]]]) -> Merged:
-    """Merge groups of nested tables; the values that a group's tables have of one name stand together."""
+    """Merge groups of nested tables."""
     words = [
         [{name: json.dumps(value, ensure_ascii=False) for name, value in flat(table).items()} for table in group]
         for group in groups
     ]
     every = [table for group in words for table in group]
-    names = dict.fromkeys(name for table in every for name in table)
-    same = {name for name in names if len({table.get(name, "") for table in every}) == 1}
-    differing = {
-        name: [", ".join(dict.fromkeys(filter(None, (table.get(name, "") for table in group)))) for group in words]
-        for name in names
-        if name not in same
-    }
-    return Merged(_only(same, groups[0][0]), differing)
-
-
-def _only(names: set[str], table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested table with the values of these dotted names alone."""
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            found |= {key: inner} if (inner := _only(names, value, f"{prefix}{key}.")) else {}
-        elif f"{prefix}{key}" in names:
-            found[key] = value
+    found = Merged({}, {})
+    for name in dict.fromkeys(name for table in every for name in table):
+        values = {table.get(name, "") for table in every}
+        if len(values) == 1:
+            found.common[name] = values.pop()
+        else:
+            of_groups = [[table[name] for table in group if name in table] for group in words]
+            found.differing[name] = [", ".join(dict.fromkeys(its)) for its in of_groups]
     return found

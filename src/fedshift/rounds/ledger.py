@@ -6,20 +6,54 @@ tensor is worked out when the ledger is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, Lt
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
-from fedshift.core.messages import Message, Signature, wire_bytes
+from fedshift.core.messages import Message, wire_bytes
 
 Direction = Literal["down", "up", "telemetry"]
 DIRECTIONS: tuple[Direction, ...] = ("down", "up", "telemetry")
 
 
-@dataclass
-class Entry:
+def in_ranges(numbers: Iterable[int]) -> str:
+    """Whole numbers from 0, as text such as ``0-9,12``."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+
+
+def from_ranges(text: str) -> set[int]:
+    """The inverse of :func:`in_ranges`."""
+    ends = [[int(end) for end in word.split("-")] for word in text.split(",") if word]
+    return {number for each in ends for number in range(each[0], each[-1] + 1)}
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype(word: Any) -> Any:
+    return getattr(torch, word, None) if isinstance(word, str) else word
+
+
+def _numbers(ranges: Any) -> Any:
+    return from_ranges(ranges) if isinstance(ranges, str) else ranges
+
+
+Length = Annotated[int, Ge(0), Lt(2**63)]
+Dtype = Annotated[torch.dtype, BeforeValidator(_dtype), PlainSerializer(_word)]
+Numbers = Annotated[set[int], BeforeValidator(_numbers), PlainSerializer(in_ranges)]
+
+
+class Entry(BaseModel):
     """All messages of one signature, in one exchange and direction.
 
     Attributes:
@@ -31,12 +65,14 @@ class Entry:
         rounds: the rounds, counted over all stages from 1.
     """
 
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
     exchange: str
     direction: Direction
-    signature: Signature
+    signature: tuple[tuple[str, Dtype, tuple[Length, ...]], ...]
     messages: int = 0
-    clients: set[int] = field(default_factory=set)
-    rounds: set[int] = field(default_factory=set)
+    clients: Numbers = Field(default_factory=set)
+    rounds: Numbers = Field(default_factory=set)
 
     @property
     def largest(self) -> int:
@@ -50,17 +86,21 @@ class Entry:
 
 
 class Ledger:
-    """Every kind of message that crossed the wire, in the order in which it was first seen."""
+    """Every kind of message that crossed the wire, in the order in which it was first seen.
+
+    It can begin with the :attr:`entries` of another, which it does not change.
+    """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
-        self._entries = {(entry.exchange, entry.direction, entry.signature): entry for entry in entries}
+        copies = (entry.model_copy(deep=True) for entry in entries)
+        self._entries = {(entry.exchange, entry.direction, entry.signature): entry for entry in copies}
 
     def __len__(self) -> int:
         """How many kinds of messages there are; it grows when there is a new one."""
         return len(self._entries)
 
     @property
-    def entries(self) -> Sequence[Entry]:
+    def entries(self) -> list[Entry]:
         """All of them."""
         return list(self._entries.values())
 
@@ -69,7 +109,8 @@ class Ledger:
         key = exchange, direction, message.signature
         entry = self._entries.get(key)
         if entry is None:
-            entry = self._entries[key] = Entry(*key)
+            entry = Entry(exchange=exchange, direction=direction, signature=message.signature)
+            self._entries[key] = entry
         entry.messages += 1
         entry.clients.add(client)
         entry.rounds.add(round)
@@ -93,41 +134,6 @@ class Ledger:
             exchange: {direction: _about(by[direction]) for direction in DIRECTIONS if direction in by}
             for exchange, by in found.items()
         }
-
-    # For files -----------------------------------------------------------------------------------
-
-    def table(self) -> list[dict[str, Any]]:
-        """As JSON can hold it; :meth:`from_table` reads it back."""
-        return [
-            {
-                "exchange": entry.exchange,
-                "direction": entry.direction,
-                "signature": [[name, _word(dtype), list(shape)] for name, dtype, shape in entry.signature],
-                "messages": entry.messages,
-                "clients": in_ranges(entry.clients),
-                "rounds": in_ranges(entry.rounds),
-            }
-            for entry in self._entries.values()
-        ]
-
-    @classmethod
-    def from_table(cls, table: Iterable[Mapping[str, Any]]) -> Self:
-        """The inverse of :meth:`table`.
-
-        Raises:
-            LookupError, ValueError, TypeError or AttributeError: it is none.
-        """
-        return cls(
-            Entry(
-                row["exchange"],
-                row["direction"],
-                tuple((name, getattr(torch, dtype), _shape(shape)) for name, dtype, shape in row["signature"]),
-                row["messages"],
-                from_ranges(row["clients"]),
-                from_ranges(row["rounds"]),
-            )
-            for row in table
-        )
 
 
 def _about(entries: Sequence[Entry]) -> dict[str, Any]:
@@ -156,30 +162,3 @@ def _who(entries: Sequence[Entry]) -> dict[str, Any]:
         "clients": in_ranges(set().union(*(entry.clients for entry in entries))),
         "rounds": in_ranges(set().union(*(entry.rounds for entry in entries))),
     }
-
-
-def _shape(sizes: Sequence[Any]) -> tuple[int, ...]:
-    if not all(isinstance(size, int) and 0 <= size < 2**63 for size in sizes):
-        raise ValueError(f"{sizes} is no shape")
-    return tuple(sizes)
-
-
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def in_ranges(numbers: Iterable[int]) -> str:
-    """Whole numbers from 0, as text such as ``0-9,12``."""
-    ranges: list[list[int]] = []
-    for number in sorted(numbers):
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
-
-
-def from_ranges(text: str) -> set[int]:
-    """The inverse of :func:`in_ranges`."""
-    ends = [[int(end) for end in word.split("-")] for word in text.split(",") if word]
-    return {number for each in ends for number in range(each[0], each[-1] + 1)}

@@ -27,7 +27,7 @@ from fedshift.core.tensors import Tensors, part_of
 from fedshift.errors import DamagedError, FedshiftError
 from fedshift.manifest import Manifest
 from fedshift.rounds.coordinator import Coordinator, schedule_of
-from fedshift.rounds.ledger import Ledger
+from fedshift.rounds.ledger import Entry, Ledger
 from fedshift.rounds.site import Site
 from fedshift.spec import RunName
 
@@ -47,7 +47,7 @@ class Checkpoint(Manifest):
         position: how many rounds are done, over all stages.
         missing: who did not answer since the last record.
         ended: the last rounds of stages that ended early, by name.
-        ledger: every kind of message that crossed the wire so far; see :meth:`Ledger.table`.
+        ledger: every kind of message that crossed the wire so far.
         engine: which engine carries the run out, which decides its last bits.
         together: the runs that advance together, this one among them, in order, which do as well.
         host: what else the run's host needs to go on.
@@ -56,7 +56,7 @@ class Checkpoint(Manifest):
     position: NonNegativeInt
     missing: list[dict[str, Any]]
     ended: dict[str, NonNegativeInt]
-    ledger: list[dict[str, Any]]
+    ledger: list[Entry]
     engine: dict[str, Any]
     together: list[RunName]
     host: dict[str, Any] = Field(default_factory=dict)
@@ -64,7 +64,7 @@ class Checkpoint(Manifest):
     @property
     def messages(self) -> dict[str, Any]:
         """What crossed the wire so far, by exchange."""
-        return self._ledger().declaration()
+        return Ledger(self.ledger).declaration()
 
     def restore(self, coordinator: Coordinator, server: ServerState) -> None:
         """Make a coordinator what it was.
@@ -79,15 +79,9 @@ class Checkpoint(Manifest):
             check_alike(getattr(coordinator.state, scope), getattr(server, scope), "checkpoint")
         for name in COUNTED:
             setattr(coordinator, name, copy(getattr(self, name)))
-        coordinator.ledger = self._ledger()
+        coordinator.ledger = Ledger(self.ledger)
         last = schedule[self.position - 1].number if self.position else 0
         coordinator.state = replace(server, clients=coordinator.state.clients, round=last)
-
-    def _ledger(self) -> Ledger:
-        try:
-            return Ledger.from_table(self.ledger)
-        except (LookupError, ValueError, TypeError, AttributeError) as error:
-            raise DamagedError(f"The checkpoint's ledger of messages is none ({error}).") from error
 
 
 class Summary(Manifest):

@@ -10,6 +10,7 @@ from fedshift import files
 from fedshift.core.messages import pack_in_pieces
 from fedshift.manifest import FileDigest, GrowingFile, check_file, read_file, write_file
 from fedshift.rounds.coordinator import Coordinator
+from fedshift.rounds.ledger import Ledger
 from fedshift.rounds.site import Site
 from fedshift.rounds.store import DiskStore
 from fedshift.runs.checkpoint import (
@@ -209,7 +210,7 @@ class Recorder:
             run=self._run,
             files=named | self._files(),
             **{name: getattr(self.coordinator, name) for name in COUNTED},
-            ledger=self.coordinator.ledger.table(),
+            ledger=Ledger(self.coordinator.ledger.entries).entries,
             engine=dict(engine),
             together=list(together),
             host=dict(host or {}),

@@ -14,7 +14,7 @@ from fedshift.catalogue import built_in
 from fedshift.errors import FedshiftError
 from fedshift.experiments import load_plugins
 from fedshift.methods import METHODS
-from fedshift.reporting.table import Table, render, write_page_to
+from fedshift.reporting.table import Table, render
 from fedshift.runs.events import Progress
 from fedshift.spec import shown
 from fedshift.study.papers import Exhibit, ExhibitRow, published
@@ -302,15 +302,8 @@ class Benchmark(StudyResults):
         title = "Chosen settings, their validation accuracy in %, and how the trials they were chosen among ended"
         return [Table(title, heads, rows)] if rows else []
 
-    def write(self) -> list[Path]:
-        """Write Markdown, CSV, JSON, the figure and the page into the plan's folder, replacing earlier ones.
-
-        Returns:
-            The files.
-
-        Raises:
-            FedshiftError: one cannot be written.
-        """
+    def more_files(self) -> dict[str, str | bytes]:
+        """The figure and the page."""
         from fedshift.study.figures import draw_ranks  # with matplotlib
 
         its = [
@@ -327,7 +320,7 @@ class Benchmark(StudyResults):
             figure=b64encode(png).decode(),
             base=BASE,
         )
-        return [*self.write_files({"png": png}), write_page_to(self.plan.folder, "benchmark.html", page)]
+        return {"png": png, "html": page}
 
 
 def _interval(found: Interval | None) -> str:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from fedshift.core.metrics import ACCURACY
 from fedshift.errors import FedshiftError, needs
+from fedshift.reporting.results import Row
 from fedshift.runs.run import Run
 from fedshift.runs.schema import Record
 from fedshift.runs.selection import by_environment, last, mean_score, target_best
@@ -32,6 +33,15 @@ class Quantity(NamedTuple):
     unit: str
     read: Values
     of_seed: Callable[[Sequence[float]], float] = mean
+
+    def by_seed(self, runs: Sequence[Run], place: int | None = None) -> dict[int, float]:
+        """Of each seed, in order, its number: at the end, or after so many rounds; a seed without values has none."""
+
+        def values(run: Run) -> Iterable[float]:
+            records = [record for record in run.records if place in (None, record["position"])]
+            return self.read(run, records) if records else []
+
+        return dict(sorted(Row("", [*runs]).by_seed(values, self.of_seed).items()))
 
 
 def _accuracies(role: str, environment: str = "") -> Values:

@@ -201,20 +201,13 @@ class Reproduction(StudyResults):
             ticks={} if numbered else {where: name for name, where in places.items()},
         )
 
-    def write(self) -> list[Path]:
-        """Write Markdown, CSV, JSON, and of a curve the figure into the plan's folder, replacing earlier ones.
-
-        Returns:
-            The files.
-
-        Raises:
-            FedshiftError: one cannot be written.
-        """
+    def more_files(self) -> dict[str, str | bytes]:
+        """The figure of a curve."""
         if self.plan.exhibit.kind != "curve" or not self.numbers:
-            return self.write_files({})
+            return {}
         from fedshift.study.figures import draw_curve  # with matplotlib
 
-        return self.write_files({"png": draw_curve([self.panel(scenario) for scenario in self.plan.known])})
+        return {"png": draw_curve([self.panel(scenario) for scenario in self.plan.known])}
 
 
 def less(ours: MeanStd, paper: float) -> str:

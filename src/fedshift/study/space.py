@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
@@ -167,20 +167,12 @@ def in_words(search: Search) -> str:
 def settings_of(experiment: Experiment) -> dict[str, Setting]:
     """Every setting that can be searched, by dotted name."""
     return {
-        key: setting
+        key: Setting(type(spec), name, getattr(spec, name))
         for table in SEARCHED
-        for key, setting in _settings(experiment, table, table)
-        if key not in SAME_FOR_ALL
+        for names, spec in getattr(experiment, table).specs()
+        for name in spec.settings()
+        if (key := ".".join((table, *names, name))) not in SAME_FOR_ALL and name not in spec.nested()
     }
-
-
-def _settings(owner: Spec, name: str, prefix: str) -> Iterator[tuple[str, Setting]]:
-    spec = getattr(owner, name)
-    for field in spec.settings():
-        if field in spec.nested():
-            yield from _settings(spec, field, f"{prefix}.{field}")
-        else:
-            yield f"{prefix}.{field}", Setting(type(spec), field, getattr(spec, field))
 
 
 def key_here(key: str, experiment: Experiment) -> str:

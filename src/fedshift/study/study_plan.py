@@ -281,7 +281,14 @@ class StudyPlan:
                 specs += [spec for _, spec in self.first_of(scenario, row).method.specs()]
         except FedshiftError as error:  # its data have to be read for that, or are to be given
             return Need(data, _given_here(str(error), data))
-        return _need(specs, data)
+        for spec in specs:
+            try:
+                spec.check_here()
+            except FedshiftError as error:
+                if spec.section != "data":
+                    return Need(type(spec).__name__, str(error))
+                return Need(data, _given_here(str(error), data if "path" in spec.settings() else f"{data}.SETTING"))
+        return None
 
     def data_of(self, scenario: Scenario) -> str:
         """The name of a scenario's data set."""
@@ -330,18 +337,6 @@ def paths_by_name(data: Mapping[str, str | Path] | None) -> dict[str, str]:
     if data is not None and not isinstance(data, Mapping):
         raise FedshiftError(f'data = {shown(data)}: give paths by data set, such as {{"pacs": "pacs.parquet"}}.')
     return {name: str(path) for name, path in (data or {}).items()}
-
-
-def _need(specs: Sequence[Spec], data: str) -> Need | None:
-    """What the first of some specs lacks; the data set's is called by its name."""
-    for spec in specs:
-        try:
-            spec.check_here()
-        except FedshiftError as error:
-            if spec.section != "data":
-                return Need(type(spec).__name__, str(error))
-            return Need(data, _given_here(str(error), data if "path" in spec.settings() else f"{data}.SETTING"))
-    return None
 
 
 def _given_here(error: str, given: str) -> str:

@@ -14,14 +14,14 @@ from typing import Any, ClassVar, Self
 from fedshift import files
 from fedshift.errors import DamagedError, FedshiftError
 from fedshift.reporting.live import display
-from fedshift.reporting.results import MeanStd, Row
+from fedshift.reporting.results import MeanStd
 from fedshift.reporting.table import Tabled
 from fedshift.runs.events import Progress
 from fedshift.runs.run import Run, locked
 from fedshift.runs.runner import run_path
 from fedshift.runs.selection import by_environment, last
 from fedshift.study.execute import CarriedOut, carry_out, why_diverged
-from fedshift.study.quantities import Quantity, quantity
+from fedshift.study.quantities import quantity
 from fedshift.study.study_plan import Cell, Key, Lacking, StudyPlan
 from fedshift.study.tuned import Found
 
@@ -102,14 +102,13 @@ class StudyResults(Tabled):
         Raises:
             FedshiftError: no scenario has its data here; or as :func:`fedshift.study.execute.carry_out`.
         """
-        asked, tuned, names = plan.available, plan.scale.trials, list[list[str]]()
+        asked, tuned = plan.available, plan.scale.trials
         each = tuned * len(plan.scale.tuning_seeds) + len(plan.scale.seeds)
         with display(progress, sum(each if tuned else len(cell.experiments) for cell in asked.cells)) as shown:
             files.check_folder(plan.folder)
-            if not tuned:  # or the settings of runs are not known yet
-                names = run_folders(plan)
+            if not tuned:  # of a tuned one nobody knows the runs before their settings are chosen
                 files.make_folder(plan.folder)
-                files.write(plan.folder / RUNS_FILE, json.dumps(names, indent=1))
+                files.write(plan.folder / RUNS_FILE, json.dumps(run_folders(plan), indent=1))
             for why in plan.left_out.values():
                 shown.note(why)
             carried_out = carry_out(asked, shown)
@@ -179,26 +178,31 @@ class StudyResults(Tabled):
         }
         return json.dumps(whole, indent=1) + "\n"
 
+    def more_files(self) -> dict[str, str | bytes]:
+        """Figures and pages, by their suffixes."""
+        return {}
+
     def write(self) -> list[Path]:
-        """Write the files into the plan's folder, replacing earlier ones; returns them.
+        """Write Markdown, CSV, JSON and :meth:`more_files` into the plan's folder, replacing earlier ones.
+
+        Returns:
+            The files.
 
         Raises:
             FedshiftError: one cannot be written.
         """
-        raise NotImplementedError
-
-    def write_files(self, more: Mapping[str, bytes]) -> list[Path]:
-        """Write Markdown, CSV, JSON and ``more``, by their suffixes, into the plan's folder, replacing earlier ones."""
         measured = self.measurements()
         text = StringIO()
         writer = csv.DictWriter(text, [*measured[0]] if measured else [], lineterminator="\n")
         writer.writeheader()
         writer.writerows(measured)
-        contents: dict[str, str | bytes] = {"md": self.table(), "csv": text.getvalue(), "json": self.json(), **more}
+        texts = {"md": self.table(), "csv": text.getvalue(), "json": self.json()}
+        written = []
         files.make_folder(self.plan.folder)
-        for suffix, content in contents.items():
-            files.write(self.plan.folder / f"{self.plan.exhibit.name}.{suffix}", content)
-        return [self.plan.folder / f"{self.plan.exhibit.name}.{suffix}" for suffix in contents]
+        for suffix, content in {**texts, **self.more_files()}.items():
+            written.append(self.plan.folder / f"{self.plan.exhibit.name}.{suffix}")
+            files.write(written[-1], content)
+        return written
 
 
 def run_folders(plan: StudyPlan) -> list[list[str]]:
@@ -227,21 +231,12 @@ def _numbers(plan: StudyPlan, cell: Cell, runs: list[Run]) -> dict[Key, dict[int
     """What is read off runs, by the column or the point of a curve, and by seed."""
     scenario, row, point = cell.key
     columns = plan.exhibit.quantities(next(each for each in plan.known if each.name == scenario))
-    read: dict[str, tuple[Quantity, int | None]] = {
-        point or name: (quantity(text), None) for name, text in columns.items()
-    }
     if plan.exhibit.along == "environment":
         names = dict.fromkeys(name for run in runs for name in by_environment(last(run.records), "test"))
-        read = {name: (quantity(f"on: {name}"), None) for name in names}
+        columns = {name: f"on: {name}" for name in names}
+    found = {point or name: quantity(text).by_seed(runs) for name, text in columns.items()}
     if plan.exhibit.along == "round":
-        ((its, _),) = read.values()
-        read = {str(at): (its, at) for at in sorted({record["position"] for run in runs for record in run.records})}
-    found = {}
-    for column, (its, at) in read.items():
-
-        def values(run: Run, its: Quantity = its, at: int | None = at) -> Iterable[float]:
-            records = [each for each in run.records if at in (None, each["position"])]
-            return its.read(run, records) if records else []
-
-        found[scenario, row, column] = dict(sorted(Row(row, runs).by_seed(values, its.of_seed).items()))
-    return {key: by_seed for key, by_seed in found.items() if by_seed}
+        (text,) = columns.values()
+        places = sorted({record["position"] for run in runs for record in run.records})
+        found = {str(place): quantity(text).by_seed(runs, place) for place in places}
+    return {(scenario, row, column): by_seed for column, by_seed in found.items() if by_seed}

@@ -1,20 +1,11 @@
-"""A data report as facts and tables, which a terminal, a notebook and the page show."""
+"""The values of inputs at each site; a data report as facts and tables, for a terminal, a notebook and the page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from fedshift.reporting.data_report.duplicates import ROLES
-from fedshift.reporting.table import Table
-from fedshift.written import bytes_text, printable
-
-if TYPE_CHECKING:
-    from fedshift.reporting.data_report.report import DataReport
-
 from dataclasses import dataclass
 from math import isnan
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -22,15 +13,24 @@ from torch import Tensor
 from fedshift.clients.domains import DomainData
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.preparation import Column, Preparation
-from fedshift.reporting.data_report.duplicates import PIECE, Tell, silent
+from fedshift.reporting.data_report.duplicates import PIECE, ROLES, Tell, silent
+from fedshift.reporting.table import Table
+from fedshift.written import bytes_text, printable
+
+if TYPE_CHECKING:
+    from fedshift.reporting.data_report.report import DataReport
 
 Kind = Literal["images", "signals", "rows", "text", "tokens", "arrays"]
-
-
 WORDS = {"images": "channel", "signals": "channel", "rows": "column"}  # for numbers that are measured together
-
-
 COLOURS = 4  # channels of an image, at most
+MOST_ACROSS = 10  # sites or classes as columns
+MOST_DOWN = 30  # rows of a table
+KINDS = {
+    "validation": "validation samples that are also in training",
+    "test": "test samples that are also in training",
+    "sites": "samples of several sites",
+    "labels": "samples of several classes",
+}
 
 
 def kind_of(data: DomainData, inputs: Inputs) -> Kind:
@@ -111,16 +111,6 @@ def measure(data: DomainData, looked: Tensor, kind: Kind, tell: Tell = silent) -
             found[place].append(own)
     tell("Measuring inputs", len(data.domains), len(data.domains))
     return tuple(each for column in found for each in column)
-
-
-MOST_ACROSS = 10  # sites or classes as columns
-MOST_DOWN = 30  # rows of a table
-KINDS = {
-    "validation": "validation samples that are also in training",
-    "test": "test samples that are also in training",
-    "sites": "samples of several sites",
-    "labels": "samples of several classes",
-}
 
 
 def facts(report: DataReport) -> dict[str, str]:

@@ -137,7 +137,7 @@ def _scored(equal: Collection[list[int]], roles: Roles, role: str) -> list[list[
 
 def _name(data: DomainData, row: int, labelled: bool) -> str:
     """A sample's number, with the file or row that it was read from where the data set knows it."""
-    place = f"sample {row} ({data.where[row]})" if data.where else f"sample {row}"
+    place = f"sample {row} ({data.where(row)})" if data.where else f"sample {row}"
     return f"{place} is '{data.classes[data.y[row]]}'" if labelled else place
 
 
