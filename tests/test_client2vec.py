@@ -22,9 +22,9 @@ import fedshift
 from conftest import CNN_WITH_BN, Make, at, evaluated, go_on, states
 from fedshift.clients.domains import DomainData
 from fedshift.clients.inputs import Inputs
+from fedshift.content import module_of
 from fedshift.core.contract import Batch, ServerState
 from fedshift.core.net import Net, holder
-from fedshift.core.plugins import module_of
 from fedshift.core.tensors import Replies, Tensors, part_of
 from fedshift.datasets.dataset import Dataset
 from fedshift.methods.client2vec import ENCODERS

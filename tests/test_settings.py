@@ -36,7 +36,7 @@ from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
 from fedshift.experiments import PLAIN, Experiment
 from fedshift.spec import Spec, setting
-from fedshift.study.grid import expand, override, read, shipped, shipped_text
+from fedshift.study.grid import expand, override, read, shipped, shipped_text, takes
 from fedshift.written import LARGEST_TOML, parse_assignments, parse_value, parse_words
 from refusal import refuses
 
@@ -252,7 +252,7 @@ VALUES = LEAVES | st.lists(LEAVES, max_size=3) | st.lists(st.lists(LEAVES, max_s
 @settings(max_examples=800)  # an example is one of some hundred settings
 @given(st.sampled_from(SCALARS), VALUES)
 def test_the_schema_takes_what_the_checks_take(where: tuple[str, type[Spec], str], value: Any):
-    checked = where[1].takes(where[2], value)
+    checked = takes(where[1], where[2], value)
     if checked:
         described_here = {**described(where[1], where[2]), "$defs": SCHEMA["$defs"]}
         either = {"anyOf": [described_here, {"type": "array"}]} if isinstance(value, list) else described_here
