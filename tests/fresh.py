@@ -49,6 +49,17 @@ def call(function: Callable[..., Any], *arguments: Any, cwd: object = None, env:
     return start(function, *arguments, cwd=cwd, env=env).result()
 
 
+def ok(*words: str) -> str:
+    """What a command of fedshift prints, which must end well; in this process."""
+    from typer.testing import CliRunner
+
+    from fedshift.cli.app import app
+
+    result = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
 def command(*words: object, cwd: object = None, env: Environment | None = None) -> subprocess.CompletedProcess[str]:
     """Carry out ``fedshift WORDS`` in a fresh process."""
     return start(fedshift, *map(str, words), cwd=cwd, env=env).completed()

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 import tomli_w
-from typer.testing import CliRunner
 
 import fedshift
 from conftest import TINY, Make, interrupt_after
 from fedshift import Client2Vec, Experiment, FedAvg, FedProx, FedSR
-from fedshift.cli import app as cli
 from fedshift.cli import before
 from fedshift.clients.partitions import IID
 from fedshift.clients.protocols import LeaveOneDomainOut
@@ -24,6 +22,7 @@ from fedshift.models.small import MLP
 from fedshift.runs import runner
 from fedshift.runs.events import Progress
 from fedshift.study.grid import override
+from fresh import ok
 from refusal import refuses
 
 SILENT = Progress()
@@ -68,8 +67,7 @@ def test_options_are_those_of_the_command_line(monkeypatch: pytest.MonkeyPatch, 
         f"compare --method fedavg,my-prox --data rotated-mnist --model mlp --hold-out 0,75 --seed 0,1 --rounds 7 "
         f"--device cpu --out {tmp_path} --name mine --plugin {example} --set train.lr=0.1,0.2 --dry-run"
     )
-    result = CliRunner().invoke(cli.app, words.split(), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
+    ok(*words.split())
     assert seen == [
         fedshift.grid(
             method=["fedavg", "my-prox"],

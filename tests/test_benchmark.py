@@ -35,6 +35,7 @@ from fedshift.study.quantities import Interval, paired, ranks, t_quantile
 from fedshift.study.scenarios import Scale, Scenario, Size, scales, scenarios
 from fedshift.study.study_plan import Lacking, StudyPlan
 from fedshift.study.tune import plan_studies
+from fresh import ok
 from refusal import refuses
 
 # Statistics ---------------------------------------------------------------------------------------
@@ -384,12 +385,8 @@ def test_a_plugin_that_fails_is_noted_and_the_others_go_on_to_exit_code_1(
 
 def test_the_command_and_the_function_do_the_same(on_tiny_data: StudyPlan, small_command: list[str]):
     call = [*small_command, "--method", "fedavg,fedprox"]
-    dry = CliRunner().invoke(app, [*call, "--dry-run"])
-    assert dry.exit_code == 0, dry.output
-    assert "8 runs would be carried out" in dry.output
-    done = CliRunner().invoke(app, call)
-    assert done.exit_code == 0, done.output
-    assert "Accuracy less fedavg's" in done.output
+    assert "8 runs would be carried out" in ok(*call, "--dry-run")
+    assert "Accuracy less fedavg's" in ok(*call)
     out = on_tiny_data.folder.parent
     again = fedshift.benchmark("small", ["fedavg", "fedprox"], out=out, progress=Progress())
     assert (out / "small" / "benchmark.md").read_text() == again.table()

@@ -130,3 +130,24 @@ def test_presets_of_a_variant_are_its_bases_less_what_is_fixed_or_its_own():
     for cls in map(METHODS.get, METHODS):
         for preset in cls.published().values():
             cls(**preset)
+
+
+def test_presets_are_the_numbers_that_were_published():
+    """FedCiR, Appendix E and Table 1 (weights of FedGen's KL and generator); FRAug's public code; FedPIN, E.3."""
+    presets = {name: METHODS.get(name).presets for name in METHODS}
+    small, large = dict.fromkeys(("pacs", "office-caltech-10", "camelyon17"), 5e-7), {"domainnet": 1e-6}
+    assert {data: each["l_align"] for data, each in presets["fedcir"].items()} == {**small, **large, "iwildcam": 1e-6}
+    fedgen = {data: (each["beta"], each["alpha"], each["generator_steps"]) for data, each in presets["fedgen"].items()}
+    alike = dict.fromkeys(("domainnet", "pacs"), (1.0, 0.5, 5)) | dict.fromkeys(("camelyon17", "iwildcam"), (1, 1, 5))
+    assert fedgen == alike | {"office-caltech-10": (0.5, 1.0, 5)}
+    for name in ("fraug", "fraug-code"):
+        made = {data: METHODS.get(name)(**each) for data, each in presets[name].items()}
+        assert {data: (m.lr_generator, m.lr_rtnet, m.gamma) for data, m in made.items()} == {
+            "pacs": (0.05, 0.05, 0.01),
+            "office-home": (0.05, 0.025, 0.01),
+            "digits": (0.05, 0.05, 0.002),
+        }
+        assert (made["pacs"].alpha, made["pacs"].beta, made["digits"].alpha) == (10, 1, 1)
+    for name in ("fedpin", "fedpin-gm", "fedpin-gm-ft", "fedpin-gm-l2"):
+        alpha = {"waterbird": 3e4, "pacs": 1e4}
+        assert all(each["alpha"] == alpha.get(data, 1e5) for data, each in presets[name].items())

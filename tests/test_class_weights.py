@@ -1,9 +1,10 @@
-"""Rare classes: weights reach the cross-entropy of every method, and balanced batches are what they say."""
+"""Rare and absent classes: weights reach every method's cross-entropy, balanced batches, and work class by class."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,12 @@ from sklearn.utils.class_weight import compute_sample_weight
 from torch import Tensor
 from torch.nn import functional as F
 
-from conftest import Make, evaluated, simulate
+from conftest import Make, evaluated, simulate, states
+from fedshift.clients.federated import FederatedData
 from fedshift.core.contract import Batch, Context, Term
+from fedshift.core.frozen import Embedding
 from fedshift.core.net import Net
+from fedshift.core.tensors import Replies, Tensors
 from fedshift.core.training import Train
 from fedshift.engines.engine import Engine
 from fedshift.engines.kernels import Kernels
@@ -27,7 +31,11 @@ from fedshift.engines.lane import BalancedOrder, Lane
 from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.errors import FedshiftError
+from fedshift.experiments import Experiment
+from fedshift.methods.classes import COUNTS, newest_counts, newest_means
 from fedshift.methods.fedavg import FedAvg
+from fedshift.methods.generator import labels_among
+from fedshift.runs import simulation as simulation_module
 from fedshift.streams import Streams
 from reference import EVERY_METHOD, small
 from refusal import refuses
@@ -197,3 +205,50 @@ def test_what_cannot_be_meant_is_an_error(make: Make, tmp_path: Path):
         simulate(make({"train.class_weights": [1, 2]}), 0)
     with refuses("all samples of client 'south' are of classes with a weight of 0"):
         simulate(make({**rare(tmp_path), "train.class_weights": [0, 0, 1]}))
+
+
+def test_labels_are_drawn_among_the_classes_that_are_there():
+    """Classes 1 and 3 of four: draws below a half are 1, the others 3, up to the largest number below 1."""
+    uniform = torch.tensor([0.0, 0.3, 0.4999, 0.5, 0.9, 1 - 2**-24])
+    assert labels_among(torch.tensor([0, 2, 0, 9]), uniform).tolist() == [1, 1, 1, 3, 3, 3]
+    assert labels_among(torch.tensor([0, 0, 7]), uniform).tolist() == [2] * 6
+    assert labels_among(torch.zeros(2, dtype=torch.int64), uniform).tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_the_newest_counts_and_means_by_hand():
+    """Class 0: 3 and 1 samples, with sums of 6 and 2, have the mean 2. Nobody has class 1 now, and never class 2."""
+    of_each = [([3, 0, 0], [[6.0], [0.0], [0.0]]), ([1, 0, 0], [[2.0], [0.0], [0.0]])]
+    replies = Replies(
+        (client, Tensors({COUNTS: torch.tensor(counts), "sums": torch.tensor(sums)}))
+        for client, (counts, sums) in enumerate(of_each)
+    )
+    assert newest_counts(replies, torch.tensor([9, 5, 0])).tolist() == [4, 5, 0]
+    assert newest_means(replies, "sums", torch.tensor([[7.0], [8.0], [0.0]])).tolist() == [[2.0], [8.0], [0.0]]
+
+
+@pytest.mark.parametrize("engine", [Sequential, Vectorised])
+@pytest.mark.parametrize(("name", "denominator"), [("fedproc", "all"), ("fedproc", "others"), ("fedgen", "")])
+def test_absent_classes_leave_everything_finite(
+    make: Make, monkeypatch: pytest.MonkeyPatch, name: str, denominator: str, engine: type[Engine]
+):
+    """Nobody has class 2; the first client has class 0 alone; one of the two takes part in a round."""
+    whole = simulation_module.make_federated
+
+    def without(experiment: Experiment, tell: Embedding) -> FederatedData:
+        federation, held = whole(experiment, tell), []
+        for client in federation.clients:
+            present = client.train.y < (1 if client.id == 0 else 2)
+            held.append(replace(client, train=client.train.subset(present)))
+        return replace(federation, clients=held)
+
+    monkeypatch.setattr(simulation_module, "make_federated", without)
+    changes = {"train.rounds": 5, "train.lr": 0.02, "train.participation": 0.5, "run.audit": False}
+    changes |= {"method.denominator": denominator} if denominator else {}
+    simulation = simulate(make({**small(name), **changes}), engine=engine())
+    assert {client for client, _ in states(simulation)} == {0, 1}
+    held = [simulation.coordinator.state.tensors, *(state.tensors for _, state in states(simulation))]
+    assert all(tensor.isfinite().all() for tensors in held for tensor in tensors.values())
+    for terms in simulation.coordinator.terms.values():
+        assert all(torch.tensor(value).isfinite() for value in terms.values())
+    counts = simulation.coordinator.state.down["class_counts.value"]
+    assert (counts > 0).tolist() == [True, True, False]

@@ -28,6 +28,7 @@ from fedshift.runs import runner
 from fedshift.runs import simulation as simulation_module
 from fedshift.runs.run import Run
 from fedshift.study.grid import expand, override
+from fresh import ok
 
 RUNNER = CliRunner()
 
@@ -42,12 +43,6 @@ def experiment_file(tiny_document: dict[str, Any], tmp_path: Path) -> Path:
     file = tmp_path / "tiny.toml"
     file.write_text(tomli_w.dumps(tiny_document))
     return file
-
-
-def ok(*arguments: str) -> str:
-    result = RUNNER.invoke(app, list(arguments), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def test_every_command_helps_with_examples():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,17 +17,15 @@ from sklearn.cluster import AgglomerativeClustering
 from sklearn.metrics import adjusted_rand_score
 from torch import nn
 from torch.nn import functional as F
-from typer.testing import CliRunner
 
 import fedshift
 from conftest import CNN_WITH_BN, Make, at, evaluated, go_on, losses, states, values
-from fedshift.cli.app import app
 from fedshift.clients.domains import DomainData
 from fedshift.clients.inputs import Inputs
 from fedshift.content import module_of
 from fedshift.core.contract import Batch, ServerState
 from fedshift.core.net import Net, holder
-from fedshift.core.tensors import Replies, Tensors
+from fedshift.core.tensors import Replies, Tensors, part_of
 from fedshift.datasets.dataset import Dataset
 from fedshift.methods.client2vec import ENCODERS
 from fedshift.methods.client2vec.client2vec import HISTORY, LAST, SINCE, Client2Vec
@@ -39,11 +38,13 @@ from fedshift.methods.client2vec.dsa_ign import (
 from fedshift.methods.client2vec.heat_maps import by_domain
 from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL
 from fedshift.methods.client2vec.vectors import notes_on, similarity
+from fedshift.methods.fedavg import FedAvg
 from fedshift.runs.events import Progress
 from fedshift.runs.simulation import Simulation
 from fedshift.streams import Streams
 from fedshift.study.api import index
 from fedshift.study.grid import override
+from fresh import ok
 from refusal import refuses
 
 SMALL = {"name": "dsa-ign", "epochs": 2, "feedforward": 16, "encoder": {"name": "offline", "size": 64}}
@@ -177,6 +178,32 @@ def test_aggregation_follows_eq_3():
     one, other = Client2Vec(heat=2.0).weighed(state_of(**THREE), replies).weights
     assert other / one == pytest.approx(2 * math.exp(1 / 12))
     assert one + other == pytest.approx(1)
+
+
+def test_adam_on_the_server_steps_along_the_mean_that_eq_3_weighs():
+    """Two rounds of cohort {0, 1}, whose replies lie 0.2 and 0.5 beyond w, with lambda_1 = 2 and gamma = 1/2.
+
+    S_0 = 2/3 and S_1 = 5/6, as above, so r = p_1 / p_0 is 2 e^(1/12) in round 1. In round 2 the history is
+    S / 2 + S = 3/2 S, so r = 2 exp(3/2 * 1/6 / 2) = 2 e^(1/8). Delta = (0.2 + 0.5 r) / (1 + r), and from m = 0 and
+    v = tau^2: m <- 0.9 m + 0.1 Delta, v <- 0.99 v + 0.01 Delta^2, w <- w + 0.1 m / (sqrt(v) + 0.001). A buffer, of
+    which there are no moments, is the weighed mean: (4 + 7 r) / (1 + r).
+    """
+
+    def tensors(w: float, mean: float) -> Tensors:
+        return Tensors({"encoder.w": torch.tensor(w).double(), "encoder.mean": torch.tensor(mean).double()})
+
+    method = Client2Vec(base=FedAvg(server={"name": "adam", "lr": 0.1}), heat=2.0, gamma=0.5, local_training=False)
+    merge, state = method.stages(2)[-1].exchanges[-1].merge, state_of(**THREE)
+    moments = {f"{name}.encoder.w": torch.tensor(at).double() for name, at in method.base.server.starts().items()}
+    state = replace(state, shared=tensors(1.0, 5.0), server=state.server.map(torch.Tensor.double) | Tensors(moments))
+    w, m, v = 1.0, 0.0, 1e-6
+    for r in (2 * math.exp(1 / 12), 2 * math.exp(1 / 8)):
+        state = merge(state, Replies([(0, tensors(w + 0.2, 4.0)), (1, tensors(w + 0.5, 7.0))]))
+        delta = (0.2 + 0.5 * r) / (1 + r)
+        m, v = 0.9 * m + 0.1 * delta, 0.99 * v + 0.01 * delta**2
+        w += 0.1 * m / (math.sqrt(v) + 0.001)
+        assert state.shared["encoder.w"].item() == pytest.approx(w, abs=1e-9)
+        assert state.shared["encoder.mean"].item() == pytest.approx((4 + 7 * r) / (1 + r))
 
 
 def test_memory_of_cohorts():
@@ -344,6 +371,20 @@ def test_other_indices(make: Make, index: str):
         torch.testing.assert_close(vectors[client.id], expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(("local", "scope"), [(True, "down"), (False, "server")])
+def test_label_vectors_never_leave_the_server_and_feature_vectors_for_local_training_alone(
+    make: Make, local: bool, scope: str
+):
+    """A client's label vector is the mean of its samples' label embeddings."""
+    simulation = run(wrapped(make, local_training=local), rounds=2)
+    scopes = {part: about.scope for part, about in simulation.setup.parts.items()}
+    assert (scopes[part_of(FEATURE)], scopes[part_of(LABEL)]) == (scope, "server")
+    texts = simulation.setup.method.index.encoder.texts([f"A photo of a class {c}" for c in range(3)])
+    for client in simulation.federated.clients:
+        expected = F.normalize(texts, dim=1)[client.train.y].mean(dim=0)
+        torch.testing.assert_close(simulation.coordinator.state.server[LABEL][client.id], expected)
+
+
 def test_a_base_without_an_encoder_or_a_name_that_is_none(make: Make):
     with refuses("method.base = 'client2vec'", "FedAvg"):
         Client2Vec(base="client2vec")
@@ -381,9 +422,7 @@ def test_the_index_command_writes_vectors_and_a_heat_map(make: Make, tmp_path, t
     """With which a run goes on as one that makes its index itself."""
     file = tmp_path / "tiny.toml"
     file.write_text(tomli_w.dumps(override(tiny_document, {"method": {"name": "client2vec", "index": SMALL}})))
-    result = CliRunner().invoke(app, ["index", str(file)])
-    assert result.exit_code == 0, result.output
-    assert "2 clients of 2 domains" in result.output
+    assert "2 clients of 2 domains" in ok("index", str(file))
     (folder,) = (tmp_path / "runs" / "tiny").iterdir()
     table = pyarrow.parquet.read_table(folder / "index.parquet").to_pydict()
     assert table["client"] == table["domain"] == ["dark", "gray"]

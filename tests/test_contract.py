@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 
 import fedshift
-from conftest import Make, first_messages, names_sent, simulate
+from conftest import Make, attach, first_messages, go_on, names_sent, simulate
 from fedshift.core.contract import (
     Exchange,
     LocalWork,
     Measure,
+    Optimiser,
     Part,
     Phase,
     ServerState,
@@ -145,6 +147,55 @@ def test_engines_agree_on_some_batches(make: Make):
     experiment = make({**PLAIN, **unequal}).replace(method=Sampled(batches=3, size=20))
     alone = simulate(experiment)
     assert_agree(alone, simulate(experiment, engine=Vectorised()))
+
+
+def test_the_servers_hooks_know_the_round_also_when_a_run_goes_on(make: Make, tmp_path: Path):
+    """Within its stage, from 1; between rounds it is that of the last."""
+    known: list[tuple[str, int]] = []
+
+    @fedshift.METHODS.register("knows-the-round")
+    class Noting(FedAvg):
+        """Two stages of two rounds, whose hooks note the round."""
+
+        def stages(self, rounds):
+            def send(state, client):
+                known.append(("send", state.round))
+                return {}
+
+            def select(state, clients, count, generator):
+                known.append(("select", state.round))
+                return clients[:count]
+
+            exchange = self.exchange("train", send=send, select=select)
+            return tuple(Stage(name, 2, (exchange,)) for name in ("first", "second"))
+
+        def merge(self, state, replies):
+            known.append(("merge", state.round))
+            return super().merge(state, replies)
+
+    experiment = make(PLAIN).replace(method=Noting())
+    simulate(experiment, 3, folder=tmp_path)
+    resumed = Simulation(experiment)
+    attach(resumed, tmp_path)
+    assert resumed.coordinator.state.round == 1
+    go_on(resumed)
+    assert known == [(hook, number) for number in (1, 2, 1, 2) for hook in ("select", "send", "send", "merge")]
+
+
+def test_the_rate_of_an_objective_may_fall_from_round_to_round(make: Make):
+    """Two rounds of one plain step, the second at half the rate, as along the cosine of two rounds."""
+
+    class Falling(FedAvg):
+        """FedAvg whose rate halves."""
+
+        def phases(self):
+            return (Phase("train", (self.objective("train", optimiser=Optimiser(decay=0.5)),)),)
+
+    changes = {**PLAIN, "train.steps": 1, "train.rounds": 2}
+    falling = simulate(make(changes).replace(method=Falling())).coordinator.state.shared
+    cosine = simulate(make({**changes, "train.schedule": "cosine"})).coordinator.state.shared
+    for name, tensor in cosine.items():
+        torch.testing.assert_close(falling[name], tensor)
 
 
 @fedshift.METHODS.register("a-head-for-each")

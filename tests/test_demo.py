@@ -12,11 +12,9 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 from conftest import Make
 from federated import Local, members
-from fedshift.cli.app import app
 from fedshift.cli.federation_make import compared
 from fedshift.deployment import shell
 from fedshift.deployment.agreement import Agreement
@@ -28,6 +26,7 @@ from fedshift.deployment.site_data import SiteFolder
 from fedshift.deployment.supervisor import free_port
 from fedshift.errors import FedshiftError
 from fedshift.runs.events import Progress
+from fresh import ok
 
 IN_DOMAIN = {"protocol": {"name": "in-domain"}, "train.rounds": 2, "evaluate.batch": 6}
 CITIES = ("berlin", "oslo", "rome")
@@ -35,9 +34,7 @@ CITIES = ("berlin", "oslo", "rome")
 
 def said(*arguments: str) -> str:
     """What a command prints; its error is raised."""
-    result = CliRunner().invoke(app, ["federation", *arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return " ".join(result.output.split())
+    return " ".join(ok("federation", *arguments).split())
 
 
 def of_folder(folder: Path) -> list[str]:

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from conftest import at, linear
-from fedshift.core.contract import Batch
+from fedshift.core.contract import Batch, ServerState
 from fedshift.core.messages import Up
 from fedshift.core.net import Net, holder
-from fedshift.core.tensors import Replies
+from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.fedgen import FedGen, likeness
 
 
@@ -70,6 +70,15 @@ def test_the_diversity_by_hand():
     """
     noise, z = torch.tensor([[0.0, 0.0], [1.0, 1.0]]), torch.tensor([[0.0, 0.0], [2.0, 4.0]])
     assert likeness(noise, z).item() == pytest.approx(0.2231302, abs=1e-6)
+
+
+def test_counts_are_merged_and_a_class_that_was_seen_stays_seen():
+    """3 + 1 of class 0, nothing of class 1, of which there were 5 before, and of class 2 never. The head is a mean."""
+    ups = [{"head.w": torch.tensor(w), "class_counts.value": torch.tensor([n, 0, 0])} for w, n in ((2.0, 3), (4.0, 1))]
+    before = ServerState(Tensors({"head.w": torch.ones(())}), Tensors({"class_counts.value": torch.tensor([9, 5, 0])}))
+    merged = FedGen().merge(before, Replies(enumerate(map(Up, ups))))
+    assert merged.down["class_counts.value"].tolist() == [4, 5, 0]
+    assert merged.shared["head.w"].item() == 3
 
 
 # The client's objective ---------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from conftest import Make, at, linear, net_of, simulate
@@ -17,8 +16,8 @@ GRADIENT = 0.0359724  # of one image z = 2, y = 0, logits (z, -z): p_1 z = 2 / (
 
 
 def one_dimensional_net() -> Net:
-    """Z = x; logits (z, -z)."""
-    return Net({"encoder": nn.Identity(), "head": linear(1.0, -1.0)})
+    """Z = w x with w = 1; logits (z, -z)."""
+    return Net({"encoder": linear(1.0), "head": linear(1.0, -1.0)})
 
 
 def test_the_probe_by_hand():
@@ -52,13 +51,21 @@ def test_the_moving_mean_by_hand():
 
 
 def test_the_penalty_by_hand():
-    """One image x = 2, y = 0, lam = 0.5: against g = 0 it is 0.5 * 2 * 0.0359724^2; against the gradient itself 0."""
+    """One image x = 2, y = 0, lam = 0.5: against g = 0 it is 0.5 * 2 * (q z)^2; against the gradient itself 0.
+
+    q = sigmoid(-2z) = 1 / (1 + e^4) = 0.0179862 and q z = 0.0359724. Its gradient is of second order, through q:
+    d/dw = 2 q z (q - 2 q (1 - q) z) * 2 = 4 * 0.0359724 * (0.0179862 - 0.0706508) = -0.0075779, and for the head's
+    first row 2 q z * z * -q (1 - q) z = -0.0050830.
+    """
     batch = Batch(torch.tensor([[2.0]]), torch.tensor([0]))
     method, net = FedIIR(lam=0.5), one_dimensional_net()
     objective = method.objective("train")
     terms = objective.evaluate(net, batch, at(received={"invariant.head.weight": torch.zeros(2, 1)}))
     assert terms["cross_entropy"].item() == pytest.approx(0.0181499, abs=1e-6)
     assert terms["invariance"].item() == pytest.approx(GRADIENT**2, rel=1e-4)
+    of_encoder, of_head = torch.autograd.grad(terms["invariance"], [net.encoder.weight, net.head.weight])
+    assert of_encoder.item() == pytest.approx(-0.0075779, abs=1e-6)
+    assert of_head.flatten().tolist() == pytest.approx([-0.0050830, 0.0050830], abs=1e-6)
     own = {"invariant.head.weight": method.head_gradient(net, batch, at())["gradient.head.weight"]}
     assert objective.evaluate(net, batch, at(received=own))["invariance"].item() == pytest.approx(0, abs=1e-12)
 

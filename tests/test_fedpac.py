@@ -39,13 +39,16 @@ def test_the_solution_meets_the_kkt_conditions(away: np.ndarray, v: np.ndarray, 
 def test_small_programmes_by_hand():
     """P = diag(1, 9): a ~ (1, 1/9). One client: 1. Equal clients share alike where variances make the minimum one.
 
-    Of P = diag(1, 1, 1e4) the weights are (1, 1, 1e-4) / 2.0001; the last is below 1e-3 and becomes 0.
+    Of P = diag(1, 1, 1e4) the weights are (1, 1, 1e-4) / 2.0001; the last is below 1e-3 and becomes 0. Of 1,001 equal
+    clients each keeps its 1/1001, although that is less: there would be no head.
     """
     assert simplex_minimum(torch.diag(torch.tensor([1.0, 3.0]))).tolist() == pytest.approx([0.9, 0.1])
     assert simplex_minimum(torch.zeros(1, 1)).tolist() == [1.0]
     assert simplex_minimum(torch.eye(4)).tolist() == pytest.approx([0.25] * 4)
     variances = torch.tensor([1.0, 1.0, 1e4]).double()
     assert combination(0, torch.zeros(3, 2).double(), variances).tolist() == pytest.approx([0.5, 0.5, 0.0])
+    many = combination(0, torch.zeros(1001, 1).double(), torch.ones(1001).double())
+    assert many.tolist() == pytest.approx([1 / 1001] * 1001)
 
 
 # A round ------------------------------------------------------------------------------------------
@@ -105,6 +108,15 @@ def test_two_rounds_by_hand():
         for client, head in heads.items():
             sent = state.shared | method.send(state, client)
             assert sent["head.weight"].flatten().tolist() == pytest.approx(head)
+
+
+def test_encoders_weigh_by_samples_and_class_means_by_class_counts():
+    """One sample at encoder 2, three at encoder 6: (2 + 18) / 4 = 5; means of x = 1: (2 + 18) / 4."""
+    method = FedPAC()
+    ups = [(0, reply(method, [1], [0], 2.0, (0, 0))), (1, reply(method, [1, 1, 1], [0, 0, 0], 6.0, (0, 0)))]
+    merged = method.merge(start(method, 2), Replies(ups))
+    assert merged.shared["encoder.weight"].item() == 5
+    assert merged.down["class_means.value"].flatten().tolist() == [5, 7]
 
 
 def test_the_alignment_by_hand():

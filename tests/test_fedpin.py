@@ -45,12 +45,15 @@ def test_contrast_by_hand():
       -log(e^2 / (e^2 + e^0 + e^-2)) = log(1 + e^-2 + e^-4) = log 1.1536509 = 0.1429316.
     Row 2, u = (0, 2): 1/sqrt 2 with (1, 1), 1 and 0 with the negatives:
       log(e^1.4142136 + e^2 + 1) - 1.4142136 = log 12.5023065 - 1.4142136 = 1.1116996.
-    Mean: 0.6273156.
+    Mean: 0.6273156. Where all are alike the positive is one of B + 1 equal terms: log(B + 1), Proposition 4.6's
+    constant.
     """
     personal = torch.tensor([[3.0, 0.0], [0.0, 2.0]])
     anchor = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
     shortcut = torch.tensor([[0.0, 5.0], [-1.0, 0.0]])
     assert contrast(personal, anchor, shortcut, 0.5).item() == pytest.approx(0.6273156, abs=1e-6)
+    alike = torch.ones(4, 3)
+    assert contrast(alike, 2 * alike, 3 * alike, 0.5).item() == pytest.approx(math.log(5))
 
 
 def test_the_local_objective_reads_the_anchor_as_received_and_moves_only_the_personal_model():

@@ -7,12 +7,13 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.distributions import Normal, kl_divergence
 
 from conftest import at, linear
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
 from fedshift.methods import METHODS
-from fedshift.methods.fedsr import ClassGaussians, FedSR
+from fedshift.methods.fedsr import ClassGaussians, FedSR, gaussian_kl
 
 
 class Fixed(nn.Module):
@@ -59,6 +60,20 @@ def test_loss_and_gradient_by_hand():
     assert net.encoder.sigma.grad.item() == pytest.approx(0.6320138, abs=1e-6)
     assert net.reference.mean.grad.tolist() == [[pytest.approx(-0.3, abs=1e-6)], [0.0]]
     assert net.reference.spread.grad.tolist() == [[pytest.approx(-0.7585447, abs=1e-6)], [0.0]]
+
+
+def test_the_divergence_is_summed_over_dimensions_and_averaged_over_the_batch():
+    generator = torch.Generator().manual_seed(0)
+    mu, mean, s, spread = torch.randn(4, 5, 3, generator=generator, dtype=torch.float64)
+    ours = gaussian_kl(mu, s.exp(), mean, spread.exp())
+    theirs = kl_divergence(Normal(mu, s.exp()), Normal(mean, spread.exp())).sum(dim=1).mean()
+    assert ours.item() == pytest.approx(theirs.item(), rel=1e-12)
+
+
+def test_r_starts_at_mean_0_and_sigma_softplus_of_1():
+    mean, sigma = ClassGaussians(3, 2, scaled=False)(torch.tensor([2, 0]))
+    assert mean.tolist() == [[0, 0], [0, 0]]
+    assert sigma.flatten().tolist() == pytest.approx([1.3132617] * 4)
 
 
 def test_the_norm_form_by_hand():

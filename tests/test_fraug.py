@@ -214,6 +214,17 @@ def test_the_networks_are_the_papers():
     assert layers(make_rtnet(3, 8)) == [(8 + 3, 4), *block, (4, 8), "BatchNorm1d"]
 
 
+def test_every_rtnet_starts_from_a_draw_of_its_own(make: Make):
+    """By the seed and the client's number alone, so also on another machine and for one that comes late."""
+    experiment = make(CNN_WITH_BN | {"method.name": "fraug"})
+    simulation, late = Simulation(experiment), Simulation(experiment).site.state(1).tensors
+    one, other = (simulation.site.state(client).tensors for client in (0, 1))
+    differ = {name for name, tensor in one.items() if not torch.equal(tensor, other[name])}
+    assert {"rtnet.body.0.weight", "rtnet.body.3.weight"} <= differ
+    assert all(name.startswith("rtnet.") for name in differ)
+    assert all(torch.equal(tensor, other[name]) for name, tensor in late.items())
+
+
 def test_rtnets_batch_statistics_are_of_the_batch_and_the_classes_together():
     """Running mean = 0.1 * the mean over B + C = 4 + 3 rows of what its first layer gives."""
     generator, rtnet, prototypes = make_generator(3, 8).eval(), make_rtnet(3, 8), Prototypes(3, 8).eval()

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from typer.main import get_command
-from typer.testing import CliRunner
 
 import fresh
 from fedshift.cli.app import app
@@ -25,6 +24,7 @@ from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.study import api
 from fedshift.written import parse_toml
+from fresh import ok
 from refusal import refuses
 
 pytest.importorskip("cryptography", reason="the extra 'flower' is not installed")
@@ -36,9 +36,7 @@ FEDSR = ("--method", "fedsr", "--hold-out", "c", "--sites", "a,b,c")
 
 def init(*arguments: str) -> str:
     """What the command prints; its error is raised."""
-    result = CliRunner().invoke(app, ["federation", "init", *arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
+    return ok("federation", "init", *arguments)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from conftest import Make
 from fedshift.clients.domains import DomainData
 from fedshift.datasets.medical import Medical, Window, read_volume
 from fedshift.errors import FedshiftError
+from fedshift.runs.simulation import make_federated
 from fedshift.streams import Streams
 from refusal import refuses
 
@@ -197,6 +200,19 @@ def test_a_patient_is_a_group_everywhere(tmp_path: Path):
     assert load(tmp_path).group.tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
     assert load(tmp_path, group="file").group.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert len(load(tmp_path, slices="middle").x) == 4
+
+
+def test_a_split_keeps_a_patient_on_one_side(tmp_path: Path, make: Make):
+    """Eight patients of three files at each of two sites; 100 times a pixel is its patient's number."""
+    for number, file in product(range(16), range(3)):
+        place = tmp_path / ("oslo", "rome")[number % 2] / ("ill", "well")[number // 2 % 2] / f"{number}-{file}"
+        dicom(place, np.full((4, 4), 100 * number + file, np.uint16), PatientID=f"P{number}")
+    data = {"name": "medical", "path": str(tmp_path), "size": 4, "window": "none"}
+    federated = make_federated(make({"data": data, "protocol": {"name": "in-domain", "test": 0.25}}))
+    sides = [client.train for client in federated.clients] + [each.samples for each in federated.environments]
+    of_sides = [{int(pixel) // 100 for pixel in side.x[:, 0, 0, 0].tolist()} for side in sides]
+    assert [len(side) for side in sides] == [3 * len(patients) for patients in of_sides]
+    assert sum(map(len, of_sides)) == len(set().union(*of_sides)) == 16
 
 
 def test_files_of_both_kinds_and_of_any_name(tmp_path: Path):

@@ -109,8 +109,66 @@ def test_the_bytes_counted_are_those_of_the_messages(name: str):
     assert all(counted == sent for counted, sent in run.counted)
     exchanges = {exchange.name for stage in run.simulation.setup.stages for exchange in stage.exchanges}
     assert all((exchange, "up") in run.ledger.first for exchange in exchanges)
-    shared = {tensor for tensor, scope in run.simulation.setup.scopes.items() if scope == "shared"}
-    assert shared <= names_sent(run.simulation, "train", "up")
+
+
+# Whose tensors go down, whose come up, and whose stay at the client; the model alone crosses of those not listed.
+MODEL = "encoder head"
+CROSSES = {
+    "client2vec": (
+        f"{MODEL} projector projector_head index_network feature_index",
+        f"{MODEL} projector projector_head pairs feature label samples",
+        "",
+    ),
+    "ditto": (MODEL, MODEL, "personal_encoder personal_head"),
+    "drfa": (f"{MODEL} scored", f"{MODEL} caught risk samples steps", ""),
+    "fedadg": (f"{MODEL} generator", f"{MODEL} generator", "discriminator"),
+    "fedbn": (MODEL, MODEL, "encoder"),
+    "fedcir": (f"{MODEL} generator gaussians", MODEL, ""),
+    "feddyn": (MODEL, MODEL, "dual"),
+    "fedgen": (f"{MODEL} generator class_counts", f"{MODEL} class_counts", ""),
+    "fediir": (f"{MODEL} invariant", f"{MODEL} gradient", ""),
+    "fedpac": (f"{MODEL} class_means class_counts", f"{MODEL} before squares after class_counts samples", ""),
+    "fedpin": (MODEL, MODEL, "personal_encoder personal_head shortcut_encoder shortcut_head"),
+    "fedpin-gm-ft": (MODEL, MODEL, "tuned"),
+    "fedpin-gm-l2": (MODEL, MODEL, "personal_encoder personal_head"),
+    "fedproc": (f"{MODEL} projection prototypes class_counts", f"{MODEL} projection class_sums class_counts", ""),
+    "fedrep": ("encoder", "encoder", "head"),
+    "fedrod": (MODEL, MODEL, "personal_head"),
+    "fedsdr": (
+        f"{MODEL} shortcut environment_head",
+        f"{MODEL} shortcut environment_head environments",
+        "personal_encoder personal_head",
+    ),
+    "fedsr": (f"{MODEL} reference", f"{MODEL} reference", ""),
+    "fraug": (f"{MODEL} generator", f"{MODEL} generator", "encoder rtnet prototypes"),
+    "fraug-code": (f"{MODEL} generator", f"{MODEL} generator samples", "encoder rtnet prototypes"),
+    "ftfa": (MODEL, MODEL, "tuned"),
+    "head-retraining": ("", "", MODEL),
+    "moon": (f"{MODEL} projection", f"{MODEL} projection", "previous"),
+    "partialfed": (MODEL, MODEL, "last"),
+    "partialfed-adaptive": (MODEL, MODEL, "last choice"),
+    "pfedavg": (MODEL, MODEL, "personal_encoder personal_head"),
+    "pfedme": (MODEL, MODEL, "personal_encoder personal_head"),
+    "scaffold": (f"{MODEL} variate", f"{MODEL} change", "own_variate"),
+    "single": ("", "", MODEL),
+}
+
+
+@pytest.mark.parametrize("name", EVERY_METHOD)
+def test_what_crosses_what_stays_and_whose_model_is_scored(name: str):
+    """In the whole run; what stays is a model of the client's own, or what its training goes on with."""
+    run = reference(name)
+    down, up, stays = (set(parts.split()) for parts in CROSSES.get(name, (MODEL, MODEL, "")))
+    exchanges = {exchange.name for stage in run.simulation.setup.stages for exchange in stage.exchanges}
+    for direction, expected in (("down", down), ("up", up)):
+        sent = [names_sent(run.simulation, exchange, direction) for exchange in exchanges]
+        assert {part_of(tensor) for tensor in chain(*sent)} == expected
+    assert {part_of(tensor) for _, state in states(run.simulation) for tensor in state.tensors} == stays
+    own = stays - {"discriminator", "dual", "own_variate", "previous"} or name == "fedpac"
+    assert {(row["role"], row["model"]) for row in run.records[-1]["environments"]} == {
+        ("validation", "own" if own else "global"),
+        ("test", "unseen" if own and name != "fedpac" else "global"),
+    }
 
 
 @pytest.mark.parametrize("name", ARCHETYPES)

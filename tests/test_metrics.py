@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -369,24 +368,3 @@ def test_a_score_with_other_metrics_is_not_recorded():
     record = Scoring({"a": order}, {"a": {"a"}}, a_record(1, []), ("auroc",), 1).completed({"a": came})
     assert not record["environments"]
     assert [each["why"] for each in record["unscored"]] == ["it sent other metrics than were agreed on"]
-
-
-# The page -----------------------------------------------------------------------------------------
-
-PAGE = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text(encoding="utf-8")
-
-
-def test_the_example_of_the_page_runs_and_says_what_is_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Weights find the rare class at the price of accuracy; AUROC knew of it before; Rome is named."""
-    monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"<!-- rare -->\n```python\n(.*?)```", PAGE, re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(code, names)
-    found = names["found"]
-    plain, balanced = (f"fedavg (class_weights={which})" for which in ("none", "balanced"))
-    assert found.score(plain, "sensitivity of ill") < 0.2
-    assert found.score(balanced, "sensitivity of ill") > 0.5
-    assert found.accuracy(plain) > found.accuracy(balanced)
-    assert found.score(balanced) > found.score(plain) + 0.1
-    assert found.score(plain, "auroc") > 0.85
-    assert "(Rome) where a metric is undefined: AUROC" in str(found)

@@ -19,13 +19,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from typer.testing import CliRunner
 
 import fedshift
 import fresh
 from conftest import Make, interrupt_after, results, simulate
 from fedshift import files
-from fedshift.cli.app import app
 from fedshift.content import digest
 from fedshift.core.model import ModelBuilder
 from fedshift.errors import FedshiftError
@@ -38,6 +36,7 @@ from fedshift.runs.origin import RUN, UntrustedError
 from fedshift.runs.run import Run
 from fedshift.streams import Streams
 from fedshift.study import api
+from fresh import ok
 from refusal import refuses
 from test_engines import engine_named
 from test_methods import assert_same, tensors_of
@@ -268,8 +267,7 @@ def test_from_a_python_file_by_the_command_line(tmp_path: Path, monkeypatch: pyt
     tiny = str(Path(__file__).parent / "tiny.py")
     words = ["run", "--plugin", tiny, "--data", "tiny", "--method", "fedavg", "--model", "own", "--rounds", "1"]
     words += ["--set", "model.path=net.py:make", "--set", "model.head=3", "--out", "out", "--device", "cpu"]
-    said = CliRunner().invoke(app, words, catch_exceptions=False)
-    assert said.exit_code == 0, said.output
+    ok(*words)
     (run,) = fedshift.load("out").runs
     assert run.table["model"].items() >= {"name": "own", "path": str(tmp_path / "net.py"), "maker": "make"}.items()
     assert run.model()(torch.zeros(2, 1, 10, 10)).shape == (2, 3)

@@ -1,14 +1,12 @@
-"""The README's code is what the repository holds, and it runs."""
+"""The README's method is the example that the repository holds; commands, links and tests that pages name exist."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from typer.core import TyperGroup as Group
 from typer.main import get_command
 
@@ -16,22 +14,15 @@ import fedshift
 from conftest import TINY, simulate
 from fedshift.cli.app import app
 from fedshift.deployment.agreement import read_site
-from fedshift.runs.events import Progress
 from fedshift.study.grid import expand, override
+from test_examples import block
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
 EXAMPLE = ROOT / "examples" / "my_prox.py"
 
 
-def block(marker: str) -> str:
-    found = re.search(rf"<!-- {marker} -->\n```\w+\n(.*?)```", README, re.DOTALL)
-    assert found
-    return found.group(1)
-
-
 def test_the_method_is_the_example():
-    assert EXAMPLE.read_text() == block("plugin")
+    assert EXAMPLE.read_text() == block("../README.md", "plugin")
 
 
 def test_the_method_of_the_readme_runs_by_name_and_is_fedprox():
@@ -40,24 +31,6 @@ def test_the_method_of_the_readme_runs_by_name_and_is_fedprox():
     assert mine.experiment.method_name == "my-prox"
     shared = built_in.coordinator.state.shared
     assert all(tensor.equal(shared[name]) for name, tensor in mine.coordinator.state.shared.items())
-
-
-def test_the_python_example_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.chdir(tmp_path)
-    code = block("api")
-    original = fedshift.compare
-
-    def short(experiment: str, **options: Any) -> fedshift.Comparison:
-        fewer = {"data.images_per_class": 10, "train.batch": 16, "run.engine": "sequential", "run.threads": 1}
-        return original(experiment, **options, rounds=1, settings=fewer, progress=Progress())
-
-    monkeypatch.setattr(fedshift, "compare", short)
-    names: dict[str, Any] = {}
-    exec(compile(code, "README.md", "exec"), names)  # the point of the test
-    assert (tmp_path / "report.html").is_file()
-    assert "fedsr" in capsys.readouterr().out
-    assert set(names["frame"]["method"]) == {"fedavg", "fedsr"}
-    assert names["model"](torch.zeros(2, 1, 28, 28, dtype=torch.uint8)).shape == (2, 10)
 
 
 def test_what_the_federations_page_writes_into_site_toml_is_read(tmp_path: Path):

@@ -1,8 +1,9 @@
-"""Which room of the package may import which, read from the source: every import, wherever it stands, counts."""
+"""Which room of the package may import which, read from the source; and every public name is described."""
 
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from functools import cache
 from graphlib import TopologicalSorter
 from importlib.util import resolve_name
 from pathlib import Path
+
+import pytest
 
 import fedshift
 
@@ -138,3 +141,20 @@ def test_the_lists_are_read_without_a_page_and_without_torch():
     assert "torch" not in loaded
     light = {f"fedshift.{name}" for name in (*LISTS, "core", "errors", "files", "written", "spec", "catalogue")}
     assert {name for name in loaded if name.startswith("fedshift.")} == light
+
+
+SECTION = r"^ *Attributes:\n((?:(?: {4,}.*)?\n)*?)(?=^ *[A-Z]\w+:\n|\Z)"
+
+
+@pytest.mark.parametrize("name", fedshift.__all__)
+def test_public_names_are_described(name: str):
+    value = getattr(fedshift, name)
+    if inspect.isclass(value) or inspect.isfunction(value):
+        assert value.__doc__
+        assert not value.__doc__.startswith(f"{name}(")  # what dataclass writes where there is none
+    if inspect.isclass(value):
+        has = {*dir(value), *(field for cls in value.__mro__ for field in getattr(cls, "__annotations__", {}))}
+        source = inspect.getsource(value)
+        found = re.search(SECTION, inspect.cleandoc(value.__doc__ or "") + "\n", re.MULTILINE)
+        attributes = re.findall(r"^    (\w+):", found[1], re.MULTILINE) if found else []
+        assert [each for each in attributes if each not in has and f"self.{each}" not in source] == []

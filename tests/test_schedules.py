@@ -1,9 +1,10 @@
-"""Learning rates by round against numbers derived by hand, and in runs."""
+"""Learning rates by round, by hand and in runs; and the plan of rounds against a list of them."""
 
 from __future__ import annotations
 
 import re
 import tomllib
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import fedshift
-from conftest import simulate, states
-from fedshift.core.training import Train
+from conftest import Make, simulate, states
+from fedshift.core.contract import Stage
+from fedshift.core.setup import Round
+from fedshift.core.training import Evaluate, Train
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.scaffold import SCAFFOLD
 from fedshift.reporting.results import flat
-from fedshift.runs.events import Progress
+from fedshift.rounds.coordinator import schedule_of
+from fedshift.runs.simulation import Simulation
 from fedshift.study.grid import expand, override
 from quadratics import OnQuadratics, W, at_rest, on_quadratics
 from refusal import refuses
@@ -28,6 +31,11 @@ __all__ = ["on_quadratics"]  # a fixture
 def rates(rounds: int, **settings: Any) -> list[float]:
     train = Train(lr=1.0, rounds=rounds, **settings)
     return [train.lr_in(round, rounds) for round in range(1, rounds + 1)]
+
+
+def test_half_a_cosine():
+    """(1 + cos(pi (t - 1) / T)) / 2 in round t of T = 4: the cosines are 1, r, 0 and -r, with r = 0.7071."""
+    assert rates(4, schedule="cosine") == pytest.approx([1, 0.8535534, 0.5, 0.1464466])
 
 
 def test_a_step_every_three_rounds():
@@ -122,17 +130,42 @@ def test_what_the_page_writes_is_an_experiment(tiny_document: dict[str, Any], wr
     assert simulate(experiment).coordinator.position == experiment.train.rounds
 
 
-def test_the_python_on_the_page_runs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"<!-- early -->\n```python\n(.*?)```", PAGE, re.DOTALL)
-    original = fedshift.run
+LENGTHS = st.lists(st.integers(0, 12), min_size=1, max_size=5)
 
-    def short(**options: Any) -> Any:
-        settings = options.pop("settings") | {"run.engine": "sequential"}  # nothing is measured for
-        return original(**options, settings=settings, progress=Progress())
 
-    monkeypatch.setattr(fedshift, "run", short)
-    exec(compile(code, "training.md", "exec"), {})  # the point of the test
-    assert "no better validation score than" in capsys.readouterr().out
+@given(lengths=LENGTHS, start=st.none() | st.integers(-70, 70), stop=st.none() | st.integers(-70, 70))
+def test_a_schedule_is_the_list_of_its_rounds(lengths: list[int], start: int | None, stop: int | None):
+    plan = [Stage(f"stage {n}", rounds, ()) for n, rounds in enumerate(lengths)]
+    expected = [Round(stage, number) for stage in plan for number in range(1, stage.rounds + 1)]
+    schedule = schedule_of(plan)
+    assert len(schedule) == len(expected)
+    assert list(schedule) == expected
+    assert list(schedule[start:stop]) == expected[start:stop]
+    assert [schedule[place] for place in range(-len(expected), len(expected))] == expected * 2
+
+
+def test_models_are_scored_every_so_many_rounds_and_after_a_stage(make: Make):
+    scored = Simulation(make({"train.rounds": 7, "evaluate.every": 3})).scored
+    assert [position for position in range(1, 8) if scored(position)] == [3, 6, 7]
+
+
+def test_a_stage_of_any_length_has_ten_to_thirty_evaluations_by_default():
+    for rounds in [*range(10, 2000), 10**6 + 1, 10**9]:
+        assert 10 <= -(-rounds // Evaluate().every_in(rounds)) <= 30
+    assert [Evaluate().every_in(rounds) for rounds in (1, 10, 30, 31, 61, 300, 301)] == [1, 1, 1, 2, 5, 10, 20]
+    assert Evaluate(every=7).every_in(300) == 7
+
+
+def test_a_plan_of_any_length_costs_nothing(make: Make):
+    simulation = Simulation(make({"train.rounds": 10**9, "evaluate.every": 10**6}))
+    tracemalloc.start()
+    try:
+        schedule = simulation.coordinator.schedule
+        assert simulation.rounds == 10**9
+        assert schedule[10**8].number == 10**8 + 1
+        assert simulation.coordinator.next_round.number == 1
+        assert simulation.scored(10**9)
+        assert not simulation.scored(10**9 - 1)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()

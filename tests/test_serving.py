@@ -13,9 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from fedshift.cli.app import app
 from fedshift.deployment import serving, shell, supervisor
 from fedshift.deployment.serving import Registry, inner_port, join, run
 from fedshift.deployment.supervisor import ChildProcess, free_port, listens, supervise
@@ -27,6 +25,7 @@ from conftest import Make
 from fedshift.deployment import folders
 from fedshift.deployment.federation_toml import FederationSettings
 from fedshift.deployment.keys import site_pair
+from fresh import ok
 from loopback import descendants, runs
 
 PATIENCE = 120.0
@@ -157,9 +156,7 @@ def trial(make: Make, tmp_path: Path) -> Path:
 
 
 def printed(*arguments: str) -> str:
-    result = CliRunner().invoke(app, ["federation", *arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
+    return ok("federation", *arguments)
 
 
 def test_dry_runs_show_commands_of_flower_that_leave_apps_alone(trial: Path):

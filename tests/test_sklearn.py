@@ -136,6 +136,14 @@ def test_what_is_wrong_with_a_site_is_said(given: Any, message: str):
         classifier().fit(given)
 
 
+def test_masked_values_are_no_values():
+    x, y = np.arange(8.0).reshape(4, 2), np.arange(4) % 2
+    masked = np.ma.masked_greater(x, 6)
+    for given in ((masked, y), ({"north": (masked, y)},), (x, np.ma.masked_equal(y, 1))):
+        with pytest.raises(ValueError, match="masked values"):
+            FederatedClassifier().fit(*given)
+
+
 def test_it_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Nor does a copy that was pickled, which predicts the same and has no run."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import signal
@@ -20,7 +21,7 @@ from conftest import TINY, Begun
 from fedshift.cli.app import app
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.samples import Samples
-from fedshift.errors import FedshiftError, FedshiftWarning
+from fedshift.errors import DiskError, FedshiftError, FedshiftWarning
 from fedshift.experiments import Experiment
 from fedshift.runs import simulation as simulating
 from fedshift.runs.events import Progress
@@ -35,6 +36,7 @@ from fedshift.study.search import Budget, Study
 from fedshift.study.space import Space, settings_of, with_settings
 from fedshift.study.tune import plan_studies, search_all
 from fedshift.study.tuned import Found, TunedSettings, Tuning
+from fresh import ok
 from refusal import refuses
 
 PLUGIN = str(Path(__file__).parent / "tiny.py")
@@ -247,11 +249,6 @@ def test_the_median_of_earlier_trials_prunes(tmp_path: Path):
     assert study.pruned_at(5, scored, 8) is None  # before five are complete
 
 
-def mu(experiment: Experiment) -> float:
-    value: float = experiment.method.table()["mu"]
-    return value
-
-
 # Real runs ----------------------------------------------------------------------------------------
 
 
@@ -271,6 +268,22 @@ def outcome(found: Tuning) -> tuple[Any, ...]:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Tuning:
     """A search that nothing interrupted."""
     return search_all(experiments(tmp_path_factory.mktemp("whole"), REAL), REAL_BUDGET, Progress())
+
+
+def test_a_full_disk_ends_the_search_and_fails_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Tuning):
+    """In the midst of a run; with room again the search goes on to what it would have been."""
+    left = [100]
+
+    def fsync(descriptor: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    asked = experiments(tmp_path, REAL)
+    with monkeypatch.context() as patch, refuses("No space left", error=DiskError):
+        patch.setattr(os, "fsync", fsync)
+        search_all(asked, REAL_BUDGET, Progress())
+    assert outcome(search_all(asked, REAL_BUDGET, Progress())) == outcome(whole)
 
 
 def test_choices_that_repeat_cost_nothing_and_more_trials_go_on_from_those_there_are(tmp_path: Path):
@@ -423,10 +436,10 @@ def test_what_is_given_counts_before_what_was_found(tmp_path: Path):
     path = entry(tmp_path).write(tmp_path)
     table = override(TINY, PROX)
     (tuned,) = fedshift.grid(table, tuned=path)
-    assert (mu(tuned), tuned.train.lr) == (0.9, 0.2)
+    assert (tuned.method.table()["mu"], tuned.train.lr) == (0.9, 0.2)
     with pytest.warns(FedshiftWarning, match=r"fedprox: method\.mu = 0\.3 is given, and counts before the tuned 0\.9"):
         (one,) = fedshift.grid(table, tuned=path, settings={"method.mu": 0.3})
-    assert (mu(one), one.train.lr) == (0.3, 0.2)
+    assert (one.method.table()["mu"], one.train.lr) == (0.3, 0.2)
     with refuses("fedavg with light", "fedshift tune", "--method fedavg --hold-out light"):
         fedshift.grid(table, method=["fedprox", "fedavg"], tuned=path)
 
@@ -449,17 +462,15 @@ def test_the_command_and_python_do_the_same(tmp_path: Path):
     file = tmp_path / "tiny.toml"
     file.write_text(tomli_w.dumps(document))
     words = ["tune", str(file), "--method", "fedavg,fedprox", "--trials", "6", "--search", "train.momentum=0..0.9"]
-    plan = CliRunner().invoke(app, [*words, "--dry-run"], catch_exceptions=False)
-    assert plan.exit_code == 0, plan.output
-    assert "fedprox (light held out) searches method.mu: 0.1 | 0.2, train.lr: 0.01 | 0.1, train.momentum" in plan.output
-    assert "Chosen on source validation accuracy" in plan.output
+    plan = ok(*words, "--dry-run")
+    assert "fedprox (light held out) searches method.mu: 0.1 | 0.2, train.lr: 0.01 | 0.1, train.momentum" in plan
+    assert "Chosen on source validation accuracy" in plan
     assert not (tmp_path / "runs").exists()
-    result = CliRunner().invoke(app, words, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
+    result = ok(*words)
     found = fedshift.tune(
         file, method=["fedavg", "fedprox"], trials=6, search={"train.momentum": "0..0.9"}, progress=Progress()
     )
-    assert str(found.path) in result.output
+    assert str(found.path) in result
     assert {trial.settings["train.lr"] for study in found.studies for trial in study.trials} <= {0.01, 0.1}
     assert "fedprox (light held out): method.mu=" in str(found)
     assert found.path.with_suffix(".html").read_text().count("data:image/png;base64,") > 3
@@ -476,24 +487,3 @@ def test_every_declared_range_is_of_its_setting():
             continue
         for key, search in Space.of(experiment, {}, ()).searched.items():
             assert settings_of(experiment)[key].read(key, search) == search
-
-
-# The documentation --------------------------------------------------------------------------------
-
-
-def test_the_example_of_the_documentation_runs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    """With fewer rounds and trials; it prints what the page shows, but for the numbers."""
-    monkeypatch.chdir(tmp_path)
-    small = {"data.images_per_class": 10, "train.batch": 16, "run.engine": "sequential", "run.threads": 1}
-    for name, fewer in (("tune", {"rounds": 1, "trials": 2}), ("compare", {"rounds": 1})):
-        original = getattr(fedshift, name)
-        short = {**fewer, "progress": Progress(), "settings": small}
-        monkeypatch.setattr(fedshift, name, lambda o=original, s=short, **options: o(**{**options, **s}))
-    names: dict[str, Any] = {}
-    page = (Path(__file__).parents[1] / "docs" / "tuning.md").read_text(encoding="utf-8")
-    code = page.partition("<!-- tune -->\n```python\n")[2].partition("```")[0]
-    exec(compile(code, "tuning.md", "exec"), names)
-    assert names["page"].is_file()
-    assert "fedprox (75 held out): method.mu=" in capsys.readouterr().out
