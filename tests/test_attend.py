@@ -444,10 +444,10 @@ def test_a_full_disk_lets_nothing_leave(begun: Begun, tmp_path: Path, monkeypatc
     site = begun(tmp_path)
     append = files.append
 
-    def full(path: Path, line: str) -> None:
+    def full(path: Path, line: str, **more: Any) -> None:
         if path.name == "sent.jsonl":
             raise DiskError("No space left on device")
-        append(path, line)
+        append(path, line, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(files, "append", full)

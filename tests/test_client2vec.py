@@ -23,9 +23,9 @@ from conftest import CNN_WITH_BN, Make, at, evaluated, go_on, losses, states, va
 from fedshift.cli.app import app
 from fedshift.clients.domains import DomainData
 from fedshift.clients.inputs import Inputs
+from fedshift.content import module_of
 from fedshift.core.contract import Batch, ServerState
 from fedshift.core.net import Net, holder
-from fedshift.core.plugins import module_of
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.datasets.dataset import Dataset
 from fedshift.methods.client2vec import ENCODERS

@@ -45,7 +45,7 @@ Change = Callable[[str, bytes, bytes], bytes | Away]
 
 def alike(run: Run, other: Run, records: bool = True) -> None:
     """Two runs end with the same shared weights, and have the same records."""
-    ours, theirs = load_file(run.weights_file), load_file(other.weights_file)
+    ours, theirs = load_file(run.path / "weights.safetensors"), load_file(other.path / "weights.safetensors")
     assert {name for name in theirs if name not in ours} <= {name for name in theirs if name.startswith("client.")}
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
     if records:

@@ -135,7 +135,7 @@ def test_a_rehearsal_ends_with_the_weights_of_the_federation(federation: Path):
 def test_weights_that_differ_are_said_to(federation: Path, make: Make, tmp_path: Path):
     run, other = carried_out(federation), members(tmp_path / "other", make({**IN_DOMAIN, "seed": 1}))
     theirs = rehearse(other, Progress())
-    one, two = load_file(run.weights_file), load_file(theirs.weights_file)
+    one, two = load_file(run.path / "weights.safetensors"), load_file(theirs.path / "weights.safetensors")
     apart = max(float((one[name] - two[name]).abs().max()) for name in one)
     assert apart > 0.01
     assert difference(run, theirs) == pytest.approx(apart, rel=1e-6)

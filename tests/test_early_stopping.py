@@ -114,7 +114,7 @@ def test_until_there_it_is_the_run_that_it_would_be(make: Make, early: Run):
     unended = [{name: value for name, value in record.items() if name != "ended"} for record in early.records]
     assert unended == through.records[:rounds]
     short = runner.start(make({**EARLY, "train.patience": "off", "train.rounds": rounds}), Progress())
-    assert early.weights_file.read_bytes() == short.weights_file.read_bytes()
+    assert (early.path / "weights.safetensors").read_bytes() == (short.path / "weights.safetensors").read_bytes()
     assert early.messages == short.messages
 
 

@@ -471,7 +471,9 @@ def test_runs_of_a_table_advance_together(tiny_document: dict[str, Any], tmp_pat
             assert {line["together"] for line in lines(other, "timings.jsonl")} == {3}
             assert_alike(lines(one, "records.jsonl"), lines(other, "records.jsonl"))
             if name != "vectorised":
-                assert one.weights_file.read_bytes() == other.weights_file.read_bytes()
+                assert (one.path / "weights.safetensors").read_bytes() == (
+                    other.path / "weights.safetensors"
+                ).read_bytes()
 
 
 @pytest.mark.parametrize("name", ["sequential", "vectorised"])

@@ -84,10 +84,10 @@ def test_a_loss_that_is_not_finite_names_its_place_and_keeps_the_checkpoint(make
 def test_a_run_folder_is_never_overwritten(make: Make):
     experiment = make()
     folder = runner.start(experiment, Progress())
-    before = folder.weights_file.read_bytes()
+    before = (folder.path / "weights.safetensors").read_bytes()
     with refuses("exists", "finished", "fedshift report"):
         runner.start(experiment, Progress())
-    assert folder.weights_file.read_bytes() == before
+    assert (folder.path / "weights.safetensors").read_bytes() == before
 
 
 def with_inputs(federation: FederatedData, client: int, change: Callable[[Tensor], Tensor]) -> FederatedData:

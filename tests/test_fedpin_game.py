@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from conftest import at, linear
+from fedshift.content import module_of
 from fedshift.core.contract import Batch, ServerState
 from fedshift.core.net import Net
-from fedshift.core.plugins import module_of
 from fedshift.core.tensors import Replies, Tensors, part_of
 
 PLUGIN = Path(__file__).parent.parent / "docs" / "results" / "fedpin_game.py"

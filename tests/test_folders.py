@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 import fedshift
 from conftest import TINY, Make, a_folder, a_record, a_row, interrupt_after
+from fedshift import content
 from fedshift.cli.app import app
-from fedshift.core import plugins
 from fedshift.experiments import Experiment
 from fedshift.manifest import digested_json
 from fedshift.reporting.comparison import Comparison
@@ -49,7 +49,7 @@ def plugged(plugin: Path, out: Path, version: int = 1, **changes: Any) -> Experi
     plugin.parent.mkdir(parents=True, exist_ok=True)
     plugin.write_text(PLUGIN.replace("{version}", str(version)))
     fedshift.METHODS._listed.pop("mine", None)  # as in another process
-    plugins._imported.cache_clear()
+    content._loaded.cache_clear()
     changes = {"plugins": [str(plugin)], "method.name": "mine", "run.out": str(out), **changes}
     (experiment,) = expand(override(TINY, changes))
     return experiment

@@ -303,6 +303,7 @@ def test_the_name_may_be_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("default", "a,b", (), "'default' means something else to Flower"),
         ("x", "a,a", (), "each once"),
         ("x", "a,b", ("--address", "here"), "give host:port"),
+        ("x", "a,b", ("--address", "0.0.0.0:8000"), "give host:port at which it is reached"),
         ("x", "a,b", ("--set", "partition.name=iid", "--set", "partition.clients=2"), "--set partition.name=domains"),
         ("x", "a,b", ("--seed", "0,1"), "This describes 2 runs"),
     ],

@@ -232,7 +232,7 @@ def test_a_model_with_which_nobody_can_work_is_taken_back(tmp_path: Path, withou
 def test_a_liar_that_goes_on_as_if_nothing_were_does_not_hinder_it(tmp_path: Path, without_dark: Run):
     """It answers with numbers that are finite where the honest sites diverge; its word does not count."""
     honest = carry_out(tmp_path / "honest")
-    ups = load_file(honest.weights_file)
+    ups = load_file(honest.path / "weights.safetensors")
 
     def change(site: str, request: bytes, reply: bytes) -> bytes | Away:
         work = orders(request, 3)
@@ -301,7 +301,8 @@ def test_a_kill_while_it_goes_back_changes_nothing(
     def writing(path: Path, data: Any, **more: Any) -> None:
         tried = path.name == "manifest-1.json" and json.loads(data)["host"]["doubts"]["tried"]
         begun[0] |= bool(tried)
-        count()
+        if not more.get("soon"):
+            count()
         write(path, data, **more)
 
     def removing(path: Path) -> None:

@@ -63,5 +63,5 @@ def test_where_it_is_unknown_nothing_is_refused(system: Path, text: str):
 
 def test_what_cannot_fit_is_refused_with_sizes_and_the_fix(system: Path):
     memory.check(8 * GB, "A model", "Make it smaller.")
-    with refuses("A model takes 8.0 GB", "only 8.0 GB", "Make it smaller."):
+    with refuses("A model takes 8 GB", "only 8 GB", "Make it smaller."):
         memory.check(8 * GB + 1, "A model", "Make it smaller.")

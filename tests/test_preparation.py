@@ -177,7 +177,7 @@ def test_rows_of_validation_and_test_change_no_bit_of_the_weights(tmp_path: Path
     poisoned.loc[others, ["time", "marker", "dose", "sex"]] = [-7e20, np.nan, 1e30, "aaa"]  # "aaa" is first in order
     poisoned.loc[others, "region"] = [f"place {number % 9}" for number in range(len(others))]
     runs = [carried_out(clean), carried_out(experiment(tmp_path / "poisoned", poisoned, data))]
-    weights = [load_file(run.weights_file) for run in runs]
+    weights = [load_file(run.path / "weights.safetensors") for run in runs]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
     assert runs[0].data_facts["inputs"] == runs[1].data_facts["inputs"]
@@ -294,7 +294,7 @@ def test_a_federation_ends_with_the_bits_of_a_simulation(tmp_path: Path, statist
     folder = institutions(tmp_path, statistics)
     run = coordinate(folder / "coordinator", Local(folder), Progress())
     other = rehearse(folder, Progress())
-    ours, theirs = load_file(run.weights_file), load_file(other.weights_file)
+    ours, theirs = load_file(run.path / "weights.safetensors"), load_file(other.path / "weights.safetensors")
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
     assert run.messages == other.messages
     assert (f"{PREPARATION}.scale" in ours) == (statistics == "pooled")

@@ -28,7 +28,7 @@ from fedshift.cli.catalogues import (
     shown_names,
 )
 from fedshift.spec import Spec
-from fedshift.study.grid import shipped, shipped_text
+from fedshift.study.grid import shipped, shipped_text, takes
 from test_settings import SCALARS
 
 ROOT = Path(__file__).parents[1]
@@ -92,7 +92,7 @@ VALUES = LEAVES | st.lists(LEAVES, max_size=3) | st.lists(st.lists(LEAVES, max_s
 @settings(max_examples=800)  # an example is one of some hundred settings
 @given(st.sampled_from(SCALARS), VALUES)
 def test_the_schema_takes_what_the_checks_take(where: tuple[str, type[Spec], str], value: Any):
-    checked = where[1].takes(where[2], value)
+    checked = takes(where[1], where[2], value)
     if checked:
         described_here = {**described(where[1], where[2]), "$defs": SCHEMA["$defs"]}
         either = {"anyOf": [described_here, {"type": "array"}]} if isinstance(value, list) else described_here

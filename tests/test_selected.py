@@ -35,6 +35,12 @@ def carried_out(make: Make, changes: dict[str, Any]) -> Run:
     return runner.start(make(changes), Progress())
 
 
+def selected_file(run: Run) -> Path:
+    """The file with the weights that validation picks."""
+    (file,) = run.path.glob("selected@*.safetensors")
+    return file
+
+
 def picked(run: Run) -> int:
     return int(source_validation(run.records)["position"])
 
@@ -71,7 +77,7 @@ def test_only_what_a_prediction_reads_is_kept(make: Make):
     run = carried_out(make, {**ROUGH, "method.name": "scaffold"})
     assert any(name.startswith("client.") for name in run.weights)
     assert {name.split(".")[0] for name in run.selected} == {"encoder", "head"}
-    assert run.selected_weights.stat().st_size < run.weights_file.stat().st_size / 2
+    assert selected_file(run).stat().st_size < (run.path / "weights.safetensors").stat().st_size / 2
 
 
 def test_which_model_is_asked_for_is_checked(make: Make):
@@ -87,7 +93,7 @@ def test_which_model_is_asked_for_is_checked(make: Make):
 def test_damage_is_noticed(make: Make):
     """A finished run's is; one that goes on notices as well, and is made again."""
     run = carried_out(make, {})
-    file = run.selected_weights
+    file = selected_file(run)
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 4
     file.write_bytes(data)
@@ -104,12 +110,12 @@ def test_runs_that_advance_together_keep_their_own(make: Make, tmp_path: Path):
         runner.run_all(asked, interrupt_after(7))
     for folder in runner.resume(runner.below(runner.run_path(asked[0]).parent), Progress())[0]:
         run = Run(folder.path)
-        assert folder.selected_weights.name == selected_name(picked(run))
+        assert selected_file(folder).name == selected_name(picked(run))
         run.model(round="selected")
     whole = [make({**changes, "seed": seed, "run.out": str(tmp_path / "whole")}) for seed in (0, 1, 2)]
     for one, other in zip(asked, runner.run_all(whole, Progress())[0], strict=True):
         again = Run(runner.run_path(one))
-        assert again.selected_weights.read_bytes() == other.selected_weights.read_bytes()
+        assert selected_file(again).read_bytes() == selected_file(other).read_bytes()
 
 
 # A federation across sites ------------------------------------------------------------------------
@@ -154,6 +160,6 @@ def test_a_coordinator_that_is_killed_has_the_same(whole: Run, tmp_path: Path, a
     kill_after(answers, folder)
     run = coordinate(folder / "coordinator", Local(folder), Progress())
     assert run.records == whole.records
-    ours, theirs = load_file(run.selected_weights), load_file(whole.selected_weights)
+    ours, theirs = load_file(selected_file(run)), load_file(selected_file(whole))
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
     assert ours.keys() == theirs.keys()

@@ -23,7 +23,6 @@ from conftest import Make, resident, simulate
 from federated import Local, members
 from fedshift.clients.domains import DomainData
 from fedshift.clients.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
-from fedshift.core.fixed import Fixing
 from fedshift.core.frozen import embed
 from fedshift.core.model import ModelBuilder
 from fedshift.datasets import DATASETS
@@ -33,6 +32,7 @@ from fedshift.deployment.demo import rehearse
 from fedshift.deployment.site_data import site_model
 from fedshift.engines.banks import Stacked
 from fedshift.experiments import Experiment
+from fedshift.models.opened import Fixing
 from fedshift.models.transformer import Transformer
 from fedshift.runs import runner
 from fedshift.runs.events import Progress

@@ -378,7 +378,7 @@ def kill_at_write(at: int) -> None:
 
         return write
 
-    for name in ("write", "append", "rename", "write_soon"):
+    for name in ("write", "append", "rename"):
         setattr(files, name, counted(getattr(files, name)))
 
 

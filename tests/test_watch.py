@@ -131,11 +131,14 @@ def test_a_full_disk_for_its_file_stops_no_run(
     make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     """It is logged once."""
+    append = files.append
 
-    def full(path: Path, line: str) -> None:
-        raise DiskError(f"'{path}' cannot be written: No space left on device.")
+    def full(path: Path, line: str, *, soon: bool = False) -> None:
+        if soon:
+            raise DiskError(f"'{path}' cannot be written: No space left on device.")
+        append(path, line)
 
-    monkeypatch.setattr(files, "append_soon", full)
+    monkeypatch.setattr(files, "append", full)
     folder = runner.start(make(), Progress())
     assert folder.finished
     assert folder.damage() == ""

@@ -12,7 +12,8 @@ from importlib.util import resolve_name
 from typing import Any, Generic, TypeVar
 
 from fedshift.errors import FedshiftError, UnknownNameError
-from fedshift.spec import Nested, Spec, check_names, shown
+from fedshift.spec import Nested, Spec, check_names
+from fedshift.written import shown
 
 T = TypeVar("T", bound=Spec)
 C = TypeVar("C", bound=Spec)
@@ -138,11 +139,8 @@ class From(Nested):
 
     def is_default(self, spec: Spec, default: Any) -> bool:
         """Whether a spec is what a default, or its name, stands for."""
-        return (
-            type(spec) is self.catalogue.get(default) and not spec.changed()
-            if isinstance(default, str)
-            else spec == default
-        )
+        named = isinstance(default, str)
+        return type(spec) is self.catalogue.get(default) and not spec.changed() if named else spec == default
 
     def table(self, spec: Spec) -> dict[str, Any]:
         """The spec's name in the catalogue, and its settings."""

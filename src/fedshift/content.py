@@ -1,12 +1,17 @@
-"""Digests of what files hold, so that a changed input is never taken for the old one."""
+"""Digests of what files hold, so that a changed input is never taken for the old one; and a user's file as a module."""
 
 from __future__ import annotations
 
 import ast
+import importlib
+import linecache
+import sys
 from collections.abc import Iterator
-from functools import lru_cache
-from hashlib import blake2b
+from functools import cache, lru_cache
+from hashlib import blake2b, file_digest
+from importlib import util
 from pathlib import Path
+from types import ModuleType
 
 from fedshift import files
 from fedshift.errors import FedshiftError
@@ -42,7 +47,7 @@ def code_digest(path: str | Path) -> str:
     if not own or not beside:
         return own
     folder = Path(path).expanduser().resolve().parent
-    total = blake2b(own.encode(), digest_size=16)
+    total = files.hashing(own.encode())
     for file in beside:
         total.update(f"{file.relative_to(folder).as_posix()} {_content(file)}\n".encode(errors="surrogateescape"))
     return total.hexdigest()
@@ -123,10 +128,46 @@ def _modules(node: ast.AST, file: Path, folder: Path) -> Iterator[Path]:
 @lru_cache(maxsize=64)
 def _digest(root: str, state: tuple[tuple[str, int, int], ...]) -> str:
     """Read the files again only when a size or a time has changed."""
-    total = blake2b(digest_size=16)
+    total = files.hashing()
     for file, size, _ in state:
         total.update(f"{Path(file).relative_to(root)} {size}\n".encode(errors="surrogateescape"))
         with Path(file).open("rb") as opened:
-            while block := opened.read(1 << 20):
-                total.update(block)
+            file_digest(opened, lambda: total)
     return total.hexdigest()
+
+
+# A Python file as a module ------------------------------------------------------------------------------
+
+
+def module_of(path: str | Path) -> ModuleType:
+    """What a file defines; it is imported again only when it, or what it imports from its folder, has changed.
+
+    Raises:
+        FedshiftError: the file is missing or fails when imported.
+    """
+    return _loaded(str(Path(path).expanduser().resolve()), code_digest(path))
+
+
+@cache
+def _loaded(path: str, content: str) -> ModuleType:
+    if not content:
+        raise FedshiftError(f"The plugin '{path}' does not exist; give the path of a Python file.")
+    name = f"fedshift_plugin_{Path(path).stem}_{blake2b(path.encode(), digest_size=4).hexdigest()}"
+    spec = util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise FedshiftError(f"The plugin '{path}' is no Python file.")
+    module = util.module_from_spec(spec)
+    if name in sys.modules:  # it is imported again, so what it imports from its folder is as well
+        stale = {str(file) for file in imported(path)}
+        for each in [key for key, loaded in sys.modules.items() if getattr(loaded, "__file__", None) in stale]:
+            del sys.modules[each]
+        importlib.invalidate_caches()
+    sys.modules[name] = module
+    linecache.checkcache(path)
+    try:
+        exec(compile(Path(path).read_bytes(), path, "exec"), module.__dict__)  # what a plugin is for
+    except FedshiftError:
+        raise
+    except (Exception, SystemExit) as error:  # which would end the command, and say nothing
+        raise FedshiftError(f"The plugin '{path}' fails when imported: {type(error).__name__}: {error}") from error
+    return module

@@ -15,10 +15,9 @@ from fedshift.clients import PARTITIONS, PROTOCOLS
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.partitions import Partition
 from fedshift.clients.protocols import Protocol
-from fedshift.content import digest
+from fedshift.content import digest, module_of
 from fedshift.core.method import Method
 from fedshift.core.model import Model
-from fedshift.core.plugins import module_of
 from fedshift.core.training import Evaluate, RunOptions, Train
 from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset
@@ -26,14 +25,8 @@ from fedshift.errors import FedshiftError
 from fedshift.files import digest_of
 from fedshift.methods import METHODS
 from fedshift.models import MODELS
-from fedshift.spec import (
-    FolderName,
-    Seed,
-    Spec,
-    check_names,
-    setting,
-    shown,
-)
+from fedshift.spec import Seed, Spec, check_names, setting
+from fedshift.written import FolderName, shown
 
 OF_ONE_RUN = (("seed",), ("protocol", "hold_out"), ("method", "index", "path"))  # what runs of a row may differ in
 

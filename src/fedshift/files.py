@@ -20,36 +20,34 @@ from typing import BinaryIO
 from fedshift.errors import DiskError, FedshiftError
 
 
-def write(path: Path, data: bytes | str | Iterable[bytes], *, private: bool = False) -> None:
+def write(path: Path, data: bytes | str | Iterable[bytes], *, private: bool = False, soon: bool = False) -> None:
     """Replace a file at once and see it to the disk: after a crash it holds either the old content or the new.
 
     Args:
         path: the file.
         data: its content; pieces are written as they come, so that they need not be in memory together.
         private: nobody but its owner may read it, at no time.
+        soon: the system decides when it reaches the disk, or :func:`sync`: after a power cut it may hold neither.
 
     Raises:
         DiskError: it could not be written; what was there before is untouched.
     """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
+    whole = data.encode() if isinstance(data, str) else data
     with _readable(path):
-        with _replaced(path, private) as file:
-            whole = data.encode() if isinstance(data, str) else data
-            file.writelines([whole] if isinstance(whole, bytes) else whole)
-            file.flush()
-            os.fsync(file.fileno())
-        _sync_folder(path.parent)
-
-
-def write_soon(path: Path, data: Iterable[bytes]) -> None:
-    """Replace a file at once and leave it to the system when that reaches the disk, or to :func:`sync`.
-
-    After the process is killed it holds either the old content or the new; after a power cut perhaps neither.
-
-    Raises:
-        DiskError: it could not be written; what was there before is untouched.
-    """
-    with _readable(path), _replaced(path) as file:
-        file.writelines(data)
+        try:
+            if private:
+                temporary.touch(0o600)
+            with temporary.open("wb") as file:
+                file.writelines([whole] if isinstance(whole, bytes) else whole)
+                if not soon:
+                    _sync(file)
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        if not soon:
+            _sync_folder(path.parent)
 
 
 def sync(folder: Path, names: Iterable[str]) -> None:
@@ -165,25 +163,23 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def append(path: Path, line: str) -> None:
+def append(path: Path, line: str, *, soon: bool = False) -> None:
     """Add a line and see it to the disk; after one that a crash cut short it begins on a line of its own.
 
-    Raises:
-        DiskError: it could not be written whole.
-    """
-    with _readable(path), _at_end(path, line) as file:
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def append_soon(path: Path, line: str) -> None:
-    """Add a line as :func:`append` does and leave it to the system when it reaches the disk.
+    Args:
+        path: the file.
+        line: without its end.
+        soon: the system decides when it reaches the disk.
 
     Raises:
         DiskError: it could not be written whole.
     """
-    with _readable(path), _at_end(path, line):
-        pass
+    with _readable(path), path.open("a+b") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        cut_off = file.read(1) not in (b"", b"\n")
+        file.write(b"\n" * cut_off + line.encode() + b"\n")
+        if not soon:
+            _sync(file)
 
 
 def cache_folder(name: str) -> Path | None:
@@ -252,21 +248,6 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
 
-@contextmanager
-def _replaced(path: Path, private: bool = False) -> Iterator[BinaryIO]:
-    """A new file that takes the place of another once it is written whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        if private:
-            temporary.touch(0o600)
-        with temporary.open("wb") as file:
-            yield file
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
 def _alive(process: int) -> bool:
     """Whether a process of this number exists; True where that cannot be asked."""
     if os.name == "nt":  # where signal 0 would end it
@@ -280,19 +261,14 @@ def _alive(process: int) -> bool:
     return True
 
 
-@contextmanager
-def _at_end(path: Path, line: str) -> Iterator[BinaryIO]:
-    """A file with a line added."""
-    with path.open("a+b") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
-        cut_off = file.read(1) not in (b"", b"\n")
-        file.write(b"\n" * cut_off + line.encode() + b"\n")
-        yield file
-
-
 def _sync_file(path: Path) -> None:
     with _readable(path), path.open("rb+") as file:
-        os.fsync(file.fileno())
+        _sync(file)
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _sync_folder(path: Path) -> None:

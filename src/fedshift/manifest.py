@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from safetensors import SafetensorError
 
 from fedshift import files
 from fedshift.errors import DamagedError
@@ -97,10 +99,7 @@ def write_file(path: Path, data: bytes | Iterable[bytes], *, soon: bool = False,
             total.update(piece)
             yield piece
 
-    if soon:
-        files.write_soon(path, pieces())
-    else:
-        files.write(path, pieces(), private=private)
+    files.write(path, pieces(), private=private, soon=soon)
     return FileDigest(size=size, digest=total.hexdigest())
 
 
@@ -115,34 +114,29 @@ def read_file(path: Path, entry: FileDigest | None, *, growing: bool = False) ->
     Raises:
         DamagedError: it is missing, or not what the manifest says.
     """
-    data = b"".join(_pieces(path, entry, growing))
-    _check(path, entry, files.digest_of(data))
-    return data
+    return b"".join(_intact_pieces(path, entry, growing))
 
 
 def check_file(path: Path, entry: FileDigest | None) -> None:
     """Raise a DamagedError unless a file is what a manifest says; it is read piece by piece."""
+    for _ in _intact_pieces(path, entry, growing=False):
+        pass
+
+
+def _intact_pieces(path: Path, entry: FileDigest | None, growing: bool) -> Iterator[bytes]:
     total = files.hashing()
-    for piece in _pieces(path, entry, growing=False):
-        total.update(piece)
-    _check(path, entry, total.hexdigest())
-
-
-def _pieces(path: Path, entry: FileDigest | None, growing: bool) -> Iterator[bytes]:
     try:
         with files.opened(path) as file:
             size = os.fstat(file.fileno()).st_size
             left = entry.size if entry and (growing or size == entry.size) else 0
             while left and (piece := file.read(min(left, PIECE))):
                 left -= len(piece)
+                total.update(piece)
                 yield piece
     except OSError as error:
         reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror or error})"
         raise DamagedError(f"'{path}' {reason}.") from error
-
-
-def _check(path: Path, entry: FileDigest | None, digest: str) -> None:
-    if entry is None or digest != entry.digest:
+    if entry is None or total.hexdigest() != entry.digest:
         raise DamagedError(f"'{path}' is damaged or truncated: its digest is not the one in the manifest.")
 
 
@@ -241,10 +235,21 @@ def read_lines(path: Path, data: bytes, kind: type[Kind]) -> list[Kind]:
     Raises:
         DamagedError: a line is not of the kind.
     """
-    try:
+    with intact(path):
         return [checked(parsed(line), kind) for line in data.splitlines()]
-    except ValueError as error:
-        raise DamagedError(f"'{path}' is not what was written ({error}).") from error
+
+
+@contextmanager
+def intact(path: Path, fix: str = "") -> Iterator[None]:
+    """Turn whatever is wrong with a file that is read within into one error, which may say what helps.
+
+    Raises:
+        DamagedError: the file is not what was written.
+    """
+    try:
+        yield
+    except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
+        raise DamagedError(f"'{path}' is not what was written ({error}). {fix}".rstrip()) from error
 
 
 def parsed(text: bytes) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedshift.errors import FedshiftError
+from fedshift.written import bytes_text
 
 if sys.platform != "win32":
     import resource
@@ -42,7 +43,7 @@ def check(nbytes: int, what: str, fix: str) -> None:
     """
     free = available()
     if free is not None and nbytes > free:
-        raise FedshiftError(f"{what} takes {_readable(nbytes)}, but only {_readable(free)} of memory is free. {fix}")
+        raise FedshiftError(f"{what} takes {bytes_text(nbytes)}, but only {bytes_text(free)} of memory is free. {fix}")
 
 
 def is_shortage(error: BaseException) -> bool:
@@ -108,11 +109,3 @@ def _text(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:
         return ""
-
-
-def _readable(nbytes: int) -> str:
-    """Bytes in the unit in which they are a short number."""
-    for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
-        if nbytes >= 1000**power:
-            return f"{nbytes / 1000**power:,.1f} {unit}"
-    return f"{nbytes} B"

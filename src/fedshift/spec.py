@@ -6,18 +6,15 @@ from TOML, checking their values and writing them back is written once.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from inspect import getdoc
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Self
 
 from annotated_types import Ge, Gt, Interval, Le
 from pydantic import (
-    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -28,6 +25,7 @@ from pydantic import (
 )
 
 from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.written import as_toml, plain, prepared, shown
 
 FLOAT32 = Le(3e38)
 SIDE = Le(4096)  # pixels
@@ -57,29 +55,6 @@ Probability = Annotated[float, Interval(ge=0, le=1)]
 Degrees = Annotated[float, Ge(-360), Le(360)]
 
 
-def _folder_name(name: str) -> str:
-    if not 0 < len(name) <= 100 or name.startswith(".") or set(name) & set("/\\") or not name.isprintable():
-        raise ValueError("it names a folder: 1 to 100 printable characters, no slash, no dot at the start")
-    return name
-
-
-def _folder_path(path: str) -> str:
-    if not path or not path.isprintable() or len(path) > 1000:
-        raise ValueError("it names a folder: 1 to 1,000 printable characters")
-    return path
-
-
-def _run_name(name: str) -> str:
-    if name in ("", ".", "..") or Path(name).name != name or "\0" in name or len(name.encode()) > 255:
-        raise ValueError("it names no folder beside others: at most 255 bytes and no slash")
-    return name
-
-
-FolderName = Annotated[str, AfterValidator(_folder_name)]
-RunName = Annotated[str, AfterValidator(_run_name)]  # that a file of a run or of a grid names, beside it
-FolderPath = Annotated[str, AfterValidator(_folder_path)]
-
-
 @dataclass(frozen=True)
 class Range:
     """Where a search over a setting should look: an interval, uniform or log-uniform."""
@@ -93,7 +68,6 @@ class Range:
 
 
 Search = Range | tuple[Any, ...]
-LONGEST_SHOWN = 100  # characters of a value in a message
 
 
 @dataclass(frozen=True)
@@ -107,7 +81,6 @@ class DeclaredSetting:
         search: where a hyper-parameter search should look.
         path: it may name a file or folder of this machine, whose content then counts, not where it lies.
         words: values of such a path that name no file, as "hub" does.
-        portable: the file or folder of such a path serves other entries of the catalogue just as well.
         code: the file of such a path is code, or holds some, which a run carries out: it is trusted as plugins are.
         examples: values of free text, or of its items, that an editor or a shell may offer.
     """
@@ -118,7 +91,6 @@ class DeclaredSetting:
     search: Search | None = None
     path: bool = False
     words: tuple[str, ...] = ()
-    portable: bool = False
     code: bool = False
     examples: tuple[str, ...] = ()
 
@@ -246,7 +218,7 @@ class Spec(BaseModel):
             return value
         if nested := cls.nested().get(name):
             return nested.build(plain(value), cls.settings()[name].default, cls._where(name))
-        return _prepared(plain(value), setting_type(cls, name))
+        return prepared(plain(value), cls.model_fields[name].annotation)
 
     @classmethod
     def checked(cls, name: str, value: Any) -> Any:
@@ -255,28 +227,38 @@ class Spec(BaseModel):
         Raises:
             FedshiftError: the setting does not take it; the message says what it takes.
         """
+        field = cls.model_fields[name]
+        hint: Any = Annotated[field.annotation, field]
+        adapter = TypeAdapter[Any](hint, config=ConfigDict(strict=True, allow_inf_nan=False))
         try:
-            return _adapter(cls, name).validate_python(_prepared(plain(value), setting_type(cls, name)))
+            return adapter.validate_python(prepared(plain(value), field.annotation))
         except ValidationError as error:
             raise FedshiftError(f"{cls._where(name)} = {shown(value)}: {_problem(error)}.") from None
 
     @classmethod
-    def takes(cls, name: str, value: Any) -> bool:
-        """Whether a value is right for a setting that is no spec."""
-        try:
-            return name not in cls.nested() and cls.checked(name, value) is not ...
-        except FedshiftError:
-            return False
-
-    @classmethod
+    @cache
     def settings(cls) -> dict[str, DeclaredSetting]:
         """The fields that can be set, by name."""
-        return _settings(cls)
+        found: dict[str, DeclaredSetting] = {}
+        for name, field in cls.model_fields.items():
+            if isinstance(field.json_schema_extra, DeclaredSetting):
+                found[name] = field.json_schema_extra
+            elif not field.exclude:  # a field that is declared without setting()
+                found[name] = DeclaredSetting(... if field.is_required() else field.default)
+        return found
 
     @classmethod
+    @cache
     def nested(cls) -> dict[str, Nested]:
         """The settings that are specs themselves."""
-        return _nested(cls)
+        found: dict[str, Nested] = {}
+        for name in cls.settings():
+            field = cls.model_fields[name]
+            if marks := [mark for mark in field.metadata if isinstance(mark, Nested)]:
+                found[name] = marks[0]
+            elif isinstance(field.annotation, type) and issubclass(field.annotation, Spec):
+                found[name] = Nested(field.annotation)
+        return found
 
     @classmethod
     def _where(cls, name: str) -> str:
@@ -349,107 +331,11 @@ class Spec(BaseModel):
         }
 
 
-def plain(value: Any) -> Any:
-    """A value as TOML can hold it: paths as text, NumPy's numbers and arrays as Python's, also within lists and tables.
-
-    What is none of these comes back as it is.
-    """
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if hasattr(value, "tolist") and not isinstance(value, type):  # a float64 is a float, but TOML cannot hold it
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return {plain(key): plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [plain(item) for item in value]
-    return value
-
-
 def check_names(names: Iterable[str], known: Mapping[str, Any], where: str) -> None:
     """Raise an error that gives the nearest right name if any of ``names`` is no setting of the table ``where``."""
     for name in names:
         if name not in known:
             raise UnknownNameError(f"field of [{where}]", name, known)
-
-
-def setting_type(cls: type[Spec], name: str) -> Any:
-    """The type of a setting, without limits that hold for the whole of it."""
-    return cls.model_fields[name].annotation
-
-
-@cache
-def _settings(cls: type[Spec]) -> dict[str, DeclaredSetting]:
-    found: dict[str, DeclaredSetting] = {}
-    for name, field in cls.model_fields.items():
-        if isinstance(field.json_schema_extra, DeclaredSetting):
-            found[name] = field.json_schema_extra
-        elif not field.exclude:  # a field that is declared without setting()
-            found[name] = DeclaredSetting(... if field.is_required() else field.default)
-    return found
-
-
-@cache
-def _nested(cls: type[Spec]) -> dict[str, Nested]:
-    found: dict[str, Nested] = {}
-    for name in cls.settings():
-        field = cls.model_fields[name]
-        marks = [mark for mark in field.metadata if isinstance(mark, Nested)]
-        if marks:
-            found[name] = marks[0]
-        elif isinstance(field.annotation, type) and issubclass(field.annotation, Spec):
-            found[name] = Nested(field.annotation)
-    return found
-
-
-@cache
-def _adapter(cls: type[Spec], name: str) -> TypeAdapter[Any]:
-    field = cls.model_fields[name]
-    hint: Any = Annotated[field.annotation, field]
-    return TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))
-
-
-@cache
-def leaf_types(hint: Any) -> frozenset[Any]:
-    """The types that a setting's values have, in lists as well; the values of a Literal are not among them."""
-    if get_origin(hint) is Annotated:
-        return leaf_types(get_args(hint)[0])
-    if get_origin(hint) in (Union, UnionType, tuple):
-        return frozenset[Any]().union(*(leaf_types(option) for option in get_args(hint) if option is not ...))
-    return frozenset({hint})
-
-
-def is_text(hint: Any) -> bool:
-    """Whether a setting's values are free text, so that a number given for one can only mean its digits."""
-    kinds = leaf_types(hint)
-    return str in kinds and not kinds & {int, float, bool}
-
-
-def shown(value: Any) -> str:
-    """A value in a message, however long it is."""
-    text = repr(value)
-    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 10]}...{text[-5:]}"
-
-
-def _prepared(value: Any, hint: Any) -> Any:
-    """A value as its type has it: a tuple for lists and single values, text for digits, 0 for -0."""
-    if leaf_types(hint) == {Any} or get_origin(hint) is dict:
-        return value
-    as_text = is_text(hint)
-    of_literals = any(get_origin(kind) is Literal for kind in leaf_types(hint))
-
-    def item(value: Any) -> Any:
-        if isinstance(value, tuple | list):
-            return tuple(item(each) for each in value)
-        if isinstance(value, bool):
-            return None if of_literals else value  # Python takes True for 1, which a Literal may have
-        if as_text and isinstance(value, int | float):
-            return str(value)
-        return value + 0.0 if isinstance(value, float) else value
-
-    value = item(value)
-    if get_origin(hint) is not tuple or isinstance(value, tuple) or get_origin(get_args(hint)[0]) is tuple:
-        return value
-    return (value,)
 
 
 def _problem(error: ValidationError, name: str = "") -> str:
@@ -461,8 +347,3 @@ def _problem(error: ValidationError, name: str = "") -> str:
     ]
     expected = [message.removeprefix("Input should be ") for message in found if message.startswith("Input should be ")]
     return f"it should be {' or '.join(dict.fromkeys(expected))}" if expected else found[0]
-
-
-def as_toml(value: Any) -> Any:
-    """A value as TOML can hold it."""
-    return [as_toml(item) for item in value] if isinstance(value, tuple) else value

@@ -1,14 +1,19 @@
-"""TOML texts, single values as they are typed on a command line, and numbers and names as they are printed."""
+"""Values as TOML holds them, as a command line gives them, as a setting's type has them, and as people read them."""
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from unicodedata import category
+
+from pydantic import AfterValidator
 
 from fedshift import files
 from fedshift.errors import FedshiftError
@@ -16,6 +21,7 @@ from fedshift.errors import FedshiftError
 # A word between commas: in quotes, where it may hold commas, or as it stands.
 WORD = re.compile(r"""\s*("(?:\\.|[^"\\])*"|'[^']*'|[^,]*?)\s*(?:,|\Z)""", re.DOTALL)
 LARGEST_TOML = 4_000_000  # bytes of a file; an experiment has some thousands
+LONGEST_SHOWN = 100  # characters of a value in a message
 
 
 def parse_toml(text: str, what: str) -> dict[str, Any]:
@@ -122,6 +128,99 @@ def _words(text: str) -> list[str]:
         raise FedshiftError(f"'{text}': there is nothing beside a comma; remove it, or name what is missing.")
     return words
 
+
+# Values of settings --------------------------------------------------------------------------------
+
+
+def _folder_name(name: str) -> str:
+    if not 0 < len(name) <= 100 or name.startswith(".") or set(name) & set("/\\") or not name.isprintable():
+        raise ValueError("it names a folder: 1 to 100 printable characters, no slash, no dot at the start")
+    return name
+
+
+def _folder_path(path: str) -> str:
+    if not path or not path.isprintable() or len(path) > 1000:
+        raise ValueError("it names a folder: 1 to 1,000 printable characters")
+    return path
+
+
+def _run_name(name: str) -> str:
+    if name in ("", ".", "..") or Path(name).name != name or "\0" in name or len(name.encode()) > 255:
+        raise ValueError("it names no folder beside others: at most 255 bytes and no slash")
+    return name
+
+
+FolderName = Annotated[str, AfterValidator(_folder_name)]
+RunName = Annotated[str, AfterValidator(_run_name)]  # that a file of a run or of a grid names, beside it
+FolderPath = Annotated[str, AfterValidator(_folder_path)]
+
+
+def plain(value: Any) -> Any:
+    """A value as TOML can hold it: paths as text, NumPy's numbers and arrays as Python's, also within lists and tables.
+
+    What is none of these comes back as it is.
+    """
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "tolist") and not isinstance(value, type):  # a float64 is a float, but TOML cannot hold it
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [plain(item) for item in value]
+    return value
+
+
+def as_toml(value: Any) -> Any:
+    """A value as TOML can hold it."""
+    return [as_toml(item) for item in value] if isinstance(value, tuple) else value
+
+
+def prepared(value: Any, hint: Any) -> Any:
+    """A value as its type has it: a tuple for lists and single values, text for digits, 0 for -0."""
+    if leaf_types(hint) == {Any} or get_origin(hint) is dict:
+        return value
+    as_text = is_text(hint)
+    of_literals = any(get_origin(kind) is Literal for kind in leaf_types(hint))
+
+    def item(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return tuple(item(each) for each in value)
+        if isinstance(value, bool):
+            return None if of_literals else value  # Python takes True for 1, which a Literal may have
+        if as_text and isinstance(value, int | float):
+            return str(value)
+        return value + 0.0 if isinstance(value, float) else value
+
+    value = item(value)
+    if get_origin(hint) is not tuple or isinstance(value, tuple) or get_origin(get_args(hint)[0]) is tuple:
+        return value
+    return (value,)
+
+
+@cache
+def leaf_types(hint: Any) -> frozenset[Any]:
+    """The types that a setting's values have, in lists as well; the values of a Literal are not among them."""
+    if get_origin(hint) is Annotated:
+        return leaf_types(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType, tuple):
+        return frozenset[Any]().union(*(leaf_types(option) for option in get_args(hint) if option is not ...))
+    return frozenset({hint})
+
+
+def is_text(hint: Any) -> bool:
+    """Whether a setting's values are free text, so that a number given for one can only mean its digits."""
+    kinds = leaf_types(hint)
+    return str in kinds and not kinds & {int, float, bool}
+
+
+def shown(value: Any) -> str:
+    """A value in a message, however long it is."""
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 10]}...{text[-5:]}"
+
+
+# Text for people ------------------------------------------------------------------------------------
 
 SHAPELESS = frozenset({"Cc", "Cn", "Cs", "Zl", "Zp"})  # controls, what is no letter at all, half letters, line ends
 

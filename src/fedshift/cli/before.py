@@ -13,7 +13,7 @@ from fedshift.cli.console import interruptible, open_console, print_tables
 from fedshift.errors import needs
 from fedshift.experiments import Experiment
 from fedshift.reporting.table import Table
-from fedshift.runs.dry_run import Estimate, StageCost
+from fedshift.runs.dry_run import StageCost
 from fedshift.study import api
 from fedshift.study.study_plan import Forecast, StudyPlan
 from fedshift.written import bytes_text, clock
@@ -72,7 +72,7 @@ def print_forecasts(forecasts: Sequence[Forecast], more: Iterable[str] = ()) -> 
         notes |= dict.fromkeys(f"{name}: {note}" if note.startswith("Engine") else note for note in cost.notes)
         clients, cohort = cost.clients
         everybody = str(clients) if clients == cohort else f"{cohort} of {clients}"
-        lines: list[tuple[str, str, str, Estimate | StageCost]] = [(name, runs, everybody, cost)]
+        lines: list[tuple[str, str, str, StageCost]] = [(name, runs, everybody, cost)]
         lines += [(f"  stage {stage.name}", "", "", stage) for stage in cost.stages if len(cost.stages) > 1]
         for title, number, who, each in lines:
             counts = [str(each.rounds), str(each.steps), str(each.scored)]

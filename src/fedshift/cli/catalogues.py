@@ -24,9 +24,9 @@ from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import DEFAULT_NAMES, NAMED, PLAIN, Experiment
 from fedshift.methods import METHODS
 from fedshift.reporting.results import flat, merged
-from fedshift.spec import Spec, is_text, setting_type
+from fedshift.spec import Spec
 from fedshift.study.grid import expand, override, read, shipped, shipped_text
-from fedshift.written import text_of
+from fedshift.written import is_text, text_of
 
 TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true | false", "object": "table"}
 ANY_NUMBER = 2**62  # a limit beyond it says no more than how a number is stored
@@ -262,7 +262,7 @@ def described(cls: type[Spec], name: str) -> Schema:
         return {key: schema[key] for key in ("description", "default") if key in schema} | {"$ref": f"#/$defs/{key}"}
     if nested:
         return _table(nested.cls)
-    found: Schema = _for_toml(schema, is_text(setting_type(cls, name)))
+    found: Schema = _for_toml(schema, is_text(cls.model_fields[name].annotation))
     return found
 
 

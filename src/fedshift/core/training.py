@@ -12,7 +12,6 @@ from fedshift.core.metrics import ACCURACY, DECLARED, PER_CLASS, check_metrics
 from fedshift.errors import FedshiftError
 from fedshift.spec import (
     BatchSize,
-    FolderPath,
     Fraction,
     LearningRate,
     Momentum,
@@ -26,6 +25,7 @@ from fedshift.spec import (
     WholeNumber,
     setting,
 )
+from fedshift.written import FolderPath
 
 MOST_EVALUATIONS = 30  # of a stage, with evaluate.every = "auto"
 

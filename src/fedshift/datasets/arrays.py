@@ -75,24 +75,24 @@ class Arrays(Dataset):
 
     def _part(self, file: Path, classes: Sequence[str]) -> Labelled:
         """The samples of a file."""
-        with _opened(file) as found:
-            arrays = {name: found[name] for name in found.files if name not in ("classes", "notes")}
-        self._check_alone(file, arrays)
+        arrays = self._arrays(file, "x", "y", "domain", "group")
         return labelled(arrays, classes, str(file), f"'{file}'", file.stem)
 
     def _domains(self, file: Path) -> Names:
         """What the domains of a file's samples are called, without reading the samples."""
-        with _opened(file) as found:
-            arrays = {"domain": found["domain"]} if "domain" in found else {}
-        self._check_alone(file, arrays)
+        arrays = self._arrays(file, "domain")
         return names_of(arrays["domain"], f"domain of '{file}'") if arrays else Names.all(file.stem, 0)
 
-    def _check_alone(self, file: Path, arrays: Mapping[str, Array]) -> None:
+    def _arrays(self, file: Path, *names: str) -> dict[str, Array]:
+        """Some arrays of a file, where it has them."""
+        with _opened(file) as found:
+            arrays = {name: found[name] for name in names if name in found}
         if "domain" in arrays and not Path(self.path).expanduser().is_file():
             raise FedshiftError(
                 f"'{file}' holds an array domain, but in a folder each file is a domain, named like the file; "
                 "leave it out, put all domains into one file, or name this file itself as data.path."
             )
+        return arrays
 
 
 @contextmanager

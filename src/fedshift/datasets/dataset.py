@@ -99,7 +99,6 @@ class ImageDataset(Dataset):
         help="the pretrained network whose features stand for the images: 'none', 'efficientnet-lite0', a hub id, or "
         "a local folder that save_pretrained wrote",
         path=True,
-        portable=True,
     )
     frozen_size: OptionalPixels = setting(
         0, help="height and width in pixels that images are resized to for the frozen network; 0: as size"

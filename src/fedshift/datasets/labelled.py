@@ -20,7 +20,7 @@ from torch import Tensor
 from fedshift import memory
 from fedshift.clients.domains import DomainData
 from fedshift.clients.preparation import Column
-from fedshift.datasets.listing import left_out
+from fedshift.datasets.listing import left_out, reading
 from fedshift.errors import FedshiftError, Problems
 
 Array = np.ndarray[Any, Any]
@@ -89,10 +89,8 @@ def files_in(given: str, suffixes: Sequence[str]) -> list[Path]:
     path, kinds = Path(given).expanduser(), " or ".join(suffixes)
     if not given or not path.exists():
         raise FedshiftError(f"data.path = '{given}' does not exist; give a file that ends in {kinds}, or a folder.")
-    try:
+    with reading(f"The folder '{path}'", "Allow reading it."):
         below = [path] if path.is_file() else [*path.iterdir()]
-    except OSError as error:
-        raise FedshiftError(f"The folder '{path}' cannot be read ({error.strerror}). Allow reading it.") from error
     files = [file for file in below if file == path or (file.suffix.lower() in suffixes and file.name[0] != ".")]
     if not files:
         raise FedshiftError(f"data.path = '{given}': no file in it ends in {kinds}.")

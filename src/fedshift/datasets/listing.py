@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
@@ -19,7 +19,7 @@ def subfolders(folder: Path) -> list[Path]:
     Raises:
         FedshiftError: the folder cannot be read.
     """
-    with _listed(folder):
+    with _listing(folder):
         return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
@@ -31,7 +31,7 @@ def files_below(folder: Path) -> list[Path]:
     """
 
     def refuse(error: OSError) -> None:
-        with _listed(Path(str(error.filename))):
+        with _listing(error.filename):
             raise error
 
     return sorted(Path(above, name) for above, _, names in os.walk(folder, onerror=refuse) for name in names)
@@ -54,19 +54,14 @@ def reading(what: str, fix: str, kind: str = "") -> Iterator[None]:
     except (FedshiftError, MemoryError):
         raise
     except Exception as error:
-        unknown = isinstance(error, UnidentifiedImageError)  # which names an object in memory by its address
-        reason = "it is in no known format" if unknown else " ".join(str(error).split()) or type(error).__name__
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, UnidentifiedImageError):  # which names an object in memory by its address
+            reason = "it is in no known format"
         raise FedshiftError(f"{what} cannot be read{kind} ({reason}). {fix}") from error
 
 
-@contextmanager
-def _listed(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise FedshiftError(
-            f"The folder '{folder}' cannot be read ({error.strerror or error}). Allow reading it, or move it elsewhere."
-        ) from error
+def _listing(folder: str | Path) -> AbstractContextManager[None]:
+    return reading(f"The folder '{folder}'", "Allow reading it, or move it elsewhere.")
 
 
 def image_files(folder: Path) -> list[Path]:

@@ -225,24 +225,18 @@ def _on_hub(hub_id: str, split: str, setting: str) -> ImageRows:
 
 
 def _from_idx(folder: Path, which: Which) -> tuple[Images, Labels]:
-    found = [pair for prefix in ("train", "t10k") if (pair := _idx_pair(folder, prefix)) is not None]
-    if not found:
+    parts: list[tuple[Images, Labels]] = []
+    for prefix in ("train", "t10k"):
+        images, labels = (sorted(folder.glob(f"{prefix}-{kind}*ubyte*")) for kind in ("images", "labels"))
+        if not (images and labels) or (parts and which == "train"):
+            continue
+        pixels, digits = _read_idx(images[0], 3), _read_idx(labels[0], 1)
+        if len(pixels) != len(digits):
+            raise FedshiftError(f"'{images[0]}' holds {len(pixels)} images, but '{labels[0]}' {len(digits)} labels.")
+        parts.append((pixels, digits.astype(np.int64)))
+    if not parts:
         raise FedshiftError(f"'{folder}' holds no train-images-idx3-ubyte and train-labels-idx1-ubyte (plain or .gz).")
-    parts = [_read_pair(*pair) for pair in (found if which == "all" else found[:1])]
     return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
-
-
-def _idx_pair(folder: Path, prefix: str) -> tuple[Path, Path] | None:
-    """The image and label file of one prefix, if both are there."""
-    images, labels = (sorted(folder.glob(f"{prefix}-{kind}*ubyte*")) for kind in ("images", "labels"))
-    return (images[0], labels[0]) if images and labels else None
-
-
-def _read_pair(images: Path, labels: Path) -> tuple[Images, Labels]:
-    pixels, digits = _read_idx(images, 3), _read_idx(labels, 1)
-    if len(pixels) != len(digits):
-        raise FedshiftError(f"'{images}' holds {len(pixels)} images, but '{labels}' {len(digits)} labels.")
-    return pixels, digits.astype(np.int64)
 
 
 def _read_idx(path: Path, dimensions: int) -> Images:

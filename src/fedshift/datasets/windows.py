@@ -31,6 +31,7 @@ from fedshift import memory
 from fedshift.clients.domains import DomainData
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.labelled import Array, each_read
+from fedshift.datasets.listing import reading
 from fedshift.errors import FedshiftError, needs
 from fedshift.files import digest_of
 from fedshift.spec import Count, WholeNumber, setting
@@ -250,12 +251,8 @@ def _read(file: Path) -> dict[str, Any]:
 
     It is a pickle, which could run code, so no file is loaded but the one whose content is known.
     """
-    try:
+    with reading(f"'{file}'", "pip install --force-reinstall seglearn"):
         data = file.read_bytes()
-    except OSError as error:
-        raise FedshiftError(
-            f"'{file}' cannot be read ({error.strerror}): pip install --force-reinstall seglearn"
-        ) from error
     if digest_of(data) != DIGEST:
         raise FedshiftError(
             f"'{file}' is not the file that seglearn 1.2.5 ships, and is not opened, since it could run code: "

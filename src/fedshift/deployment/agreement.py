@@ -29,9 +29,11 @@ from fedshift.deployment.federation_toml import FEDERATION, FederationSettings, 
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.files import digest_of
+from fedshift.reporting.results import flat
 from fedshift.rounds.evaluation import parts_predicted
 from fedshift.runs.schema import Blueprint
-from fedshift.spec import FolderName, Processors, Spec, as_toml, setting
+from fedshift.spec import Processors, Spec, setting
+from fedshift.written import FolderName, as_toml
 
 EXPERIMENT, SITE = "experiment.toml", "site.toml"
 NOT_AGREED = ("run", "plugins")  # where and how each member carries the experiment out
@@ -246,7 +248,8 @@ class Agreement:
             if ".".join(names) in self.experiment.contents:
                 put_setting(experiment, names, Path(path).name)
         federation = {name: getattr(self.federation, name) for name in _AGREED}
-        return _flat({"experiment": experiment, "files": self.experiment.contents, "federation": federation})
+        every = flat({"experiment": experiment, "files": self.experiment.contents, "federation": federation})
+        return {name: as_toml(value) for name, value in every.items()}
 
     @cached_property
     def digest(self) -> str:
@@ -287,12 +290,3 @@ def put_setting(table: dict[str, Any], names: Sequence[str], value: Any) -> None
         table[name] = dict(table.get(name, {}))
         table = table[name]
     table[last] = value
-
-
-def _flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """A nested table by dotted names, with lists for tuples."""
-    flat: dict[str, Any] = {}
-    for name, value in table.items():
-        inner = _flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {f"{before}{name}": as_toml(value)}
-        flat |= inner
-    return flat

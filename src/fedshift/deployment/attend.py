@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ from fedshift.deployment.wire import (
     Work,
     read_request,
 )
-from fedshift.engines.choice import Choice, asked_for, open_engine
+from fedshift.engines.choice import open_engine
 from fedshift.errors import AuditError, DamagedError, DivergedError, FedshiftError
 from fedshift.rounds.checks import check_answer, first_not_finite
 from fedshift.rounds.evaluation import Evaluation
@@ -72,7 +72,6 @@ class Attendant:
         self.folder = folder.resolve()  # "." has no name
         self._began, self._seconds = 0.0, dict[str, float]()
         self._read: list[str] = []  # digests of the files that ``site`` has read
-        self._samples: tuple[dict[str, str], FederatedData] | None = None
         self.site = SiteFolder(self.folder)
 
     def answer(self, data: bytes) -> bytes:
@@ -176,7 +175,7 @@ class Attendant:
         """Carry out an order, with what the client has kept of the rounds before."""
         self._check_policy()
         _check_kept(site, order, turns, turn)
-        with open_engine(self._engine) as engine:
+        with open_engine(self.site.engine) as engine:
             (answer,) = site.answers([order], engine)
         if isinstance(answer, Exception):
             raise answer
@@ -213,7 +212,7 @@ class Attendant:
             return Done(self.site.settings.name, unscored=unscored)
         alone = Evaluation(Site(self.site.setup, replace(whole, environments=own), site.store))
         state = ServerState(order.down)
-        with open_engine(self._engine) as engine:
+        with open_engine(self.site.engine) as engine:
             rows = alone.rows(state, lambda client: order.down, Round(stage, order.round), engine)
         return Done(self.site.settings.name, scores=tuple(_score(row) for row in rows), unscored=unscored)
 
@@ -237,27 +236,16 @@ class Attendant:
 
     # What this site has ---------------------------------------------------------------------------
 
-    @cached_property
-    def _engine(self) -> Choice:
-        options = self.site.agreement.experiment.run.replace(engine="sequential", threads=self.site.settings.threads)
-        return asked_for(self.site.setup, options)
-
     def _forget_what_changed(self) -> None:
         """Have the site's files read again if one was changed since the last request."""
         now = [content.digest(self.folder / name) for name in (FEDERATION, EXPERIMENT, SITE)]
         if now != self._read:
-            self._read, self._samples, self.site = now, None, SiteFolder(self.folder)
-            vars(self).pop("_engine", None)
+            self._read, self.site = now, SiteFolder(self.folder)
 
     def _loaded(self) -> FederatedData:
-        """The site's samples, read again only when what they are read from has changed."""
-        site = self.site
         try:
             with self._timed("data"):
-                now = site.experiment.contents
-                if self._samples is None or self._samples[0] != now:
-                    self._samples = now, site.federated(site.samples()).to(site.setup.device)
-                return self._samples[1]
+                return self.site.loaded()
         except FedshiftError as error:
             raise CannotError("data", str(error)) from error
 

@@ -14,17 +14,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fedshift.core.messages import Missing, Order
+from fedshift.core.messages import Order
 from fedshift.core.setup import Round, Setup
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.flower import Away, Link
 from fedshift.deployment.journal import Doubts, Journal, Scoring
 from fedshift.deployment.leaving import CATEGORIES, refusal, refused
-from fedshift.deployment.members import ROSTER, Came, Members, Roster, refuses
+from fedshift.deployment.members import ROSTER, Came, Members, Roster, as_received, refuses
 from fedshift.deployment.wire import Done, Failed, Joined, Reason, Work
 from fedshift.engines.choice import asked_for, open_engine
 from fedshift.engines.engine import Engine, ServerJob
-from fedshift.errors import DivergedError, FedshiftError, Problems
+from fedshift.errors import FedshiftError, Problems
 from fedshift.rounds.coordinator import Received, Request
 from fedshift.rounds.outliers import GuardedCoordinator, Limits
 from fedshift.runs.checkpoint import Weights, current_weights
@@ -219,7 +219,7 @@ class _Run:
         self._judge(replies, exchange)
         self._check_refusals({site: replies[site] for site in by_site})
         self._note_scores(replies)
-        return [_received(order, names[order.client], replies[names[order.client]]) for order in orders]
+        return [as_received(order, names[order.client], replies[names[order.client]]) for order in orders]
 
     def _judge(self, came: Mapping[str, Came], exchange: str = "") -> None:
         """Hear from sites whether they can work with the newest model, and go back where most of them cannot.
@@ -347,16 +347,3 @@ class _Run:
     def _tell_left_out(self, site: str, why: str, about: Mapping[str, Any]) -> None:
         """Tell of an answer that is as declared, and not merged."""
         self.members.tell(site, "left out", why, **about)
-
-
-def _received(order: Order, site: str, came: Came) -> Received:
-    """What the coordinator hears of an order."""
-    if isinstance(came, Done) and came.answer is not None:
-        return came.answer
-    if isinstance(came, Away):
-        return Missing(order.client, str(came))
-    if isinstance(came, Failed) and came.reason in ("policy", "order"):
-        return Missing(order.client, f"refused: {came}")
-    kind = DivergedError if isinstance(came, Failed) and came.reason == "diverged" else FedshiftError
-    what = str(came) if isinstance(came, Failed | FedshiftError) else "sent no answer to its order"
-    return kind(f"The site '{site}' {what}.")

@@ -38,7 +38,8 @@ from fedshift.deployment.site_data import Schema
 from fedshift.errors import DiskError, FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.files import make_folder, write
-from fedshift.spec import Spec, as_toml
+from fedshift.spec import Spec
+from fedshift.written import as_toml
 
 DATA, PLUGINS, FILES = "data", "plugins", "files"  # folders of a member
 LEAVES = "what-leaves.md"

@@ -10,7 +10,6 @@ from typing import Self
 
 import torch
 from pydantic import BaseModel, Field
-from safetensors import SafetensorError
 from safetensors.torch import load
 
 from fedshift import files
@@ -18,7 +17,7 @@ from fedshift.core.messages import Answer, Down, Missing, Order, metadata, pack
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.members import Came
 from fedshift.deployment.wire import NOBODY, UNSCORED, Done
-from fedshift.errors import DamagedError
+from fedshift.manifest import intact
 from fedshift.rounds.coordinator import Coordinator, Received
 from fedshift.rounds.evaluation import metrics_of
 from fedshift.rounds.outliers import Suspect
@@ -52,7 +51,7 @@ class Journal:
         path = self._path(place)
         if not path.exists():
             return None
-        try:
+        with intact(path, "Remove it to ask the sites again."):
             data = path.read_bytes()
             answers, missing = load(data), json.loads(metadata(data)["missing"])
             return [
@@ -61,10 +60,6 @@ class Journal:
                 else Missing(order.client, str(missing[client]))
                 for order in orders
             ]
-        except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
-            raise DamagedError(
-                f"'{path}' is not what was written ({error}). Remove it to ask the sites again."
-            ) from error
 
     def add(self, place: int, orders: Sequence[Order], received: Sequence[Received]) -> None:
         """Write down what came of the orders of an exchange, and was merged."""

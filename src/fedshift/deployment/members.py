@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedshift import files
+from fedshift.core.messages import Missing, Order
 from fedshift.core.setup import Setup
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.flower import Away, Link
@@ -29,8 +30,9 @@ from fedshift.deployment.wire import (
     Work,
     read_reply,
 )
-from fedshift.errors import DamagedError, FedshiftError, UnknownNameError
-from fedshift.manifest import checked, parsed
+from fedshift.errors import DivergedError, FedshiftError, UnknownNameError
+from fedshift.manifest import checked, intact, parsed
+from fedshift.rounds.coordinator import Received
 from fedshift.runs.events import RunEvents
 from fedshift.runs.schema import File
 
@@ -69,13 +71,9 @@ class Roster:
             DamagedError: its file cannot be read.
         """
         path = self._path(site)
-        try:
+        fix = f"Remove it if you know that '{site}' is who it says: its next reply is then taken without a proof."
+        with intact(path, fix):
             return checked(parsed(path.read_bytes()), RosterEntry) if path.exists() else RosterEntry()
-        except (OSError, ValueError) as error:
-            raise DamagedError(
-                f"'{path}' is not what was written ({error}). Remove it if you know that '{site}' is who it says: its "
-                "next reply is then taken without a proof."
-            ) from error
 
     def replied(self, site: str, digest: str) -> None:
         """Keep the digest of a site's last reply."""
@@ -274,6 +272,19 @@ def confirm(folder: Path, site: str) -> str:
     if site not in agreement.federation.sites:
         raise UnknownNameError("site", site, agreement.federation.sites)
     return Roster(folder / ROSTER / agreement.run).confirm(site)
+
+
+def as_received(order: Order, site: str, came: Came) -> Received:
+    """What the coordinator merges, or goes on without, of what came of an order."""
+    if isinstance(came, Done) and came.answer is not None:
+        return came.answer
+    if isinstance(came, Away):
+        return Missing(order.client, str(came))
+    if isinstance(came, Failed) and came.reason in ("policy", "order"):
+        return Missing(order.client, f"refused: {came}")
+    kind = DivergedError if isinstance(came, Failed) and came.reason == "diverged" else FedshiftError
+    what = str(came) if isinstance(came, Failed | FedshiftError) else "sent no answer to its order"
+    return kind(f"The site '{site}' {what}.")
 
 
 def refuses(came: Came) -> bool:

@@ -23,6 +23,7 @@ from fedshift.core.setup import Setup
 from fedshift.datasets.column_files import InputColumns
 from fedshift.datasets.dataset import ImageDataset
 from fedshift.deployment.agreement import Agreement, SiteSettings, read_site
+from fedshift.engines.choice import Choice, asked_for
 from fedshift.errors import FedshiftError, Problems, UnknownNameError
 from fedshift.experiments import Experiment
 from fedshift.runs.simulation import choose_device, load_data
@@ -43,6 +44,7 @@ class SiteFolder:
             agreement: what the members agreed on; None: as its files say.
         """
         self.path = path
+        self._loaded: tuple[dict[str, str], FederatedData] | None = None
         if agreement is not None:
             self.agreement = agreement
 
@@ -70,10 +72,23 @@ class SiteFolder:
         """What the site needs to work with the coordinator."""
         return self.agreement.setup(choose_device(self.settings.device))
 
+    @cached_property
+    def engine(self) -> Choice:
+        """The engine that trains here."""
+        options = self.agreement.experiment.run.replace(engine="sequential", threads=self.settings.threads)
+        return asked_for(self.setup, options)
+
     @property
     def experiment(self) -> Experiment:
         """The experiment with the site's own [data]."""
         return self.agreement.with_data(self._own[1])
+
+    def loaded(self) -> FederatedData:
+        """The site's samples where it works, read again only when what they are read from has changed."""
+        now = self.experiment.contents
+        if self._loaded is None or self._loaded[0] != now:
+            self._loaded = now, self.federated(self.samples()).to(self.setup.device)
+        return self._loaded[1]
 
     def samples(self, tell: Embedding = silent) -> DomainData:
         """The site's samples, with its name as their domain, so as one environment, and the federation's classes.

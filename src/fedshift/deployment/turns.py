@@ -8,7 +8,7 @@ where a merged model has diverged and the coordinator repeats the round without 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -18,9 +18,9 @@ from fedshift import files
 from fedshift.core.messages import Order
 from fedshift.core.setup import Round, Setup
 from fedshift.deployment.keys import commitment, digest
-from fedshift.deployment.wire import MOST_NAMED, NOBODY, Done, MessageLimits, Reason, read_reply
-from fedshift.errors import DamagedError, FedshiftError
-from fedshift.manifest import checked, parsed
+from fedshift.deployment.wire import MOST_NAMED, NOBODY, Done, Reason, read_done
+from fedshift.errors import FedshiftError
+from fedshift.manifest import checked, intact, parsed
 from fedshift.rounds.checks import check_order
 from fedshift.runs.schema import File, Size
 
@@ -28,8 +28,6 @@ TURNS, REPLIES = "turns.json", "replies"
 MOST_REPLACED = 10
 REPLIES_KNOWN = 100  # the coordinator has one of the last few
 Kind = Literal["order", "score"]
-_WHAT: Mapping[str, str] = {"order": "order", "score": "model to be scored"}
-_OWN = MessageLimits(2**40, 2**30)  # the site has written it itself
 
 
 class CannotError(FedshiftError):
@@ -92,14 +90,10 @@ class Turns:
         """
         self._path, self._replies = folder / TURNS, folder / REPLIES
         files.make_folder(self._replies)
-        try:
-            self._now = (
-                checked(parsed(self._path.read_bytes()), TurnsFile) if self._path.exists() else TurnsFile(session=0)
-            )
-        except (OSError, ValueError) as error:
-            raise DamagedError(
-                f"'{self._path}' is not what was written ({error}). Remove it before the coordinator is started again."
-            ) from error
+        self._now = TurnsFile(session=0)
+        if self._path.exists():
+            with intact(self._path, "Remove it before the coordinator is started again."):
+                self._now = checked(parsed(self._path.read_bytes()), TurnsFile)
         self._taken = {Turn(each.kind, each.position, each.place): each for each in self._now.taken}
 
     @property
@@ -149,7 +143,7 @@ class Turns:
             CannotError: something else was asked for before, the round came at another position, or a later order was
                 answered.
         """
-        replaced, what = self._now.replaced, f"The {_WHAT[turn.kind]}"
+        replaced, what = self._now.replaced, "The order" if turn.kind == "order" else "The model to be scored"
         for other, each in self._taken.items():
             same = (other.kind, other.place, each.round) == (turn.kind, turn.place, round)
             if same and each.state != "failed" and other != turn:
@@ -214,15 +208,8 @@ def _read(path: Path) -> Done:
     Raises:
         DamagedError: it is not what was written.
     """
-    try:
-        done = read_reply(path.read_bytes(), _OWN)
-    except (OSError, FedshiftError) as error:
-        raise DamagedError(
-            f"'{path}' is not what was written ({error}). Remove it, so that it is made again."
-        ) from error
-    if not isinstance(done, Done):
-        raise DamagedError(f"'{path}' is another reply. Remove it, so that it is made again.")
-    return done
+    with intact(path, "Remove it, so that it is made again."):
+        return read_done(path.read_bytes())
 
 
 # Which turn a request is --------------------------------------------------------------------------

@@ -368,6 +368,19 @@ def read_reply(data: bytes, limits: MessageLimits) -> Reply:
     return reply
 
 
+def read_done(data: bytes) -> Done:
+    """A reply that a site has written itself, of any size.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        done: Done = _read(data, "done")
+    except _UNREADABLE as error:
+        raise ValueError(f"{error!s:.200}") from error
+    return done
+
+
 def _read(data: bytes, *words: str) -> Any:
     """A message of one of some kinds, which has the tensors that its kind would send, and no others."""
     ((word, header),) = metadata(data).items()

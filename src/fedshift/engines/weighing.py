@@ -37,13 +37,8 @@ class Weighing(TorchFunctionMode):
 
     def __init__(self, setup: Setup, objective: str, batch: Batch, read: set[str]) -> None:
         super().__init__()
-        self.setup, self.objective, self.labels, self.weight, self.read = (
-            setup,
-            objective,
-            [batch.y],
-            batch.weight,
-            read,
-        )
+        self.setup, self.objective, self.read = setup, objective, read
+        self.labels, self.weight = [batch.y], batch.weight
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from fedshift.clients.inputs import IMAGENET_MEAN, IMAGENET_STD
+from fedshift.core.net import BATCH_NORMS
 from fedshift.errors import FedshiftError, needs
 from fedshift.hub import pretrained, reading
 
@@ -146,3 +148,62 @@ def replace_input(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """Run a layer on its attribute ``given``, whatever enters it; a hook before its forward."""
     given, layer.given = layer.given, None
     return ((given, *args[1:]), kwargs) if args else (args, kwargs | {next(iter(kwargs)): given})
+
+
+# Tensors that are never trained -----------------------------------------------------------------------
+
+
+class Fixing(nn.Module):
+    """A module some of whose tensors are fixed: never trained, and so no part's own; its copies share these.
+
+    Fixed tensors are in no ``state_dict``: a run neither sends, merges, stacks nor saves them. All copies of a module
+    share their memory, so that a large network on which small adapters are trained is held once, however many clients
+    there are.
+
+    *Choices*: fixed batch norms are in evaluation mode, whatever is asked for.
+    """
+
+    def fix(self, trained: Collection[str]) -> None:
+        """Fix all parameters but those named, and the buffers of layers none of whose own parameters is trained."""
+        for path, layer in self.named_modules():
+            own = {name: parameter for name, parameter in layer._parameters.items() if parameter is not None}
+            kept = [name for name in own if f"{path}.{name}".removeprefix(".") in trained]
+            for name in own.keys() - set(kept):
+                delattr(layer, name)
+                layer.register_buffer(name, own[name].detach(), persistent=False)
+            if not kept and isinstance(layer, BATCH_NORMS):
+                layer.track_running_stats = False  # those that it has are read all the same
+            if not kept:
+                layer._non_persistent_buffers_set.update(layer._buffers)
+        self.train(self.training)
+
+    def fixed(self) -> Iterator[Tensor]:
+        """Every fixed tensor."""
+        for layer in self.modules():
+            for name, buffer in layer._buffers.items():
+                if buffer is not None and name in layer._non_persistent_buffers_set:
+                    yield buffer
+
+    def train(self, mode: bool = True) -> Self:
+        """As any module, but for batch norms that are fixed."""
+        super().train(mode)
+        for layer in self.modules():
+            if isinstance(layer, BATCH_NORMS) and not layer.state_dict():
+                layer.training = False
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made: Self = copied(self, self.fixed(), memo)
+        return made
+
+
+def copied(module: Any, shared: Iterator[Tensor], memo: dict[int, Any] | None = None) -> Any:
+    """A deep copy of a module, whose tensors among ``shared`` are other views of the same memory."""
+    memo = {} if memo is None else memo
+    for tensor in shared:
+        view = tensor.detach()
+        memo[id(tensor)] = nn.Parameter(view, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else view
+    made = module.__class__.__new__(module.__class__)
+    memo[id(module)] = made
+    made.__dict__.update(deepcopy(module.__dict__, memo))
+    return made

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedshift.content import digest
+from fedshift.content import digest, module_of
 from fedshift.core.model import Model, Shape
-from fedshift.core.plugins import module_of
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.models.kept import keep, read
 from fedshift.spec import OptionalWidth, setting

@@ -4,9 +4,9 @@ The encoder is the network, what its last hidden states are pooled to, and a lin
 the first layer of the network (its embeddings), each layer is a stage, and what follows the last one belongs to it; a
 network without a list of layers is one stage. What does not move z (an unused pooler, say) is no part of the encoder.
 
-With ``adapter_rank`` the network is fixed (:mod:`fedshift.core.fixed`), and low-rank adapters of its linear layers are
-trained in its place (LoRA; Hu et al., ICLR 2022), by the peft library: they and the layer to z are all that is sent,
-merged and kept. The network itself is named by the content of its folder, or by its commit.
+With ``adapter_rank`` the network is fixed (:class:`~fedshift.models.opened.Fixing`), and low-rank adapters of its
+linear layers are trained in its place (LoRA; Hu et al., ICLR 2022), by the peft library: they and the layer to z are
+all that is sent, merged and kept. The network itself is named by the content of its folder, or by its commit.
 
 *Choices*: dropout inside the network is off, as most of it is no layer but a function that draws from a global
 generator. Attention is computed plainly, so that clients can be stacked where the architecture allows it. Images are
@@ -28,15 +28,16 @@ from torch import Tensor, nn
 
 from fedshift.clients.inputs import Inputs
 from fedshift.content import digest
-from fedshift.core.fixed import Fixing, copied
 from fedshift.core.frozen import FrozenNetwork
 from fedshift.core.model import Shape
 from fedshift.errors import FedshiftError, needs
 from fedshift.hub import answers, located
 from fedshift.models.opened import (
+    Fixing,
     Opened,
     Reached,
     config_of,
+    copied,
     image_shape,
     layers_of,
     leave,

@@ -29,7 +29,7 @@ from fedshift.manifest import Manifest
 from fedshift.rounds.coordinator import Coordinator, schedule_of
 from fedshift.rounds.ledger import Entry, Ledger
 from fedshift.rounds.site import Site
-from fedshift.spec import RunName
+from fedshift.written import RunName
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -48,15 +48,13 @@ class StageCost:
     seconds: float | None = None
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """The cost of one run.
+@dataclass(frozen=True, kw_only=True)
+class Estimate(StageCost):
+    """The cost of one run: rounds, steps and seconds of all stages, and bytes of a round of the main one.
 
     Attributes:
         clients: how many clients there are, and how many take part in a round of the main stage.
         stages: each stage, in order.
-        bytes_down: bytes sent to clients in a round of the main stage.
-        bytes_up: bytes sent by clients in a round of the main stage.
         memory: the peak of this process so far, or of the accelerator, with the data and the model, and a round's
             messages, in bytes; what a batch takes while it is trained on comes on top.
         notes: what a reader of its results must know.
@@ -64,30 +62,8 @@ class Estimate:
 
     clients: tuple[int, int]
     stages: tuple[StageCost, ...]
-    bytes_down: int
-    bytes_up: int
     memory: int
     notes: list[str]
-
-    @property
-    def rounds(self) -> int:
-        """All rounds."""
-        return sum(stage.rounds for stage in self.stages)
-
-    @property
-    def steps(self) -> int:
-        """Local steps of all clients, and of the server, in all rounds."""
-        return sum(stage.steps for stage in self.stages)
-
-    @property
-    def scored(self) -> int:
-        """How often models are evaluated."""
-        return sum(stage.scored for stage in self.stages)
-
-    @property
-    def seconds(self) -> float | None:
-        """What the steps of the stages take that were timed, without evaluation; None where none was."""
-        return sum(stage.seconds for stage in self.stages if stage.seconds is not None) or None
 
 
 def estimate(experiment: Experiment) -> Estimate:
@@ -101,10 +77,15 @@ def estimate(experiment: Experiment) -> Estimate:
     main, memory = simulation.main_stage, _memory(simulation.setup.device)
     step = _step(simulation)
     costs = {stage: _cost(simulation, stage, step if stage is main else None) for stage in simulation.setup.stages}
-    cost = costs[main]
+    cost, stages = costs[main], tuple(costs.values())
     return Estimate(
+        name=experiment.run_name,
+        rounds=sum(stage.rounds for stage in stages),
+        steps=sum(stage.steps for stage in stages),
+        scored=sum(stage.scored for stage in stages),
+        seconds=sum(stage.seconds for stage in stages if stage.seconds is not None) or None,
         clients=(len(simulation.federated.clients), simulation.coordinator.cohort(main)),
-        stages=tuple(costs.values()),
+        stages=stages,
         bytes_down=cost.bytes_down,
         bytes_up=cost.bytes_up,
         memory=memory + cost.bytes_down + cost.bytes_up,

@@ -330,7 +330,7 @@ class RunEvents:
             self._progress.handle(self._name, event)
             try:
                 if self._path:
-                    files.append_soon(self._path, event.model_dump_json())
+                    files.append(self._path, event.model_dump_json(), soon=True)
             except DiskError as error:
                 if not self._warned:
                     logging.getLogger(__name__).warning("The run goes on, but cannot be watched: %s", error)

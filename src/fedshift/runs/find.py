@@ -17,7 +17,7 @@ from fedshift.manifest import digested_json, read_json
 from fedshift.runs.origin import RECORDS, RUN, STUDY, SUMMARY, study_of, trusted
 from fedshift.runs.run import ASIDE, Run
 from fedshift.runs.schema import File
-from fedshift.spec import RunName
+from fedshift.written import RunName
 
 
 class GridRun(File):

@@ -8,6 +8,7 @@ from itertools import takewhile
 from typing import Any
 
 from fedshift.core.contract import Stage
+from fedshift.core.frozen import Embedding, silent
 from fedshift.core.messages import Order
 from fedshift.engines.choice import open_engine
 from fedshift.engines.engine import Engine, Job, Outcome, ServerJob
@@ -138,9 +139,8 @@ def prepare(experiment: Experiment, label: str, progress: Progress) -> Simulatio
     Raises:
         FedshiftError: its method has nothing to prepare, or the experiment cannot be run.
     """
-    _check_prepares(experiment)
-    simulation = Simulation(experiment, progress.embedded)
-    coordinator, stages = simulation.coordinator, planned_stages(simulation)[: len(_unscored(simulation))]
+    simulation, unscored = _begun_with(experiment, progress.embedded)
+    coordinator, stages = simulation.coordinator, planned_stages(simulation)[: len(unscored)]
     events = RunEvents(f"{label}-seed{experiment.seed}", progress)
     events.begin(stages)
     with open_engine(simulation.choice(progress.note), progress.note) as engine:
@@ -158,25 +158,23 @@ def describe(experiment: Experiment) -> str:
     Raises:
         FedshiftError: its method has nothing to prepare, or the experiment cannot be run.
     """
-    _check_prepares(experiment)
-    simulation = Simulation(experiment)
+    simulation, unscored = _begun_with(experiment)
     clients = simulation.federated.clients
     lines = [
         f"Seed {experiment.seed}: {len(clients)} clients of {len({client.domain for client in clients})} domains, "
         f"{sum(len(client.train) for client in clients)} samples"
     ]
-    for stage in _unscored(simulation):
+    for stage in unscored:
         rounds = "1 round" if stage.rounds == 1 else f"{stage.rounds} rounds"
         lines.append(f"  stage '{stage.name}': {rounds} with {simulation.coordinator.cohort(stage)} clients")
     return "\n".join([*lines, "Nothing was written."])
 
 
-def _check_prepares(experiment: Experiment) -> None:
+def _begun_with(experiment: Experiment, tell: Embedding = silent) -> tuple[Simulation, list[Stage]]:
+    """A run, and the stages at its beginning after which no model is scored."""
     if experiment.method.prepares is None:
         raise FedshiftError(
             f"The method '{experiment.method_name}' makes no index of clients: --set method.name={INDEXING}"
         )
-
-
-def _unscored(simulation: Simulation) -> list[Stage]:
-    return list(takewhile(lambda stage: not stage.scored, simulation.setup.stages))
+    simulation = Simulation(experiment, tell)
+    return simulation, list(takewhile(lambda stage: not stage.scored, simulation.setup.stages))

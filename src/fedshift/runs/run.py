@@ -67,11 +67,6 @@ class Run(Origin):
     def __repr__(self) -> str:
         return f"Run('{self.path}'{'' if self.finished else ', not finished'})"
 
-    @property
-    def weights_file(self) -> Path:
-        """The final tensors: what is sent by name, each client's under ``client.<id>.``."""
-        return self.path / WEIGHTS
-
     # What happened ------------------------------------------------------------------------------
 
     @property
@@ -208,11 +203,6 @@ class Run(Origin):
         Raises:
             FedshiftError: the run is not finished, or keeps none.
         """
-        return WeightsFile(self.selected_weights)
-
-    @property
-    def selected_weights(self) -> Path:
-        """The file of the :attr:`selected` tensors."""
         self._check_finished("selected weights")
         name = next((name for name in self.final.files if name.startswith("selected@")), None)
         if name is None:
@@ -220,7 +210,7 @@ class Run(Origin):
                 f"'{self.path}' keeps no weights of the round that validation picks: nothing was scored. Its final "
                 'model is there: round="last".'
             )
-        return self._intact(name, "selected weights")
+        return WeightsFile(self._intact(name, "selected weights"))
 
     def model(self, client: int | str | None = None, round: Picked = "last") -> Trained:
         """A model as a module in evaluation mode; neither the data nor a global generator is touched.

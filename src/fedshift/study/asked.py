@@ -9,8 +9,9 @@ from typing import Any, TypedDict, Unpack
 
 from fedshift.errors import FedshiftError, FedshiftWarning, UnknownNameError
 from fedshift.experiments import NAMED, Experiment
-from fedshift.spec import Spec, plain, shown
+from fedshift.spec import Spec
 from fedshift.study.grid import expand, override, read
+from fedshift.written import plain, shown
 
 Source = str | Path | Mapping[str, Any] | Experiment
 Choice = str | Spec | Mapping[str, Any]

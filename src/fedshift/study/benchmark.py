@@ -16,13 +16,12 @@ from fedshift.experiments import load_plugins
 from fedshift.methods import METHODS
 from fedshift.reporting.table import Table, render
 from fedshift.runs.events import Progress
-from fedshift.spec import shown
 from fedshift.study.papers import Exhibit, ExhibitRow, published
 from fedshift.study.quantities import Interval, paired, ranks, t_quantile
 from fedshift.study.scenarios import Scenario, scale_of, scenarios, text_of
 from fedshift.study.study_plan import StudyPlan
 from fedshift.study.study_tables import LACKING, NONE, StudyResults
-from fedshift.written import parse_toml
+from fedshift.written import parse_toml, shown
 
 OUT = "runs/benchmark"
 BASE = "fedavg"  # with which rows are compared

@@ -24,7 +24,6 @@ from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.simulation import Simulation
 from fedshift.study.study_plan import Cell, Forecast, Key, Lacking, Plan, of_seeds
-from fedshift.study.tune import search_all
 from fedshift.study.tuned import Found
 
 DIVERGED = "diverged.txt"  # in the folder of a run: why it has no end
@@ -52,6 +51,8 @@ class CarriedOut:
         """A cell with the settings that are chosen on validation data, which are put on record."""
         asked = cell.experiments
         if cell.budget is not None:
+            from fedshift.study.tune import search_all  # which a dry run does not need
+
             tuning = search_all(cell.make(cell.tuning_seeds), cell.budget, progress)
             self.chosen[cell.key[:2]] = sorted(tuning.found, key=lambda found: found.case)
             if tuning.failed:  # of one held-out domain among several

@@ -13,8 +13,8 @@ from fedshift.catalogue import Catalogue, From
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import DEFAULT_NAMES, NAMED, Experiment, load_plugins
 from fedshift.methods import METHODS
-from fedshift.spec import Spec, check_names, shown
-from fedshift.written import parse_toml, read_toml
+from fedshift.spec import Spec, check_names
+from fedshift.written import parse_toml, read_toml, shown
 
 EXPERIMENTS = resources.files(__package__) / "experiments"
 
@@ -242,7 +242,7 @@ def _product(table: Document) -> Iterator[Document]:
     axes = [
         (held, name, held[name], cls)
         for held, name, cls in _given(table)
-        if isinstance(held[name], list) and not cls.takes(name, held[name])
+        if isinstance(held[name], list) and not takes(cls, name, held[name])
     ]
     empty = [f"{cls.section}.{name}".lstrip(".") for _, name, values, cls in axes if not values]
     if empty:
@@ -255,6 +255,14 @@ def _product(table: Document) -> Iterator[Document]:
         for (held, name, _, _), value in zip(axes, choice, strict=True):
             held[name] = value
         yield copied(table)
+
+
+def takes(cls: type[Spec], name: str, value: Any) -> bool:
+    """Whether a value is right for a setting that is no spec."""
+    try:
+        return name not in cls.nested() and cls.checked(name, value) is not ...
+    except FedshiftError:
+        return False
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -14,12 +14,11 @@ from fedshift.errors import FedshiftError
 from fedshift.reporting.results import MeanStd, flat
 from fedshift.reporting.table import Table
 from fedshift.runs.events import Progress
-from fedshift.spec import shown
 from fedshift.study.papers import ExhibitRow, exhibit_of
 from fedshift.study.scenarios import AS_PRINTED, Scenario, scale_of
 from fedshift.study.study_plan import StudyPlan
 from fedshift.study.study_tables import LACKING, NONE, StudyResults
-from fedshift.written import clock, printable
+from fedshift.written import clock, printable, shown
 
 if TYPE_CHECKING:
     from fedshift.reporting.curves import Panel

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import Experiment
 from fedshift.methods import METHODS
-from fedshift.spec import Range, Search, Spec, as_toml, leaf_types, plain, setting_type, shown
-from fedshift.written import parse_value
+from fedshift.spec import Range, Search, Spec
+from fedshift.written import as_toml, leaf_types, parse_value, plain, shown
 
 S = TypeVar("S", bound=Spec)
 
@@ -45,7 +45,8 @@ class Setting(NamedTuple):
     @property
     def whole(self) -> bool:
         """Whether its numbers are whole."""
-        return float not in leaf_types(setting_type(self.cls, self.name))
+        hint: Any = self.cls.model_fields[self.name].annotation
+        return float not in leaf_types(hint)
 
     def read(self, key: str, given: Any) -> Search:
         """The interval or choices that a user gives for it.

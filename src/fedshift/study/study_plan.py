@@ -16,12 +16,12 @@ from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import Experiment
 from fedshift.reporting.results import described, labels
 from fedshift.runs.dry_run import Estimate
-from fedshift.spec import Spec, shown
+from fedshift.spec import Spec
 from fedshift.study.grid import expand, override
 from fedshift.study.papers import Exhibit, ExhibitRow
 from fedshift.study.scenarios import Scale, Scenario, choose
 from fedshift.study.search import Budget
-from fedshift.written import clock
+from fedshift.written import clock, shown
 
 Key = tuple[str, str, str]  # a scenario's name, a row's, and a point of a curve or ""
 

@@ -22,10 +22,9 @@ from fedshift.manifest import checked
 from fedshift.reporting.results import flat
 from fedshift.reporting.table import Table, Tabled
 from fedshift.runs.schema import File
-from fedshift.spec import shown
 from fedshift.study.search import Study, all_trials
 from fedshift.study.space import key_here, settings_of, with_settings
-from fedshift.written import LARGEST_TOML
+from fedshift.written import LARGEST_TOML, shown
 
 ABOUT = """\
 # The best settings that `fedshift tune` found, which `fedshift compare --tuned` takes.
