@@ -15,8 +15,7 @@ from fedshift.core.contract import Batch, LocalWork, ServerState
 from fedshift.core.messages import Down
 from fedshift.core.net import Net
 from fedshift.core.tensors import Replies, Tensors
-from fedshift.methods.fedpac import FedPAC, combination
-from fedshift.methods.simplex import simplex_minimum
+from fedshift.methods.fedpac import FedPAC, combination, simplex_minimum
 
 # The programme ------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ SERVERS: Catalogue[ServerOptimiser] = Catalogue(
     base=".server:ServerOptimiser",
     entries={
         "mean": ".server:Mean",
-        "momentum": ".momentum:Momentum",
+        "momentum": ".server:Momentum",
         "adagrad": ".adaptive:Adagrad",
         "adam": ".adaptive:Adam",
         "yogi": ".adaptive:Yogi",
