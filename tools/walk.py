@@ -38,7 +38,7 @@ class Walk:
         if event != "call" or self._merged or name.startswith(("<", "__")) or not path.is_relative_to(PACKAGE):
             return
         file = str(path.relative_to(PACKAGE))
-        if file.startswith("methods") and name == "loss":
+        if file.startswith("methods") and name == "risk":
             self._stepped = True
             self.to_merge.clear()  # until the last step before the merge
         elif self._stepped and name == "merge":
