@@ -271,7 +271,7 @@ def test_a_data_set_that_does_not_fit_is_refused_before_it_is_decoded(
     path = tmp_path / ("data" if kind == "folder" else "x.parquet")
     dataset = (ImageFolder if kind == "folder" else ParquetFile)(path=str(path), size=100)
     message = refusal(dataset)
-    assert "12 images of 100 x 100 pixels in 3 channels, takes 360.0 kB, but only 360.0 kB" in message
+    assert "12 images of 100 x 100 pixels in 3 channels, takes 360 kB, but only 360 kB" in message
     assert "data.size" in message
 
 

@@ -310,12 +310,12 @@ def test_a_method_that_fails_is_named_and_the_others_are_tuned(tmp_path: Path, m
     """FedProx diverges in every trial; FedLC refuses its settings."""
 
     def blow_up(self: Any, net: Any, batch: Any, context: Any) -> Any:
-        return {"cross_entropy": net.head(batch.z).sum() / 0}
+        return net.head(batch.z).sum() / 0
 
     def refuse(*given: Any) -> Any:
         raise FedshiftError("It takes no batches of 4.")
 
-    monkeypatch.setattr(fedshift.METHODS.get("fedprox"), "loss", blow_up)
+    monkeypatch.setattr(fedshift.METHODS.get("fedprox"), "proximal", blow_up)
     monkeypatch.setattr(fedshift.METHODS.get("fedlc"), "check", refuse)
     asked = experiments(tmp_path, {"method.name": ["fedprox", "fedlc", "fedavg"]})
     with refuses("fedprox", "not finite"):
