@@ -21,14 +21,7 @@ from fedshift.runs.events import Progress
 from fedshift.runs.run import locked
 from fedshift.study import benchmark as benchmarking
 from fedshift.study import execute
-from fedshift.study.benchmark import (
-    BASE,
-    Benchmark,
-    contents,
-    exhibit_of_methods,
-    plan_benchmark,
-    rows,
-)
+from fedshift.study.benchmark import BASE, Benchmark, contents, exhibit_of_methods, plan_benchmark, rows
 from fedshift.study.execute import DIVERGED
 from fedshift.study.papers import published
 from fedshift.study.quantities import Interval, paired, ranks, t_quantile

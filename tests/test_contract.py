@@ -10,17 +10,7 @@ import torch
 
 import fedshift
 from conftest import Make, attach, first_messages, go_on, names_sent, simulate
-from fedshift.core.contract import (
-    Exchange,
-    LocalWork,
-    Measure,
-    Optimiser,
-    Part,
-    Phase,
-    ServerState,
-    Stage,
-    Upload,
-)
+from fedshift.core.contract import Exchange, LocalWork, Measure, Optimiser, Part, Phase, ServerState, Stage, Upload
 from fedshift.core.model import ModelBuilder
 from fedshift.core.tensors import Replies
 from fedshift.engines.engine import Engine

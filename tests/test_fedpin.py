@@ -10,20 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from conftest import (
-    Make,
-    at,
-    linear,
-    losses,
-    models_of,
-    net_of,
-    resident,
-    simulate,
-    states,
-)
+from conftest import CNN_WITH_BN, Make, at, exchanged, linear, losses, models_of, net_of, resident, simulate, states
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
-from fedshift.core.tensors import Tensors
+from fedshift.core.tensors import Tensors, part_of
 from fedshift.methods import METHODS
 from fedshift.methods.fedpin import Anchored, FedPIN, contrast
 from fedshift.methods.fedpin_global import GlobalModel
@@ -163,6 +153,26 @@ def test_two_halves_estimate_the_squared_gradient_without_bias(scalar_weight: fl
 
 
 # A round ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", [0, 1, 2])
+def test_each_phase_moves_only_its_own_parts(make: Make, phase: int):
+    """Batch-norm buffers count too."""
+
+    class Only(FedPIN):
+        """A single phase."""
+
+        def phases(self):
+            return (super().phases()[phase],)
+
+    method = Only(alpha=0.001, personal_steps=2, global_steps=2, gamma=0.1)
+    simulation = Simulation(make(CNN_WITH_BN).replace(method=method))
+    before = {**simulation.coordinator.state.shared, **simulation.site.initial}
+    when = simulation.coordinator.schedule[0]
+    ups = exchanged(simulation, when.stage.training, when, simulation.federated.clients)
+    after = {**ups[0], **simulation.site.store.get(0).tensors}
+    moved = {part_of(name) for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {f"{('shortcut_', 'personal_', '')[phase]}{part}" for part in ("encoder", "head")}
 
 
 def test_without_its_terms_it_is_fedavg_beside_local_training(make: Make):

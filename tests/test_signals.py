@@ -14,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedshift.clients.domains import DomainData
+from fedshift.clients.partitions import split
 from fedshift.core.model import Model, ModelBuilder
 from fedshift.datasets import windows
 from fedshift.datasets.signals import Signals
@@ -206,6 +207,13 @@ def test_a_recording_is_of_one_site(tmp_path: Path):
     assert "has 'oslo' in row 0 of the column 'clinic' and 'rome' in row 2" in message
     data = load(save(tmp_path / "x.csv", *rows, recording=["clinic", "walk"]))
     assert (data.x[:, 0].tolist(), data.domains, data.group.tolist()) == ([[1, 2], [3, 4]], ("oslo", "rome"), [0, 1])
+
+
+def test_a_split_keeps_a_recording_whole(tmp_path: Path):
+    data = load(save(tmp_path / "x.csv", *(steps(f"w{n}", "oslo", "run", [n] * 8) for n in range(9)), stride=1))
+    (side,) = split(data, (0.5,), Streams(0))
+    assert [len(side[data.group == group].unique()) for group in range(9)] == [1] * 9
+    assert 0 < int(side.sum()) < len(side) == 9 * 7
 
 
 def test_a_group_holds_recordings_together(tmp_path: Path):

@@ -18,18 +18,7 @@ import pytest
 
 from attack.damage import DAMAGES
 from attack.forks import Forks, Outcome
-from attack.harness import (
-    RESUME,
-    SCENARIOS,
-    Problems,
-    Reference,
-    copied,
-    loaded,
-    none_of,
-    results,
-    run_folders,
-    table,
-)
+from attack.harness import RESUME, SCENARIOS, Problems, Reference, copied, loaded, none_of, results, run_folders, table
 from attack.victims import MEMORY, STATES, Victim, Victims
 
 
