@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
 import sys
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
@@ -304,18 +305,18 @@ def test_where_no_report_can_be_the_error_says_so_and_the_tables_are_printed(run
     assert "its folder would be a file" in str(result.exception)
 
 
-def into(descriptor: str, *words: str) -> None:
-    """The command line in a fresh process whose standard output is a full device, or a pipe that nobody reads."""
+def into_no_reader(*words: str) -> None:
+    """The command line in a fresh process whose standard output is a pipe that nobody reads."""
     reading, writing = os.pipe()
     os.close(reading)
-    os.dup2(os.open(descriptor, os.O_WRONLY) if descriptor else writing, 1)
+    os.dup2(writing, 1)
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  # for as long as the process lasts
     fresh.fedshift(*words)
 
 
 def test_a_reader_that_closes_the_pipe_ends_the_command_quietly_after_the_report_is_written(runs: Path, tmp_path: Path):
     words = ["report", str(runs), "--to", str(tmp_path / "report.html")]
-    done = fresh.start(into, "", *words).completed()
+    done = fresh.start(into_no_reader, *words).completed()
     assert done.returncode != 0
     assert done.stderr == ""
     Strict((tmp_path / "report.html").read_text())
@@ -323,5 +324,7 @@ def test_a_reader_that_closes_the_pipe_ends_the_command_quietly_after_the_report
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
 def test_a_full_standard_output_is_one_line_and_exit_code_1():
-    done = fresh.start(into, "/dev/full", "list").completed()
+    command = [sys.executable, "-m", "fedshift", "list"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "Error: [Errno 28] No space left on device\n")
