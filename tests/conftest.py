@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 import fresh
 from fedshift import files
-from fedshift.clients.samples import Client, Environment
-from fedshift.core.contract import Batch, Context, Exchange, Objective, Term
-from fedshift.core.messages import Message, Up
+from fedshift.clients.samples import Client, Environment, Samples
+from fedshift.core.contract import Batch, Context, Exchange, LocalWork, Objective, Term
+from fedshift.core.messages import Down, Message, Up
 from fedshift.core.method import Method
 from fedshift.core.net import Net
 from fedshift.core.setup import Round
@@ -144,6 +144,13 @@ def at(
     """What an objective may know, for a test that calls its loss by hand."""
     known = Tensors(received), Tensors(), torch.tensor(counts)
     return Context(*known, round, rounds, noise or {}, torch.tensor(client), Replies(replies))
+
+
+def local_work(trained: Tensors, private: Tensors, received: Tensors, **more: Any) -> LocalWork:
+    """What a client of 5 samples of one class has after a step, or as many as are given, at 0.1."""
+    known = {"received": Down(received), "measured": Tensors(), "counts": torch.tensor([5, 0])}
+    train = Samples(torch.zeros(5, 1), torch.zeros(5, dtype=torch.int64))
+    return LocalWork(trained=trained, private=private, train=train, **{**known, "steps": 1, "lr": 0.1, **more})
 
 
 def losses(terms: Mapping[str, Term], net: Net, batch: Batch, context: Context) -> dict[str, Tensor]:

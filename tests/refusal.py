@@ -7,7 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from fedshift.datasets.dataset import Dataset
 from fedshift.errors import FedshiftError
+from fedshift.runs.simulation import load_data
 
 
 @contextmanager
@@ -33,3 +35,13 @@ def refuses(
     missing = [part for part in expected if part not in message]
     if missing:
         pytest.fail(f"The {type(caught.value).__name__} does not mention {', '.join(map(repr, missing))}:\n{message}")
+
+
+def refusal(dataset: Dataset) -> str:
+    """What a run says of a data set; anything but the one error fails the test, so do warnings."""
+    with pytest.raises(FedshiftError) as caught:
+        load_data.__wrapped__(dataset, None, 0, "")
+    message = str(caught.value)
+    message.encode()
+    assert not any(ord(character) < 32 and character != "\n" for character in message)
+    return message

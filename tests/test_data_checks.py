@@ -30,10 +30,8 @@ from fedshift.core.frozen import frozen_network
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.image_sets import HubDataset, ImageFolder, ParquetFile
 from fedshift.datasets.images import decode
-from fedshift.errors import FedshiftError
-from fedshift.runs.simulation import load_data
 from fedshift.streams import Streams
-from refusal import refuses
+from refusal import refusal, refuses
 
 
 def png(shade: int = 0, side: int = 4) -> bytes:
@@ -66,16 +64,6 @@ def images(root: Path, names: Sequence[tuple[str, str]], count: int = 2) -> Imag
 
 
 FOUR = (("oslo", "cat"), ("oslo", "dog"), ("rome", "cat"), ("rome", "dog"))
-
-
-def refusal(dataset: Dataset) -> str:
-    """What a run says of a data set; anything but the one error fails the test, so do warnings."""
-    with pytest.raises(FedshiftError) as caught:
-        load_data.__wrapped__(dataset, None, 0, "")
-    message = str(caught.value)
-    message.encode()
-    assert not any(ord(character) < 32 and character != "\n" for character in message)
-    return message
 
 
 # Names ------------------------------------------------------------------------------------------

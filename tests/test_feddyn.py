@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import Make, at, first_messages, linear, simulate
-from fedshift.clients.samples import Samples
-from fedshift.core.contract import Batch, LocalWork, ServerState
-from fedshift.core.messages import Down, Up
+from conftest import Make, at, first_messages, linear, local_work, simulate
+from fedshift.core.contract import Batch, ServerState
+from fedshift.core.messages import Up
 from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.feddyn import FedDyn
@@ -36,15 +35,10 @@ def test_loss_and_gradient_by_hand():
 
 def test_the_dual_by_hand():
     """With g = 0.2, w_t = 1, w_k = 0.4, alpha = 0.1: g - 0.1 * (0.4 - 1) = 0.26. What has no dual is left alone."""
-    work = LocalWork(
+    work = local_work(
         trained=Tensors({"head.w": torch.tensor(0.4), "head.running_mean": torch.tensor(3.0)}),
         private=Tensors({"dual.head.w": torch.tensor(0.2), "encoder.own": torch.tensor(1.0)}),
-        received=Down({"head.w": torch.tensor(1.0), "head.running_mean": torch.tensor(0.0)}),
-        measured=Tensors(),
-        train=Samples(torch.zeros(5, 1), torch.zeros(5, dtype=torch.int64)),
-        counts=torch.tensor([5, 0]),
-        steps=1,
-        lr=0.1,
+        received=Tensors({"head.w": torch.tensor(1.0), "head.running_mean": torch.tensor(0.0)}),
     )
     kept = FedDyn(alpha=0.1).keep(work)
     assert kept.keys() == {"dual.head.w"}

@@ -101,6 +101,36 @@ def test_the_personal_loss_by_hand():
     assert losses(method.personal_terms(), net, batch, at(received=received)).keys() == {"personal"}
 
 
+def test_removal_takes_a_known_shortcut_out_of_the_personal_model():
+    """Plain training (round 1) leans on v, which agrees with y at 95%, as the cause u is noisy; removal does not."""
+    generator = torch.Generator().manual_seed(95)
+    y = torch.randint(2, (400,), generator=generator)
+    agrees, sign = torch.rand(400, generator=generator) < 0.95, 2.0 * y - 1
+    x = torch.stack([sign, sign * (2.0 * agrees - 1)], dim=1) + 0.5 * torch.randn(400, 2, generator=generator)
+    x[:, 0] += torch.randn(400, generator=torch.Generator().manual_seed(5))
+    received = {  # Psi(x) = v, and e = (0, v) in either class
+        "shortcut.weight": torch.tensor([[0.0, 1.0]]),
+        "environment_head.of_each.weight": torch.tensor([[0.0], [1.0], [0.0], [1.0]]),
+        "environment_head.of_each.bias": torch.zeros(4),
+    }
+    leans = []
+    for round in (1, 2):
+        encoder, head, psi = nn.Linear(2, 1), nn.Linear(1, 2), nn.Linear(2, 1, bias=False)
+        encoder.weight.data, head.weight.data = torch.ones(1, 2), torch.tensor([[-1.0], [1.0]])
+        parts = {"shortcut": psi, "environment_head": EnvironmentHead(1, 2, 2)}
+        net = Net({"personal_encoder": encoder, "personal_head": head, **parts})
+        optimiser = torch.optim.Adam([*encoder.parameters(), *head.parameters()], lr=0.02)
+        for _ in range(300):
+            optimiser.zero_grad()
+            context = at(round=round, rounds=2, received=received)
+            sum(losses(FedSDR(lam=10.0).personal_terms(), net, Batch(x, y), context).values()).backward()
+            optimiser.step()
+        cause, shortcut = encoder.weight.data.flatten().abs().tolist()
+        leans.append(shortcut / cause)
+    assert leans[0] > 1
+    assert leans[1] < 0.1
+
+
 # Environments -------------------------------------------------------------------------------------
 
 

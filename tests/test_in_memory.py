@@ -23,11 +23,10 @@ from fedshift.clients.checks import check_data
 from fedshift.clients.domains import DomainData
 from fedshift.clients.partitions import split
 from fedshift.datasets.arrays import Arrays
-from fedshift.errors import FedshiftError
 from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
 from fedshift.streams import Streams
-from refusal import refuses
+from refusal import refusal, refuses
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 Y = np.array([0, 1, 0, 1])
@@ -247,12 +246,6 @@ CLASSES = np.array([0, 1, 0, 1])
 def save(path: Path, **arrays: Any) -> Arrays:
     np.savez(path, **arrays)
     return Arrays(path=str(path))
-
-
-def refusal(dataset: Arrays) -> str:
-    with pytest.raises(FedshiftError) as caught:
-        check_data(dataset.load(Streams(0)), dataset.inputs())
-    return str(caught.value)
 
 
 def test_float64_is_rounded(tmp_path: Path):

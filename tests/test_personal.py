@@ -8,10 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import CNN_WITH_BN, Make, go_on, linear, models_of, scored, states
-from fedshift.clients.samples import Samples
-from fedshift.core.contract import LocalWork
-from fedshift.core.messages import Down
+from conftest import CNN_WITH_BN, Make, go_on, linear, local_work, models_of, scored, states
 from fedshift.core.net import Net
 from fedshift.core.tensors import Tensors
 from fedshift.methods.ditto import Ditto
@@ -96,15 +93,10 @@ def test_promote_makes_the_tuned_model_the_copy_with_the_clients_own_batch_norms
     def tensors(**values: float) -> Tensors:
         return Tensors({name.replace("__", "."): torch.tensor([value]) for name, value in values.items()})
 
-    work = LocalWork(
+    work = local_work(
         trained=tensors(encoder__w=1, head__w=2, invariant__w=3),
         private=tensors(encoder__mean=4, auxiliary__w=5, tuned__encoder__w=6, tuned__head__w=6, tuned__done=0),
-        received=Down(tensors(encoder__w=8, head__w=8)),
-        measured=Tensors(),
-        train=Samples(torch.zeros(5, 1), torch.zeros(5, dtype=torch.int64)),
-        counts=torch.tensor([5, 0]),
-        steps=1,
-        lr=0.1,
+        received=tensors(encoder__w=8, head__w=8),
     )
     promoted = {name: tensor.item() for name, tensor in FineTuning().promote(work).items()}
     assert promoted == {"tuned.encoder.w": 1, "tuned.encoder.mean": 4, "tuned.head.w": 2, "tuned.done": 1}

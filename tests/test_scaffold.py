@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import CNN_WITH_BN, Make, at, first_messages, simulate, states
-from fedshift.clients.samples import Samples
+from conftest import CNN_WITH_BN, Make, at, first_messages, local_work, simulate, states
 from fedshift.core.contract import Batch, LocalWork, ServerState
-from fedshift.core.messages import Down, Up
+from fedshift.core.messages import Up
 from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.scaffold import SCAFFOLD
@@ -53,15 +52,12 @@ def work(**measured: float) -> LocalWork:
     """A client with c_k = 0.2, c = 0.5, w_t = 1, w_k = 0.4 after K = 3 steps at 0.1; and a batch norm that stays."""
     sums = {f"gradient.{name}.w": value for name, value in measured.items()}
     down = {"head.w": 1.0, "head.running_mean": 0.0, "variate.head.w": 0.5, "variate.norm.w": 0.0}
-    return LocalWork(
+    return local_work(
         trained=Tensors({"head.w": torch.tensor(0.4), "head.running_mean": torch.tensor(3.0)}),
         private=Tensors({"own_variate.head.w": torch.tensor(0.2), "own_variate.norm.w": torch.tensor(0.0)}),
-        received=Down({name: torch.tensor(value) for name, value in down.items()}),
+        received=Tensors({name: torch.tensor(value) for name, value in down.items()}),
         measured=Tensors({name: torch.tensor(value) for name, value in sums.items()}),
-        train=Samples(torch.zeros(5, 1), torch.zeros(5, dtype=torch.int64)),
-        counts=torch.tensor([5, 0]),
         steps=3,
-        lr=0.1,
         seen=dict.fromkeys(sums, 5),
     )
 

@@ -19,12 +19,11 @@ from fedshift.core.model import Model, ModelBuilder
 from fedshift.datasets import windows
 from fedshift.datasets.signals import Signals
 from fedshift.datasets.windows import Watch, standardised
-from fedshift.errors import FedshiftError
 from fedshift.models import MODELS
 from fedshift.models.cct import CCT7
 from fedshift.models.small import CNN, LSTM, CNN1d, DigitsCNN, ResNet10
 from fedshift.streams import Streams
-from refusal import refuses
+from refusal import refusal, refuses
 
 NAMES = {"recording": ("walk",), "domain": "clinic"}
 
@@ -46,12 +45,6 @@ def save(file: Path, *recordings: pd.DataFrame, **settings: Any) -> Signals:
 
 def load(dataset: Signals) -> DomainData:
     return dataset.load(Streams(0))
-
-
-def refusal(dataset: Signals) -> str:
-    with pytest.raises(FedshiftError) as caught:
-        load(dataset)
-    return str(caught.value)
 
 
 TWO = (steps("w2", "rome", "run", [1, 2, 3, 4, 5]), steps("w1", "oslo", "rest", [6, 7, 8]))
