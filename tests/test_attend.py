@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -295,6 +296,8 @@ def test_a_round_comes_at_one_position_where_stages_may_end_early(make: Make, tm
             again = replace(work, position=position, **{what: other_weights(order, position)})
             replies.append(type(reply_of(attendant.answer(again.to_bytes()))))
     assert came == {"order": [Done, Failed, Failed], "score": [Done, Failed, Failed]}
+    kept = list(tmp_path.rglob("order@*.safetensors"))  # replies that may be asked for again
+    assert [stat.S_IMODE(file.stat().st_mode) for file in kept] == [0o600]
 
 
 def test_scores_have_three_decimals_and_none_is_of_few_samples(make: Make, tmp_path: Path):

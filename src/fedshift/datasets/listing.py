@@ -10,6 +10,7 @@ from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
+from fedshift import memory
 from fedshift.errors import FedshiftError
 
 
@@ -51,9 +52,9 @@ def reading(what: str, fix: str, kind: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except (FedshiftError, MemoryError):
-        raise
     except Exception as error:
+        if isinstance(error, FedshiftError) or memory.is_shortage(error):
+            raise
         reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, UnidentifiedImageError):  # which names an object in memory by its address
             reason = "it is in no known format"

@@ -14,14 +14,7 @@ import torch
 from fedshift.clients.domains import DomainData, Unlabelled
 from fedshift.clients.preparation import Column
 from fedshift.datasets.column_files import Cells, InputColumns, column_of, names_in, not_looked_at
-from fedshift.datasets.labelled import (
-    Array,
-    Labelled,
-    Names,
-    beside,
-    each_read,
-    joined,
-)
+from fedshift.datasets.labelled import Array, Labelled, Names, beside, each_read, joined
 from fedshift.datasets.windows import FILLED, GAPS, WIDE, Recording, WindowedDataset, Windows
 from fedshift.errors import FedshiftError, needs
 from fedshift.spec import setting

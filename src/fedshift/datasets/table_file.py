@@ -16,17 +16,7 @@ from fedshift.clients.inputs import Inputs
 from fedshift.clients.preparation import UNSEEN, Column, Preparation
 from fedshift.datasets.column_files import NUMBERS, Cells, InputColumns, as_number, column_of, not_looked_at
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.labelled import (
-    Array,
-    Labelled,
-    Names,
-    beside,
-    each_read,
-    joined,
-    names_of,
-    shown,
-    sorted_names,
-)
+from fedshift.datasets.labelled import Array, Labelled, Names, beside, each_read, joined, names_of, shown, sorted_names
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.spec import setting
 from fedshift.streams import Streams
