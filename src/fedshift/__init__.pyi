@@ -82,7 +82,12 @@ from .methods.scaffold import SCAFFOLD as SCAFFOLD
 from .models import MODELS as MODELS
 from .models.own import own_model as own_model
 from .models.staged import Staged as Staged
+from .reporting.analyses import ANALYSES as ANALYSES
+from .reporting.analyses.analysis import Analysis as Analysis
+from .reporting.analyses.analysis import Measured as Measured
+from .reporting.charts import Chart as Chart
 from .reporting.data_report.report import DataReport as DataReport
+from .runs.observed import TrainedSimulation as TrainedSimulation
 from .runs.predictions import Predictions as Predictions
 from .runs.run import Run as Run
 from .sklearn import FederatedClassifier as FederatedClassifier
@@ -90,6 +95,7 @@ from .spec import Spec as Spec
 from .spec import setting as setting
 from .study.api import Comparison as Comparison
 from .study.api import Forecast as Forecast
+from .study.api import analyse as analyse
 from .study.api import bench as bench
 from .study.api import compare as compare
 from .study.api import estimate as estimate

@@ -24,12 +24,13 @@ from fedshift.cli.options import (
     app,
     command,
     complete,
+    folder_names,
     load_plugins,
     on_experiment,
     setting_names,
     warnings_as_notes,
 )
-from fedshift.cli.studies import benchmark, predict, reproduce
+from fedshift.cli.studies import analyse, benchmark, predict, reproduce
 from fedshift.errors import FedshiftError
 from fedshift.methods import INDEXING
 
@@ -202,6 +203,12 @@ command(
 )(reproduce)
 
 command(
+    "analyse tsne runs/rotated-mnist",
+    "analyse calibration runs/rotated-mnist --set bins=10 --to figures",
+    more="`fedshift list analyses` says what there is, and `fedshift show NAME` its settings.",
+)(analyse)
+
+command(
     "predict runs/mine/fedsr-0-seed0-1a2b3c4d photos new.png",
     "predict runs/mine/fedbn-seed0-1a2b3c4d new.csv --client north --round selected --out -",
 )(predict)
@@ -237,13 +244,13 @@ def watch(
 
 @command("report runs/rotated-mnist", "report runs --to all.html")
 def report(
-    path: RunsArgument,
+    paths: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them.", autocompletion=folder_names)],
     to: Annotated[Path | None, typer.Option(help="The HTML file; by default report.html in the folder.")] = None,
 ) -> None:
     """Print the tables of recorded runs and write their HTML report."""
     from fedshift.study import api
 
-    print_report(api.load(path), path, to)
+    print_report(api.load(*paths), paths[0], to)
 
 
 @command("list", "list methods", name="list")
@@ -251,7 +258,8 @@ def list_names(
     kind: Annotated[
         str,
         typer.Argument(
-            help="methods, datasets, partitions, models, protocols, indices, encoders or experiments; by default all."
+            help="methods, datasets, partitions, models, protocols, indices, encoders, analyses or experiments; by "
+            "default all."
         ),
     ] = "all",
     plugin: PluginOption = None,

@@ -23,6 +23,7 @@ from fedshift.core.method import Averaging, Method
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import DEFAULT_NAMES, NAMED, PLAIN, Experiment
 from fedshift.methods import METHODS
+from fedshift.reporting.analyses import ANALYSES
 from fedshift.reporting.results import flat, merged
 from fedshift.spec import Spec
 from fedshift.study.grid import expand, override, read, shipped, shipped_text
@@ -35,7 +36,7 @@ SIGNS = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "max
 
 def print_list(kind: str) -> None:
     """Print the names of one kind, or of all, each with a line about it."""
-    kinds = [*catalogues(), "experiments"]
+    kinds = [*listed(), "experiments"]
     if kind not in (*kinds, "all"):
         raise UnknownNameError("kind", kind, [*kinds, "all"])
     console = open_console()
@@ -44,7 +45,7 @@ def print_list(kind: str) -> None:
         if one == "experiments":
             lines = {name: shipped_text(name).splitlines()[0].lstrip("# ") for name in shipped()}
         else:
-            lines = {name: catalogues()[one].get(name).help().splitlines()[0] for name in catalogues()[one]}
+            lines = {name: listed()[one].get(name).help().splitlines()[0] for name in listed()[one]}
         for name, line in lines.items():
             paper = f" [dim]({METHODS.get(name).cited()})[/dim]" if one == "methods" else ""
             table.add_row(f"[bold]{escape(name)}[/bold]", f"{escape(plain(line)).removesuffix('.')}{paper}.")
@@ -60,7 +61,7 @@ def print_named(name: str, changes: Mapping[str, Any]) -> None:
         FedshiftError: there are changes, and no experiment that they could change.
     """
     console = open_console()
-    entries = [(catalogue.table, catalogue.get(name)) for catalogue in catalogues().values() if name in catalogue]
+    entries = [(catalogue.table, catalogue.get(name)) for catalogue in listed().values() if name in catalogue]
     entries += [(name, PLAIN[name])] if name in PLAIN else []
     is_experiment = name in shipped() or Path(name).suffix == ".toml" or Path(name).is_file()
     if not entries and not is_experiment:
@@ -179,7 +180,7 @@ def _print_setting(console: Console, cls: type[Spec], name: str) -> None:
 
 def shown_names() -> list[str]:
     """Every name that :func:`print_named` knows."""
-    entries = (entry for catalogue in catalogues().values() for entry in catalogue)
+    entries = (entry for catalogue in listed().values() for entry in catalogue)
     return [*dict.fromkeys([*entries, *PLAIN, *shipped()])]
 
 
@@ -237,6 +238,11 @@ def json_schema() -> Schema:
         **table,
         "$defs": {"method": _methods(), **{name: _choice(catalogue) for name, catalogue in catalogues().items()}},
     }
+
+
+def listed() -> dict[str, Catalogue[Any]]:
+    """Every catalogue: those of experiments, and the analyses of their runs."""
+    return catalogues() | {ANALYSES.plural: ANALYSES}
 
 
 @cache

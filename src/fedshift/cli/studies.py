@@ -1,4 +1,4 @@
-"""The commands ``fedshift benchmark``, ``reproduce`` and ``predict``."""
+"""The commands ``fedshift benchmark``, ``reproduce``, ``analyse`` and ``predict``."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from fedshift.cli.options import (
     complete,
     folder_names,
     listed,
+    load_plugins,
     names_known_to,
     names_of,
     paths_of,
@@ -26,6 +27,7 @@ from fedshift.cli.options import (
 from fedshift.errors import FedshiftError
 
 if TYPE_CHECKING:
+    from fedshift.runs.run import Run
     from fedshift.study.study_plan import StudyPlan
     from fedshift.study.study_tables import StudyResults
 
@@ -151,6 +153,41 @@ def _carry_out_or_estimate(plan: StudyPlan, carry_out: Callable[[StudyPlan], R],
 
 
 STDOUT = "-"
+
+
+def analyse(
+    name: Annotated[
+        str,
+        typer.Argument(help="An analysis of `fedshift list analyses`.", autocompletion=names_of("ANALYSES")),
+    ],
+    paths: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them.", autocompletion=folder_names)],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of the analysis: bins=10; `fedshift show NAME`.")
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Folder for the files; by default analyses/ in the first path.")
+    ] = None,
+    plugin: PluginOption = None,
+    trust: TrustOption = False,
+) -> None:
+    """Measure finished runs again without training: a table, charts as SVG and PNG, and every number as CSV.
+
+    What was measured before is read from the run's folder, and `fedshift report` shows it as well.
+    """
+    from fedshift.study import api
+    from fedshift.written import parse_assignments, printable
+
+    load_plugins(plugin)
+    settings = {key.removeprefix("analysis."): value for key, value in parse_assignments(set_ or []).items()}
+    with interruptible(". What was measured before is kept."):
+        found = api.analyse(name, *paths, trust=trust, tell=_tell_analysed, **settings)
+    print_tables(found.tables(), found.notes())
+    written = found.write(to or paths[0] / "analyses")
+    typer.echo("Written: " + printable(", ".join(map(str, written))))
+
+
+def _tell_analysed(run: Run) -> None:
+    typer.echo(f"Measuring {run.path.name}...", err=True)
 
 
 def predict(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from fedshift.core.contract import LocalWork, ServerState
+from fedshift.core.contract import Batch, LocalWork, ServerState
 from fedshift.core.messages import Up
 from fedshift.core.metrics import measured
 from fedshift.core.net import Net, batch_norms
@@ -78,6 +78,19 @@ class Sequential:
             bank = self.resident(together[0].setup).client
             bank.load(0, together[0].model)
             yield from _score(bank.net, together)
+
+    @torch.no_grad()
+    def observe(self, question: Question) -> tuple[Tensor, Tensor, Tensor]:
+        """What a model makes of the samples of an environment, as it was scored.
+
+        Returns:
+            Log-probabilities (n, classes), representations (n, d) and labels (n,), on the CPU.
+        """
+        bank = self.resident(question.setup).client
+        bank.load(0, question.model)
+        predicted = _predict(bank.net, [question])
+        log_probabilities, y = (torch.cat(tensors).cpu() for tensors in zip(*predicted, strict=True))
+        return log_probabilities, torch.cat(list(_represent(bank.net, question))).cpu(), y
 
     def close(self) -> None:
         """Let go of the modules."""
@@ -159,13 +172,7 @@ def _fit(questions: Sequence[Question]) -> bool:
 @torch.no_grad()
 def _score(net: Net, questions: Sequence[Question]) -> list[Score]:
     """Score the model that a net holds on one environment, or on several that fit into one batch."""
-    set_modes(net, ())
-    first, environment = questions[0], questions[0].environment
-    setup, client = first.setup, SERVER if environment.client is None else environment.client
-    with setup.lend("prediction", *first.round.key, environment.role, environment.name, client):
-        if setup.method.core.reestimates(unseen=environment.client is None):
-            _reestimate(net, first)
-        predicted = list(_predictions(net, questions))
+    predicted = _predict(net, questions)
     sizes = [len(question.environment.samples) for question in questions]
     sums = torch.stack(
         [_sums(log_probabilities, y, sizes if len(questions) > 1 else [len(y)]) for log_probabilities, y in predicted]
@@ -175,6 +182,31 @@ def _score(net: Net, questions: Sequence[Question]) -> list[Score]:
         _score_of(question, both, log_probabilities.cpu(), y.cpu())
         for question, both, (log_probabilities, y) in zip(questions, sums.T.tolist(), parts, strict=True)
     ]
+
+
+def _predict(net: Net, questions: Sequence[Question]) -> list[tuple[Tensor, Tensor]]:
+    """Predictions and labels of the model that a net holds, batch by batch."""
+    set_modes(net, ())
+    first = questions[0]
+    with _lend(first):
+        if first.setup.method.core.reestimates(unseen=first.environment.client is None):
+            _reestimate(net, first)
+        return list(_predictions(net, questions))
+
+
+def _lend(question: Question) -> AbstractContextManager[None]:
+    """The random stream that predictions for an environment draw from."""
+    environment = question.environment
+    client = SERVER if environment.client is None else environment.client
+    return question.setup.lend("prediction", *question.round.key, environment.role, environment.name, client)
+
+
+def _represent(net: Net, question: Question) -> Iterator[Tensor]:
+    """Representations (B, d) of an environment's samples, batch by batch, by a model that has just predicted."""
+    with _lend(question):
+        for number, rows in enumerate(even_chunks(len(question.environment.samples), question.setup.evaluate.batch)):
+            x, _, y = _asked(question, number, rows)
+            yield question.setup.method.core.encode(net, Batch(x, y), {}).z.flatten(1)
 
 
 def _predictions(net: Net, questions: Sequence[Question]) -> Iterator[tuple[Tensor, Tensor]]:

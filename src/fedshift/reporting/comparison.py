@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fedshift.clients import PROTOCOLS
 from fedshift.core.metrics import ACCURACY, Metric
@@ -20,6 +21,9 @@ from fedshift.runs.run import Run
 from fedshift.runs.runner import Failures, run_path
 from fedshift.runs.schema import Record
 from fedshift.runs.selection import ORACLES, RULES, selects
+
+if TYPE_CHECKING:
+    from fedshift.reporting.analyses.analysed import Analysed
 
 REFUSED = "refused.txt"  # in the folder of a run that could not begin: why
 
@@ -99,15 +103,19 @@ class Comparison(Tabled):
         return cls(runs, tuple(f"A run is left out: {problem}" for problem in damaged), asked=len(runs))
 
     @classmethod
-    def at(cls, path: Path, trust: bool = False) -> Comparison:
-        """Every run at or below a path, sorted by method and then by settings.
+    def at(cls, *paths: Path, trust: bool = False) -> Comparison:
+        """Every run at or below the paths, sorted by method and then by settings; each counts once.
 
         Raises:
-            FedshiftError: there is none with a record, or the path is a study's or a trial's.
+            FedshiftError: there is none with a record, or a path is a study's or a trial's.
         """
-        check_no_study(path)
-        read = cls.read(find(path, trust=trust))
-        return replace(read, runs=sorted(read.runs, key=_order), missing=(*read.missing, *_not_begun(path)))
+        found: dict[Path, Run] = {}
+        for path in paths:
+            check_no_study(path)
+            found |= {run.path.resolve(): run for run in find(path, trust=trust)}
+        read = cls.read([*found.values()])
+        waiting = [note for path in paths for note in _not_begun(path)]
+        return replace(read, runs=sorted(read.runs, key=_order), missing=(*read.missing, *waiting))
 
     # Rows and columns --------------------------------------------------------------------------------
 
@@ -173,6 +181,21 @@ class Comparison(Tabled):
         from fedshift.reporting.page import write_report
 
         return write_report(self, Path(path))
+
+    def analyse(self, name: str, **settings: Any) -> Analysed:
+        """Measure every finished run, without training again; see :func:`fedshift.analyse`.
+
+        Args:
+            name: the analysis, of ``fedshift list analyses``.
+            settings: its settings, by name.
+
+        Raises:
+            FedshiftError: there is no such analysis or setting, or it can be measured of no run.
+        """
+        from fedshift.reporting.analyses import ANALYSES
+        from fedshift.reporting.analyses.analysed import analyse
+
+        return analyse(self, ANALYSES.build({"name": name, **settings}))
 
     def accuracy(self, method: str) -> float:
         """A row's headline: test accuracy at the last round, mean over environments and seeds, in 0..1.

@@ -34,6 +34,7 @@ from fedshift.study.study_plan import Plan
 if TYPE_CHECKING:
     from fedshift.core.method import Prepared
     from fedshift.engines.calibration import Calibration
+    from fedshift.reporting.analyses.analysed import Analysed
     from fedshift.reporting.data_report.report import DataReport
     from fedshift.study.search import Budget, Sampler
     from fedshift.study.tuned import Tuning
@@ -96,17 +97,46 @@ def resume(path: str | Path, progress: Progress | None = None, *, trust: bool = 
     return Comparison.of(folders, failed, len(asked))
 
 
-def load(path: str | Path, *, trust: bool = False) -> Comparison:
-    """What the runs at or below a path have recorded so far; nothing is imported for that.
+def load(*paths: str | Path, trust: bool = False) -> Comparison:
+    """What the runs at or below paths have recorded so far; nothing is imported for that.
 
     Args:
-        path: a run folder, or a folder of them.
+        paths: run folders, or folders of them.
         trust: whether ``model()`` of these runs may import plugins that never ran on this machine.
 
     Raises:
         FedshiftError: there is none, none has a record, all are damaged, or they are trials of a study.
     """
-    return Comparison.at(_path(path), trust)
+    if not paths:
+        raise FedshiftError("No path is given; give a run folder, or a folder of them.")
+    return Comparison.at(*map(_path, paths), trust=trust)
+
+
+def analyse(
+    name: str,
+    *paths: str | Path,
+    trust: bool = False,
+    tell: Callable[[Run], None] = lambda run: None,
+    **settings: Any,
+) -> Analysed:
+    """Measure finished runs again from their folders and data, without training.
+
+    What was measured before is read from the run's folder.
+
+    Args:
+        name: the analysis, of ``fedshift list analyses``.
+        paths: run folders, or folders of them.
+        trust: whether plugins may be imported that never ran on this machine; read them first.
+        tell: is called with each run before it is measured.
+        settings: the analysis's settings, by name.
+
+    Raises:
+        FedshiftError: there is no such analysis or setting, or no run that it applies to.
+    """
+    from fedshift.reporting.analyses import ANALYSES, analysed
+
+    analysis = ANALYSES.build({"name": name, **settings})
+    return analysed.analyse(load(*paths, trust=trust), analysis, tell)
 
 
 def predict(

@@ -1,0 +1,20 @@
+"""What can be measured of finished runs without training again: one page for each analysis, and the list of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedshift.catalogue import Catalogue
+
+if TYPE_CHECKING:
+    from fedshift.reporting.analyses.analysis import Analysis
+
+ANALYSES: Catalogue[Analysis] = Catalogue(
+    "ANALYSES",
+    __name__,
+    kind="analysis",
+    base=".analysis:Analysis",
+    entries={
+        "calibration": ".calibration:Calibration",
+    },
+)

@@ -1,0 +1,190 @@
+"""Carrying an analysis out on runs: measuring, caching, and writing what comes out."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedshift import files
+from fedshift.errors import DamagedError, DiskError, FedshiftError
+from fedshift.manifest import digested_json, read_json
+from fedshift.reporting.analyses import ANALYSES
+from fedshift.reporting.analyses.analysis import Analysis, Measured, MeasuredRun, Rows
+from fedshift.reporting.charts import Chart, as_csv
+from fedshift.reporting.table import Table, Tabled
+from fedshift.runs.observed import TrainedSimulation
+from fedshift.runs.run import WEIGHTS, Run
+from fedshift.runs.schema import File, Record
+
+if TYPE_CHECKING:
+    from fedshift.reporting.comparison import Comparison
+
+FOLDER = "analyses"  # in a run's folder: what was measured of it
+
+
+class Cached(File):
+    """analyses/NAME-*.json in a run's folder.
+
+    Attributes:
+        analysis: the analysis's name and settings.
+        version: the analysis's.
+        weights: the digest of the run's final weights.
+        measured: what came out.
+    """
+
+    analysis: dict[str, Any]
+    version: int
+    weights: str
+    measured: Measured
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Analysed(Tabled):
+    """An analysis of runs; prints as its tables.
+
+    Attributes:
+        analysis: what was measured.
+        rows: what came out, by the row's label.
+        left_out: why runs are missing, a note each.
+    """
+
+    analysis: Analysis
+    rows: Rows
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The analysis's name."""
+        return ANALYSES.name_of(self.analysis)
+
+    def tables(self) -> list[Table]:
+        """The numbers of every row."""
+        return self.analysis.tables(self.rows)
+
+    def charts(self) -> list[Chart]:
+        """Pictures of the numbers."""
+        return self.analysis.charts(self.rows)
+
+    def notes(self) -> list[str]:
+        """What is measured, by which source, and what a reader must know."""
+        definition = " ".join(self.analysis.help().split())
+        return [f"{definition} Source: {self.analysis.source}.", *self.analysis.notes(self.rows), *self.left_out]
+
+    def measurements(self) -> list[Record]:
+        """Every number with its ``method``, ``run``, ``seed`` and ``hold_out``."""
+        return self.analysis.measurements(self.rows)
+
+    def write(self, folder: str | Path) -> list[Path]:
+        """Write the numbers as CSV, and each chart as SVG and PNG with its numbers as CSV.
+
+        Returns:
+            The files.
+
+        Raises:
+            FedshiftError: they cannot be written.
+        """
+        contents: dict[str, bytes | str] = {f"{self.name}.csv": as_csv(self.measurements())}
+        for chart in self.charts():
+            contents |= {f"{chart.name}.{kind}": getattr(chart, kind)() for kind in ("svg", "png", "csv")}
+        files.make_folder(Path(folder))
+        for name, content in contents.items():
+            files.write(Path(folder) / name, content)
+        return [Path(folder) / name for name in contents]
+
+
+def analyse(comparison: Comparison, analysis: Analysis, tell: Callable[[Run], None] = lambda run: None) -> Analysed:
+    """Measure every finished run of a comparison; what was measured before is read from the run's folder.
+
+    Args:
+        comparison: the runs.
+        analysis: what to measure.
+        tell: is called with each run before it is measured.
+
+    Raises:
+        FedshiftError: it can be measured of none; the message is the first reason.
+    """
+    left_out: list[FedshiftError] = []
+    rows: dict[str, list[MeasuredRun]] = {}
+    for row in comparison.rows():
+        for run in row.runs:
+            try:
+                rows.setdefault(row.label, []).append(MeasuredRun(run, measure(run, analysis, tell)))
+            except FedshiftError as error:
+                left_out.append(error)
+    found = {label: its for label, its in rows.items() if its}
+    if not found:
+        raise left_out[0]
+    return Analysed(analysis, found, tuple(f"A run is left out: {error}" for error in left_out))
+
+
+def measure(run: Run, analysis: Analysis, tell: Callable[[Run], None] = lambda run: None) -> Measured:
+    """What an analysis measures of a run; from the run's folder if it is there, else computed and kept there."""
+    if found := cached(run, analysis):
+        return found
+    trained = TrainedSimulation(run)
+    tell(run)
+    measured = analysis.measure(trained)
+    table = ANALYSES.table_of(analysis)
+    content = Cached(analysis=table, version=analysis.version, weights=_weights(run), measured=measured)
+    path = _path(run, table)
+    try:
+        files.make_folder(path.parent)
+        files.write(path, digested_json(content.model_dump()))
+    except DiskError:
+        if not _read_only(run.path):
+            raise
+    return measured
+
+
+def cached(run: Run, analysis: Analysis) -> Measured | None:
+    """What was measured before of a run by this analysis, if the run and the analysis are still the same."""
+    table = ANALYSES.table_of(analysis)
+    path = _path(run, table)
+    if not run.finished or not path.is_file():
+        return None
+    try:
+        found = read_json(path, Cached)
+    except DamagedError:  # it is made again
+        return None
+    same = (found.analysis, found.version, found.weights) == (table, analysis.version, _weights(run))
+    return found.measured if same else None
+
+
+def existing(comparison: Comparison) -> Iterator[Analysed]:
+    """Every analysis that was made of a run of a comparison before, by name and then settings."""
+    tables = dict[str, dict[str, Any]]()
+    for run in comparison.runs:
+        for path in sorted((run.path / FOLDER).glob("*.json")):
+            try:
+                table = read_json(path, Cached).analysis
+            except DamagedError:
+                continue
+            tables[json.dumps(table, sort_keys=True)] = table
+    for _, table in sorted(tables.items()):
+        if table["name"] not in ANALYSES:  # a plugin's, which is not imported for a report
+            continue
+        analysis = ANALYSES.build(table)
+        rows = {
+            row.label: [MeasuredRun(run, its) for run in row.runs if (its := cached(run, analysis))]
+            for row in comparison.rows()
+        }
+        if found := {label: its for label, its in rows.items() if its}:
+            yield Analysed(analysis, found)
+
+
+def _path(run: Run, table: Mapping[str, Any]) -> Path:
+    key = files.digest_of(json.dumps(table, sort_keys=True).encode())[:8]
+    return run.path / FOLDER / f"{table['name']}-{key}.json"
+
+
+def _weights(run: Run) -> str:
+    return run.final.files[WEIGHTS].digest
+
+
+def _read_only(folder: Path) -> bool:
+    """Whether a folder can be read and not written, as an archive."""
+    return not os.access(folder, os.W_OK)

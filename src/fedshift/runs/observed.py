@@ -1,0 +1,146 @@
+"""The models of a finished run beside its data: what they make of every sample that they were scored on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import mean
+
+from torch import Tensor
+
+from fedshift.clients.samples import Environment
+from fedshift.core.preparation import PREPARATION
+from fedshift.core.setup import Round
+from fedshift.core.state import ClientState
+from fedshift.core.tensors import Tensors
+from fedshift.engines.engine import Question
+from fedshift.engines.sequential import Sequential
+from fedshift.errors import FedshiftError
+from fedshift.runs.run import Run
+from fedshift.runs.simulation import Simulation
+
+# How far an accuracy may lie from the recorded one: an engine rounds its own way, which turns a few predictions.
+TOLERANCE = 0.005
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Observed:
+    """An environment as the model sees it that scored it.
+
+    Attributes:
+        environment: its name, role and client, and its samples.
+        whose: "global", the client's "own", or an "unseen" client's.
+        log_probabilities: (n, classes).
+        z: the representations that the head reads, (n, d); of a probabilistic encoder their means.
+        y: labels (n,).
+    """
+
+    environment: Environment
+    whose: str
+    log_probabilities: Tensor
+    z: Tensor
+    y: Tensor
+
+    @property
+    def right(self) -> Tensor:
+        """Whether each prediction is right, (n,)."""
+        return self.log_probabilities.argmax(dim=1) == self.y
+
+    def __repr__(self) -> str:
+        return f"Observed({self.environment.role} '{self.environment.name}', {len(self.y)} samples, {self.whose} model)"
+
+
+class TrainedSimulation:
+    """A finished run with its data and every model that it ended with; the data are loaded when they are first read.
+
+    Attributes:
+        run: the run's folder.
+    """
+
+    def __init__(self, run: Run) -> None:
+        """Take a run.
+
+        Raises:
+            FedshiftError: the run is not finished.
+        """
+        self.run, self._weights = run, run.weights
+        self._engine = Sequential()
+
+    @cached_property
+    def simulation(self) -> Simulation:
+        """Sites and coordinator as they were after the last round.
+
+        Raises:
+            FedshiftError: the run's samples are at institutions, or its data cannot be read.
+        """
+        if self.run.identity.host == "federation":
+            raise FedshiftError(
+                f"'{self.run.path}' ran between institutions, where its samples are: only a simulation can be analysed."
+            )
+        simulation = Simulation(self.run.experiment)
+        coordinator, site = simulation.coordinator, simulation.site
+        tensors = {name: tensor.to(simulation.setup.device) for name, tensor in self._weights.items()}
+        coordinator.state = coordinator.state.updated(
+            {n: tensors[n] for n in coordinator.state.tensors if n in tensors}
+        )
+        for id in coordinator.names:
+            if private := {name: its for name, its in self._own(tensors, id).items() if name in site.initial}:
+                site.store.put(id, ClientState(dict(site.initial | private)))
+        return simulation
+
+    @property
+    def round(self) -> Round:
+        """The last round."""
+        return Round(self.simulation.coordinator.schedule[-1].stage, self.run.records[-1]["round"])
+
+    def _own(self, tensors: Mapping[str, Tensor], client: int) -> dict[str, Tensor]:
+        """What a client keeps, or is sent in the place of what others are."""
+        prefix = f"client.{client}."
+        return {name.removeprefix(prefix): its for name, its in tensors.items() if name.startswith(prefix)}
+
+    def questions(self, role: str | None = None) -> Iterator[list[Question]]:
+        """Every environment of a role (None: of any), with each model that is scored on it."""
+        federated, evaluation = self.simulation.federated, self.simulation.evaluation
+        state, device = self.simulation.coordinator.state, self.simulation.setup.device
+        sent = state.shared | state.down
+
+        def send(client: int) -> Tensors:
+            own = self._own(self._weights, client)
+            return sent | {name: tensor.to(device) for name, tensor in own.items()}
+
+        strangers: list[Tensors] = []
+        for environment in federated.environments:
+            if role in (None, environment.role):
+                models = evaluation.models(environment, state, send, strangers)
+                yield [
+                    Question(self.simulation.setup, model, environment, inputs, self.round)
+                    for model in models
+                    for inputs in [federated.inputs.fitted(model.of(PREPARATION))]
+                ]
+
+    def observe(self, role: str | None = None) -> Iterator[Observed]:
+        """Every environment of a role, once under each model that was scored on it.
+
+        Raises:
+            FedshiftError: what comes out is not what the run recorded.
+        """
+        for questions in self.questions(role):
+            environment = questions[0].environment
+            whose = self.simulation.evaluation.whose(environment)
+            observed = [Observed(environment, whose, *self._engine.observe(question)) for question in questions]
+            self._check(environment, mean(float(one.right.double().mean()) for one in observed))
+            yield from observed
+
+    def _check(self, environment: Environment, accuracy: float) -> None:
+        """Raise an error if an accuracy is not the recorded one."""
+        rows = self.run.records[-1]["environments"]
+        its = [
+            row["accuracy"] for row in rows if (row["role"], row["environment"]) == (environment.role, environment.name)
+        ]
+        if not any(abs(recorded - accuracy) <= TOLERANCE for recorded in its):
+            raise FedshiftError(
+                f"'{self.run.path}': the accuracy on '{environment.name}' is {accuracy:.3f}, but the record has "
+                f"{', '.join(f'{recorded:.3f}' for recorded in its)}: the data or a plugin are not what they were when "
+                "the run was made. Run it again to analyse it."
+            )
