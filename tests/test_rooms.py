@@ -139,7 +139,9 @@ def test_the_lists_are_read_without_a_page_and_without_torch():
     code = f"import sys; {'; '.join(f'import fedshift.{room}' for room in LISTS)}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "torch" not in loaded
-    light = {f"fedshift.{name}" for name in (*LISTS, "core", "errors", "files", "written", "spec", "catalogue")}
+    light = {
+        f"fedshift.{name}" for name in (*LISTS, "core", "reporting", "errors", "files", "written", "spec", "catalogue")
+    }
     assert {name for name in loaded if name.startswith("fedshift.")} == light
 
 
