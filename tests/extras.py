@@ -204,6 +204,17 @@ except fedshift.FedshiftError as error:
 x = [[0.0, 1.0], [1.0, 0.0]] * 10
 assert made.fit(x, [0, 1] * 10).predict_proba(x).shape == (20, 2)
 """
+ANALYSIS = """
+import tempfile
+import fedshift
+with tempfile.TemporaryDirectory() as folder:
+    done = fedshift.run(rounds=1, out=folder)
+    try:
+        fedshift.analyse("tsne", done.path, samples=20)
+        fedshift.analyse("a-distance", done.path, samples=20)
+    except fedshift.FedshiftError as error:
+        raise SystemExit(f"Error: {error}")
+"""
 VIT = ["model.name=transformers", "model.path=network", "data.path=photos", "data.size=16"]
 TABLE = ["data.path=table.csv", "data.domain=site", "model.name=mlp"]
 TEXTS = ["data.path=texts.csv", "data.domain=site"]
@@ -244,6 +255,7 @@ FEATURES = [
     Feature("sklearn", "a shipped table", ["run", "breast-cancer", "--method", "fedavg", "--seed", "0", *SMALL]),
     Feature("sklearn", "AUROC", run('evaluate.metrics=["auroc"]')),
     Feature("sklearn", "a comparison of sites", ["data", *FEW]),
+    Feature("sklearn", "an analysis", ["-c", ANALYSIS]),
     Feature("sklearn", "FederatedClassifier", ["-c", CLASSIFIER]),
     Feature("benchmark", "a table", ["benchmark", "--method", "fedavg,fedprox", "--federation", "rotated-mnist-0"]),
     Feature("flower", "a federation's folders", ["federation", "init", "it", "--sites", "a,b", "--method", "fedavg"]),

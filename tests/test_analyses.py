@@ -66,8 +66,9 @@ def test_cka_does_not_see_rotations_scales_and_shifts(seed: int, scale: float):
 
 
 def test_cka_of_features_by_hand():
-    """A = (1, 1, -1, -1) and b = (1, -1, 1, -1) are centred and have a'b = 0: 0. Of a and c = a + b it is
-    (a'c)^2 / (a'a c'c) = 4^2 / (4 * 8) = 1/2.
+    """Of a = (1, 1, -1, -1) and b = (1, -1, 1, -1), which are centred and have a'b = 0, it is 0.
+
+    Of a and c = a + b it is (a'c)^2 / (a'a c'c) = 4^2 / (4 * 8) = 1/2.
     """
     a, b = torch.tensor([[1.0], [1.0], [-1.0], [-1.0]]), torch.tensor([[1.0], [-1.0], [1.0], [-1.0]])
     assert linear_cka(a, b) == 0
