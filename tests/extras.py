@@ -250,8 +250,6 @@ FEATURES = [
     Feature("medical", "DICOM", run("data.path=dicom", *SCANS, data="medical"), dicom),
     Feature("medical", "NIfTI", run("data.path=nifti", *SCANS, data="medical"), nifti),
     Feature("tune", "a search", ["tune", "--method", "fedprox", "--trials", "2", *FEW, *SMALL]),
-    Feature("scipy", "SVHN's own file", run(*SVHN, data="digits"), svhn),
-    Feature("scipy", "FedPAC", ["run", "--method", "fedpac", *FEW, *SMALL]),
     Feature("sklearn", "a shipped table", ["run", "breast-cancer", "--method", "fedavg", "--seed", "0", *SMALL]),
     Feature("sklearn", "AUROC", run('evaluate.metrics=["auroc"]')),
     Feature("sklearn", "a comparison of sites", ["data", *FEW]),

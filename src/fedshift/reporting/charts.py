@@ -12,8 +12,11 @@ from io import BytesIO, StringIO
 from typing import Any
 
 import matplotlib
+from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from fedshift.written import printable
 
 # Okabe and Ito's colours, which readers who see red and green alike can tell apart, and three more.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#7F7F7F", "#9467BD", "#17BECF"]
@@ -65,9 +68,22 @@ class Chart:
         return f'<img alt="" src="data:image/svg+xml;base64,{b64encode(self.svg()).decode()}">'
 
 
-def file_name(*words: str) -> str:
-    """Words as the name of a file: letters, digits, dots and single hyphens."""
-    return re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower()).strip("-.")
+def inline(chart: Chart, number: int) -> Markup:
+    """A chart as an element of a page, which follows the page's colours; its identifiers begin with the number.
+
+    What is drawn under the identifier ``row-N`` is of the N-th row of the tables, and gets the class ``row-N``.
+    """
+    text = chart.svg().decode()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r'id="row-(\d+)[^"]*"', r'class="row-\1"', text)
+    referred = {*re.findall(r'(?:url\(|href=")#([\w.-]+)', text)}
+    text = re.sub(r' id="([^"]*)"', lambda found: f' id="c{number}-{found[1]}"' if found[1] in referred else "", text)
+    text = re.sub(r'(url\(|href=")#', rf"\1#c{number}-", text)
+    # Hundredths of a point are finer than any screen.
+    text = re.sub(r' (?:d|x|y)="[^"]*"', lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), text)
+    text = re.sub(r' (?:width|height)="[\d.]+pt"', "", text, count=2)
+    named = f'<svg role="img" aria-label="{escape(printable(chart.alt))}"'
+    return Markup(text.replace("<svg", named, 1))  # matplotlib wrote the rest
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from fedshift.errors import FedshiftError
 from fedshift.reporting.analyses.analysis import Analysis, Measured, Rows
-from fedshift.reporting.charts import Chart, draw_heat_map, file_name, style
+from fedshift.reporting.charts import Chart, draw_heat_map, style
 from fedshift.reporting.results import MeanStd
 from fedshift.reporting.table import Table
 from fedshift.runs.observed import TrainedSimulation
 from fedshift.spec import setting
+from fedshift.written import file_name
 
 
 def linear_cka(a: Tensor, b: Tensor) -> float:

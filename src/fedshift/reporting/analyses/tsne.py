@@ -14,10 +14,11 @@ from torch import Tensor
 from fedshift.errors import FedshiftError, needs
 from fedshift.reporting.analyses.analysis import Analysis, Measured, MeasuredRun, Rows
 from fedshift.reporting.analyses.represented import by_domain
-from fedshift.reporting.charts import COLOURS, MARKERS, Chart, file_name, style
+from fedshift.reporting.charts import COLOURS, MARKERS, Chart, style
 from fedshift.reporting.table import Table
 from fedshift.runs.observed import TrainedSimulation
 from fedshift.spec import setting
+from fedshift.written import file_name
 
 SIZE = (9.6, 4.4)  # inches
 MOST_NAMED = 12  # domains or classes that a legend names
