@@ -18,6 +18,10 @@ ANALYSES: Catalogue[Analysis] = Catalogue(
         "a-distance": ".a_distance:ADistance",
         "calibration": ".calibration:Calibration",
         "cka": ".cka:CKA",
+        "confusion": ".confusion:Confusion",
+        "grad-cam": ".grad_cam:GradCAM",
+        "hardest": ".hardest:Hardest",
+        "samples": ".sample_images:SampleImages",
         "tsne": ".tsne:TSNE",
     },
 )
