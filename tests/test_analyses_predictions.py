@@ -69,6 +69,8 @@ def test_the_hardest_samples_have_the_largest_losses(runs: Path):
 def test_pictures_keep_their_pixels():
     image = torch.arange(12, dtype=torch.uint8).view(3, 2, 2)
     assert torch.equal(torch.from_numpy(pixels_of(as_png(image)).copy()).permute(2, 0, 1), image)
+    assert pixels_of(as_png(image[:2]))[1, 1].tolist() == [3, 7, 0]  # red and green
+    assert pixels_of(as_png(image[:1]))[0, 1].tolist() == [1, 1, 1]
 
 
 def test_images_of_each_domain_and_where_models_look(runs: Path):

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedshift.errors import FedshiftError
 from fedshift.runs.run import Run
 
-CHANNELS = (1, 3)
+CHANNELS = (1, 2, 3)  # gray; red and green, as of Colored MNIST; red, green and blue
 
 
 def check_images(run: Run) -> None:
@@ -33,6 +33,8 @@ def check_images(run: Run) -> None:
 def as_png(sample: Tensor) -> str:
     """An image (C, H, W), uint8, or numbers that are stretched to 0..1, as a PNG file in base64."""
     x = sample.cpu()
+    if len(x) == 2:  # noqa: PLR2004  # no blue
+        x = torch.cat([x, torch.zeros_like(x[:1])])
     if x.dtype != torch.uint8:
         low, high = float(x.min()), float(x.max())
         x = ((x - low) / max(high - low, 1e-12) * 255).to(torch.uint8)
