@@ -48,7 +48,7 @@ Few = Annotated[int, Ge(0), Le(10**6)]  # what a display counts one by one
 class File(BaseModel):
     """A JSON file, or a line of one; what else stands there does no harm."""
 
-    model_config = ConfigDict(frozen=True, strict=True)
+    model_config = ConfigDict(frozen=True, strict=True, ser_json_inf_nan="constants")  # a loss may be infinite
 
 
 class Machine(File):
