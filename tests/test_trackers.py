@@ -25,7 +25,7 @@ from fedshift.reporting.trackers.mlflow import MLflow
 from fedshift.reporting.trackers.prometheus import Prometheus
 from fedshift.reporting.trackers.tracker import TrackedRun, Tracker
 from fedshift.runs import runner
-from fedshift.runs.events import Progress, RunEvents
+from fedshift.runs.events import PlannedStage, Progress, RunEvents
 from fedshift.runs.origin import STUDY
 from fedshift.runs.run import EVENTS, Run
 from fedshift.runs.selection import scalars
@@ -136,6 +136,19 @@ def test_a_loss_that_is_infinite_is_tracked(make: Make, tracker: Recording, tmp_
     fedshift.track(run.path, tracker)
     ((step, values),) = logged(tracker)
     assert (step, values["test/loss"]) == (0, math.inf)
+
+
+def test_a_run_that_ends_without_another_evaluation_keeps_its_scores(make: Make, tmp_path: Path):
+    run = Run.create(make(), tmp_path / "run")
+    events, folder = RunEvents("run", path=run.path / EVENTS), tmp_path / "out"
+    events.begin([PlannedStage(name="train", rounds=2, steps=1)])
+    events.evaluated(a_record(0, [a_row("light", "test", 0.5)]))
+    fedshift.track(run.path, "prometheus", folder=str(folder))
+    (file,) = folder.iterdir()
+    before = file.read_text()
+    events.failed("why")
+    fedshift.track(run.path, "prometheus", folder=str(folder))
+    assert file.read_text() == before.replace('state="running"', 'state="failed"') != before
 
 
 def test_tracking_a_run_while_it_goes_on_changes_nothing_of_it(make: Make, tracker: Recording):
@@ -273,7 +286,7 @@ def test_prometheus_has_the_last_scores_in_its_text_format(tmp_path: Path):
     tracked.store_init_configuration({})
     tracked.log({"bytes/up": 1, "test/loss": 5.0}, 1, 2.0)
     tracked.log({"bytes/up": 3, "terms/l2r": math.nan, "test/loss": math.inf, "test/loss/x/y": 0.25}, 2, 4.5)
-    tracked.finish("running")
+    tracked.flush()
     again = prometheus.of(run)
     again.store_init_configuration({})
     again.finish("failed")

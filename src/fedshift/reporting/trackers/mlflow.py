@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,10 +16,11 @@ from fedshift.spec import setting
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Metric
 
 TAG = "fedshift.id"
 SQLITE = "sqlite:///"
-MOST_AT_ONCE = 100  # what MLflow takes together
+MOST_METRICS, MOST_PARAMETERS = 1000, 100  # that MLflow takes together
 LONGEST_VALUE = 500  # characters of a setting, which every version of MLflow takes
 
 
@@ -37,12 +38,14 @@ class MLflow(Tracker):
     project: str = setting("", help="MLflow's experiment; by default the experiment's name")
     _client: MlflowClient = PrivateAttr()
     _id: str = PrivateAttr()
+    _metrics: list[Metric] = PrivateAttr(default_factory=list)
 
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
         """Find the run by its tag, or create it with the settings as parameters."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # MLflow would tell its makers that it is used
         with needs("mlflow", "The tracker 'mlflow'"):
-            import alembic  # noqa: F401  # mlflow-skinny takes both from here for a database
+            import alembic  # noqa: F401  # what mlflow-skinny needs for a database, and does not bring
+            import cryptography  # noqa: F401
             import sqlalchemy  # noqa: F401
             from mlflow import MlflowClient
             from mlflow.entities import Param
@@ -59,18 +62,21 @@ class MLflow(Tracker):
             raise FedshiftError(f"MLflow cannot log to tracker.uri = '{self.uri}': {error.message}") from error
         self._id = made.info.run_id
         self._client.update_run(self._id, status="RUNNING")
-        self._log(params=[Param(_key(name), str(value)[:LONGEST_VALUE]) for name, value in values.items()])
+        params = [Param(_key(name), str(value)[:LONGEST_VALUE]) for name, value in values.items()]
+        for start in range(0, len(params), MOST_PARAMETERS):
+            self._client.log_batch(self._id, params=params[start : start + MOST_PARAMETERS])
 
     def log(self, values: Mapping[str, float], step: int, when: float) -> None:
-        """Add a value to every metric; the same again, as after a kill, is stored once."""
+        """Add a value to every metric."""
         from mlflow.entities import Metric
 
-        self._log(metrics=[Metric(_key(name), value, int(1000 * when), step) for name, value in values.items()])
+        self._metrics += [Metric(_key(name), value, int(1000 * when), step) for name, value in values.items()]
 
-    def _log(self, **given: Sequence[Any]) -> None:
-        ((kind, items),) = given.items()
-        for start in range(0, len(items), MOST_AT_ONCE):
-            self._client.log_batch(self._id, **{kind: items[start : start + MOST_AT_ONCE]})
+    def flush(self) -> None:
+        """Send the values together; MLflow stores those that come again, as after a kill, once."""
+        while self._metrics:
+            self._client.log_batch(self._id, metrics=self._metrics[:MOST_METRICS])
+            del self._metrics[:MOST_METRICS]
 
     def finish(self, state: RunState) -> None:
         """Set the status of the run, which stays RUNNING while it may go on."""

@@ -33,6 +33,7 @@ class Prometheus(Tracker):
     folder: Folder = setting(
         "prometheus", help="of the files; that of node_exporter's --collector.textfile.directory", path=True
     )
+    _newest: list[tuple[str, Labels, float]] = PrivateAttr(default_factory=list)
     _scores: str = PrivateAttr("")
 
     @property
@@ -47,12 +48,13 @@ class Prometheus(Tracker):
 
     def log(self, values: Mapping[str, float], step: int, when: float) -> None:
         """Replace the scores."""
+        self._newest = [("fedshift_rounds", {}, step), ("fedshift_evaluated_seconds", {}, when)]
+        self._newest += [(*_family(name), value) for name, value in values.items()]
+
+    def flush(self) -> None:
+        """Write the scores."""
         found: dict[str, list[str]] = {name: [] for name in HELP}
-        for family, labels, value in [
-            ("fedshift_rounds", {}, step),
-            ("fedshift_evaluated_seconds", {}, when),
-            *((*_family(name), value) for name, value in values.items()),
-        ]:
+        for family, labels, value in self._newest:
             found[family].append(self._line(family, labels, value))
         heads = {name: f"# HELP {name} {text}\n# TYPE {name} gauge\n" for name, text in HELP.items()}
         self._scores = "".join(heads[name] + "".join(lines) for name, lines in found.items() if lines)

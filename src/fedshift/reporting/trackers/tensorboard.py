@@ -43,6 +43,9 @@ class TensorBoard(Tracker):
         """Add a point to every curve."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step, when)
+
+    def flush(self) -> None:
+        """See the points to the disk."""
         self._writer.flush()
 
     def finish(self, state: RunState) -> None:

@@ -78,16 +78,18 @@ class RunLog:
             self._begin()
         for position in new:
             self._tracker.log(found[position].scalars, position, seconds_of(found[position].when))
-        self._save(logged=max(new, default=self._saved.logged), state=state)
+        if new:
+            self._tracker.flush()
         if state != "running":
-            self.close()
+            self.close(state)
+        self._save(logged=max(new, default=self._saved.logged), state=state)
         return len(new)
 
-    def close(self) -> None:
+    def close(self, state: RunState = "running") -> None:
         """Finish what was opened."""
         if self._open:
             self._open = False
-            self._tracker.finish(self._saved.state or "running")
+            self._tracker.finish(state)
 
     def _begin(self) -> None:
         self._save()  # the id first: a kill leaves no run that nobody knows

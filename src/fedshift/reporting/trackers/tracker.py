@@ -52,7 +52,8 @@ class Tracker(Spec):
     """A place to which the scores of runs are copied; each run has a tracker of its own, with these settings.
 
     A run is tracked whenever its owner wants, perhaps in several goes: each of them calls
-    :meth:`store_init_configuration`, :meth:`log` for every evaluation that was not logged before, and :meth:`finish`.
+    :meth:`store_init_configuration`, :meth:`log` for every evaluation that was not logged before, now and then
+    :meth:`flush`, and :meth:`finish`.
     """
 
     section: ClassVar[str] = "tracker"
@@ -87,7 +88,7 @@ class Tracker(Spec):
         """
 
     def log(self, values: Mapping[str, float], step: int, when: float) -> None:
-        """Store the scores of an evaluation; once this returns, a kill does not lose them.
+        """Take the scores of an evaluation.
 
         Args:
             values: by the names of :func:`fedshift.runs.selection.scalars`.
@@ -95,6 +96,9 @@ class Tracker(Spec):
             when: the time of the evaluation, in seconds since 1970.
         """
         raise NotImplementedError
+
+    def flush(self) -> None:
+        """Store what was logged, so that a kill does not lose it; what is stored is not logged again."""
 
     def finish(self, state: RunState) -> None:
         """Close what was opened; the run may go on, and be tracked further.
