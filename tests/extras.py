@@ -213,6 +213,17 @@ try:
 except fedshift.FedshiftError as error:
     raise SystemExit(f"Error: {error}")
 """
+ANALYSIS = """
+import tempfile
+import fedshift
+with tempfile.TemporaryDirectory() as folder:
+    done = fedshift.run(rounds=1, out=folder)
+    try:
+        fedshift.analyse("tsne", done.path, samples=20)
+        fedshift.analyse("a-distance", done.path, samples=20)
+    except fedshift.FedshiftError as error:
+        raise SystemExit(f"Error: {error}")
+"""
 VIT = ["model.name=transformers", "model.path=network", "data.path=photos", "data.size=16"]
 TABLE = ["data.path=table.csv", "data.domain=site", "model.name=mlp"]
 TEXTS = ["data.path=texts.csv", "data.domain=site"]
@@ -248,11 +259,10 @@ FEATURES = [
     Feature("medical", "DICOM", run("data.path=dicom", *SCANS, data="medical"), dicom),
     Feature("medical", "NIfTI", run("data.path=nifti", *SCANS, data="medical"), nifti),
     Feature("tune", "a search", ["tune", "--method", "fedprox", "--trials", "2", *FEW, *SMALL]),
-    Feature("scipy", "SVHN's own file", run(*SVHN, data="digits"), svhn),
-    Feature("scipy", "FedPAC", ["run", "--method", "fedpac", *FEW, *SMALL]),
     Feature("sklearn", "a shipped table", ["run", "breast-cancer", "--method", "fedavg", "--seed", "0", *SMALL]),
     Feature("sklearn", "AUROC", run('evaluate.metrics=["auroc"]')),
     Feature("sklearn", "a comparison of sites", ["data", *FEW]),
+    Feature("sklearn", "an analysis", ["-c", ANALYSIS]),
     Feature("sklearn", "FederatedClassifier", ["-c", CLASSIFIER]),
     Feature("benchmark", "a table", ["benchmark", "--method", "fedavg,fedprox", "--federation", "rotated-mnist-0"]),
     *(

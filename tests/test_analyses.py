@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import fedshift
+from fedshift.reporting.analyses.a_distance import a_distance
 from fedshift.reporting.analyses.calibration import bins, calibration_error
+from fedshift.reporting.analyses.cka import linear_cka
 
 
 def test_the_calibration_error_of_a_known_table():
@@ -35,3 +39,54 @@ def test_a_run_is_measured_once_and_again_when_its_cache_is_damaged(tmp_path: Pa
     again = fedshift.analyse("calibration", run.path, tell=lambda one: measured.append(one.path.name))
     assert len(measured) == 3
     assert sum(row["n"] for row in again.measurements() if row["role"] == "test") == 1000
+
+
+def normal(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_the_a_distance_of_equal_and_of_separable_gaussians():
+    """Equal: err is 1/2 with a standard error of 0.5 / sqrt(4000) = 0.008, so 2 (1 - 2 err) is 0 with one of 0.032.
+
+    Separable, 40 standard deviations apart: err is 0, and the distance 2. Half apart in truth: N(0, 1) and N(2, 1) have
+    the best threshold 1 and err = Phi(-1) = 0.1587, so the distance is 2 (1 - 0.3173) = 1.365, with one of 0.023.
+    """
+    a, b = normal(0, 2000, 2), normal(1, 2000, 2)
+    assert a_distance(a, b) == pytest.approx(0, abs=4 * 0.032)
+    assert a_distance(a, b + torch.tensor([40.0, 0.0])) == 2
+    assert a_distance(a, b + torch.tensor([2.0, 0.0])) == pytest.approx(1.365, abs=4 * 0.023)
+
+
+@given(seed=st.integers(0, 1000), scale=st.floats(0.1, 10))
+def test_cka_does_not_see_rotations_scales_and_shifts(seed: int, scale: float):
+    """A rotated copy aQ has (aQ)'(aQ) = Q' a'a Q, whose norm is that of a'a, as has Q'a'a: the ratio is 1."""
+    a = normal(seed, 20, 4)
+    rotation, _ = torch.linalg.qr(normal(seed + 1, 4, 4))
+    assert linear_cka(a, scale * a @ rotation + 3) == pytest.approx(1, abs=1e-9)
+
+
+def test_cka_of_features_by_hand():
+    """Of a = (1, 1, -1, -1) and b = (1, -1, 1, -1), which are centred and have a'b = 0, it is 0.
+
+    Of a and c = a + b it is (a'c)^2 / (a'a c'c) = 4^2 / (4 * 8) = 1/2.
+    """
+    a, b = torch.tensor([[1.0], [1.0], [-1.0], [-1.0]]), torch.tensor([[1.0], [-1.0], [1.0], [-1.0]])
+    assert linear_cka(a, b) == 0
+    assert linear_cka(a, a + b) == pytest.approx(0.5)
+
+
+def test_clients_with_one_encoder_are_not_compared_and_personal_ones_are(tmp_path: Path):
+    fedshift.compare(method=["fedavg", "ditto"], rounds=2, out=str(tmp_path))
+    found = fedshift.analyse("cka", tmp_path)
+    assert [*found.rows] == ["ditto"] and "single model for all clients" in found.notes()[-1]
+    assert len(found.rows["ditto"][0].measured.rows) == 10  # pairs of five clients
+
+
+def test_files_of_an_analysis(tmp_path: Path):
+    fedshift.compare(method=["fedavg", "fedsr"], rounds=2, out=str(tmp_path))
+    for name, charts in {"tsne": 2, "a-distance": 1, "calibration": 2}.items():
+        written = fedshift.analyse(name, tmp_path).write(tmp_path / name)
+        assert len({*written}) == len(written) == 1 + 3 * charts
+        assert all(path.stat().st_size for path in written)
+    points = fedshift.analyse("tsne", tmp_path).measurements()
+    assert {row["domain"] for row in points if row["kind"] == "target"} == {"0"}

@@ -17,6 +17,7 @@ from conftest import Begun
 from fedshift.cli.app import app
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.methods import METHODS
+from fedshift.reporting.intervals import Interval, paired, t_quantile
 from fedshift.runs.events import Progress
 from fedshift.runs.run import locked
 from fedshift.study import benchmark as benchmarking
@@ -24,7 +25,7 @@ from fedshift.study import execute
 from fedshift.study.benchmark import BASE, Benchmark, contents, exhibit_of_methods, plan_benchmark, rows
 from fedshift.study.execute import DIVERGED
 from fedshift.study.papers import published
-from fedshift.study.quantities import Interval, paired, ranks, t_quantile
+from fedshift.study.quantities import ranks
 from fedshift.study.scenarios import Scale, Scenario, Size, scales, scenarios
 from fedshift.study.study_plan import Lacking, StudyPlan
 from fedshift.study.tune import plan_studies

@@ -264,3 +264,8 @@ def seconds_of(when: str) -> float:
     if time.tzinfo is None:
         raise ValueError("it is no time in UTC")
     return time.timestamp()
+
+
+def file_name(*words: str) -> str:
+    """Words as the name of a file: letters, digits, dots and single hyphens."""
+    return re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower()).strip("-.")

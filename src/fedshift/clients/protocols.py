@@ -37,11 +37,13 @@ class Protocol(Spec):
     Attributes:
         test_label: what the accuracy on ``test`` environments is called.
         validation_label: likewise for ``validation`` environments.
+        question: what its scores answer.
     """
 
     section: ClassVar[str] = "protocol"
     test_label: ClassVar[str]
     validation_label: ClassVar[str]
+    question: ClassVar[str] = ""
 
     def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> FederatedData:
         """Divide a data set among clients and environments."""
@@ -147,6 +149,7 @@ class LeaveOneDomainOut(Protocol):
 
     test_label: ClassVar[str] = "target"
     validation_label: ClassVar[str] = "source"
+    question: ClassVar[str] = "How well is a domain classified on which nobody trained?"
 
     hold_out: str = setting(help='the domain held out; a list or "all" makes a run for each')
     validation: ProperFraction = setting(0.1, help="part of each source client held out", source="FedSR, Sec. 4.2")
@@ -192,6 +195,7 @@ class InDomain(Protocol):
 
     test_label: ClassVar[str] = "test"
     validation_label: ClassVar[str] = "validation"
+    question: ClassVar[str] = "How well is each client served on its own domain?"
 
     test: ProperFraction = setting(0.2, help="part of each client that is scored")
     validation: ProperFraction = setting(0.1, help="part of each client that a selection may look at")
@@ -233,6 +237,7 @@ class TrainOnAll(Protocol):
 
     test_label: ClassVar[str] = "as validation"
     validation_label: ClassVar[str] = "validation"
+    question: ClassVar[str] = "How well are the domains classified by a model that trained on all of them?"
 
     validation: Annotated[float, Interval(ge=0, lt=1)] = setting(
         0.0, help="part of each client that a selection may look at; 0: it looks at what is trained on"
@@ -267,6 +272,7 @@ class PersonalUnderShift(Protocol):
 
     test_label: ClassVar[str] = "test"
     validation_label: ClassVar[str] = "validation"
+    question: ClassVar[str] = "How well do personal models hold when what came with the label at their site changes?"
 
     validation: str = setting(
         "p=0.1",

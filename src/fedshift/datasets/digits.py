@@ -28,7 +28,7 @@ from fedshift.datasets.images import Encoded, ImageRows, check_fits, decoded, pi
 from fedshift.datasets.labelled import each_read
 from fedshift.datasets.listing import reading
 from fedshift.datasets.mnist import MNIST_WORDS, mnist_folder, read_mnist
-from fedshift.errors import FedshiftError, needs
+from fedshift.errors import FedshiftError
 from fedshift.hub import answers
 from fedshift.spec import Fraction, Pixels, setting
 from fedshift.streams import Streams
@@ -187,8 +187,8 @@ def difference(digit: Tensor, crop: Tensor) -> Tensor:
 
 def _matlab(path: Path) -> ImageRows:
     """SVHN's own file: X (32, 32, 3, N), and y (N, 1), where 10 stands for zero."""
-    with needs("scipy", "SVHN's .mat file"):
-        from scipy.io import matlab
+    from scipy.io import matlab
+
     with reading(f"'{path}'", "Download it again.", " as SVHN's cropped digits"):
         stored = matlab.loadmat(path)
         images = np.moveaxis(stored["X"], 3, 0)

@@ -44,8 +44,8 @@ def non_negative_least_squares() -> Callable[..., Any]:
     Raises:
         FedshiftError: SciPy is not installed.
     """
-    with needs("scipy", "The method FedPAC"):
-        from scipy.optimize import nnls
+    from scipy.optimize import nnls
+
     solver: Callable[..., Any] = nnls
     return solver
 

@@ -12,8 +12,16 @@ from io import BytesIO, StringIO
 from typing import Any
 
 import matplotlib
+from markupsafe import Markup, escape
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedshift.written import printable
+
+# Okabe and Ito's colours, which readers who see red and green alike can tell apart, and three more.
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#7F7F7F", "#9467BD", "#17BECF"]
+MARKERS = "osD^vP*X"
+MOST_LABELLED = 12  # cells in a row of a heat map that hold their number
 INK = "#010203"  # what is drawn in the colour of text: `currentColor` in an SVG file, so that a dark page shows it
 
 
@@ -60,9 +68,22 @@ class Chart:
         return f'<img alt="" src="data:image/svg+xml;base64,{b64encode(self.svg()).decode()}">'
 
 
-def file_name(*words: str) -> str:
-    """Words as the name of a file: letters, digits, dots and single hyphens."""
-    return re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower()).strip("-.")
+def inline(chart: Chart, number: int) -> Markup:
+    """A chart as an element of a page, which follows the page's colours; its identifiers begin with the number.
+
+    What is drawn under the identifier ``row-N`` is of the N-th row of the tables, and gets the class ``row-N``.
+    """
+    text = chart.svg().decode()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r'id="row-(\d+)[^"]*"', r'class="row-\1"', text)
+    referred = {*re.findall(r'(?:url\(|href=")#([\w.-]+)', text)}
+    text = re.sub(r' id="([^"]*)"', lambda found: f' id="c{number}-{found[1]}"' if found[1] in referred else "", text)
+    text = re.sub(r'(url\(|href=")#', rf"\1#c{number}-", text)
+    # Hundredths of a point are finer than any screen.
+    text = re.sub(r' (?:d|x|y)="[^"]*"', lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), text)
+    text = re.sub(r' (?:width|height)="[\d.]+pt"', "", text, count=2)
+    named = f'<svg role="img" aria-label="{escape(printable(chart.alt))}"'
+    return Markup(text.replace("<svg", named, 1))  # matplotlib wrote the rest
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -79,6 +100,41 @@ def style() -> AbstractContextManager[None]:
     inked = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK)
     options: Any = inked | {"font.size": 9.0}
     return matplotlib.rc_context(options)
+
+
+def draw_heat_map(
+    axis: Axes,
+    values: Sequence[Sequence[float]],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    limits: tuple[float, float],
+    unit: str,
+    decimals: int = 2,
+) -> None:
+    """Draw a matrix, each cell with its number where they are few.
+
+    Args:
+        axis: where.
+        values: by row and column.
+        rows: the rows' names.
+        columns: the columns' names.
+        limits: the values of the lightest and the darkest colour.
+        unit: what is shown, beside the scale.
+        decimals: of the numbers.
+    """
+    low, high = limits
+    image = axis.imshow(values, cmap="Blues", vmin=low, vmax=high)
+    axis.set_xticks(range(len(columns)), columns, rotation=0 if max(map(len, columns)) < 4 else 90)
+    axis.set_yticks(range(len(rows)), rows)
+    axis.spines[:].set_visible(False)
+    if len(columns) <= MOST_LABELLED and len(rows) <= MOST_LABELLED:
+        for y, row in enumerate(values):
+            for x, value in enumerate(row):
+                shade = "white" if value - low > 0.6 * (high - low) else "black"
+                axis.text(x, y, f"{value:.{decimals}f}", ha="center", va="center", color=shade, fontsize=7)
+    figure = axis.get_figure(root=True)
+    assert figure is not None
+    figure.colorbar(image, ax=axis, label=unit, fraction=0.046)
 
 
 def as_svg(figure: Figure, salt: str = "fedshift") -> bytes:

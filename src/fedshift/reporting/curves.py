@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from io import BytesIO
+from math import inf, isfinite
+from statistics import mean
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -20,9 +21,11 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedshift.reporting.charts import Chart, style
 from fedshift.reporting.results import MeanStd
 from fedshift.runs.run import Run
-from fedshift.runs.selection import by_environment
+from fedshift.runs.schema import Record
+from fedshift.runs.selection import SERVER, by_environment
 
 if TYPE_CHECKING:
     from fedshift.reporting.comparison import Comparison
@@ -43,12 +46,14 @@ class Line:
         points: what was measured, by round or place, ascending.
         colour: as #rrggbb.
         dashed: whether it is of validation.
+        row: which row of the tables it is of, from 0.
     """
 
     label: str
     points: Mapping[float, MeanStd]
     colour: str = ""
     dashed: bool = False
+    row: int = 0
 
     def edge(self, sign: int) -> list[float]:
         """The means, less or plus one standard deviation."""
@@ -93,10 +98,10 @@ def by_round(comparison: Comparison) -> list[Panel]:
     panels = []
     for environment in shown:
         lines = []
-        for row, colour in zip(rows, colours(len(rows)), strict=True):
+        for number, (row, colour) in enumerate(zip(rows, colours(len(rows)), strict=True)):
             for role in ("test", "validation"):
                 points = row.curve(partial(_rounds, environment=environment, role=role, metric=row.metric.name))
-                lines.append(Line(f"{row.label}, {comparison.label(role)}", points, colour, dashed=role != "test"))
+                lines.append(Line(f"{row.label}, {comparison.label(role)}", points, colour, role != "test", number))
         heading = comparison.heading("test", environment) if environment is not None else ""
         title = heading or f"{test}, mean over {len(names)} environments"
         its = [line for line in lines if line.points]
@@ -131,37 +136,89 @@ def by_place(comparison: Comparison) -> Panel | None:
         return None
     rows = comparison.rows()
     lines = []
-    for row, colour in zip(rows, colours(len(rows)), strict=True):
+    for number, (row, colour) in enumerate(zip(rows, colours(len(rows)), strict=True)):
 
         def scores(run: Run, metric: str = row.metric.name) -> Iterator[tuple[float, float]]:
             for name, score in by_environment(run.records[-1], "test", metric).items():
                 yield places[name], 100 * score
 
-        lines.append(Line(row.label, row.curve(scores), colour))
+        lines.append(Line(row.label, row.curve(scores), colour, row=number))
     title, up = f"{comparison.label('test')}, last round", upright(comparison.metric.quantity)
     return Panel(title, quantities.pop(), up, [line for line in lines if line.points])
 
 
-def figures(panels: Sequence[Panel]) -> list[Figure]:
-    """A figure of percentages for each panel, all to the same scale, which small changes do not fill."""
+def by_term(comparison: Comparison) -> list[Panel]:
+    """A panel for each loss term: its weighted mean over clients and their steps by round; the server's apart."""
+    rows = comparison.rows()
+    lines: dict[str, list[Line]] = {}
+    for number, (row, colour) in enumerate(zip(rows, colours(len(rows)), strict=True)):
+        for name in dict.fromkeys(name for run in row.runs for record in run.records for name in _terms(record)):
+            line = Line(row.label, row.curve(partial(_term, name=name)), colour, row=number)
+            lines.setdefault(name, []).append(line)
+    return [Panel(name, "training round", "weighted loss", its) for name, its in [*lines.items()][:MOST_PANELS]]
+
+
+def _term(run: Run, name: str) -> Iterator[tuple[float, float]]:
+    before = run.records[0]["position"] - run.records[0]["round"]
+    for record in run.records:
+        if name in (terms := _terms(record)):
+            yield record["position"] - before, terms[name]
+
+
+def _terms(record: Record) -> dict[str, float]:
+    """The mean over clients of each of their terms; the server's as "server: NAME"."""
+    found: dict[str, list[float]] = {}
+    for who, terms in record["terms"].items():
+        for name, value in terms.items():
+            found.setdefault(f"{SERVER}: {name}" if who == SERVER else name, []).append(value)
+    return {name: mean(values) for name, values in found.items()}
+
+
+def scores_drawn(panels: Sequence[Panel], name: str, alt: str) -> list[Chart]:
+    """Panels of percentages as charts, all to the same scale, which small changes do not fill."""
     lines = [line for panel in panels for line in panel.lines]
-    places = [place for line in lines for place in line.points]
     values = [min(100.0, max(0.0, value)) for line in lines for sign in (-1, 1) for value in line.edge(sign)] or [0.0]
     middle = min(max((min(values) + max(values)) / 2, LEAST_HEIGHT / 2), 100 - LEAST_HEIGHT / 2)
     up = _with_margin([*values, middle - LEAST_HEIGHT / 2, middle + LEAST_HEIGHT / 2])
-    few = all(len(line.points) <= MOST_MARKED for line in lines)
-    drawn = []
-    for panel in panels:
+    return [_drawn(panel, f"{name}-{number}", alt, up, (0.0, 100.0)) for number, panel in enumerate(panels)]
+
+
+def losses_drawn(panels: Sequence[Panel], name: str, alt: str) -> list[Chart]:
+    """Panels of losses as charts, each to a scale of its own."""
+    charts = []
+    for number, panel in enumerate(panels):
+        values = [value for line in panel.lines for sign in (-1, 1) for value in line.edge(sign) if isfinite(value)]
+        charts.append(_drawn(panel, f"{name}-{number}", alt, _with_margin(values), (-inf, inf)))
+    return charts
+
+
+def _drawn(panel: Panel, name: str, alt: str, up: tuple[float, float], within: tuple[float, float]) -> Chart:
+    """A panel as a chart, its bands cut off at the ends of ``within``."""
+    places = [place for line in panel.lines for place in line.points]
+    with style():
         figure = Figure(figsize=SIZE, layout="constrained")
         axis = figure.subplots()
-        for line in panel.lines:
-            _draw(axis, line, marked=few or len(line.points) == 1)
+        few = all(len(line.points) <= MOST_MARKED for line in panel.lines)
+        for number, line in enumerate(panel.lines):
+            _draw(axis, line, number, within, marked=few or len(line.points) == 1)
         axis.set(xlim=_with_margin(places), ylim=up, ylabel=panel.up)
-        axis.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=all(float(place).is_integer() for place in places)))
+        whole = all(float(place).is_integer() for place in places)
+        axis.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=whole))
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-        drawn.append(figure)
-    return drawn
+    return Chart(name, panel.title, panel.across, f"{alt}: {panel.title}", figure, _numbers(panel))
+
+
+def _numbers(panel: Panel) -> list[dict[str, Any]]:
+    """What is drawn, a row for each place on the horizontal axis."""
+    rows: dict[float, dict[str, Any]] = {}
+    for line in panel.lines:
+        for place, value in line.points.items():
+            row = rows.setdefault(place, {panel.across: place})
+            row[line.label] = round(value.mean, 4)
+            if value.std is not None:
+                row[f"{line.label}, standard deviation"] = round(value.std, 4)
+    return [rows[place] for place in sorted(rows)]
 
 
 def upright(quantity: str) -> str:
@@ -176,8 +233,8 @@ def _with_margin(values: Sequence[float]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _draw(axis: Axes, line: Line, *, marked: bool) -> None:
-    axis.plot(
+def _draw(axis: Axes, line: Line, number: int, within: tuple[float, float], *, marked: bool) -> None:
+    (drawn,) = axis.plot(
         [*line.points],
         line.edge(0),
         color=line.colour,
@@ -188,16 +245,9 @@ def _draw(axis: Axes, line: Line, *, marked: bool) -> None:
         markersize=4,
         markerfacecolor="white" if line.dashed else line.colour,
     )
+    drawn.set_gid(f"row-{line.row}-{number}")
     if line.edge(-1) != line.edge(1):
-        low, high = ([min(100.0, max(0.0, value)) for value in line.edge(sign)] for sign in (-1, 1))
+        low, high = ([min(within[1], max(within[0], value)) for value in line.edge(sign)] for sign in (-1, 1))
         shade = 0.08 if line.dashed else 0.15
-        axis.fill_between([*line.points], low, high, color=line.colour, alpha=shade, linewidth=0)
-
-
-def as_svg(figure: Figure) -> bytes:
-    """The figure as an SVG file; equal figures give equal files."""
-    buffer = BytesIO()
-    # Numbers stay text, in whatever font the reader has.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedshift"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
-    return buffer.getvalue()
+        band = axis.fill_between([*line.points], low, high, color=line.colour, alpha=shade, linewidth=0)
+        band.set_gid(f"row-{line.row}-{number}-band")

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedshift.reporting.curves import Panel, as_svg, by_place, by_round, colours, figures
+from markupsafe import Markup
+
+from fedshift.clients import PROTOCOLS
+from fedshift.reporting.analyses.analysed import existing
+from fedshift.reporting.cautions import cautions, class_counts
+from fedshift.reporting.charts import Chart, inline
+from fedshift.reporting.comparison_tables import ROLES
+from fedshift.reporting.curves import by_place, by_round, by_term, colours, losses_drawn, scores_drawn
+from fedshift.reporting.intervals import Interval, paired
 from fedshift.reporting.results import Merged, Row, merged
 from fedshift.reporting.table import Table, render, write_page_to
 from fedshift.runs.run import Run
 from fedshift.runs.schema import Record
+from fedshift.runs.selection import by_environment
 from fedshift.written import bytes_text, clock
 
 if TYPE_CHECKING:
     from fedshift.reporting.comparison import Comparison
 
 MOST_NAMED = 6  # things that are listed one by one
+MOST_SWITCHED = 40  # rows that can be shown and hidden
 POOLED = {"all"}  # the domain of a client that holds everybody's data
+BASE = "fedavg"  # the row that others are compared with, if it is there
 SHADED = "one standard deviation over seeds to either side, within 0 and 100 %."
+WHOSE = {"global": "the global model", "own": "the client's own", "unseen": "an unseen client's"}
 
 
 def write_report(comparison: Comparison, path: Path) -> Path:
@@ -42,22 +54,35 @@ def write_report(comparison: Comparison, path: Path) -> Path:
 def page(comparison: Comparison, now: datetime) -> str:
     """The report as HTML."""
     rows, place = comparison.rows(), by_place(comparison)
-    rounds = by_round(comparison)
+    rounds, alt = by_round(comparison), f"{comparison.metric.heading} in %"
     settings = merged([[run.table for run in row.runs] for row in rows])
     machine = merged([[run.environment for run in row.runs] for row in rows])
+    numbers = count()
+
+    def shown(charts: Iterable[Chart]) -> list[tuple[Chart, Markup]]:
+        """Each chart with its element, whose identifiers no other has."""
+        return [(chart, inline(chart, next(numbers))) for chart in charts]
+
     return render(
         "report.html.jinja",
         title=title(comparison),
+        question=question(comparison),
         facts=facts(comparison, now),
+        cautions=cautions(comparison),
         tables=comparison.tables(),
+        differences=differences(comparison),
+        scored=scored(comparison),
         notes=comparison.notes(),
         keys=list(zip([row.label for row in rows], colours(len(rows)), strict=True)),
+        switched=1 < len(rows) <= MOST_SWITCHED,
         metric=comparison.metric,
         test=comparison.label("test"),
         validation=comparison.label("validation") if comparison.environments("validation") else "",
         shaded=SHADED if any(line.edge(-1) != line.edge(1) for panel in rounds for line in panel.lines) else "",
-        by_place=_drawn([place] if place else []),
-        by_round=_drawn(rounds),
+        by_place=shown(scores_drawn([place] if place else [], "by-environment", alt)),
+        by_round=shown(scores_drawn(rounds, "by-round", f"{alt} by training round")),
+        by_term=shown(losses_drawn(by_term(comparison), "by-term", "Loss term by training round")),
+        analyses=[(found, shown(found.charts())) for found in existing(comparison)],
         stages=_on_stages(rows),
         messages=[(row.label, row.runs[0].messages) for row in rows],
         runs=_runs(comparison.runs),
@@ -69,10 +94,70 @@ def page(comparison: Comparison, now: datetime) -> str:
     )
 
 
-def _drawn(panels: Sequence[Panel]) -> list[tuple[Panel, str]]:
-    """Each panel with its figure as an SVG file in base64."""
-    images = [b64encode(as_svg(figure)).decode() for figure in figures(panels)]
-    return list(zip(panels, images, strict=True))
+def question(comparison: Comparison) -> str:
+    """What the scores answer, in a sentence."""
+    protocol = comparison.runs[0].table["protocol"]
+    asked = PROTOCOLS.get(protocol["name"]).question if protocol["name"] in PROTOCOLS else ""
+    held_out = sorted({str(run.table["protocol"].get("hold_out", "")) for run in comparison.runs} - {""})
+    in_turn = ", each in turn" if len(held_out) > 1 else ""
+    where = f" Held out{in_turn}: {_listed(held_out, 'domains')}." if held_out else ""
+    return f"{asked}{where}".strip()
+
+
+def differences(comparison: Comparison) -> Table | None:
+    """Every row less a base, paired by seed, with 95 % intervals; None of a single row."""
+    rows = {row.label: row for row in comparison.rows()}
+    if len(rows) < 2:
+        return None
+    base = BASE if BASE in rows else next(iter(rows))
+    metric, by_seed = comparison.metric, dict[str, dict[int, float]]()
+    for label, row in rows.items():
+        by_seed[label] = row.by_seed(lambda run: by_environment(run.records[-1], "test", metric.name).values())
+    cells = []
+    for label, values in by_seed.items():
+        found = Interval.of([100 * value for value in paired(values, by_seed[base]).values()])
+        if label != base and found:
+            half = "" if found.half is None else f"{found.mean - found.half:+.1f} to {found.mean + found.half:+.1f}"
+            better = metric.merit(found.mean) > 0
+            reading = ("better" if better else "worse") if found.clear else "not clear"
+            reading = reading if found.half is not None else "one seed: unknown"
+            cells.append([label, f"{found.mean:+.1f}", half, str(found.count), reading])
+    about = f"Test {metric.title} less that of {base} in points, paired by seed, last round; Student's t over seeds"
+    return Table(about, ["method", "difference", "95 % interval", "seeds", "reading"], cells) if cells else None
+
+
+def scored(comparison: Comparison) -> Table:
+    """Of every environment the samples, how many a class has, and whose model is scored on it."""
+    counts: dict[tuple[str, str], list[list[int]]] = {}
+    for run in comparison.runs:
+        for role, name, its in class_counts(run):
+            counts.setdefault((role, name), []).append(its)
+    sizes: dict[tuple[str, str], set[int]] = {}
+    whose: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for row in comparison.rows():
+        for run in row.runs:
+            of_run: dict[tuple[str, str], int] = {}
+            for one in run.records[-1]["environments"]:
+                key = one["role"], one["environment"]
+                of_run[key] = of_run.get(key, 0) + (one.get("n") or 0)
+                labels = whose.setdefault(key, {}).setdefault(WHOSE.get(one["model"], one["model"]), [])
+                labels += [row.label] * (row.label not in labels)
+            for key, size in of_run.items():
+                sizes.setdefault(key, set()).add(size)
+    cells = [
+        [
+            comparison.heading(*key),
+            _range(sizes[key]),
+            _range([each for its in counts.get(key, []) for each in its]) or "not recorded",
+            "; ".join(
+                model if len(whose[key]) == 1 else f"{_listed(its, 'rows')}: {model}"
+                for model, its in whose[key].items()
+            ),
+        ]
+        for key in sorted(sizes, key=lambda key: ROLES.index(key[0]))
+    ]
+    title = "What is scored: samples in a run, samples of a class, and with whose model"
+    return Table(title, ["environment", "n", "of a class", "scored with"], cells)
 
 
 def _on_stages(rows: Sequence[Row]) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -17,7 +19,7 @@ from rich.text import Text
 from fedshift.errors import FedshiftError, needs
 from fedshift.files import make_folder, write
 from fedshift.runs.schema import Record
-from fedshift.written import bytes_text, printable
+from fedshift.written import bytes_text, file_name, printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,6 +49,48 @@ class Table:
         """As Markdown, under its title."""
         lines = [self.columns, ["---", *["---:"] * (len(self.columns) - 1)], *self.rows]
         return f"**{marked(self.title)}**\n\n" + "\n".join(f"| {' | '.join(map(marked, line))} |" for line in lines)
+
+    def csv(self) -> str:
+        """As CSV, without its title."""
+        file = StringIO()
+        csv.writer(file, lineterminator="\n").writerows([self.columns, *self.rows])
+        return file.getvalue()
+
+    def latex(self) -> str:
+        """As a LaTeX table of the package booktabs, with its title as caption."""
+        lines = [" & ".join(map(_in_latex, line)) + r" \\" for line in (self.columns, *self.rows)]
+        return "\n".join(
+            [
+                r"\begin{table}",
+                rf"\caption{{{_in_latex(self.title)}}}",
+                rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}",
+                r"\toprule",
+                lines[0],
+                r"\midrule",
+                *lines[1:],
+                r"\bottomrule",
+                r"\end{tabular}",
+                r"\end{table}",
+                "",
+            ]
+        )
+
+
+LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "±": r"$\pm$",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        **{letter: rf"\{letter}" for letter in "&%$#_{}"},
+    }
+)
+
+
+def _in_latex(text: str) -> str:
+    return printable(text).translate(LATEX)
 
 
 def marked(text: str) -> str:
@@ -132,7 +176,14 @@ def render(template: str, **values: Any) -> str:
         finalize=safe,
     )
     environment.filters["bytes"] = bytes_text
+    environment.filters["data_uri"] = _data_uri
+    environment.filters["file_name"] = file_name
     return environment.get_template(template).render(values)
+
+
+def _data_uri(text: str, kind: str) -> str:
+    """A text as the target of a link that works without a network."""
+    return f"data:{kind};charset=utf-8;base64,{b64encode(text.encode(errors='replace')).decode()}"
 
 
 def write_page_to(path: Path, name: str, text: str) -> Path:

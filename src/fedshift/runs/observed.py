@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from statistics import mean
 
 from torch import Tensor
@@ -101,23 +102,43 @@ class TrainedSimulation:
 
     def questions(self, role: str | None = None) -> Iterator[list[Question]]:
         """Every environment of a role (None: of any), with each model that is scored on it."""
-        federated, evaluation = self.simulation.federated, self.simulation.evaluation
-        state, device = self.simulation.coordinator.state, self.simulation.setup.device
+        strangers: list[Tensors] = []
+        for environment in self.simulation.federated.environments:
+            if role in (None, environment.role):
+                yield self._ask(environment, strangers)
+
+    def under_each_client(self, environment: Environment, most: int) -> dict[str, Observed]:
+        """The samples of an environment under the own model of each of the first clients, by the client's name.
+
+        Raises:
+            FedshiftError: all clients have the same model.
+        """
+        evaluation, names = self.simulation.evaluation, self.simulation.coordinator.names
+        observed = {}
+        for client, name in islice(names.items(), most):
+            its = replace(environment, client=client)
+            if evaluation.whose(its) == "global":
+                raise FedshiftError(
+                    f"'{self.run.path}' ends with a single model for all clients, so there is nothing to compare "
+                    "between them. Analyse a run of a method with personal models, such as ditto or fedbn."
+                )
+            observed[name] = Observed(its, evaluation.whose(its), *self._engine.observe(self._ask(its, [])[0]))
+        return observed
+
+    def _ask(self, environment: Environment, strangers: list[Tensors]) -> list[Question]:
+        """An environment with each model that is scored on it; ``strangers`` keeps what unseen clients are given."""
+        simulation, inputs = self.simulation, self.simulation.federated.inputs
+        state, device = simulation.coordinator.state, simulation.setup.device
         sent = state.shared | state.down
 
         def send(client: int) -> Tensors:
             own = self._own(self._weights, client)
             return sent | {name: tensor.to(device) for name, tensor in own.items()}
 
-        strangers: list[Tensors] = []
-        for environment in federated.environments:
-            if role in (None, environment.role):
-                models = evaluation.models(environment, state, send, strangers)
-                yield [
-                    Question(self.simulation.setup, model, environment, inputs, self.round)
-                    for model in models
-                    for inputs in [federated.inputs.fitted(model.of(PREPARATION))]
-                ]
+        return [
+            Question(simulation.setup, model, environment, inputs.fitted(model.of(PREPARATION)), self.round)
+            for model in simulation.evaluation.models(environment, state, send, strangers)
+        ]
 
     def observe(self, role: str | None = None) -> Iterator[Observed]:
         """Every environment of a role, once under each model that was scored on it.

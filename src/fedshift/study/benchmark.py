@@ -14,10 +14,11 @@ from fedshift.catalogue import built_in
 from fedshift.errors import FedshiftError
 from fedshift.experiments import load_plugins
 from fedshift.methods import METHODS
+from fedshift.reporting.intervals import Interval, paired
 from fedshift.reporting.table import Table, render
 from fedshift.runs.events import Progress
 from fedshift.study.papers import Exhibit, ExhibitRow, published
-from fedshift.study.quantities import Interval, paired, ranks, t_quantile
+from fedshift.study.quantities import ranks
 from fedshift.study.scenarios import Scenario, scale_of, scenarios, text_of
 from fedshift.study.study_plan import StudyPlan
 from fedshift.study.study_tables import LACKING, NONE, StudyResults
@@ -85,10 +86,8 @@ def plan_benchmark(
     """The plan of what a user names, one or several, as for :func:`benchmark`; None stands for all.
 
     Raises:
-        FedshiftError: a name is not known, ``data`` has no names, a plugin cannot be imported, or SciPy is not
-            installed.
+        FedshiftError: a name is not known, ``data`` has no names, or a plugin cannot be imported.
     """
-    t_quantile(1)  # so that what is not installed is named before anything runs
     given = [plugins] if isinstance(plugins, str | Path) else plugins
     code = [str(Path(path).expanduser().absolute()) for path in given]
     load_plugins(code)

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from fedshift.errors import needs
 from fedshift.reporting.curves import Panel
-from fedshift.study.quantities import Interval
+from fedshift.reporting.intervals import Interval
 from fedshift.study.search import Study, quiet
 from fedshift.written import printable
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from math import sqrt
-from statistics import mean, stdev
+from statistics import mean
 from typing import NamedTuple
 
 from fedshift.core.metrics import ACCURACY
-from fedshift.errors import FedshiftError, needs
+from fedshift.errors import FedshiftError
 from fedshift.reporting.results import Row
 from fedshift.runs.run import Run
 from fedshift.runs.schema import Record
@@ -17,7 +15,6 @@ from fedshift.runs.selection import by_environment, last, mean_score, target_bes
 
 PERCENT = 100.0
 A_MEGABYTE = 1e6
-LEVEL = 0.95  # of intervals
 Values = Callable[[Run, Sequence[Record]], Iterable[float]]
 
 
@@ -121,47 +118,3 @@ def ranks(values: Mapping[str, float]) -> dict[str, float]:
         name: sum(other > value for other in values.values()) + (1 + sum(v == value for v in values.values())) / 2
         for name, value in values.items()
     }
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean with a t interval for it, 95 %.
-
-    Attributes:
-        mean: of the values.
-        half: half the interval's width; None of a single value.
-        count: how many values there are.
-    """
-
-    mean: float
-    half: float | None
-    count: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Interval | None:
-        """The mean of independent values, and the interval that Student's t with n - 1 degrees of freedom gives it.
-
-        None of no values.
-        """
-        if not values:
-            return None
-        count = len(values)
-        half = t_quantile(count - 1) * stdev(values) / sqrt(count) if count > 1 else None
-        return cls(mean(values), half, count)
-
-    @property
-    def clear(self) -> bool:
-        """Whether 0 is outside."""
-        return self.half is not None and abs(self.mean) > self.half
-
-
-def t_quantile(degrees: int) -> float:
-    """The value below which Student's t lies with probability 0.975."""
-    with needs("benchmark", "The benchmark"):
-        from scipy.special import stdtrit
-    return float(stdtrit(degrees, (1 + LEVEL) / 2))
-
-
-def paired(values: Mapping[int, float], base: Mapping[int, float]) -> dict[int, float]:
-    """By seed, a value less the base's of the same seed, whose data and split it shares."""
-    return {seed: values[seed] - base[seed] for seed in sorted(values.keys() & base.keys())}

@@ -15,6 +15,9 @@ ANALYSES: Catalogue[Analysis] = Catalogue(
     kind="analysis",
     base=".analysis:Analysis",
     entries={
+        "a-distance": ".a_distance:ADistance",
         "calibration": ".calibration:Calibration",
+        "cka": ".cka:CKA",
+        "tsne": ".tsne:TSNE",
     },
 )

@@ -11,11 +11,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from fedshift.reporting.analyses.analysis import Analysis, Measured, MeasuredRun, Rows
-from fedshift.reporting.charts import INK, Chart, file_name, style
+from fedshift.reporting.charts import INK, Chart, style
 from fedshift.reporting.results import MeanStd
 from fedshift.reporting.table import Table
 from fedshift.runs.observed import TrainedSimulation
 from fedshift.spec import setting
+from fedshift.written import file_name
 
 SIZE = (4.8, 3.6)  # inches
 
