@@ -204,6 +204,15 @@ except fedshift.FedshiftError as error:
 x = [[0.0, 1.0], [1.0, 0.0]] * 10
 assert made.fit(x, [0, 1] * 10).predict_proba(x).shape == (20, 2)
 """
+TRACKED = """
+import fedshift
+settings = {"train.steps": 1, "data.images_per_class": 5}
+run = fedshift.run("rotated-mnist", method="fedavg", rounds=1, settings=settings)
+try:
+    assert [*fedshift.track(run.path, "TRACKER").values()] == [1]
+except fedshift.FedshiftError as error:
+    raise SystemExit(f"Error: {error}")
+"""
 ANALYSIS = """
 import tempfile
 import fedshift
@@ -258,6 +267,10 @@ FEATURES = [
     Feature("analyse", "Grad-CAM", ["-c", GRAD_CAM]),
     Feature("sklearn", "FederatedClassifier", ["-c", CLASSIFIER]),
     Feature("benchmark", "a table", ["benchmark", "--method", "fedavg,fedprox", "--federation", "rotated-mnist-0"]),
+    *(
+        Feature(name, "a tracker", ["-c", TRACKED.replace("TRACKER", name)])
+        for name in ("tensorboard", "mlflow", "wandb")
+    ),
     Feature("flower", "a federation's folders", ["federation", "init", "it", "--sites", "a,b", "--method", "fedavg"]),
     Feature("flower", "a federation's processes", ["federation", "demo", "--rounds", "1", "--sites", "2"]),
 ]

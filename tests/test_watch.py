@@ -46,10 +46,13 @@ from refusal import refuses
 
 TRAIN = Stage("train", 1000, ())
 RECORD = {
+    "bytes_down": 0,
+    "bytes_up": 0,
+    "terms": {},
     "environments": [
         {"environment": name, "role": role, "model": "global", "accuracy": accuracy, "loss": 0.5}
         for name, role, accuracy in (("light", "test", 0.25), ("light", "test", 0.5), ("dark", "validation", 0.75))
-    ]
+    ],
 }
 
 
@@ -354,7 +357,7 @@ def scores(test: float, *validation: float) -> dict[str, Any]:
     """A record of one test environment and a validation environment for each further accuracy."""
     named = [("light", "test", test), *((f"v{i}", "validation", value) for i, value in enumerate(validation))]
     rows = [{"environment": n, "role": r, "model": "global", "accuracy": a, "loss": 2 * a} for n, r, a in named]
-    return {"environments": rows}
+    return {**RECORD, "environments": rows}
 
 
 def showing(progress: LiveProgress, name: str, rounds: int = 10, done: int = 0, **stages: tuple[int, int]) -> RunEvents:
@@ -452,7 +455,7 @@ def test_means_over_clients_and_of_many_environments_the_worst():
     def record(names: list[str], accuracies: list[float]) -> dict[str, Any]:
         pairs = zip(names, accuracies, strict=True)
         rows = [{"environment": n, "role": "test", "model": "own", "accuracy": a, "loss": 2 * a} for n, a in pairs]
-        return {"environments": rows}
+        return {**RECORD, "environments": rows}
 
     few = scores_text(record(["a", "b", "c"] * 2, [0.1, 0.2, 0.3, 0.5, 0.6, 0.7]))
     assert few == "a test 30.0  b test 40.0  c test 50.0"

@@ -87,6 +87,10 @@ from .reporting.analyses.analysis import Analysis as Analysis
 from .reporting.analyses.analysis import Measured as Measured
 from .reporting.charts import Chart as Chart
 from .reporting.data_report.report import DataReport as DataReport
+from .reporting.trackers import TRACKERS as TRACKERS
+from .reporting.trackers.track import track as track
+from .reporting.trackers.tracker import TrackedRun as TrackedRun
+from .reporting.trackers.tracker import Tracker as Tracker
 from .runs.observed import TrainedSimulation as TrainedSimulation
 from .runs.predictions import Predictions as Predictions
 from .runs.run import Run as Run

@@ -30,7 +30,7 @@ from fedshift.cli.options import (
     setting_names,
     warnings_as_notes,
 )
-from fedshift.cli.studies import analyse, benchmark, predict, reproduce
+from fedshift.cli.studies import analyse, benchmark, predict, reproduce, track
 from fedshift.errors import FedshiftError
 from fedshift.methods import INDEXING
 
@@ -242,6 +242,13 @@ def watch(
         follow(path, open_console(), wait)
 
 
+command(
+    "track runs/rotated-mnist --to tensorboard",
+    "track runs --to mlflow,prometheus --set uri=http://localhost:5000 --wait",
+    more="The same command again goes on where it was. `fedshift show tensorboard` has the settings of a tracker.",
+)(track)
+
+
 @command("report runs/rotated-mnist", "report runs --to all.html")
 def report(
     paths: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them.", autocompletion=folder_names)],
@@ -258,8 +265,8 @@ def list_names(
     kind: Annotated[
         str,
         typer.Argument(
-            help="methods, datasets, partitions, models, protocols, indices, encoders, analyses or experiments; by "
-            "default all."
+            help="methods, datasets, partitions, models, protocols, indices, encoders, analyses, trackers or "
+            "experiments; by default all."
         ),
     ] = "all",
     plugin: PluginOption = None,

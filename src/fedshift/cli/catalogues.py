@@ -25,6 +25,7 @@ from fedshift.experiments import DEFAULT_NAMES, NAMED, PLAIN, Experiment
 from fedshift.methods import METHODS
 from fedshift.reporting.analyses import ANALYSES
 from fedshift.reporting.results import flat, merged
+from fedshift.reporting.trackers import TRACKERS
 from fedshift.spec import Spec
 from fedshift.study.grid import expand, override, read, shipped, shipped_text
 from fedshift.written import is_text, text_of
@@ -241,8 +242,8 @@ def json_schema() -> Schema:
 
 
 def listed() -> dict[str, Catalogue[Any]]:
-    """Every catalogue: those of experiments, and the analyses of their runs."""
-    return catalogues() | {ANALYSES.plural: ANALYSES}
+    """Every catalogue: those of experiments, and the analyses and trackers of their runs."""
+    return catalogues() | {each.plural: each for each in (ANALYSES, TRACKERS)}
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The commands ``fedshift benchmark``, ``reproduce``, ``analyse`` and ``predict``."""
+"""The commands ``fedshift benchmark``, ``reproduce``, ``analyse``, ``predict`` and ``track``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fedshift.cli.console import interruptible, print_tables
 from fedshift.cli.options import (
     DryRunOption,
     PluginOption,
+    RunsArgument,
     TrustOption,
     complete,
     folder_names,
@@ -236,3 +237,29 @@ def predict(
     else:
         typer.echo(f"Written: {found.write(out)} ({len(found.files)} samples)", err=True)
     found.check()
+
+
+def track(
+    path: RunsArgument,
+    to: Annotated[
+        str,
+        typer.Option("--to", help="Tracker, or several: tensorboard,prometheus.", autocompletion=names_of("TRACKERS")),
+    ],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of the trackers: folder=logs; `fedshift show NAME`.")
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Go on until all runs are over; where there is none yet, wait for one.")
+    ] = False,
+    plugin: PluginOption = None,
+) -> None:
+    """Copy what runs have evaluated to TensorBoard, MLflow, W&B (offline) or Prometheus; the runs do not notice."""
+    from fedshift.reporting.trackers.track import track
+    from fedshift.written import parse_assignments
+
+    load_plugins(plugin)
+    settings = {key.removeprefix("tracker."): value for key, value in parse_assignments(set_ or []).items()}
+    with interruptible(". What was logged is kept, and the same command goes on; the runs do as well."):
+        logged = track(path, listed(to), wait=wait, **settings)
+    runs = "1 run" if len(logged) == 1 else f"{len(logged)} runs"
+    typer.echo(f"{runs}, {sum(logged.values())} new evaluations: {to}")

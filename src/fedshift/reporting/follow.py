@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -27,30 +26,23 @@ STALLED = 60.0  # seconds in which nothing was under way, though runs are to com
 QUIET = 3.0  # seconds without an event after which a run's lock is looked at
 
 
-@dataclass(eq=False)
-class WatchedRun:
-    """A run that is watched by its events.jsonl, which grows.
+class EventsFile:
+    """A run's events.jsonl, read as it grows.
 
     Attributes:
-        folder: the run's.
-        roles: the environments whose scores are shown: not those of the test while settings are being chosen.
-        newest: when its newest event was read.
-        state: how far it is; of a finished run the file is not read any more.
+        roles: the environments whose scores are read: not those of the test while settings are being chosen.
     """
 
-    folder: Run
-    roles: tuple[str, ...] = ("validation", "test")
-    newest: float = 0.0
-    state: Literal["to come", "under way", "given up", "finished"] = "to come"
-    _offset: int = 0
-    _inode: int = 0
+    def __init__(self, folder: Run) -> None:
+        """Begin before the first event; the file need not be there."""
+        self._path, self._offset, self._inode = folder.path / EVENTS, 0, 0
+        self.roles = ("validation",) if study_of(folder.path) else ("validation", "test")
 
     def new(self) -> list[AnyEvent]:
-        """Events since the last time; those before an interruption, and lines that are no events, are left out."""
-        path = self.folder.path / EVENTS
+        """Events since the last time; lines that are no events are left out."""
         try:
-            with files.opened(path) as file:
-                about = path.stat()
+            with files.opened(self._path) as file:
+                about = self._path.stat()
                 if about.st_ino != self._inode or about.st_size < self._offset:  # it was replaced
                     self._inode, self._offset = about.st_ino, 0
                 file.seek(self._offset)
@@ -62,18 +54,37 @@ class WatchedRun:
         for line in whole:
             with suppress(ValueError):
                 event = read_event(line)
-                if isinstance(event, BeginEvent):
-                    events.clear()
-                elif isinstance(event, EvaluatedEvent):
-                    rows = [each for each in event.environments if each.role in self.roles]
-                    event = event.model_copy(update={"environments": rows})
-                events.append(event)
+                events.append(event.of_roles(self.roles) if isinstance(event, EvaluatedEvent) else event)
         return events
 
     def unread(self) -> bool:
         """Whether there are events that were not read."""
-        path = self.folder.path / EVENTS
-        return path.is_file() and path.stat().st_size > self._offset
+        return self._path.is_file() and self._path.stat().st_size > self._offset
+
+
+class WatchedRun:
+    """A run that is watched by its events.
+
+    Attributes:
+        folder: the run's.
+        file: its events.
+        newest: when its newest event was read.
+        state: how far it is; of a finished run the file is not read any more.
+    """
+
+    def __init__(self, folder: Run) -> None:
+        """Begin before the first event."""
+        self.folder, self.file, self.newest = folder, EventsFile(folder), 0.0
+        self.state: Literal["to come", "under way", "given up", "finished"] = "to come"
+
+    def new(self) -> list[AnyEvent]:
+        """Events since the last time; those before an interruption are left out."""
+        events = list[AnyEvent]()
+        for event in self.file.new():
+            if isinstance(event, BeginEvent):
+                events.clear()
+            events.append(event)
+        return events
 
     def scores(self) -> str:
         """The last scores of a finished run, from its records, which are checked."""
@@ -81,7 +92,7 @@ class WatchedRun:
             record = self.folder.records[-1]
         except FedshiftError as error:
             return f"Scores are not shown: {error}"
-        rows = [row for row in record["environments"] if row["role"] in self.roles]
+        rows = [row for row in record["environments"] if row["role"] in self.file.roles]
         return scores_text({**record, "environments": rows})
 
 
@@ -133,8 +144,7 @@ class RunWatch:
         self.expected = self._display.runs = len(planned | {folder.path for folder in found})
         for folder in found:
             if folder.path not in self.runs:
-                run = WatchedRun(folder, ("validation",)) if study_of(folder.path) else WatchedRun(folder)
-                self.runs[folder.path] = run
+                run = self.runs[folder.path] = WatchedRun(folder)
                 if folder.finished:
                     run.state = "finished"
                     self._display.reused(printable(folder.path.name), run.scores())
@@ -150,7 +160,7 @@ class RunWatch:
     def _check_alive(self, run: WatchedRun) -> None:
         """Show that nobody carries out a run, if so."""
         folder = run.folder
-        if is_locked(folder.path) or run.unread():  # in this order: it may end meanwhile
+        if is_locked(folder.path) or run.file.unread():  # in this order: it may end meanwhile
             return
         when, who = moment(self._get_time()), folder.path.name
         if folder.finished:  # its last event could not be written
@@ -161,12 +171,14 @@ class RunWatch:
         run.state = "to come"
 
 
-def follow(path: Path, console: Console, wait: bool = False, meanwhile: Callable[[], None] = lambda: None) -> None:
+def follow(
+    path: Path, console: Console | None = None, wait: bool = False, meanwhile: Callable[[], None] = lambda: None
+) -> None:
     """Show runs as their own terminal does, until all are over.
 
     Args:
         path: a run folder, or a folder of them.
-        console: where they are shown.
+        console: where they are shown; None: where the display of a run is.
         wait: whether to wait for a run if there is none.
         meanwhile: is called between looks at what is new; what it raises ends the watching.
 

@@ -10,14 +10,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    FiniteFloat,
-    RootModel,
-)
+from pydantic import AfterValidator, Field, FiniteFloat, RootModel
 
 from fedshift import files
 from fedshift.core.metrics import ACCURACY
@@ -25,7 +20,7 @@ from fedshift.core.setup import Round
 from fedshift.errors import DiskError
 from fedshift.manifest import checked, parsed
 from fedshift.runs.schema import Few, File, Record, Scores, Size
-from fedshift.runs.selection import over_clients
+from fedshift.runs.selection import over_clients, scalars
 from fedshift.written import moment, seconds_of
 
 
@@ -125,13 +120,24 @@ class ProgressEvent(Event):
 
 
 class EvaluatedEvent(Event):
-    """The models were scored after ``position`` rounds; ``select`` is the metric that selects."""
+    """The models were scored after ``position`` rounds; ``select`` is the metric that selects.
+
+    ``scalars`` are numbers of the record by name; see :func:`fedshift.runs.selection.scalars`.
+    """
 
     kind: Literal["evaluated"] = "evaluated"
     position: Few
     select: str = ACCURACY
     environments: list[Scores]
     ended: str = ""  # where the stage ended early, and why
+    scalars: dict[str, float] = Field(default_factory=dict)
+
+    def of_roles(self, roles: Sequence[str]) -> Self:
+        """The same without environments of other roles."""
+        rows = [row for row in self.environments if row.role in roles]
+        others = tuple(f"{row.role}/" for row in self.environments if row.role not in roles)
+        scalars = {name: value for name, value in self.scalars.items() if not name.startswith(others)}
+        return self.model_copy(update={"environments": rows, "scalars": scalars})
 
 
 class NoteEvent(Event):
@@ -287,6 +293,7 @@ class RunEvents:
             select=record.get("select", ACCURACY),
             environments=[Scores(**row) for row in over_clients(record)],
             ended=record.get("ended") or "",
+            scalars=scalars(record),
         )
 
     def note(self, text: str) -> None:

@@ -51,7 +51,7 @@ MOST_COUNTED = 1000  # environments whose classes are counted
 class File(BaseModel):
     """A JSON file, or a line of one; what else stands there does no harm."""
 
-    model_config = ConfigDict(frozen=True, strict=True)
+    model_config = ConfigDict(frozen=True, strict=True, ser_json_inf_nan="constants")  # a loss may be infinite
 
 
 class Machine(File):

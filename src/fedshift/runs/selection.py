@@ -146,6 +146,27 @@ def shares(record: Record) -> dict[str, float]:
     return {name: size / whole for name, size in sizes.items()} if whole else {}
 
 
+def scalars(record: Record) -> dict[str, float]:
+    """The numbers of a record that can be followed over rounds, by name.
+
+    ``ROLE/METRIC/ENVIRONMENT``, for accuracy, loss and every other metric, is the mean over the clients of an
+    environment, and ``ROLE/METRIC`` the mean of these; ``terms/NAME`` the mean over clients of a weighted loss term,
+    ``terms/server/NAME`` a term of the server's; ``bytes/down`` and ``bytes/up`` are totals since the run's start.
+    """
+    found: dict[str, float] = {"bytes/down": record["bytes_down"], "bytes/up": record["bytes_up"]}
+    terms: dict[str, list[float]] = {}
+    for who, means in record["terms"].items():
+        for name, mean in means.items():
+            terms.setdefault(f"terms/{SERVER}/{name}" if who == SERVER else f"terms/{name}", []).append(mean)
+    found |= {name: fmean(means) for name, means in terms.items()}
+    for role in ("test", "validation"):
+        for metric in (ACCURACY, "loss", *record["environments"][0].get("metrics", {})):
+            if scores := by_environment(record, role, metric):
+                found[f"{role}/{metric}"] = sum(scores.values()) / len(scores)
+                found |= {f"{role}/{metric}/{environment}": score for environment, score in scores.items()}
+    return found
+
+
 # Early stopping ------------------------------------------------------------------------------------
 
 
