@@ -57,6 +57,15 @@ def test_the_a_distance_of_equal_and_of_separable_gaussians():
     assert a_distance(a, b + torch.tensor([2.0, 0.0])) == pytest.approx(1.365, abs=4 * 0.023)
 
 
+def test_domains_of_unequal_sizes_are_cut_evenly():
+    """Ten classes far apart, sorted, 1000 rows against 4000: only the classes differ, so the domains are alike."""
+    classes = 20 * normal(5, 10, 2)
+    a = classes.repeat_interleave(100, dim=0) + normal(2, 1000, 2)
+    b = classes.repeat_interleave(400, dim=0) + normal(3, 4000, 2)
+    assert a_distance(a, b) < 4 * 0.045
+    assert a_distance(b, a) < 4 * 0.045
+
+
 @given(seed=st.integers(0, 1000), scale=st.floats(0.1, 10))
 def test_cka_does_not_see_rotations_scales_and_shifts(seed: int, scale: float):
     """A rotated copy aQ has (aQ)'(aQ) = Q' a'a Q, whose norm is that of a'a, as has Q'a'a: the ratio is 1."""
@@ -76,10 +85,23 @@ def test_cka_of_features_by_hand():
 
 
 def test_clients_with_one_encoder_are_not_compared_and_personal_ones_are(tmp_path: Path):
-    fedshift.compare(method=["fedavg", "ditto"], rounds=2, out=str(tmp_path))
+    more = {"settings": {"model.batch_norm": True}, "out": str(tmp_path)}
+    fedshift.compare(
+        "rotated-mnist-in-domain",
+        method=["fedavg", "ditto", "fedbn"],
+        rounds=2,
+        seed=0,
+        settings=batch_norm,
+        out=str(tmp_path),
+    )
     found = fedshift.analyse("cka", tmp_path)
-    assert [*found.rows] == ["ditto"] and "single model for all clients" in found.notes()[-1]
-    assert len(found.rows["ditto"][0].measured.rows) == 10  # pairs of five clients
+    assert [*found.rows] == ["fedbn"]
+    refused = " ".join(found.notes())
+    assert "single model for all clients" in refused
+    assert "z is the same at every client" in refused
+    values = [float(row["cka"] or 0) for row in found.rows["fedbn"][0].measured.rows]
+    assert len(values) == 15  # pairs of six clients
+    assert 0 < min(values) < 0.99999
 
 
 def test_files_of_an_analysis(tmp_path: Path):

@@ -33,7 +33,8 @@ class Observed:
         environment: its name, role and client, and its samples.
         whose: "global", the client's "own", or an "unseen" client's.
         log_probabilities: (n, classes).
-        z: the representations that the head reads, (n, d); of a probabilistic encoder their means.
+        z: what the method's ``encode`` gives, (n, d); of a probabilistic encoder the means. Where a personal model
+            has an encoder beside the shared one (ditto, pfedme), it is the shared one's.
         y: labels (n,).
     """
 
@@ -120,7 +121,7 @@ class TrainedSimulation:
             if evaluation.whose(its) == "global":
                 raise FedshiftError(
                     f"'{self.run.path}' ends with a single model for all clients, so there is nothing to compare "
-                    "between them. Analyse a run of a method with personal models, such as ditto or fedbn."
+                    "between them. Analyse a run of a method with personal models, such as fedbn."
                 )
             observed[name] = Observed(its, evaluation.whose(its), *self._engine.observe(self._ask(its, [])[0]))
         return observed

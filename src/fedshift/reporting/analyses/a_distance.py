@@ -41,7 +41,7 @@ def a_distance(a: Tensor, b: Tensor) -> float:
     few = min(len(a), len(b))
     if few < 2:
         raise FedshiftError("The A-distance needs two samples of each domain or more.")
-    x = torch.stack([a[:few], b[:few]], dim=1).flatten(0, 1)  # of each pair of rows one is a's
+    x = _mixed([a, b])  # of each pair of rows one is a's
     domain = torch.tensor([0, 1]).repeat(few)
     half = torch.arange(few).repeat_interleave(2) % 2
     wrong = 0
@@ -63,6 +63,7 @@ class ADistance(Analysis):
 
     title: ClassVar[str] = "Proxy A-distance between domains"
     source: ClassVar[str] = "FedCiR, Fig. 12; Ben-David et al., Analysis of representations for domain adaptation, 2007"
+    version: ClassVar[int] = 2
 
     samples: Annotated[int, Ge(4)] = setting(500, help="Samples of a domain, at most")
     against: str = setting("fedavg", help="The row on the horizontal axis; the first row if there is no such one")
@@ -148,9 +149,10 @@ class ADistance(Analysis):
 
 
 def _mixed(parts: Sequence[Tensor]) -> Tensor:
-    """Rows of all parts in turn, as many of each."""
+    """Rows of all parts in turn, as many of each, evenly spaced: the first ones may be of a few classes."""
     few = min(map(len, parts))
-    return torch.stack([part[:few] for part in parts], dim=1).flatten(0, 1)
+    spaced = [part[torch.linspace(0, len(part) - 1, few).round().long()] for part in parts]
+    return torch.stack(spaced, dim=1).flatten(0, 1)
 
 
 def _pairs(one: MeasuredRun, *, others: bool = False) -> dict[tuple[str, str], float]:

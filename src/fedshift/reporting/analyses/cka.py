@@ -36,8 +36,9 @@ def linear_cka(a: Tensor, b: Tensor) -> float:
 class CKA(Analysis):
     """Linear CKA between the encoders of every two clients, 0 to 1, on the same samples.
 
-    1: one's z is the other's, turned, reflected or scaled; 0: uncorrelated. The samples are those of all test
-    environments, or of validation where there are none, evenly spaced.
+    1: one's z is the other's, turned, reflected or scaled; 0: uncorrelated. The samples are those of one
+    test environment of each name, or of validation where there are none, evenly spaced. With fewer samples than a few
+    times the size of z, CKA of unrelated encoders is far above 0.
     """
 
     title: ClassVar[str] = "Linear CKA between clients' encoders"
@@ -56,6 +57,12 @@ class CKA(Analysis):
                 rows = torch.linspace(0, len(observed.y) - 1, min(self.samples, len(observed.y))).round().long()
                 found.setdefault(client, []).append(observed.z[rows])
         z = {client: torch.cat(parts) for client, parts in found.items()}
+        first = next(iter(z.values()))
+        if len(z) > 1 and all(torch.equal(first, other) for other in z.values()):
+            raise FedshiftError(
+                f"'{trained.run.path}': z is the same at every client, so there is nothing to compare: the encoder is "
+                "shared, or the method encodes by the shared one, as ditto and pfedme do beside their personal models."
+            )
         if len(z) < 2:
             raise FedshiftError(f"'{trained.run.path}' has one client; CKA compares two or more.")
         values = {pair: linear_cka(z[pair[0]], z[pair[1]]) for pair in combinations(z, 2)}
