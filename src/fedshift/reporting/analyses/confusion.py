@@ -28,13 +28,15 @@ def confusion(predicted: Tensor, y: Tensor, classes: int) -> Tensor:
 class Confusion(Analysis):
     """Confusion by test environment, in % of the true class: how many of its samples were given each class.
 
-    Counts are summed over seeds, and over the models that are scored on an environment.
+    Counts are summed over seeds, and over the models that are scored on an environment; the chart is of all of them.
     """
 
     title: ClassVar[str] = "Confusion by environment"
     source: ClassVar[str] = "counts of the last round's predictions"
 
-    pairs: Annotated[int, Ge(1)] = setting(5, help="Most confused pairs of classes that the table lists")
+    pairs: Annotated[int, Ge(1)] = setting(
+        5, help="Worst classes and most confused pairs that the tables list, of each environment"
+    )
 
     def measure(self, trained: TrainedSimulation) -> Measured:
         """The counts of every test environment that are not 0."""
@@ -71,7 +73,9 @@ class Confusion(Analysis):
                 ]
         return [
             Table(
-                "Classes with the lowest accuracy in %, with their samples", ["row", "class", "accuracy", "n"], by_class
+                "Classes with the lowest accuracy in %, with their samples",
+                ["row", "class", "accuracy", "predictions"],
+                by_class,
             ),
             Table("Most confused classes", ["row", "class", "taken for", "n", "% of the class"], confused),
         ]

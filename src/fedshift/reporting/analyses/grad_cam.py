@@ -62,10 +62,10 @@ def grad_cam(layer: nn.Module, predict: Callable[[], Tensor], target: Tensor) ->
 
 
 class GradCAM(Analysis):
-    """Grad-CAM: which parts of an image raise the predicted class's log-probability; each image's own scale, 0 to 1.
+    """Grad-CAM: which parts of an image raise a class's log-probability; each map has its own scale, 0 to 1.
 
-    The maps are those of the last convolutional layer. The images are the first of the first test environment, the same
-    for all rows of one seed and held-out domain.
+    The maps are those of the last layer whose output is a map. The images are evenly spaced in a test environment, the
+    same for all rows of one seed and held-out domain.
     """
 
     title: ClassVar[str] = "Grad-CAM"
@@ -87,7 +87,9 @@ class GradCAM(Analysis):
             raise FedshiftError(f"'{run.path}' has no test environment '{name}'; it has {', '.join(environments)}.")
         environment = environments[name]
         model = run.model(environment.client if trained.simulation.evaluation.whose(environment) == "own" else None)
-        chosen = torch.linspace(0, len(environment.samples) - 1, self.images).round().long()
+        chosen = (
+            torch.linspace(0, len(environment.samples) - 1, min(self.images, len(environment.samples))).round().long()
+        )
         x, y = environment.samples.batch(chosen.to(environment.samples.y.device))
         x, y = x.cpu(), y.cpu()
 
@@ -143,7 +145,7 @@ class GradCAM(Analysis):
             Chart(
                 "grad-cam-grid",
                 "Where models look",
-                f"Bright: what raises the {self.of} class most in this image. First seed.",
+                f"Bright: what raises the {self.of} class most in this image; each map has its own scale. First seed.",
                 f"Images and where {', '.join(rows)} look in them.",
                 figure,
                 [{"method": label, **row} for label, its in firsts.items() for row in its.rows],
