@@ -1,9 +1,12 @@
-"""How much memory is free, by the machine and a container's limit, and models and batches refused for lack of it."""
+"""How much memory was used and is free, by the machine and a container's limit, and what is refused for lack of it."""
 
 from __future__ import annotations
 
+import multiprocessing
 import resource
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +19,8 @@ from conftest import Make
 from fedshift import memory
 from fedshift.core.model import COPIES, Model, ModelBuilder, Shape
 from fedshift.models.small import MLP
+from fedshift.runs.events import Progress
+from fedshift.runs.runner import start
 from fedshift.runs.simulation import Simulation
 from fedshift.streams import Streams
 from refusal import refuses
@@ -60,6 +65,25 @@ def test_the_limit_of_a_process_counts(system: Path, monkeypatch: pytest.MonkeyP
     assert memory.available() == GB - 10 * resource.getpagesize()
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert memory.available() == 8 * GB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
+def test_the_peak_is_that_of_the_largest_process_and_is_recorded(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Of this process 300 KiB and of its workers 500 and 400: 500 KiB. The kernel's own counts rise with a tensor."""
+    device = torch.device("cpu")
+    before = memory.peak(device)
+    held = torch.ones(before // 4 + 2**20)  # as many bytes as were ever in use, and 4 MiB
+    assert memory.peak(device) > before
+    del held
+    for process, peak in {"self": 300, "7": 500, "8": 400}.items():
+        (tmp_path / process).mkdir()
+        (tmp_path / process / "status").write_text(f"Name:\tpython\nVmHWM:\t     {peak} kB\nVmRSS:\t 9 kB\n")
+    monkeypatch.setattr(memory, "PROCESSES", tmp_path)
+    monkeypatch.setattr(multiprocessing, "active_children", lambda: [SimpleNamespace(pid=7), SimpleNamespace(pid=8)])
+    assert memory.peak(device) == 500 * 1024
+    assert start(make(), Progress()).times.memory == 500 * 1024
 
 
 @pytest.mark.parametrize("text", ["", "MemAvailable: x kB\n"])

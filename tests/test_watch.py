@@ -467,16 +467,21 @@ def test_means_over_clients_and_of_many_environments_the_worst():
 
 
 def test_shared_time_is_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Training 6/3 + 4 + 2/2 = 7 s, evaluation 3/3 + 1 + 0 = 2 s."""
+    """Training 6/3 + 4 + 2/2 = 7 s, evaluation 3/3 + 1 + 0 = 2 s; up to round 6 the first two.
+
+    The first line is of a time when no memory was recorded.
+    """
     changes = [
         {},
-        {"seconds": 4.0, "evaluation": 1.0, "together": 1, "engine": "sequential"},
-        {"seconds": 2.0, "evaluation": 0.0, "together": 2},
+        {"seconds": 4.0, "evaluation": 1.0, "together": 1, "engine": "sequential", "stop": 6, "memory": 70},
+        {"seconds": 2.0, "evaluation": 0.0, "together": 2, "stop": 7, "memory": 90},
     ]
-    lines = "\n".join(STEPPED.model_copy(update=change).model_dump_json() for change in changes)
+    lines = "\n".join(STEPPED.model_copy(update=change).model_dump_json(exclude_none=True) for change in changes)
     monkeypatch.setattr(Run, "_manifest", property(lambda _: SimpleNamespace(files={})))
     monkeypatch.setattr("fedshift.runs.run.read_file", lambda *_, **__: lines.encode())
-    assert Run(tmp_path).times == Times(7, 2, ("vectorised", "sequential"))
+    run = Run(tmp_path)
+    assert run.times == Times(7, 2, ("vectorised", "sequential"), 90)
+    assert run.times_until(6) == Times(6, 2, ("vectorised", "sequential"), 70)
 
 
 LONGEST = 700  # characters; an experiment's changed settings are the most there is

@@ -1,17 +1,22 @@
-"""How much memory this process may still use, refusing what cannot fit before it is made, and what to do without."""
+"""How much memory this process used and may still use, refusing what cannot fit, and what to do without."""
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedshift.errors import FedshiftError
 from fedshift.written import bytes_text
 
 if sys.platform != "win32":
     import resource
+if TYPE_CHECKING:
+    import torch
 
+PROCESSES = Path("/proc")
 PAGES = Path("/proc/self/statm")
 MEMINFO = Path("/proc/meminfo")
 GROUPS = Path("/proc/self/cgroup")
@@ -28,6 +33,22 @@ def available() -> int | None:
     """Bytes this process may still use: the machine's, or fewer under a container's or its own limit; None: unknown."""
     known = [count for count in (_machine(), _process(), *_containers()) if count is not None]
     return max(min(known), 0) if known else None
+
+
+def peak(device: torch.device) -> int | None:
+    """The most bytes that were in use at a time, since this process began; None: unknown.
+
+    Of a CUDA device those of its tensors; else what was resident of this process or, if that is more, of the largest
+    of its worker processes: they share pages, so a sum would count these several times.
+    """
+    if device.type == "cuda":
+        from torch.cuda import max_memory_allocated
+
+        return max_memory_allocated(device)
+    if sys.platform == "darwin":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    processes = "self", *(str(child.pid) for child in multiprocessing.active_children())
+    return max(filter(None, map(_most_resident, processes)), default=None)
 
 
 def check(nbytes: int, what: str, fix: str) -> None:
@@ -81,6 +102,14 @@ def _process() -> int | None:
         return None
     most, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if most == resource.RLIM_INFINITY else most - int(pages[0]) * resource.getpagesize()
+
+
+def _most_resident(process: str) -> int | None:
+    """The most that was resident of a process, by its number; the kernel says it in KiB."""
+    for line in _text(PROCESSES / process / "status").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return None
 
 
 def _containers() -> Iterator[int | None]:

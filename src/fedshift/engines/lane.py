@@ -220,19 +220,19 @@ def even_chunks(length: int, size: int) -> Iterator[Tensor]:
 
 def steps_of_job(job: Job | ServerJob) -> int:
     """How many steps a job has."""
-    return sum(_steps_by_phase(job))
+    return sum(steps_by_phase(job))
 
 
 def shorten(jobs: Sequence[Job], steps: int) -> list[Job]:
     """The jobs of an exchange with so many steps of each phase at most; what is measured over all samples stays."""
-    most = [max(counts) for counts in zip(*map(_steps_by_phase, jobs), strict=True)]
+    most = [max(counts) for counts in zip(*map(steps_by_phase, jobs), strict=True)]
     phases = zip(jobs[0].exchange.phases, most, strict=True)
     cut = [replace(p, steps=min(steps, n)) if isinstance(p, Phase) else p for p, n in phases]
     exchange = replace(jobs[0].exchange, phases=tuple(cut))
     return [replace(job, exchange=exchange) for job in jobs]
 
 
-def _steps_by_phase(job: Job | ServerJob) -> tuple[int, ...]:
+def steps_by_phase(job: Job | ServerJob) -> tuple[int, ...]:
     """How many steps each of the job's phases has; one that measures has none."""
     lane = Lane(job)
     counts = []

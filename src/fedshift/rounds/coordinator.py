@@ -114,7 +114,7 @@ class Coordinator:
         self.state = replace(self.state, round=round.number)
         gone = set[int]()
         self.terms = {}
-        for exchange, chosen in self._cohorts(round):
+        for exchange, chosen in self.cohorts(round):
             cohort = [client for client in chosen if client not in gone]
             orders = self.orders(exchange, round, list(dict.fromkeys(cohort)))
             for order in orders:
@@ -164,7 +164,7 @@ class Coordinator:
         self.missing.append(about | {"client": self.names[client], "why": why})
         return about
 
-    def _cohorts(self, round: Round) -> Iterator[tuple[Exchange, list[int]]]:
+    def cohorts(self, round: Round) -> Iterator[tuple[Exchange, list[int]]]:
         """Each exchange of a round with the ids that it goes to, in order: the round's, or a cohort of its own."""
         first, *later = round.stage.exchanges
         everyone, streams = round.stage.participation == 1, self.setup.streams
@@ -212,7 +212,7 @@ class Coordinator:
 
     def first_orders(self, round: Round) -> Iterator[tuple[Exchange, list[Order]]]:
         """What each exchange of a round would ask of clients if the run began with it; nothing is counted."""
-        for exchange, cohort in self._cohorts(round):
+        for exchange, cohort in self.cohorts(round):
             yield exchange, self.orders(exchange, round, list(dict.fromkeys(cohort)))
 
     def _collect(self, asked: AskedExchange, received: Sequence[Received]) -> dict[int, Answer]:

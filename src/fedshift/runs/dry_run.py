@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-import torch
-
+from fedshift import memory
 from fedshift.core.contract import Exchange, Phase, Stage
 from fedshift.core.messages import Up, wire_bytes
 from fedshift.core.setup import Round
@@ -55,7 +53,7 @@ class Estimate(StageCost):
     Attributes:
         clients: how many clients there are, and how many take part in a round of the main stage.
         stages: each stage, in order.
-        memory: the peak of this process so far, or of the accelerator, with the data and the model, and a round's
+        memory: the peak so far as :func:`fedshift.memory.peak` has it, with the data and the model, and a round's
             messages, in bytes; what a batch takes while it is trained on comes on top.
         notes: what a reader of its results must know.
     """
@@ -74,7 +72,7 @@ def estimate(experiment: Experiment) -> Estimate:
     """
     simulation, options = Simulation(experiment), experiment.run
     asked_for(simulation.setup, options)  # or it says why it cannot be had
-    main, memory = simulation.main_stage, _memory(simulation.setup.device)
+    main, peak = simulation.main_stage, memory.peak(simulation.setup.device) or 0
     step = _step(simulation)
     costs = {stage: _cost(simulation, stage, step if stage is main else None) for stage in simulation.setup.stages}
     cost, stages = costs[main], tuple(costs.values())
@@ -88,7 +86,7 @@ def estimate(experiment: Experiment) -> Estimate:
         stages=stages,
         bytes_down=cost.bytes_down,
         bytes_up=cost.bytes_up,
-        memory=memory + cost.bytes_down + cost.bytes_up,
+        memory=peak + cost.bytes_down + cost.bytes_up,
         notes=simulation.notes,
     )
 
@@ -144,15 +142,6 @@ def _declared_bytes(simulation: Simulation, exchange: Exchange) -> int:
     """The bytes of a reply whose tensors are all declared with their lengths."""
     declared = simulation.setup.declaration(exchange).reply.items()
     return wire_bytes(tuple((name, dtype, cast(tuple[int, ...], shape)) for name, (dtype, shape) in sorted(declared)))
-
-
-def _memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    import resource
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def planned_stages(simulation: Simulation) -> list[PlannedStage]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from fedshift import files
+from fedshift import files, memory
 from fedshift.core.messages import pack_in_pieces
 from fedshift.manifest import FileDigest, GrowingFile, check_file, read_file, write_file
 from fedshift.rounds.coordinator import Coordinator
@@ -162,6 +162,7 @@ class Recorder:
                 evaluation=max(0.0, round(evaluation * self._together, 3)),  # which nobody shares
                 together=self._together,
                 engine=engine,
+                memory=memory.peak(self.coordinator.setup.device),
                 notes=self.notes,
             )
             self._times.append(timed.model_dump_json())

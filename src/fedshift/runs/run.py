@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -48,11 +49,14 @@ class Times:
         training: seconds of rounds.
         evaluation: seconds of scoring models.
         engines: what carried it out, in the order they come; several where it was resumed with another.
+        memory: the peak in bytes, of all that its process did until then; see :func:`fedshift.memory.peak`. None:
+            unknown.
     """
 
     training: float
     evaluation: float
     engines: tuple[str, ...]
+    memory: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,12 +141,21 @@ class Run(Origin):
         Raises:
             DamagedError: its lines are not those that were written.
         """
-        timed = read_lines(self.path / TIMINGS, self._read(TIMINGS), Timed)
+        return self.times_until()
+
+    def times_until(self, position: float = inf) -> Times:
+        """What its first rounds took, up to the last evaluation among so many, as :attr:`times`."""
+        timed = [timing for timing in self._timed if timing.stop <= position]
         return Times(
             training=sum(timing.seconds / timing.together for timing in timed),
             evaluation=sum(timing.evaluation / timing.together for timing in timed),
             engines=tuple(dict.fromkeys(timing.engine for timing in timed)),
+            memory=max((timing.memory for timing in timed if timing.memory), default=None),
         )
+
+    @cached_property
+    def _timed(self) -> list[Timed]:
+        return read_lines(self.path / TIMINGS, self._read(TIMINGS), Timed)
 
     @cached_property
     def messages(self) -> Record:

@@ -300,6 +300,8 @@ class Timed(File):
         evaluation: seconds of scoring, on the clock.
         together: how many runs went on in that time.
         engine: in words.
+        memory: the peak so far as :func:`fedshift.memory.peak` has it, in bytes; all runs that one process carried
+            out share it.
         notes: what the engine said meanwhile, such as that a worker process died.
     """
 
@@ -309,6 +311,7 @@ class Timed(File):
     evaluation: Annotated[float, Ge(0)]
     together: PositiveInt
     engine: str
+    memory: Size | None = None
     notes: list[str] = []
 
 

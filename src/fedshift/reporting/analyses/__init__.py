@@ -21,6 +21,7 @@ ANALYSES: Catalogue[Analysis] = Catalogue(
         "confusion": ".confusion:Confusion",
         "grad-cam": ".grad_cam:GradCAM",
         "hardest": ".hardest:Hardest",
+        "overhead": ".overhead:Overhead",
         "samples": ".sample_images:SampleImages",
         "tsne": ".tsne:TSNE",
     },
