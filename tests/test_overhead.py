@@ -28,8 +28,8 @@ def flops_of_training(experiment: Experiment) -> tuple[int, int]:
 def test_the_flops_of_a_known_network(make: Make):
     """Layers 100 x 8, 8 x 4 and 4 x 3: forward 2 B (800 + 32 + 12), backward 2 B (800 + 2 * 32 + 2 * 12).
 
-    No gradient of the inputs is needed. With B = 4 that is 6752 + 7104 = 13856 a step, and for 2 clients in 2 rounds of 2 steps 8
-    times that, 110848.
+    No gradient of the inputs is needed. With B = 4 that is 6752 + 7104 = 13856 a step; 2 clients take 2 steps
+    in 2 rounds, 8 * 13856 = 110848.
     """
     assert flops_of_training(make()) == (110848, 110848)
 
