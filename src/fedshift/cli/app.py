@@ -249,15 +249,22 @@ command(
 )(track)
 
 
-@command("report runs/rotated-mnist", "report runs --to all.html")
+@command("report runs/rotated-mnist", "report runs --to all.html", "report runs --files paper/figures")
 def report(
     paths: Annotated[list[Path], typer.Argument(help="Run folders, or folders of them.", autocompletion=folder_names)],
     to: Annotated[Path | None, typer.Option(help="The HTML file; by default report.html in the folder.")] = None,
+    files: Annotated[
+        Path | None,
+        typer.Option(help="Folder for every table as LaTeX, Markdown and CSV, and every figure as SVG, PNG and CSV."),
+    ] = None,
 ) -> None:
-    """Print the tables of recorded runs and write their HTML report."""
+    """Print the tables of recorded runs and write their HTML report.
+
+    The data of the first finished run are read again for images of each domain, which its folder keeps.
+    """
     from fedshift.study import api
 
-    print_report(api.load(*paths), paths[0], to)
+    print_report(api.load(*paths), paths[0], to, files, images=True)
 
 
 @command("list", "list methods", name="list")

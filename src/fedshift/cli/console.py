@@ -45,22 +45,29 @@ def print_tables(tables: Sequence[Table], notes: Sequence[str], least: int = 0) 
         typer.echo(f"Note: {printable(note)}")
 
 
-def print_report(comparison: Comparison, folder: Path, to: Path | None = None) -> None:
+def print_report(
+    comparison: Comparison, folder: Path, to: Path | None = None, files: Path | None = None, images: bool = False
+) -> None:
     """Write the HTML report of runs, and print their tables.
 
     Args:
         comparison: the runs.
         folder: theirs.
         to: the HTML file; None: report.html in the folder.
+        files: a folder for its tables and figures as files; None: none are written.
+        images: whether the data are read for images of each domain.
 
     Raises:
         FedshiftError: it cannot be written, or runs failed.
     """
     try:
-        written = comparison.report(to or folder / "report.html")  # first, as printing may end with the reader's pipe
+        written = comparison.report(to or folder / "report.html", images)  # first: a reader's pipe may end the printing
+        apart = comparison.write(files) if files else []
     finally:
         print_tables(comparison.tables(), comparison.notes())
     typer.echo(f"Run folders: {folder}\nReport: {written}")
+    if apart:
+        typer.echo(f"Tables and figures: {len(apart)} files in {files}")
     if comparison.failed:
         raise FedshiftError(comparison.failure)
 

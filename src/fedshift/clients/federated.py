@@ -75,12 +75,18 @@ class FederatedData:
     def _pool(self) -> Pool:
         return (self.clients[0].train if self.clients else self.environments[0].samples).pool
 
-    def sizes(self) -> dict[str, dict[int, str | int]]:
-        """Each client's domain and number of training samples, by id, for readers of results."""
-        return {
-            "domains": {client.id: client.domain for client in self.clients},
-            "samples": {client.id: len(client.train) for client in self.clients},
-        }
+    def trained_classes(self) -> dict[int, tuple[int, ...]]:
+        """By each client's id, how many training samples of each class it has."""
+        return {client.id: client.train.class_counts(len(self.classes)) for client in self.clients}
+
+    def scored_classes(self) -> dict[str, dict[str, tuple[int, ...]]]:
+        """By role and environment, how many samples of each class are scored, over all clients."""
+        found: dict[str, dict[str, tuple[int, ...]]] = {}
+        for each in self.environments:
+            of_role, counts = found.setdefault(each.role, {}), each.samples.class_counts(len(self.classes))
+            before = of_role.get(each.name, (0,) * len(counts))
+            of_role[each.name] = tuple(map(sum, zip(before, counts, strict=True)))
+        return found
 
     def checked(self) -> FederatedData:
         """The same federation without the empty environments of single clients, which a note then tells of.

@@ -35,15 +35,20 @@ class Protocol(Spec):
     """A way to judge: who trains on what, and what is held out.
 
     Attributes:
+        question: what it answers, as a reader would ask.
         test_label: what the accuracy on ``test`` environments is called.
         validation_label: likewise for ``validation`` environments.
-        question: what its scores answer.
     """
 
     section: ClassVar[str] = "protocol"
+    question: ClassVar[str] = ""
     test_label: ClassVar[str]
     validation_label: ClassVar[str]
-    question: ClassVar[str] = ""
+
+    @property
+    def caution(self) -> str:
+        """What speaks against its own numbers, as a note for readers; empty if nothing does."""
+        return ""
 
     def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> FederatedData:
         """Divide a data set among clients and environments."""
@@ -147,9 +152,9 @@ class LeaveOneDomainOut(Protocol):
     Every client keeps a part for validation, on which alone hyper-parameters and rounds may be chosen.
     """
 
+    question: ClassVar[str] = "How good are models on a domain in which no client trains?"
     test_label: ClassVar[str] = "target"
     validation_label: ClassVar[str] = "source"
-    question: ClassVar[str] = "How well is a domain classified on which nobody trained?"
 
     hold_out: str = setting(help='the domain held out; a list or "all" makes a run for each')
     validation: ProperFraction = setting(0.1, help="part of each source client held out", source="FedSR, Sec. 4.2")
@@ -193,9 +198,9 @@ class LeaveOneDomainOut(Protocol):
 class InDomain(Protocol):
     """Each client is scored on its own held-out samples; a domain's figure is its clients' mean (FedCiR, FRAug)."""
 
+    question: ClassVar[str] = "How good are models on new samples of the domains that clients train on?"
     test_label: ClassVar[str] = "test"
     validation_label: ClassVar[str] = "validation"
-    question: ClassVar[str] = "How well is each client served on its own domain?"
 
     test: ProperFraction = setting(0.2, help="part of each client that is scored")
     validation: ProperFraction = setting(0.1, help="part of each client that a selection may look at")
@@ -222,6 +227,7 @@ class InDomain(Protocol):
 class AllClients(InDomain):
     """As in-domain, but every client counts equally, whichever domain it is of (Client2Vec)."""
 
+    question: ClassVar[str] = "How good are models on new samples of each client, all clients counted equally?"
     test_label: ClassVar[str] = "all clients"
 
     def environment(self, domain: str) -> str:
@@ -235,13 +241,19 @@ class TrainOnAll(Protocol):
     For a model that is to be used, and that is judged elsewhere.
     """
 
+    question: ClassVar[str] = "How well do models fit the samples that there are?"
     test_label: ClassVar[str] = "as validation"
     validation_label: ClassVar[str] = "validation"
-    question: ClassVar[str] = "How well are the domains classified by a model that trained on all of them?"
 
     validation: Annotated[float, Interval(ge=0, lt=1)] = setting(
         0.0, help="part of each client that a selection may look at; 0: it looks at what is trained on"
     )
+
+    @property
+    def caution(self) -> str:
+        """That there is no test."""
+        what = "the part for validation" if self.validation else "the samples that were trained on"
+        return f"No sample was left for a test: all figures are of {what}."
 
     def check_choosing(self) -> None:
         """Raise an error, since there is no test apart from validation."""
@@ -258,9 +270,7 @@ class TrainOnAll(Protocol):
         held_out = split(data, (self.validation,), streams, division.holder)[0] if self.validation else nobody
         scored = division.views(held_out if self.validation else ~held_out)
         kinds = Kind("validation", division.places, scored), Kind("test", division.places, scored)
-        what = "the part for validation" if self.validation else "the samples that were trained on"
-        note = f"No sample was left for a test: all figures are of {what}."
-        return division.federated(~held_out, environments_of(kinds), inputs, note)
+        return division.federated(~held_out, environments_of(kinds), inputs, self.caution)
 
 
 class PersonalUnderShift(Protocol):
@@ -270,9 +280,9 @@ class PersonalUnderShift(Protocol):
     every client.
     """
 
+    question: ClassVar[str] = "How good are clients' models where the distribution has shifted away from their own?"
     test_label: ClassVar[str] = "test"
     validation_label: ClassVar[str] = "validation"
-    question: ClassVar[str] = "How well do personal models hold when what came with the label at their site changes?"
 
     validation: str = setting(
         "p=0.1",
@@ -281,6 +291,16 @@ class PersonalUnderShift(Protocol):
         source="FedPIN, App. E.3: p=0.1",
     )
     held_out: ProperFraction = setting(0.1, help="that part, where validation is 'held-out'")
+
+    @property
+    def caution(self) -> str:
+        """That validation looks at a test environment, if so."""
+        if self.validation == HELD_OUT:
+            return ""
+        return (
+            f"Validation looks at '{self.validation}', which is a test environment as well (as in FedPIN); "
+            f"protocol.validation = '{HELD_OUT}' looks at no shift."
+        )
 
     def check_choosing(self) -> None:
         """Raise an error unless validation is on held-out samples of the clients' own distribution."""
@@ -310,11 +330,8 @@ class PersonalUnderShift(Protocol):
         looked_at = tests[self.validation] if looks_at_shift else division.views(held_out)
         kinds = [Kind("validation", (self.validation,) * len(division), looked_at)]
         kinds += [Kind("test", (shift,) * len(division), views) for shift, views in tests.items()]
-        note = (
-            f"Validation looks at '{self.validation}', which is a test environment as well (as in FedPIN); "
-            f"protocol.validation = '{HELD_OUT}' looks at no shift."
-        )
-        return division.federated(native & ~held_out, environments_of(kinds), inputs, *[note] * looks_at_shift)
+        notes = filter(None, [self.caution])
+        return division.federated(native & ~held_out, environments_of(kinds), inputs, *notes)
 
 
 def _refuse_environments(protocol: Protocol, data: DomainData) -> None:

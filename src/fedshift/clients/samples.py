@@ -99,6 +99,10 @@ class Samples:
         """The samples at some rows of the pool, (n,), int64, whether they are among these or not."""
         return Samples(self.pool.x, self.pool.y, rows, self.pool.environment)
 
+    def class_counts(self, classes: int) -> tuple[int, ...]:
+        """How many samples of each of so many classes there are."""
+        return tuple(torch.bincount(self.y.cpu(), minlength=classes).tolist())
+
     def shares_pool(self, other: Samples) -> bool:
         """Whether both are views of one pool."""
         return self.pool.x is other.pool.x and self.pool.y is other.pool.y

@@ -187,7 +187,7 @@ def difference(digit: Tensor, crop: Tensor) -> Tensor:
 
 def _matlab(path: Path) -> ImageRows:
     """SVHN's own file: X (32, 32, 3, N), and y (N, 1), where 10 stands for zero."""
-    from scipy.io import matlab
+    from scipy.io import matlab  # late: a list of data sets need not load it
 
     with reading(f"'{path}'", "Download it again.", " as SVHN's cropped digits"):
         stored = matlab.loadmat(path)

@@ -29,25 +29,13 @@ Choices:
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from fedshift.methods.classes import CLASS_COUNTS, COUNTS, class_sums, newest_counts, newest_means, no_counts, of_each
 from fedshift.methods.fedavg import FedAvg
 from fedshift.page import *
 
 SMALLEST = 1e-3  # weight of a head in a combination
-
-
-def non_negative_least_squares() -> Callable[..., Any]:
-    """SciPy's solver.
-
-    Raises:
-        FedshiftError: SciPy is not installed.
-    """
-    from scipy.optimize import nnls
-
-    solver: Callable[..., Any] = nnls
-    return solver
 
 
 def simplex_minimum(root: Tensor) -> Tensor:
@@ -63,12 +51,14 @@ def simplex_minimum(root: Tensor) -> Tensor:
     Returns:
         The weights (n,), float64, on the CPU.
     """
+    from scipy.optimize import nnls  # late: a list of methods need not load it
+
     root = root.double().cpu()
     scale = root.norm(dim=0).max().clamp(min=torch.finfo(root.dtype).tiny)  # beside the row of ones no unit may matter
     system = torch.cat([root / scale, torch.ones(1, root.shape[1], dtype=root.dtype)])
     target = torch.zeros(len(system), dtype=root.dtype)
     target[-1] = 1
-    u = torch.from_numpy(non_negative_least_squares()(system.numpy(), target.numpy())[0])
+    u = torch.from_numpy(nnls(system.numpy(), target.numpy())[0])
     return u / u.sum()
 
 
@@ -123,11 +113,6 @@ class FedPAC(FedAvg):
             COUNTS: no_counts(model),
             "heads": Part.state({"combined": combined, **heads}, "server"),
         }
-
-    def check(self, train: Train) -> None:
-        """Raise an error if there is no solver for the combinations of heads."""
-        super().check(train)
-        non_negative_least_squares()
 
     # On a client --------------------------------------------------------------------------------
 

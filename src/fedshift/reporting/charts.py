@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import re
+import warnings
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from io import BytesIO, StringIO
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from io import BytesIO
 from typing import Any
 
 import matplotlib
 from markupsafe import Markup, escape
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
+from fedshift.reporting.table import as_csv
 from fedshift.written import printable
 
 # Okabe and Ito's colours, which readers who see red and green alike can tell apart, and three more.
@@ -23,6 +26,11 @@ COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8
 MARKERS = "osD^vP*X"
 MOST_LABELLED = 12  # cells in a row of a heat map that hold their number
 INK = "#010203"  # what is drawn in the colour of text: `currentColor` in an SVG file, so that a dark page shows it
+PAPER = "#fdfeff"  # what is filled with the colour of the page
+IN_FILES = PAPER.encode(), b"#fff"
+XLINK = "http://www.w3.org/1999/xlink"
+OF_A_KEY = 0.2  # inches of a line of a legend
+DECIMALS = 2  # of points of a drawing, 72 to an inch
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -37,6 +45,7 @@ class Chart:
         figure: what is drawn; with :func:`style` its text and axes follow the page's colours.
         data: the numbers in it, a row for each mark.
         method: the label of the only row of the tables that it is about; empty if it shows several.
+        keys: the colours of the rows that it shows, by label; what is drawn of row n has the ``gid`` of :func:`row_id`.
     """
 
     name: str
@@ -46,19 +55,63 @@ class Chart:
     figure: Figure
     data: Sequence[Mapping[str, Any]]
     method: str = ""
+    keys: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"Chart({self.name!r}, {len(self.data)} rows)"
 
     def svg(self) -> bytes:
         """As an SVG file; equal charts give equal files."""
-        return as_svg(self.figure, self.name)
+        with self._complete():
+            return as_svg(self.figure, self.name).replace(INK.encode(), b"currentColor").replace(*IN_FILES)
 
     def png(self) -> bytes:
         """As a PNG file, in which text is black on white."""
         buffer = BytesIO()
-        self.figure.savefig(buffer, format="png", dpi=130, metadata={"Software": None}, facecolor="white")
+        with self._complete():
+            self.figure.savefig(buffer, format="png", dpi=130, metadata={"Software": None}, facecolor="white")
         return buffer.getvalue()
+
+    def inline(self, key: str) -> Markup:
+        """As an element of a page that has the colours, and shows the title and the keys, itself.
+
+        What is drawn of row n of the tables has the class of :func:`row_id`.
+
+        Args:
+            key: what no other figure of the page is called; its identifiers begin with it.
+        """
+        text = as_svg(self.figure, self.name).decode()
+        text = text[text.index("<svg") :].replace(INK, "currentColor").replace(PAPER, "var(--paper, #fff)")
+        text = re.sub(r"<metadata>.*?</metadata>|<style .*?</style>", "", text, flags=re.DOTALL)
+        text = re.sub(r'(?<= (?:d|x|y)=")[^"]*', lambda found: _shortened(found[0]), text)
+        used = {*re.findall(r'(?:url\(|href=")#([\w.-]+)', text)}
+        text = re.sub(r' id="([^"]*)"', lambda found: _identified(found[1], used, key), text)
+        text = re.sub(r'(url\(|href=")#', rf"\1#{key}-", text)
+        view = re.search(r'viewBox="[^"]*"', text)
+        about = f'aria-labelledby="{key}-title" aria-describedby="{key}-alt"'
+        head = f'<svg {view[0] if view else ""} xmlns:xlink="{XLINK}" role="img" {about}>'
+        title = f'<title id="{key}-title">{escape(printable(self.title))}</title>'
+        alt = f'<desc id="{key}-alt">{escape(printable(self.alt))}</desc>'
+        text = re.sub("<svg[^>]*>", lambda found: f"{head}{title}{alt}", text, count=1)
+        return Markup(text)  # which matplotlib wrote but for what is escaped
+
+    @contextmanager
+    def _complete(self) -> Iterator[None]:
+        """With a title, and a legend if there are keys, for a file that stands alone."""
+        size = self.figure.get_size_inches()
+        letters: Any = {"text.parse_math": False, "text.color": INK, "font.size": 9.0}
+        with matplotlib.rc_context(letters), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing")  # of names in letters that the font lacks
+            marks = [Patch(color=colour, label=printable(label)) for label, colour in self.keys.items()]
+            made: list[Artist] = []
+            if marks:
+                self.figure.set_size_inches(size[0], size[1] + OF_A_KEY * (len(marks) + 1))
+                made = [self.figure.legend(handles=marks, loc="outside lower left", frameon=False)]
+                made.append(self.figure.suptitle(printable(self.title), fontsize=10))
+            yield
+        for artist in made:
+            artist.remove()
+        self.figure.set_size_inches(*size)
 
     def csv(self) -> str:
         """Its numbers as CSV."""
@@ -66,33 +119,6 @@ class Chart:
 
     def _repr_html_(self) -> str:
         return f'<img alt="" src="data:image/svg+xml;base64,{b64encode(self.svg()).decode()}">'
-
-
-def inline(chart: Chart, number: int) -> Markup:
-    """A chart as an element of a page, which follows the page's colours; its identifiers begin with the number.
-
-    What is drawn under the identifier ``row-N`` is of the N-th row of the tables, and gets the class ``row-N``.
-    """
-    text = chart.svg().decode()
-    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    text = re.sub(r'id="row-(\d+)[^"]*"', r'class="row-\1"', text)
-    referred = {*re.findall(r'(?:url\(|href=")#([\w.-]+)', text)}
-    text = re.sub(r' id="([^"]*)"', lambda found: f' id="c{number}-{found[1]}"' if found[1] in referred else "", text)
-    text = re.sub(r'(url\(|href=")#', rf"\1#c{number}-", text)
-    # Hundredths of a point are finer than any screen.
-    text = re.sub(r' (?:d|x|y)="[^"]*"', lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), text)
-    text = re.sub(r' (?:width|height)="[\d.]+pt"', "", text, count=2)
-    named = f'<svg role="img" aria-label="{escape(printable(chart.alt))}"'
-    return Markup(text.replace("<svg", named, 1))  # matplotlib wrote the rest
-
-
-def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as CSV, under every name that one of them has, in the order they come."""
-    file = StringIO()
-    writer = csv.DictWriter(file, [*dict.fromkeys(name for row in rows for name in row)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return file.getvalue()
 
 
 def style() -> AbstractContextManager[None]:
@@ -137,10 +163,28 @@ def draw_heat_map(
     figure.colorbar(image, ax=axis, label=unit, fraction=0.046)
 
 
-def as_svg(figure: Figure, salt: str = "fedshift") -> bytes:
-    """The figure as an SVG file; equal figures with equal salts give equal files."""
+def as_svg(figure: Figure, salt: str) -> bytes:
+    """The figure as an SVG file, ink and paper as they are; equal figures with equal salts give equal files."""
     buffer = BytesIO()
     # Numbers stay text, in whatever font the reader has.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
         figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
-    return buffer.getvalue().replace(INK.encode(), b"currentColor")
+    return buffer.getvalue()
+
+
+def row_id(number: int) -> str:
+    """The ``gid`` of what is drawn of a row of the tables, and its class on a page."""
+    return f"row-{number}"
+
+
+def _shortened(text: str) -> str:
+    """A path or number with fewer decimals."""
+    text = re.sub(r"-?\d+\.\d+", lambda found: f"{float(found[0]):.{DECIMALS}f}".rstrip("0").rstrip("."), text)
+    return re.sub(r"\s*\n\s*", "", text)
+
+
+def _identified(name: str, used: set[str], key: str) -> str:
+    """An element's identifier, as a class if it is a row's, and not at all if nothing refers to it."""
+    if name.startswith("row-"):
+        return f' class="{name}"'
+    return f' id="{key}-{name}"' if name in used else ""

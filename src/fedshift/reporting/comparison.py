@@ -12,7 +12,8 @@ from fedshift.clients import PROTOCOLS
 from fedshift.core.metrics import ACCURACY, Metric
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import Experiment
-from fedshift.reporting.comparison_tables import notes, tables
+from fedshift.reporting.comparison_notes import Caution, cautions, notes
+from fedshift.reporting.comparison_tables import more_tables, tables
 from fedshift.reporting.results import MeanStd, Row, described, flattened, labels
 from fedshift.reporting.table import Table, Tabled
 from fedshift.runs.find import find, grid_files, read_grid
@@ -83,24 +84,28 @@ class Comparison(Tabled):
 
     @classmethod
     def read(cls, folders: Sequence[Run]) -> Comparison:
-        """Read the runs that have records; those without any are left out, and those that are damaged are named.
+        """Read the runs that have records; those without any, and those that are damaged, are named.
 
         Raises:
             FedshiftError: none has a record.
         """
-        runs, damaged = [], []
+        runs, damaged, waiting = [], [], []
         for run in folders:
             try:
                 run.check()
                 if run.records:
                     runs.append(run)
+                else:
+                    why = run.given_up or f"{run.carried_on_by} goes on."
+                    waiting.append(f"{run.path.name} has no record yet. {why}")
             except FedshiftError as error:
                 damaged.append(str(error))
         if not runs and damaged:
             raise FedshiftError(damaged[0])
         if not runs:
             raise FedshiftError("None of these runs has a record yet; `fedshift resume` carries them on.")
-        return cls(runs, tuple(f"A run is left out: {problem}" for problem in damaged), asked=len(runs))
+        missing = [f"A run is left out: {problem}" for problem in (*damaged, *waiting)]
+        return cls(runs, tuple(missing), asked=len(runs))
 
     @classmethod
     def at(cls, *paths: Path, trust: bool = False) -> Comparison:
@@ -172,15 +177,33 @@ class Comparison(Tabled):
         """One message about all that failed; empty if nothing did."""
         return _failure(self.failed, self.asked) if self.failed else ""
 
-    def report(self, path: str | Path) -> Path:
+    def report(self, path: str | Path, images: bool = False) -> Path:
         """Write the self-contained HTML report, into a folder that is made if need be, and return its path.
+
+        Args:
+            path: the file, or a folder for a report.html.
+            images: read the data of the first finished run again, for images of each domain, which its folder keeps;
+                those of a run that has them already are shown in any case.
 
         Raises:
             FedshiftError: it cannot be written.
         """
         from fedshift.reporting.page import write_report
 
-        return write_report(self, Path(path))
+        return write_report(self, Path(path), images)
+
+    def write(self, folder: str | Path) -> list[Path]:
+        """Write every table as LaTeX, Markdown and CSV, and every figure as SVG and PNG with its numbers as CSV.
+
+        Returns:
+            The files.
+
+        Raises:
+            FedshiftError: they cannot be written.
+        """
+        from fedshift.reporting.page import write_files
+
+        return write_files(self, Path(folder))
 
     def analyse(self, name: str, **settings: Any) -> Analysed:
         """Measure every finished run, without training again; see :func:`fedshift.analyse`.
@@ -269,9 +292,17 @@ class Comparison(Tabled):
         """The headline table, then by environment, metrics, and what part of the loss each term makes up."""
         return tables(self)
 
+    def more_tables(self) -> list[Table]:
+        """Differences paired by seed, every environment with its samples, and which model is scored on it."""
+        return more_tables(self)
+
     def notes(self) -> list[str]:
         """What a reader of the tables must know, once each; unfinished runs among it."""
         return notes(self)
+
+    def cautions(self) -> list[Caution]:
+        """Why numbers should not be trusted as they stand, such as one seed or a run that is not finished."""
+        return cautions(self)
 
 
 def _failure(failed: Sequence[str], asked: int) -> str:

@@ -1,40 +1,53 @@
-"""The tables of a comparison, and what their reader must know."""
+"""The tables of a comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from fedshift.core.metrics import Metric
+from fedshift.reporting.comparison_notes import MOST_ENVIRONMENTS, ROLES
+from fedshift.reporting.intervals import Interval
 from fedshift.reporting.results import MeanStd, Row
 from fedshift.reporting.table import Table
 from fedshift.runs.run import Run
-from fedshift.runs.selection import endings, mean_score, selects, value_of
+from fedshift.runs.selection import by_environment
 
 if TYPE_CHECKING:
     from fedshift.reporting.comparison import Comparison
 
 MOST_INLINE = 6  # test environments that the headline table has room for
-MOST_ENVIRONMENTS = 48  # environments of a role that are shown one by one
 MOST_ACROSS = 14  # columns of a table without standard deviations; half as many with them
-MOST_NAMED = 4  # environments, or metrics, that a note names
+MOST_CLIENTS, MOST_CLASSES = 100, 50  # whose training samples are shown by class
 MOMENTS = (("last",), ("first scored round", "last"), ("first scored round", "half-way", "last"))
-ROLES = ("test", "validation")
+BASE = "fedavg"  # what others are compared with, if it is there
+MODELS = {
+    "global": "the global model",
+    "own": "each client's own model",
+    "unseen": "the model of a client that never trained",
+}
+Values = Callable[[Sequence[float]], float]
 
 
 def tables(comparison: Comparison) -> list[Table]:
     """The headline table, scores by environment (of the tests where they are many, and of validation), then metrics."""
+    apart = [] if len(comparison.environments("test")) <= MOST_INLINE else _by_environment(comparison, "test")
+    by_environment = [*apart, *_by_environment(comparison, "validation")]
+    return [headline(comparison), *by_environment, *metrics(comparison), *terms(comparison)]
+
+
+def more_tables(comparison: Comparison) -> list[Table]:
+    """Differences paired by seed, every environment with its samples, and which model is scored on it."""
+    return [*differences(comparison), *environments(comparison), scored_models(comparison)]
+
+
+def _over(comparison: Comparison) -> str:
     seeds = ", ".join(str(seed) for seed in comparison.seeds)
-    several = len(comparison.seeds) > 1
-    over = f"mean ± standard deviation over seeds {seeds}" if several else f"seed {seeds}"
-    apart = [] if len(comparison.environments("test")) <= MOST_INLINE else _by_environment(comparison, "test", over)
-    by_environment = [*apart, *_by_environment(comparison, "validation", over)]
-    return [_headline(comparison, over), *by_environment, *_metrics(comparison, over), *_terms(comparison)]
+    return f"mean ± standard deviation over seeds {seeds}" if len(comparison.seeds) > 1 else f"seed {seeds}"
 
 
-def _headline(comparison: Comparison, over: str) -> Table:
+def headline(comparison: Comparison) -> Table:
     """Worst and mean over the test environments, each of them where they are few, and what selections give."""
     test, validation = comparison.label("test"), comparison.label("validation")
     environments = comparison.environments("test")
@@ -53,24 +66,27 @@ def _headline(comparison: Comparison, over: str) -> Table:
         ]
         rows.append([row.label, *_percent(cells)])
     rows += [[name, *["-"] * (len(columns) - 1)] for name in comparison.lacking]
-    return Table(f"{comparison.metric.heading} in %{comparison.metric.remark}, last round, {over}", columns, rows)
+    return Table(
+        f"{comparison.metric.heading} in %{comparison.metric.remark}, last round, {_over(comparison)}", columns, rows
+    )
 
 
-def _by_environment(comparison: Comparison, role: str, over: str) -> list[Table]:
+def _by_environment(comparison: Comparison, role: str) -> list[Table]:
     """The score on each environment, in tables narrow enough to read; none of a single one, nor of too many."""
     environments = comparison.environments(role)
     if not 1 < len(environments) <= MOST_ENVIRONMENTS:
         return []
     across = MOST_ACROSS if len(comparison.seeds) == 1 else MOST_ACROSS // 2
     what = f"{comparison.metric.title} in % by environment"
-    title = f"{comparison.label(role).capitalize()} {what}, last round, {over}"
+    title = f"{comparison.label(role).capitalize()} {what}, last round, {_over(comparison)}"
     by_name = {name: partial(Row.score, role=role, environment=name) for name in environments}
     return _narrow(comparison, title, by_name, across)
 
 
-def _metrics(comparison: Comparison, over: str) -> list[Table]:
+def metrics(comparison: Comparison) -> list[Table]:
     """Every metric, the means over test environments, in tables narrow enough to read; none of accuracy alone."""
-    title = f"{comparison.label('test').capitalize()} metrics in %, mean over environments, last round, {over}"
+    over = f"mean over environments, last round, {_over(comparison)}"
+    title = f"{comparison.label('test').capitalize()} metrics in %, {over}"
     by_title = {f"{m.title}{m.remark}": partial(Row.score, role="test", metric=m.name) for m in comparison.metrics}
     return _narrow(comparison, title, by_title, MOST_INLINE) if len(by_title) > 1 else []
 
@@ -90,7 +106,7 @@ def _narrow(
     ]
 
 
-def _terms(comparison: Comparison) -> list[Table]:
+def terms(comparison: Comparison) -> list[Table]:
     """What part of the clients' loss each term makes up, of the methods that have several; none if no method has."""
     rows = [[f"{row.label}: {name}", *cells] for row in comparison.rows() for name, cells in _shares(row.runs).items()]
     title = "What part of the clients' loss each term makes up, in %"
@@ -130,91 +146,147 @@ def _percent(cells: Sequence[MeanStd | None]) -> list[str]:
     return [cell.text(100) if cell else "" for cell in cells]
 
 
-# Notes -----------------------------------------------------------------------------------------------
+# Differences -----------------------------------------------------------------------------------------
 
 
-def notes(comparison: Comparison) -> list[str]:
-    """What a reader of the tables must know, once each; unfinished runs among it."""
-    found = [*(f"{name}: {reason}" for name, reason in comparison.lacking.items()), *comparison.missing]
-    found += [note for run in comparison.runs for note in run.notes]
-    return [*dict.fromkeys([*found, *_of_runs(comparison), *_of_metrics(comparison), *_of_many(comparison)])]
+def differences(comparison: Comparison) -> list[Table]:
+    """How far every row is from FedAvg's, or from the first, paired by seed; none of a single row.
+
+    Of each seed both rows count the environments that both have.
+    """
+    rows = comparison.rows()
+    base = next((row for row in rows if row.runs[0].table["method"]["name"] == BASE), rows[0])
+    if len(rows) < 2:
+        return []
+    ways: dict[str, Values] = {"mean": mean}
+    if len(comparison.environments("test")) > 1:
+        ways["worst"] = comparison.metric.worst
+    return [_differences(comparison, base, what, of_seed) for what, of_seed in ways.items()]
 
 
-def _of_runs(comparison: Comparison) -> Iterator[str]:
-    runs = comparison.runs
-    for run in (each for each in runs if not each.finished):
-        last, rounds = run.records[-1], run.table["train"]["rounds"]
-        yield (
-            f"{run.path.name} is not finished: it was last scored after round {last['round']} of its "
-            f"stage '{last['stage']}' (train.rounds = {rounds})."
-        )
+def _differences(comparison: Comparison, base: Row, what: str, of_seed: Values) -> Table:
+    metric, rows = comparison.metric, []
     for row in comparison.rows():
-        if lacking := sorted(_cases(runs) - _cases(row.runs)):
-            words = (f"seed {seed}" + (f" with {domain} held out" if domain else "") for seed, domain in lacking)
-            yield f"{row.label} has no run for {', '.join(words)}; its means are over fewer runs than others."
-    early = [found for run in runs if (found := endings(run.records))]
-    if len(runs) == 1:
-        yield from (f"The stage '{stage}' ended early {why}." for found in early for stage, why in found.items())
-    elif early:
-        yield (
-            f"{len(early)} of {len(runs)} runs ended a stage early, as train.patience asks; their records say "
-            "where and why."
-        )
-    if missing := sum(len(record.get("missing", ())) for run in runs for record in run.records):
-        yield f"{missing} answers of clients are missing from rounds; records.jsonl says whose, and why."
-    if any(record.get("only_in_simulation") for run in runs for record in run.records):
-        yield (
-            "The model of a client that never trained is made from what other clients keep, which only a "
-            "simulation can see."
-        )
-    if any(row["models"] > 1 for run in runs for row in run.records[-1]["environments"]):
-        yield "A domain that no client has seen is scored with each client's own model; the mean is shown."
+        if row is base or row.label == base.label:
+            continue
+        found = Interval.of([100 * value for value in paired_scores(row, base, of_seed).values()])
+        rows.append([row.label, *_difference(found, metric.merit)])
+    title = (
+        f"{comparison.label('test').capitalize()} {what} {metric.title}{metric.remark} less {base.label}'s at the last "
+        "round, in points, paired by seed"
+    )
+    return Table(title, ["method", "difference", "95 % interval", "seeds", "in a word"], rows)
 
 
-def _cases(runs: Sequence[Run]) -> set[tuple[int, str]]:
-    """Which seeds and held-out domains were run."""
-    return {(run.table["seed"], str(run.table["protocol"].get("hold_out", ""))) for run in runs}
+def paired_scores(row: Row, base: Row, of_seed: Values) -> dict[int, float]:
+    """By seed, a row's score less the base's, each over the test environments that both have in that seed."""
+    ours, theirs = _scores(row), _scores(base)
+    found = {}
+    for seed in sorted(ours.keys() & theirs.keys()):
+        if both := sorted(ours[seed].keys() & theirs[seed].keys()):
+            found[seed] = of_seed([ours[seed][one] for one in both]) - of_seed([theirs[seed][one] for one in both])
+    return found
 
 
-def _of_metrics(comparison: Comparison) -> Iterator[str]:
-    """By what runs select where that is not the same, and which means leave environments out."""
-    selecting = dict.fromkeys(selects(run.records[-1]).title for run in comparison.runs)
-    if len(selecting) > 1:
-        yield f"The runs select by different metrics ({', '.join(selecting)}); {comparison.metric.title} is shown."
-    for metric in dict.fromkeys(selects(run.records[-1]) for run in comparison.runs if _chooses_nothing(run)):
-        yield (
-            f"{metric.heading} is undefined on every validation environment ({metric.lacks}), so no round is "
-            "chosen by it: the last one stands in its place."
-        )
-    for role in ROLES:
-        lacking: dict[tuple[str, ...], list[Metric]] = {}
-        for metric in comparison.metrics:
-            lacking.setdefault(_without(comparison, role, metric), []).append(metric)
-        lacking.pop((), None)
-        for places, metrics in lacking.items():
-            named = ", ".join(places[:MOST_NAMED]) + ", ..." * (len(places) > MOST_NAMED)
-            why = [f"{metric.title} ({metric.lacks})" for metric in metrics]
-            more = f" and {len(why) - MOST_NAMED} more" if len(why) > MOST_NAMED else ""
-            yield (
-                f"Means leave out {len(places)} of {len(comparison.environments(role))} {role} environments ({named}) "
-                f"where a metric is undefined: {', '.join(why[:MOST_NAMED])}{more}."
-            )
+def _scores(row: Row) -> dict[int, dict[str, float]]:
+    """By seed and test environment, the score at the last round."""
+    found: dict[int, dict[str, float]] = {}
+    for run in row.runs:
+        found.setdefault(run.table["seed"], {}).update(by_environment(run.records[-1], "test", row.metric.name))
+    return found
 
 
-def _without(comparison: Comparison, role: str, metric: Metric) -> tuple[str, ...]:
-    """The environments of a role on which a metric is undefined for some model or all, at the last round."""
-    rows = (row for run in comparison.runs for row in run.records[-1]["environments"] if row["role"] == role)
-    return tuple(dict.fromkeys(row["environment"] for row in rows if value_of(row, metric.name) is None))
+def _difference(found: Interval | None, merit: Callable[[float], float]) -> list[str]:
+    if found is None:
+        return ["", "", "0", "no seed in common"]
+    cells = [f"{found.mean:+.1f}"]
+    if found.half is None:
+        return [*cells, "none of one seed", "1", "not clear"]
+    word = "not clear" if not found.clear else "better" if merit(found.mean) > 0 else "worse"
+    return [*cells, f"{found.mean - found.half:+.1f} to {found.mean + found.half:+.1f}", str(found.count), word]
 
 
-def _chooses_nothing(run: Run) -> bool:
-    """Whether a run has validation environments, and what selects is defined on none of them in the last stage."""
-    of_stage = [record for record in run.records if record["stage"] == run.records[-1]["stage"]]
-    validated = any(row["role"] == "validation" for record in of_stage for row in record["environments"])
-    return validated and all(mean_score(record, "validation") is None for record in of_stage)
+# Environments ----------------------------------------------------------------------------------------
 
 
-def _of_many(comparison: Comparison) -> Iterator[str]:
-    for role in ROLES:
-        if (count := len(comparison.environments(role))) > MOST_ENVIRONMENTS:
-            yield f"The {count} {role} environments are not shown one by one; records.jsonl holds them."
+def environments(comparison: Comparison) -> list[Table]:
+    """For each role every environment with its samples, their classes, and every row's score."""
+    return [_of_role(comparison, role) for role in ROLES if len(comparison.environments(role)) <= MOST_ENVIRONMENTS]
+
+
+def _of_role(comparison: Comparison, role: str) -> Table:
+    rows, metric = comparison.rows(), comparison.metric
+    cells = [
+        [
+            name,
+            spanned(scored_samples(run, role, name) for run in comparison.runs),
+            class_support(comparison.runs, role, name),
+            *_percent([row.score(role, environment=name) for row in rows]),
+        ]
+        for name in comparison.environments(role)
+    ]
+    title = f"{comparison.label(role).capitalize()} {metric.title} in %{metric.remark}, last round, {_over(comparison)}"
+    return Table(title, ["environment", "n", "n of a class", *(row.label for row in rows)], cells)
+
+
+def scored_samples(run: Run, role: str, environment: str | None = None) -> int:
+    """How many samples of a role, or of one of its environments, a run is scored on, over all clients."""
+    rows = run.records[-1]["environments"]
+    its = (row for row in rows if row["role"] == role and environment in (None, row["environment"]))
+    return sum(row.get("n") or 0 for row in its)
+
+
+def class_support(runs: Sequence[Run], role: str, environment: str) -> str:
+    """The least and the greatest number of samples of a class in an environment; empty where only sites know."""
+    known = [run.data_facts.get("scored_classes", {}).get(role, {}).get(environment, ()) for run in runs]
+    return spanned(count for counts in known for count in counts)
+
+
+def class_counts(comparison: Comparison, role: str) -> Table | None:
+    """How many samples of each class every environment of a role has; None where only sites know."""
+    found: dict[str, list[str]] = {}
+    classes: Sequence[str] = ()
+    for run in comparison.runs:
+        for name, counts in run.data_facts.get("scored_classes", {}).get(role, {}).items():
+            classes = run.data_facts["classes"]
+            found.setdefault(name, [f"{count:,}" for count in counts])
+    if len(classes) > MOST_CLASSES:
+        return None
+    alike = {name: counts for name, counts in found.items() if len(counts) == len(classes)}
+    title = f"Samples of each class, {comparison.label(role)}"
+    return (
+        Table(title, ["environment", *classes], [[name, *counts] for name, counts in alike.items()]) if alike else None
+    )
+
+
+def trained_classes(comparison: Comparison) -> Table | None:
+    """How many training samples of each class every client of the first run has; None where they are very many."""
+    facts = comparison.runs[0].data_facts
+    counts, classes = facts.get("trained_classes", {}), facts.get("classes", ())
+    if not 0 < len(counts) <= MOST_CLIENTS or len(classes) > MOST_CLASSES:
+        return None
+    name = comparison.runs[0].path.name
+    cells = [[facts["clients"][id], *(f"{count:,}" for count in its)] for id, its in counts.items()]
+    return Table(f"Training samples of each class, by client, of {name}", ["client", *classes], cells)
+
+
+def spanned(numbers: Iterable[int]) -> str:
+    """Numbers as their least and greatest; 0 is one that nobody knows."""
+    known = [number for number in numbers if number]
+    if not known:
+        return ""
+    low, high = min(known), max(known)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def scored_models(comparison: Comparison) -> Table:
+    """For every row, which models are scored on the environments of each role."""
+    rows = [[row.label, *(_models(row, role) for role in ROLES)] for row in comparison.rows()]
+    return Table("Models", ["method", *(comparison.label(role) for role in ROLES)], rows)
+
+
+def _models(row: Row, role: str) -> str:
+    scored = [each for run in row.runs for each in run.records[-1]["environments"] if each["role"] == role]
+    kinds = dict.fromkeys(MODELS[each["model"]] for each in scored)
+    several = max((each["models"] for each in scored), default=1)
+    return ", or ".join(kinds) + (f" (the mean of {several} models)" if several > 1 else "")

@@ -1,4 +1,4 @@
-"""Scores by round and by test environment, as the panels of a page.
+"""Scores by round and by test environment, and terms of the loss by round, as charts.
 
 A figure holds lines and numbers alone. What users name (environments, methods, quantities) stands beside it as text of
 the page: no font lacks its letters, nothing in it is read as mark-up, and it can be read at any width.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf, isfinite
-from statistics import mean
+from math import isfinite
+from statistics import fmean
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
@@ -21,16 +21,19 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedshift.reporting.charts import Chart, style
-from fedshift.reporting.results import MeanStd
+from fedshift.reporting.charts import COLOURS, PAPER, Chart, row_id, style
+from fedshift.reporting.results import MeanStd, Row
 from fedshift.runs.run import Run
 from fedshift.runs.schema import Record
 from fedshift.runs.selection import SERVER, by_environment
+from fedshift.written import file_name
 
 if TYPE_CHECKING:
     from fedshift.reporting.comparison import Comparison
 
 MOST_PANELS = 12
+MOST_TOLD = 8  # lines whose ends a text for those who see no figure tells
+ROUND = "training round"
 LEAST_HEIGHT = 10.0  # percentage points that a panel covers
 MOST_MARKED = 15  # points of a line that are marked one by one; of a single one nothing but the mark is seen
 MOST_UPRIGHT = 30  # letters in a line beside a vertical axis
@@ -46,13 +49,15 @@ class Line:
         points: what was measured, by round or place, ascending.
         colour: as #rrggbb.
         dashed: whether it is of validation.
-        row: which row of the tables it is of, from 0.
+        method: the label of the row of the tables that it is of.
+        row: the number of that row, from 0.
     """
 
     label: str
     points: Mapping[float, MeanStd]
     colour: str = ""
     dashed: bool = False
+    method: str = ""
     row: int = 0
 
     def edge(self, sign: int) -> list[float]:
@@ -81,8 +86,8 @@ class Panel:
 
 def colours(count: int) -> list[str]:
     """A colour for each row of the tables, none of them twice."""
-    if count <= 10:
-        return [to_hex(f"C{number}") for number in range(count)]
+    if count <= len(COLOURS):
+        return COLOURS[:count]
     shades = matplotlib.colormaps["turbo"].resampled(count)
     return [to_hex(shades(number)) for number in range(count)]
 
@@ -94,19 +99,30 @@ def by_round(comparison: Comparison) -> list[Panel]:
     """
     names = comparison.environments("test")
     shown: list[str | None] = [*names] if len(names) <= MOST_PANELS else [None]
-    rows, test = comparison.rows(), comparison.label("test")
     panels = []
     for environment in shown:
-        lines = []
-        for number, (row, colour) in enumerate(zip(rows, colours(len(rows)), strict=True)):
-            for role in ("test", "validation"):
-                points = row.curve(partial(_rounds, environment=environment, role=role, metric=row.metric.name))
-                lines.append(Line(f"{row.label}, {comparison.label(role)}", points, colour, role != "test", number))
+        lines = [
+            replace(
+                line,
+                label=f"{line.label}, {comparison.label(role)}",
+                points=row.curve(partial(_rounds, environment=environment, role=role, metric=row.metric.name)),
+                dashed=role != "test",
+            )
+            for row, line in _rows(comparison)
+            for role in ("test", "validation")
+        ]
         heading = comparison.heading("test", environment) if environment is not None else ""
-        title = heading or f"{test}, mean over {len(names)} environments"
+        title = heading or f"{comparison.label('test')}, mean over {len(names)} environments"
         its = [line for line in lines if line.points]
-        panels.append(Panel(title, "training round", upright(comparison.metric.quantity), its))
+        panels.append(Panel(title, ROUND, upright(comparison.metric.quantity), its))
     return panels
+
+
+def _rows(comparison: Comparison) -> list[tuple[Row, Line]]:
+    """Every row with a line of its colour, without points."""
+    rows = comparison.rows()
+    every = enumerate(zip(rows, colours(len(rows)), strict=True))
+    return [(row, Line(row.label, {}, colour, method=row.label, row=number)) for number, (row, colour) in every]
 
 
 def _rounds(run: Run, environment: str | None, role: str, metric: str) -> Iterator[tuple[float, float]]:
@@ -116,11 +132,47 @@ def _rounds(run: Run, environment: str | None, role: str, metric: str) -> Iterat
     clients, say, is made before.
     """
     tested = {scored["environment"] for scored in run.records[-1]["environments"] if scored["role"] == "test"}
-    before = run.records[0]["position"] - run.records[0]["round"]
+    before = _before(run)
     for record in run.records if environment is None or environment in tested else ():
         for name, score in by_environment(record, role, metric).items():
             if role == "validation" or environment in (None, name):
                 yield record["position"] - before, 100 * score
+
+
+def _before(run: Run) -> int:
+    """The rounds before those of the first stage that is scored."""
+    return int(run.records[0]["position"] - run.records[0]["round"])
+
+
+def by_term(comparison: Comparison) -> list[Panel]:
+    """A panel for each term of the losses: its mean over clients, weighted as it is minimised."""
+    found: dict[tuple[bool, str], list[Line]] = {}
+    for row, line in _rows(comparison):
+        names = dict.fromkeys(key for run in row.runs for record in run.records for key in _terms(record))
+        for key in names:
+            points = row.curve(partial(_term, key=key))
+            found.setdefault(key, []).append(replace(line, points=points))
+    return [
+        Panel(f"{name} (on the server)" if server else name, ROUND, "mean of a step", lines)
+        for (server, name), lines in found.items()
+    ]
+
+
+def _terms(record: Record) -> dict[tuple[bool, str], list[float]]:
+    """By term, and whether the server minimises it, its values of a record: one for each client, or the server's."""
+    found: dict[tuple[bool, str], list[float]] = {}
+    for who, terms in record["terms"].items():
+        for name, value in terms.items():
+            found.setdefault((who == SERVER, name), []).append(value)
+    return found
+
+
+def _term(run: Run, key: tuple[bool, str]) -> Iterator[tuple[float, float]]:
+    """The training rounds, and the mean of a term over clients."""
+    before = _before(run)
+    for record in run.records:
+        if values := _terms(record).get(key):
+            yield record["position"] - before, fmean(values)
 
 
 def by_place(comparison: Comparison) -> Panel | None:
@@ -134,91 +186,81 @@ def by_place(comparison: Comparison) -> Panel | None:
     quantities = {match[1] for match in found if match}
     if len(places) < max(2, len(names)) or len(quantities) > 1:
         return None
-    rows = comparison.rows()
     lines = []
-    for number, (row, colour) in enumerate(zip(rows, colours(len(rows)), strict=True)):
+    for row, line in _rows(comparison):
 
         def scores(run: Run, metric: str = row.metric.name) -> Iterator[tuple[float, float]]:
             for name, score in by_environment(run.records[-1], "test", metric).items():
                 yield places[name], 100 * score
 
-        lines.append(Line(row.label, row.curve(scores), colour, row=number))
+        lines.append(replace(line, points=row.curve(scores)))
     title, up = f"{comparison.label('test')}, last round", upright(comparison.metric.quantity)
     return Panel(title, quantities.pop(), up, [line for line in lines if line.points])
 
 
-def by_term(comparison: Comparison) -> list[Panel]:
-    """A panel for each loss term: its weighted mean over clients and their steps by round; the server's apart."""
-    rows = comparison.rows()
-    lines: dict[str, list[Line]] = {}
-    for number, (row, colour) in enumerate(zip(rows, colours(len(rows)), strict=True)):
-        for name in dict.fromkeys(name for run in row.runs for record in run.records for name in _terms(record)):
-            line = Line(row.label, row.curve(partial(_term, name=name)), colour, row=number)
-            lines.setdefault(name, []).append(line)
-    return [Panel(name, "training round", "weighted loss", its) for name, its in [*lines.items()][:MOST_PANELS]]
+def charts(panels: Sequence[Panel], name: str, about: str, percent: bool = True) -> list[Chart]:
+    """Panels as charts; those of percentages all to the same scale, which small changes do not fill.
 
-
-def _term(run: Run, name: str) -> Iterator[tuple[float, float]]:
-    before = run.records[0]["position"] - run.records[0]["round"]
-    for record in run.records:
-        if name in (terms := _terms(record)):
-            yield record["position"] - before, terms[name]
-
-
-def _terms(record: Record) -> dict[str, float]:
-    """The mean over clients of each of their terms; the server's as "server: NAME"."""
-    found: dict[str, list[float]] = {}
-    for who, terms in record["terms"].items():
-        for name, value in terms.items():
-            found.setdefault(f"{SERVER}: {name}" if who == SERVER else name, []).append(value)
-    return {name: mean(values) for name, values in found.items()}
-
-
-def scores_drawn(panels: Sequence[Panel], name: str, alt: str) -> list[Chart]:
-    """Panels of percentages as charts, all to the same scale, which small changes do not fill."""
+    Args:
+        panels: what they show.
+        name: of their files, before the number of the panel.
+        about: how to read them.
+        percent: whether values are percentages.
+    """
     lines = [line for panel in panels for line in panel.lines]
+    across = _with_margin([place for line in lines for place in line.points])
+    up = _percentages(lines) if percent else None
+    made = []
+    for number, panel in enumerate(panels, 1):
+        scale = up or _with_margin([value for line in panel.lines for sign in (-1, 1) for value in line.edge(sign)])
+        figure = _figure(panel, across, scale)
+        keys = {line.method: line.colour for line in panel.lines}
+        named = file_name(name, str(number), panel.title)
+        made.append(Chart(named, panel.title, about, _in_words(panel), figure, _data(panel), keys=keys))
+    return made
+
+
+def _in_words(panel: Panel) -> str:
+    """What a panel shows: the last value of every line."""
+    ends = [(line.label, [*line.points.items()][-1]) for line in panel.lines if line.points]
+    last = "; ".join(f"{label} {value.mean:.4g} at {place:g}" for label, (place, value) in ends[:MOST_TOLD])
+    more = f"; and {len(ends) - MOST_TOLD} more lines" if len(ends) > MOST_TOLD else ""
+    return f"{' '.join(panel.up.split())} by {panel.across}, {panel.title}. Last: {last}{more}."
+
+
+def _data(panel: Panel) -> list[dict[str, Any]]:
+    """The numbers of a panel, a row for each point."""
+    return [
+        {"line": line.label, panel.across: place, "mean": f"{value.mean:.5g}", "std": _std(value)}
+        for line in panel.lines
+        for place, value in line.points.items()
+    ]
+
+
+def _std(value: MeanStd) -> str:
+    return "" if value.std is None else f"{value.std:.3g}"
+
+
+def _percentages(lines: Sequence[Line]) -> tuple[float, float]:
+    """The ends of an axis of percentages, at least :data:`LEAST_HEIGHT` apart."""
     values = [min(100.0, max(0.0, value)) for line in lines for sign in (-1, 1) for value in line.edge(sign)] or [0.0]
     middle = min(max((min(values) + max(values)) / 2, LEAST_HEIGHT / 2), 100 - LEAST_HEIGHT / 2)
-    up = _with_margin([*values, middle - LEAST_HEIGHT / 2, middle + LEAST_HEIGHT / 2])
-    return [_drawn(panel, f"{name}-{number}", alt, up, (0.0, 100.0)) for number, panel in enumerate(panels)]
+    return _with_margin([*values, middle - LEAST_HEIGHT / 2, middle + LEAST_HEIGHT / 2])
 
 
-def losses_drawn(panels: Sequence[Panel], name: str, alt: str) -> list[Chart]:
-    """Panels of losses as charts, each to a scale of its own."""
-    charts = []
-    for number, panel in enumerate(panels):
-        values = [value for line in panel.lines for sign in (-1, 1) for value in line.edge(sign) if isfinite(value)]
-        charts.append(_drawn(panel, f"{name}-{number}", alt, _with_margin(values), (-inf, inf)))
-    return charts
-
-
-def _drawn(panel: Panel, name: str, alt: str, up: tuple[float, float], within: tuple[float, float]) -> Chart:
-    """A panel as a chart, its bands cut off at the ends of ``within``."""
+def _figure(panel: Panel, across: tuple[float, float], up: tuple[float, float]) -> Figure:
     places = [place for line in panel.lines for place in line.points]
+    few = all(len(line.points) <= MOST_MARKED for line in panel.lines)
     with style():
         figure = Figure(figsize=SIZE, layout="constrained")
         axis = figure.subplots()
-        few = all(len(line.points) <= MOST_MARKED for line in panel.lines)
-        for number, line in enumerate(panel.lines):
-            _draw(axis, line, number, within, marked=few or len(line.points) == 1)
-        axis.set(xlim=_with_margin(places), ylim=up, ylabel=panel.up)
-        whole = all(float(place).is_integer() for place in places)
-        axis.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=whole))
+        for line in panel.lines:
+            _draw(axis, line, up, marked=few or len(line.points) == 1)
+        axis.set(xlim=across, ylim=up, xlabel=panel.across, ylabel=panel.up)
+        axis.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=all(float(place).is_integer() for place in places)))
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-    return Chart(name, panel.title, panel.across, f"{alt}: {panel.title}", figure, _numbers(panel))
-
-
-def _numbers(panel: Panel) -> list[dict[str, Any]]:
-    """What is drawn, a row for each place on the horizontal axis."""
-    rows: dict[float, dict[str, Any]] = {}
-    for line in panel.lines:
-        for place, value in line.points.items():
-            row = rows.setdefault(place, {panel.across: place})
-            row[line.label] = round(value.mean, 4)
-            if value.std is not None:
-                row[f"{line.label}, standard deviation"] = round(value.std, 4)
-    return [rows[place] for place in sorted(rows)]
+    return figure
 
 
 def upright(quantity: str) -> str:
@@ -228,13 +270,14 @@ def upright(quantity: str) -> str:
 
 def _with_margin(values: Sequence[float]) -> tuple[float, float]:
     """The ends of an axis, a little beyond the values so that none lies on its edge."""
-    low, high = min(values, default=0.0), max(values, default=0.0)
+    finite = [value for value in values if isfinite(value)]  # a loss may not be
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
     margin = 0.04 * (high - low) or 1.0
     return low - margin, high + margin
 
 
-def _draw(axis: Axes, line: Line, number: int, within: tuple[float, float], *, marked: bool) -> None:
-    (drawn,) = axis.plot(
+def _draw(axis: Axes, line: Line, up: tuple[float, float], *, marked: bool) -> None:
+    axis.plot(
         [*line.points],
         line.edge(0),
         color=line.colour,
@@ -243,11 +286,10 @@ def _draw(axis: Axes, line: Line, number: int, within: tuple[float, float], *, m
         linewidth=1.6,
         marker="o" if marked else "",
         markersize=4,
-        markerfacecolor="white" if line.dashed else line.colour,
+        markerfacecolor=PAPER if line.dashed else line.colour,
+        gid=row_id(line.row),
     )
-    drawn.set_gid(f"row-{line.row}-{number}")
     if line.edge(-1) != line.edge(1):
-        low, high = ([min(within[1], max(within[0], value)) for value in line.edge(sign)] for sign in (-1, 1))
-        shade = 0.08 if line.dashed else 0.15
-        band = axis.fill_between([*line.points], low, high, color=line.colour, alpha=shade, linewidth=0)
-        band.set_gid(f"row-{line.row}-{number}-band")
+        low, high = ([min(up[1], max(up[0], value)) for value in line.edge(sign)] for sign in (-1, 1))
+        shade, its = 0.08 if line.dashed else 0.15, row_id(line.row)
+        axis.fill_between([*line.points], low, high, color=line.colour, alpha=shade, linewidth=0, gid=its)

@@ -1,4 +1,4 @@
-"""Means with confidence intervals, and differences that are paired by seed."""
+"""Differences of rows paired by seed, and intervals for means over seeds."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Interval:
 
 def t_quantile(degrees: int) -> float:
     """The value below which Student's t lies with probability 0.975."""
-    from scipy.special import stdtrit
+    from scipy.special import stdtrit  # late: a help text need not load it
 
     return float(stdtrit(degrees, (1 + LEVEL) / 2))
 

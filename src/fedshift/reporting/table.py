@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import csv
-from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -19,7 +18,7 @@ from rich.text import Text
 from fedshift.errors import FedshiftError, needs
 from fedshift.files import make_folder, write
 from fedshift.runs.schema import Record
-from fedshift.written import bytes_text, file_name, printable
+from fedshift.written import bytes_text, printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,57 +44,63 @@ class Table:
             table.add_row(*(escape(printable(cell)) for cell in row))
         return Group(Text(printable(self.title), style="table.title"), table)
 
+    def latex(self) -> str:
+        """As LaTeX with the package booktabs, under its title as a caption."""
+        head, *rows = (" & ".join(map(in_latex, line)) + r" \\" for line in (self.columns, *self.rows))
+        inner = [r"\toprule", head, r"\midrule", *rows, r"\bottomrule"]
+        columns = "l" + "r" * (len(self.columns) - 1)
+        lines = [
+            r"\begin{table}",
+            f"  \\caption{{{in_latex(self.title)}}}",
+            f"  \\begin{{tabular}}{{{columns}}}",
+            *(f"    {line}" for line in inner),
+            r"  \end{tabular}",
+            r"\end{table}",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def csv(self) -> str:
+        """As CSV, without its title."""
+        file = StringIO()
+        csv.writer(file, lineterminator="\n").writerows([*map(printable, line)] for line in (self.columns, *self.rows))
+        return file.getvalue()
+
     def markdown(self) -> str:
         """As Markdown, under its title."""
         lines = [self.columns, ["---", *["---:"] * (len(self.columns) - 1)], *self.rows]
         return f"**{marked(self.title)}**\n\n" + "\n".join(f"| {' | '.join(map(marked, line))} |" for line in lines)
 
-    def csv(self) -> str:
-        """As CSV, without its title."""
-        file = StringIO()
-        csv.writer(file, lineterminator="\n").writerows([self.columns, *self.rows])
-        return file.getvalue()
-
-    def latex(self) -> str:
-        """As a LaTeX table of the package booktabs, with its title as caption."""
-        lines = [" & ".join(map(_in_latex, line)) + r" \\" for line in (self.columns, *self.rows)]
-        return "\n".join(
-            [
-                r"\begin{table}",
-                rf"\caption{{{_in_latex(self.title)}}}",
-                rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}",
-                r"\toprule",
-                lines[0],
-                r"\midrule",
-                *lines[1:],
-                r"\bottomrule",
-                r"\end{tabular}",
-                r"\end{table}",
-                "",
-            ]
-        )
-
-
-LATEX = str.maketrans(
-    {
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "±": r"$\pm$",
-        "<": r"\textless{}",
-        ">": r"\textgreater{}",
-        **{letter: rf"\{letter}" for letter in "&%$#_{}"},
-    }
-)
-
-
-def _in_latex(text: str) -> str:
-    return printable(text).translate(LATEX)
-
 
 def marked(text: str) -> str:
     """A text as Markdown shows it, in a table as well."""
     return printable(text).replace("|", "\\|").replace("*", "\\*")
+
+
+IN_LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": "$<$",
+    ">": "$>$",
+    "|": "$|$",
+    "±": r"$\pm$",
+    "[": "{[}",  # after a line's end it would be a length
+    "]": "{]}",
+}
+
+
+def in_latex(text: str) -> str:
+    """A text as LaTeX prints it."""
+    return "".join(IN_LATEX.get(letter, letter) for letter in printable(text))
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as CSV, under every name that one of them has, in the order they come."""
+    file = StringIO()
+    writer = csv.DictWriter(file, [*dict.fromkeys(name for row in rows for name in row)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: printable(x) if isinstance(x, str) else x for name, x in row.items()} for row in rows)
+    return file.getvalue()
 
 
 def text(tables: Sequence[Table], notes: Sequence[str], width: int) -> str:
@@ -149,6 +154,14 @@ class Tabled:
         blocks = [table.markdown() for table in (*self.tables(), *self.more_tables())]
         return "\n\n".join([*blocks, "\n".join(f"- {marked(note)}" for note in self.notes())]) + "\n"
 
+    def latex(self) -> str:
+        """The tables as LaTeX with the package booktabs."""
+        return "\n".join(table.latex() for table in (*self.tables(), *self.more_tables()))
+
+    def csv(self) -> str:
+        """The :meth:`measurements` as CSV."""
+        return as_csv(self.measurements())
+
     def __str__(self) -> str:
         return text(self.tables(), self.notes(), self.WIDTH)
 
@@ -176,14 +189,7 @@ def render(template: str, **values: Any) -> str:
         finalize=safe,
     )
     environment.filters["bytes"] = bytes_text
-    environment.filters["data_uri"] = _data_uri
-    environment.filters["file_name"] = file_name
     return environment.get_template(template).render(values)
-
-
-def _data_uri(text: str, kind: str) -> str:
-    """A text as the target of a link that works without a network."""
-    return f"data:{kind};charset=utf-8;base64,{b64encode(text.encode(errors='replace')).decode()}"
 
 
 def write_page_to(path: Path, name: str, text: str) -> Path:

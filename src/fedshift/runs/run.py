@@ -18,6 +18,7 @@ from fedshift import files
 from fedshift.errors import DamagedError, DiskError, FedshiftError, LockedError, UnknownNameError
 from fedshift.manifest import Manifest, check_file, read_file, read_lines, read_table
 from fedshift.runs.checkpoint import Checkpoint, Summary, read_checkpoint, saved_positions
+from fedshift.runs.events import FailedEvent, read_event
 from fedshift.runs.origin import CLIENTS, RECORDS, SUMMARY, Origin
 from fedshift.runs.schema import Blueprint, MessageTable, Record, Timed, read_records, whole_records
 from fedshift.runs.selection import shares, summary
@@ -248,6 +249,16 @@ class Run(Origin):
         self._check_finished("model")
         weights = self.weights if round == "last" else self.selected
         return rebuilt(self.experiment, Blueprint.model_validate(self.data_facts), weights, client)
+
+    @property
+    def given_up(self) -> str:
+        """Why it was given up after its last checkpoint, such as a loss that is not finite; empty if it was not."""
+        try:
+            line = (self.path / EVENTS).read_bytes().splitlines()[-1:]
+            event = read_event(line[0]) if line else None
+        except (OSError, ValueError):  # nobody relies on it
+            return ""
+        return event.why if isinstance(event, FailedEvent) else ""
 
     # Damage -------------------------------------------------------------------------------------
 

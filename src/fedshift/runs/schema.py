@@ -45,9 +45,6 @@ Size = Annotated[int, Ge(0), Le(2**63 - 1)]
 Few = Annotated[int, Ge(0), Le(10**6)]  # what a display counts one by one
 
 
-MOST_COUNTED = 1000  # environments whose classes are counted
-
-
 class File(BaseModel):
     """A JSON file, or a line of one; what else stands there does no harm."""
 
@@ -149,34 +146,8 @@ class Recorded(File):
         return self
 
 
-class ClassCounts(BaseModel):
-    """How many samples of each class an environment has, in the order of the classes."""
-
-    model_config = ConfigDict(frozen=True)
-
-    role: str
-    environment: str
-    client: int | None = None  # it is no client's
-    counts: tuple[NonNegativeInt, ...]
-
-
-def _class_counts(federated: FederatedData) -> tuple[ClassCounts, ...]:
-    """Those of every environment; none where there are very many."""
-    if len(federated.environments) > MOST_COUNTED:
-        return ()
-    return tuple(
-        ClassCounts(
-            role=one.role,
-            environment=one.name,
-            client=one.client,
-            counts=tuple(one.samples.y.bincount(minlength=len(federated.classes)).tolist()),
-        )
-        for one in federated.environments
-    )
-
-
 class Blueprint(BaseModel):
-    """data.json: what modules are rebuilt from besides the experiment, and how many samples clients have.
+    """data.json: what modules are rebuilt from besides the experiment, and how many samples there are.
 
     Attributes:
         shape: the shape of a sample as the data set stores it.
@@ -188,8 +159,9 @@ class Blueprint(BaseModel):
         columns: of rows of a table, the columns' names; none where only sites know them.
         domains: each client's domain, by id.
         samples: each client's number of training samples, by id; none where only sites know them.
+        trained_classes: by a client's id, how many training samples of each class it has; none where only sites know.
+        scored_classes: by role and environment, how many samples of each class are scored; likewise.
         norm_factor: in a federation, how much larger than usual an answer may be.
-        support: the classes of each environment; none where only sites know them.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -203,8 +175,9 @@ class Blueprint(BaseModel):
     columns: tuple[str, ...] = ()
     domains: dict[int, str] = Field(default_factory=dict)
     samples: dict[int, Size] = Field(default_factory=dict)
+    trained_classes: dict[int, tuple[Size, ...]] = Field(default_factory=dict)
+    scored_classes: dict[str, dict[str, tuple[Size, ...]]] = Field(default_factory=dict)
     norm_factor: float | None = None
-    support: tuple[ClassCounts, ...] = ()
 
     @classmethod
     def of(cls, federated: FederatedData) -> Self:
@@ -219,7 +192,8 @@ class Blueprint(BaseModel):
             columns=federated.columns,
             domains={client.id: client.domain for client in federated.clients},
             samples={client.id: len(client.train) for client in federated.clients},
-            support=_class_counts(federated),
+            trained_classes=federated.trained_classes(),
+            scored_classes=federated.scored_classes(),
         )
 
     def modules(self, experiment: Experiment) -> tuple[ModelBuilder, dict[str, Part]]:

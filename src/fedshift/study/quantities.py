@@ -1,4 +1,4 @@
-"""What the columns of tables are, read off the records of runs; and ranks and intervals of them."""
+"""What the columns of tables are, read off the records of runs; and ranks of them."""
 
 from __future__ import annotations
 

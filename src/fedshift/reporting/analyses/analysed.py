@@ -14,8 +14,8 @@ from fedshift.errors import DamagedError, DiskError, FedshiftError
 from fedshift.manifest import digested_json, read_json
 from fedshift.reporting.analyses import ANALYSES
 from fedshift.reporting.analyses.analysis import Analysis, Measured, MeasuredRun, Rows
-from fedshift.reporting.charts import Chart, as_csv
-from fedshift.reporting.table import Table, Tabled
+from fedshift.reporting.charts import Chart
+from fedshift.reporting.table import Table, Tabled, as_csv
 from fedshift.runs.observed import TrainedSimulation
 from fedshift.runs.run import WEIGHTS, Run
 from fedshift.runs.schema import File, Record

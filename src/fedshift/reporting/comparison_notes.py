@@ -1,0 +1,278 @@
+"""What a reader of a comparison must know: why numbers may not be trusted, and how they came about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import TYPE_CHECKING
+
+from fedshift.clients import PROTOCOLS
+from fedshift.core.metrics import ACCURACY, Metric
+from fedshift.reporting.results import Row
+from fedshift.runs.run import Run
+from fedshift.runs.selection import endings, mean_score, selects, source_validation, value_of
+
+if TYPE_CHECKING:
+    from fedshift.reporting.comparison import Comparison
+
+MOST_ENVIRONMENTS = 48  # environments of a role that are shown one by one
+MOST_NAMED = 4  # environments, metrics or runs that a note names
+ROLES = ("test", "validation")
+FEW = 20  # samples of a class that an accuracy should rest on
+CHANCE, LUCKY = 0.02, 0.1  # above 1 / classes, up to which a model may have learned nothing: in the mean, at best
+FALLEN = 0.05  # below the best validation score, from which the last round is no longer the method's best
+
+
+@dataclass(frozen=True)
+class Caution:
+    """Why a number should not be trusted as it stands.
+
+    Attributes:
+        kind: in a few words, such as "one seed".
+        text: a sentence that names the run or row, and the value.
+        remedy: what to do; empty where the text says it, or nothing can be done.
+    """
+
+    kind: str
+    text: str
+    remedy: str = ""
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """What a reader of the tables must know, once each: what the records say is wrong, then how to read them."""
+    return [*dict.fromkeys([*(each.text for each in recorded(comparison)), *explanations(comparison)])]
+
+
+def cautions(comparison: Comparison) -> list[Caution]:
+    """Why numbers should not be trusted, the gravest first, once each."""
+    return [*dict.fromkeys([*recorded(comparison), *doubts(comparison)])]
+
+
+# What the runs say themselves ------------------------------------------------------------------------
+
+
+def recorded(comparison: Comparison) -> Iterator[Caution]:
+    """What failed, is lacking, damaged, not finished or noted in the runs' folders."""
+    again = "It is in no mean; `fedshift resume` tries again."
+    yield from (Caution("failed", f"{name}: {reason}", again) for name, reason in comparison.lacking.items())
+    yield from (Caution("left out", note) for note in comparison.missing)
+    yield from _judged_on_the_test(comparison)
+    judged = {_protocol_caution(run) for run in comparison.runs}
+    its = dict.fromkeys(note for run in comparison.runs for note in run.notes if note not in judged)
+    yield from (Caution("noted by a run", note) for note in its)
+    yield from _unfinished(comparison)
+    yield from _uneven(comparison)
+    yield from _absent(comparison)
+
+
+def _judged_on_the_test(comparison: Comparison) -> Iterator[Caution]:
+    remedy = "Do not choose settings or rounds by it; read the last round."
+    texts = dict.fromkeys(filter(None, (_protocol_caution(run) for run in comparison.runs)))
+    yield from (Caution("selected on the test", text, remedy) for text in texts)
+
+
+def _protocol_caution(run: Run) -> str:
+    """What a protocol says against its own numbers; nothing of a plugin's, which is not imported for a report."""
+    table = run.table["protocol"]
+    return PROTOCOLS.build(table).caution if table["name"] in PROTOCOLS else ""
+
+
+def _unfinished(comparison: Comparison) -> Iterator[Caution]:
+    for run in (each for each in comparison.runs if not each.finished):
+        last, rounds = run.records[-1], run.table["train"]["rounds"]
+        yield Caution(
+            "not finished",
+            f"{run.path.name} is not finished: it was last scored after round {last['round']} of its "
+            f"stage '{last['stage']}' (train.rounds = {rounds}).",
+            f"It was given up: {run.given_up}" if run.given_up else f"{run.carried_on_by} carries it on.",
+        )
+
+
+def _uneven(comparison: Comparison) -> Iterator[Caution]:
+    for row in comparison.rows():
+        if lacking := sorted(_cases(comparison.runs) - _cases(row.runs)):
+            words = (f"seed {seed}" + (f" with {domain} held out" if domain else "") for seed, domain in lacking)
+            yield Caution(
+                "uneven seeds",
+                f"{row.label} has no run for {', '.join(words)}; its means are over fewer runs than others.",
+                "Read the paired differences, which use only what both rows have.",
+            )
+
+
+def _cases(runs: Sequence[Run]) -> set[tuple[int, str]]:
+    """Which seeds and held-out domains were run."""
+    return {(run.table["seed"], str(run.table["protocol"].get("hold_out", ""))) for run in runs}
+
+
+def _absent(comparison: Comparison) -> Iterator[Caution]:
+    if missing := sum(len(record.get("missing", ())) for run in comparison.runs for record in run.records):
+        yield Caution(
+            "absent clients",
+            f"{missing} answers of clients are missing from rounds; records.jsonl says whose, and why.",
+            "Models were merged without them.",
+        )
+    if unscored := sum(len(run.records[-1].get("unscored", ())) for run in comparison.runs):
+        yield Caution(
+            "not scored",
+            f"{unscored} environments of sites were not scored in the last round; records.jsonl says which, and why.",
+            "Means leave them out.",
+        )
+
+
+# What a reader may doubt -----------------------------------------------------------------------------
+
+
+def doubts(comparison: Comparison) -> Iterator[Caution]:
+    """Numbers that are as recorded, and that still should not be relied on."""
+    yield from (Caution("failed", problem) for problem in comparison.failed if not comparison.lacking)
+    yield from _one_seed(comparison)
+    yield from _untrained(comparison)
+    yield from _fallen(comparison)
+    yield from _few_samples(comparison)
+
+
+def _one_seed(comparison: Comparison) -> Iterator[Caution]:
+    if len(comparison.seeds) == 2:
+        yield Caution("two seeds", "An interval over two numbers is very wide.", "Five seeds or more are usual.")
+    single = [(row.label, row.runs[0].table["seed"]) for row in comparison.rows() if len(_seeds(row)) == 1]
+    if single:
+        named = shortened([f"{label} (seed {seed})" for label, seed in single], "rows")
+        yield Caution(
+            "one seed",
+            f"One seed stands behind {named}: nothing tells how far another would be from it.",
+            "Run several: `--seed 0,1,2`.",
+        )
+
+
+def _seeds(row: Row) -> set[int]:
+    return {run.table["seed"] for run in row.runs}
+
+
+def _untrained(comparison: Comparison) -> Iterator[Caution]:
+    for row in comparison.rows():
+        classes = max(len(run.data_facts.get("classes", ())) for run in row.runs)
+        reached, best = (row.score("test", metric=ACCURACY, of_seed=of_seed) for of_seed in (mean, max))
+        guessed = classes > 1 and reached is not None and best is not None and best.mean <= 1 / classes + LUCKY
+        if guessed and reached is not None and reached.mean <= 1 / classes + CHANCE:
+            yield Caution(
+                "did not train",
+                f"{row.label} has a mean test accuracy of {100 * reached.mean:.1f} %, and guessing one of {classes} "
+                f"classes {100 / classes:.1f} %.",
+                "Look at its loss below; try another train.lr, more rounds, or another client split.",
+            )
+
+
+def _fallen(comparison: Comparison) -> Iterator[Caution]:
+    for row in comparison.rows():
+        found = [(run, drop) for run in row.runs if (drop := _drop(run, row.metric)) > FALLEN]
+        if not found:
+            continue
+        run, drop = max(found, key=lambda one: one[1])
+        best = source_validation(run.records)["round"]
+        yield Caution(
+            "past its best",
+            f"{len(found)} of {len(row.runs)} runs of {row.label} end below their best validation {row.metric.title}, "
+            f"by up to {100 * drop:.1f} points ({run.path.name}, best after round {best} of "
+            f"{run.records[-1]['round']}).",
+            "Compare the column at the round that validation selects, or end training early with train.patience.",
+        )
+
+
+def _drop(run: Run, metric: Metric) -> float:
+    """How far the last validation score is from the best of the last stage."""
+    best, last = (
+        mean_score(one, "validation", metric.name) for one in (source_validation(run.records), run.records[-1])
+    )
+    return 0.0 if best is None or last is None else metric.merit(best) - metric.merit(last)
+
+
+def _few_samples(comparison: Comparison) -> Iterator[Caution]:
+    for role in ROLES:
+        rarest: dict[str, int] = {}
+        for run in comparison.runs:
+            for name, counts in run.data_facts.get("scored_classes", {}).get(role, {}).items():
+                if few := [count for count in counts if 0 < count < FEW]:
+                    rarest[name] = min(*few, rarest.get(name, FEW))
+        if rarest:
+            named = [comparison.heading(role, name) for name in rarest]
+            yield Caution(
+                "few samples",
+                f"The accuracy of a class rests on as few as {min(rarest.values())} samples on "
+                f"{shortened(named, 'environments')}.",
+                "Hold out more, or run several seeds.",
+            )
+
+
+def shortened(words: Sequence[str], kind: str) -> str:
+    """The first words, and how many more there are."""
+    more = f" and {len(words) - MOST_NAMED} more {kind}" if len(words) > MOST_NAMED else ""
+    return ", ".join(words[:MOST_NAMED]) + more
+
+
+# How to read the tables ------------------------------------------------------------------------------
+
+
+def explanations(comparison: Comparison) -> Iterator[str]:
+    """How the numbers came about, where that is not the same for all runs or not plain to see."""
+    yield from _of_runs(comparison.runs)
+    yield from _of_metrics(comparison)
+    for role in ROLES:
+        if (count := len(comparison.environments(role))) > MOST_ENVIRONMENTS:
+            yield f"The {count} {role} environments are not shown one by one; records.jsonl holds them."
+
+
+def _of_runs(runs: Sequence[Run]) -> Iterator[str]:
+    early = [found for run in runs if (found := endings(run.records))]
+    if len(runs) == 1:
+        yield from (f"The stage '{stage}' ended early {why}." for found in early for stage, why in found.items())
+    elif early:
+        yield (
+            f"{len(early)} of {len(runs)} runs ended a stage early, as train.patience asks; their records say "
+            "where and why."
+        )
+    if any(record.get("only_in_simulation") for run in runs for record in run.records):
+        yield (
+            "The model of a client that never trained is made from what other clients keep, which only a "
+            "simulation can see."
+        )
+    if any(row["models"] > 1 for run in runs for row in run.records[-1]["environments"]):
+        yield "A domain that no client has seen is scored with each client's own model; the mean is shown."
+
+
+def _of_metrics(comparison: Comparison) -> Iterator[str]:
+    """By what runs select where that is not the same, and which means leave environments out."""
+    selecting = dict.fromkeys(selects(run.records[-1]).title for run in comparison.runs)
+    if len(selecting) > 1:
+        yield f"The runs select by different metrics ({', '.join(selecting)}); {comparison.metric.title} is shown."
+    for metric in dict.fromkeys(selects(run.records[-1]) for run in comparison.runs if _chooses_nothing(run)):
+        yield (
+            f"{metric.heading} is undefined on every validation environment ({metric.lacks}), so no round is "
+            "chosen by it: the last one stands in its place."
+        )
+    for role in ROLES:
+        lacking: dict[tuple[str, ...], list[Metric]] = {}
+        for metric in comparison.metrics:
+            lacking.setdefault(_without(comparison, role, metric), []).append(metric)
+        lacking.pop((), None)
+        for places, metrics in lacking.items():
+            named = ", ".join(places[:MOST_NAMED]) + ", ..." * (len(places) > MOST_NAMED)
+            why = [f"{metric.title} ({metric.lacks})" for metric in metrics]
+            more = f" and {len(why) - MOST_NAMED} more" if len(why) > MOST_NAMED else ""
+            yield (
+                f"Means leave out {len(places)} of {len(comparison.environments(role))} {role} environments ({named}) "
+                f"where a metric is undefined: {', '.join(why[:MOST_NAMED])}{more}."
+            )
+
+
+def _without(comparison: Comparison, role: str, metric: Metric) -> tuple[str, ...]:
+    """The environments of a role on which a metric is undefined for some model or all, at the last round."""
+    rows = (row for run in comparison.runs for row in run.records[-1]["environments"] if row["role"] == role)
+    return tuple(dict.fromkeys(row["environment"] for row in rows if value_of(row, metric.name) is None))
+
+
+def _chooses_nothing(run: Run) -> bool:
+    """Whether a run has validation environments, and what selects is defined on none of them in the last stage."""
+    of_stage = [record for record in run.records if record["stage"] == run.records[-1]["stage"]]
+    validated = any(row["role"] == "validation" for record in of_stage for row in record["environments"])
+    return validated and all(mean_score(record, "validation") is None for record in of_stage)
