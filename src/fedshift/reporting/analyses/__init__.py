@@ -18,6 +18,7 @@ ANALYSES: Catalogue[Analysis] = Catalogue(
         "a-distance": ".a_distance:ADistance",
         "calibration": ".calibration:Calibration",
         "cka": ".cka:CKA",
+        "similarity": ".similarity:Similarity",
         "tsne": ".tsne:TSNE",
     },
 )
