@@ -215,6 +215,7 @@ with tempfile.TemporaryDirectory() as folder:
     except fedshift.FedshiftError as error:
         raise SystemExit(f"Error: {error}")
 """
+GRAD_CAM = ANALYSIS.replace('"tsne", done.path, samples=20', '"grad-cam", done.path')
 VIT = ["model.name=transformers", "model.path=network", "data.path=photos", "data.size=16"]
 TABLE = ["data.path=table.csv", "data.domain=site", "model.name=mlp"]
 TEXTS = ["data.path=texts.csv", "data.domain=site"]
@@ -253,7 +254,8 @@ FEATURES = [
     Feature("sklearn", "a shipped table", ["run", "breast-cancer", "--method", "fedavg", "--seed", "0", *SMALL]),
     Feature("sklearn", "AUROC", run('evaluate.metrics=["auroc"]')),
     Feature("sklearn", "a comparison of sites", ["data", *FEW]),
-    Feature("sklearn", "an analysis", ["-c", ANALYSIS]),
+    Feature("analyse", "t-SNE and A-distance", ["-c", ANALYSIS]),
+    Feature("analyse", "Grad-CAM", ["-c", GRAD_CAM]),
     Feature("sklearn", "FederatedClassifier", ["-c", CLASSIFIER]),
     Feature("benchmark", "a table", ["benchmark", "--method", "fedavg,fedprox", "--federation", "rotated-mnist-0"]),
     Feature("flower", "a federation's folders", ["federation", "init", "it", "--sites", "a,b", "--method", "fedavg"]),

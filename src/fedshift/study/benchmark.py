@@ -11,7 +11,7 @@ from statistics import mean
 from typing import Any
 
 from fedshift.catalogue import built_in
-from fedshift.errors import FedshiftError
+from fedshift.errors import FedshiftError, needs
 from fedshift.experiments import load_plugins
 from fedshift.methods import METHODS
 from fedshift.reporting.intervals import Interval, paired
@@ -88,6 +88,8 @@ def plan_benchmark(
     Raises:
         FedshiftError: a name is not known, ``data`` has no names, or a plugin cannot be imported.
     """
+    with needs("benchmark", "The benchmark"):  # before anything runs
+        import optuna  # noqa: F401
     given = [plugins] if isinstance(plugins, str | Path) else plugins
     code = [str(Path(path).expanduser().absolute()) for path in given]
     load_plugins(code)

@@ -94,6 +94,7 @@ class Exhibit:
         says: what the paper's text says of it.
         why: the reason why it is not reproduced.
         panel: what messages call one of its scenarios.
+        analysis: the name and settings of an analysis of the runs, which makes the figure; none of other kinds.
         plain: a row whose method every scenario takes, which tells what the data need; by default the first.
     """
 
@@ -111,6 +112,7 @@ class Exhibit:
     says: Sequence[str] = ()
     why: str = ""
     panel: str = "panel"
+    analysis: Mapping[str, Any] = field(default_factory=dict)
     plain: ExhibitRow | None = None
 
     @classmethod

@@ -14,6 +14,8 @@ from fedshift.errors import FedshiftError
 from fedshift.reporting.results import MeanStd, flat
 from fedshift.reporting.table import Table
 from fedshift.runs.events import Progress
+from fedshift.runs.run import Run
+from fedshift.runs.runner import run_path
 from fedshift.study.papers import ExhibitRow, exhibit_of
 from fedshift.study.scenarios import AS_PRINTED, Scenario, scale_of
 from fedshift.study.study_plan import StudyPlan
@@ -21,6 +23,7 @@ from fedshift.study.study_tables import LACKING, NONE, StudyResults
 from fedshift.written import clock, printable, shown
 
 if TYPE_CHECKING:
+    from fedshift.reporting.analyses.analysed import Analysed
     from fedshift.reporting.curves import Panel
 
 OUT = "runs/reproduce"
@@ -178,6 +181,7 @@ class Reproduction(StudyResults):
         for why in dict.fromkeys(row.why for row in plan.exhibit.rows if row.why):
             names = ", ".join(row.name for row in plan.exhibit.rows if row.why == why)
             words.append(f"{names}: not carried out here; {why}.")
+        words += [why for scenario in plan.known if (why := self._analysed_or_why(scenario)[1])]
         return [*words, *self.what_is_lacking()]
 
     def panel(self, scenario: Scenario) -> Panel:
@@ -200,8 +204,46 @@ class Reproduction(StudyResults):
             ticks={} if numbered else {where: name for name, where in places.items()},
         )
 
+    def analysed(self, scenario: Scenario) -> Analysed | None:
+        """The analysis of a scenario's finished runs that the figure shows; None if it shows none, or none is finished.
+
+        Raises:
+            FedshiftError: it cannot be measured; the message says why.
+        """
+        from fedshift.reporting.analyses import ANALYSES
+        from fedshift.reporting.analyses.analysed import analyse
+        from fedshift.reporting.comparison import Comparison
+
+        cells = [cell for cell in self.plan.whole.cells if cell.key[0] == scenario.name]
+        folders = {cell.key[1]: [Run(run_path(each)) for each in cell.experiments] for cell in cells}
+        rows = {name: [run for run in runs if run.finished] for name, runs in folders.items()}
+        labels = {run.identity.series: name for name, runs in rows.items() for run in runs}
+        if not self.plan.exhibit.analysis or not labels:
+            return None
+        runs = [run for its in rows.values() for run in its]
+        return analyse(Comparison(runs, labels=labels), ANALYSES.build(self.plan.exhibit.analysis))
+
+    def more_tables(self) -> list[Table]:
+        """The tables of the analysis that the figure shows."""
+        found = (self._analysed_or_why(scenario)[0] for scenario in self.plan.known)
+        return [table for each in found if each for table in each.tables()]
+
+    def _analysed_or_why(self, scenario: Scenario) -> tuple[Analysed | None, str]:
+        try:
+            return self.analysed(scenario), ""
+        except FedshiftError as error:
+            return None, f"{scenario.title}: not analysed. {error}"
+
     def more_files(self) -> dict[str, str | bytes]:
-        """The figure of a curve."""
+        """The figure of a curve, and the charts of an analysis with their numbers."""
+        found: dict[str, str | bytes] = {}
+        for scenario in self.plan.known:
+            for chart in analysed.charts() if (analysed := self._analysed_or_why(scenario)[0]) else ():
+                name = f"{scenario.name}-{chart.name}"
+                found |= {f"{name}.png": chart.png(), f"{name}.svg": chart.svg(), f"{name}.csv": chart.csv()}
+        return found | self._curve()
+
+    def _curve(self) -> dict[str, str | bytes]:
         if self.plan.exhibit.kind != "curve" or not self.numbers:
             return {}
         from fedshift.study.figures import draw_curve  # with matplotlib

@@ -35,7 +35,7 @@ def a_distance(a: Tensor, b: Tensor) -> float:
     Raises:
         FedshiftError: one of them has fewer than two rows.
     """
-    with needs("sklearn", "The proxy A-distance"):
+    with needs("analyse", "The proxy A-distance"):
         from sklearn.svm import LinearSVC
 
     few = min(len(a), len(b))

@@ -26,7 +26,7 @@ MOST_NAMED = 12  # domains or classes that a legend names
 
 def embed_in_plane(z: Tensor, perplexity: float) -> Tensor:
     """Points (n, 2) whose neighbours are those of z (n, d), from principal components on; equal z give equal points."""
-    with needs("sklearn", "t-SNE"):
+    with needs("analyse", "t-SNE"):
         from sklearn import manifold
 
     few = min(perplexity, (len(z) - 1) / 3)
