@@ -33,7 +33,7 @@ def check_images(run: Run) -> None:
 def as_png(sample: Tensor) -> str:
     """An image (C, H, W), uint8, or numbers that are stretched to 0..1, as a PNG file in base64."""
     x = sample.cpu()
-    if len(x) == 2:  # noqa: PLR2004  # no blue
+    if len(x) == 2:  # no blue
         x = torch.cat([x, torch.zeros_like(x[:1])])
     if x.dtype != torch.uint8:
         low, high = float(x.min()), float(x.max())
