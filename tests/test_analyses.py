@@ -10,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedshift
+from fedshift.errors import FedshiftError
 from fedshift.reporting.analyses.a_distance import a_distance
 from fedshift.reporting.analyses.calibration import bins, calibration_error
 from fedshift.reporting.analyses.cka import linear_cka
+from fedshift.reporting.analyses.similarity import separation
+from fedshift.study.grid import Document, override
 
 
 def test_the_calibration_error_of_a_known_table():
@@ -106,3 +109,25 @@ def test_files_of_an_analysis(tmp_path: Path):
         assert all(path.stat().st_size for path in written)
     points = fedshift.analyse("tsne", tmp_path).measurements()
     assert {row["domain"] for row in points if row["kind"] == "target"} == {"0"}
+
+
+def test_how_far_pairs_within_a_domain_are_more_alike_by_hand():
+    """Within 0.9, 0.5 and between 0.5, 0.1: of four pairs three are larger and one is a tie, 3.5 / 4."""
+    assert separation([0.9, 0.5], [0.5, 0.1]) == pytest.approx(0.875)
+    assert separation([0.9], [0.1, 0.2]) == 1
+    assert separation([0.1], [0.9]) == 0
+
+
+def test_the_similarity_of_a_finished_run_is_that_of_its_index(tmp_path: Path, tiny_document: Document):
+    """Two clients of each of two domains make six pairs. A method that describes no clients is refused."""
+    index = {"name": "feature-average", "encoder": {"name": "offline", "size": 16}}
+    partition = {"name": "iid", "clients": 2}
+    document = override(tiny_document, {"method": {"name": "client2vec", "index": index}, "partition": partition})
+    run = fedshift.run(document, out=str(tmp_path))
+    rows = fedshift.analyse("similarity", run.path).measurements()
+    assert [row["domain"] == row["other_domain"] for row in rows] == [True, False, False, False, False, True]
+    cosines = fedshift.index(run.experiment).cosines["feature index"]
+    assert [row["cosine"] for row in rows] == pytest.approx(cosines[*torch.triu_indices(4, 4, 1)].tolist(), abs=1e-6)
+    alone = fedshift.run(tiny_document, out=str(tmp_path))
+    with pytest.raises(FedshiftError, match="describes no clients before it trains"):
+        fedshift.analyse("similarity", alone.path)

@@ -27,10 +27,10 @@ from fedshift.core.contract import Batch, ServerState
 from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Replies, Tensors, part_of
 from fedshift.datasets.dataset import Dataset
+from fedshift.heat_maps import by_domain
 from fedshift.methods.client2vec import ENCODERS
 from fedshift.methods.client2vec.client2vec import HISTORY, LAST, SINCE, Client2Vec
 from fedshift.methods.client2vec.dsa_ign import DSAIGN, diversity_loss, orthogonality_loss, similarity_loss
-from fedshift.methods.client2vec.heat_maps import by_domain
 from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL
 from fedshift.methods.client2vec.vectors import notes_on, similarity
 from fedshift.methods.fedavg import FedAvg

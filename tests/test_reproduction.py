@@ -17,6 +17,7 @@ from conftest import Begun
 from fedshift.cli.app import app
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
+from fedshift.reporting.analyses import ANALYSES
 from fedshift.reporting.results import MeanStd
 from fedshift.runs import runner
 from fedshift.runs.events import Progress
@@ -52,8 +53,26 @@ def test_every_file_is_read_and_says_what_it_is():
         assert exhibit.paper in PAPERS.values()
         assert bool(exhibit.why) == (exhibit.kind == "omitted") == (not exhibit.carried_out), name
         assert exhibit.kind != "curve" or exhibit.across
+        assert (exhibit.kind == "analysis") == bool(exhibit.analysis)
+        if exhibit.analysis:
+            ANALYSES.build(exhibit.analysis)
+            assert exhibit.says, name  # what the paper's figure shows
         assert len({row.name for row in exhibit.rows}) == len(exhibit.rows)
         assert all(bool(row.method) != bool(row.why) for row in exhibit.rows), name
+
+
+NUMBERED = {"fedsr": (4, 1), "fedcir": (3, 12), "fraug": (3, 2), "client2vec": (7, 9), "fedpin": (4, 3)}
+
+
+def test_every_table_and_figure_of_the_papers_is_known():
+    """How many tables and figures each paper has, its appendix included, counted in its text."""
+    names = {f"{paper}-table{n}" for paper, (tables, _) in NUMBERED.items() for n in range(1, tables + 1)}
+    names |= {f"{paper}-fig{n}" for paper, (_, figures) in NUMBERED.items() for n in range(1, figures + 1)}
+    assert {*exhibits()} == names
+    drawings = {name for name, exhibit in exhibits().items() if exhibit.why}
+    assert drawings == {"fedcir-fig1", "fedcir-fig2", "fraug-fig1", "fedpin-fig1"} | {
+        f"client2vec-fig{n}" for n in (1, 4, 7)
+    }
 
 
 @pytest.mark.parametrize("name", [*exhibits()])
@@ -142,6 +161,9 @@ def test_cells_that_are_printed_in_several_tables_are_the_same_runs(tmp_path: Pa
     assert alone == runs("client2vec-table2", "Client2Vec", "i")
     assert alone == runs("client2vec-table5", "FedAvg (Global)", "tau = 1")
     assert runs("client2vec-table1", "Moon") == runs("client2vec-fig5", "Moon")
+    drawn = "Moon (Federated)"
+    assert runs("client2vec-table7", drawn, "5") == runs("client2vec-fig6", drawn, "weight = 5")
+    assert runs("client2vec-table5", drawn, "tau = 2") == runs("client2vec-fig6", drawn, "tau = 2")
 
 
 def test_settings_of_methods_that_a_scale_changes_are_said(tmp_path: Path):
@@ -185,6 +207,33 @@ def test_a_table_is_carried_out_once_and_stands_beside_the_papers(tmp_path: Path
     whole = json.loads((folder / "fedpin-table2.json").read_text())
     assert whole["measurements"] == done.measurements()
     assert any("train.rounds 2 (600)" in note for note in whole["notes"])
+
+
+def test_an_exhibit_with_an_analysis_shows_it_beside_what_the_paper_says(tmp_path: Path):
+    """Similarity of the index: a row and a point of it are a row of the analysis, with its charts beside the page."""
+    done = fedshift.reproduce("client2vec-fig8", rows=["Without it"], out=tmp_path, progress=Progress())
+    folder = tmp_path / "client2vec-fig8-smoke"
+    assert [row[0] for row in done.tables()[0].rows][::2] == ["Without it, 1 epoch", "Without it, 2 epochs"]
+    chart = "client2vec-fig8.similarity-without-it-2-epochs"
+    assert {f"{chart}.{kind}" for kind in ("png", "svg", "csv")} <= {file.name for file in folder.iterdir()}
+    page = (folder / "client2vec-fig8.md").read_text()
+    assert f"]({chart}.png)" in page
+    assert "The paper: without the loss the feature index becomes nearly the same" in page
+    lines = [*csv.DictReader((folder / "client2vec-fig8.csv").read_text().splitlines())]
+    assert {line["method"] for line in lines} == {"Without it, 1 epoch", "Without it, 2 epochs"}
+    assert all(-1 <= float(line["cosine"]) <= 1.001 for line in lines)
+
+
+def test_points_of_two_settings_are_drawn_apart(tmp_path: Path):
+    """Figure 6: the weight on the left and tau on the right."""
+    plan = plan_table("client2vec-fig6", out=tmp_path)
+    numbers = {
+        ("client2vec-cifar10", "Moon (Global)", f"{name} = {n}"): {0: n} for name in ("weight", "tau") for n in (1, 5)
+    }
+    weight, tau = Reproduction(plan, numbers).panels(plan.known[0])
+    assert (weight.across, tau.across) == ("weight", "tau")
+    assert [*weight.ticks.values()] == ["1", "5", "10"]
+    assert [*tau.ticks.values()] == ["0.1", "0.5", "1", "2"]
 
 
 def test_a_command_that_is_killed_goes_on_and_repeats_nothing(tmp_path: Path):

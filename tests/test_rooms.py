@@ -24,7 +24,7 @@ LAYERS: list[set[str]] = [
     {"errors"},
     {"files", "hub", "streams"},
     {"manifest", "written"},
-    {"content", "memory", "spec"},
+    {"content", "heat_maps", "memory", "spec"},
     {"catalogue", "parquet"},
     {"clients"},
     {"core"},

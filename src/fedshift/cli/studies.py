@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound="StudyResults")
 
 NAME_ONE = (
-    "`fedshift reproduce fedsr --list`, of one paper, or of one table, says what is needed and how to get it, and why "
-    "some are not reproduced."
+    "`fedshift reproduce fedsr --list`, of one paper, or of one table, says what is needed and how to get it, and what "
+    "carries it out then at which cost."
 )
 TABLES = names_known_to("fedshift.study.papers", "exhibits")
 SCALES = names_known_to("fedshift.study.scenarios", "scales", "papers")
@@ -119,7 +119,7 @@ def reproduce(
         ignored = {"--panel": panel, "--row": row, "--set": set_, "--dry-run": dry_run}
         if given := [name for name, value in ignored.items() if value]:
             raise FedshiftError(f"--list says how far whole tables are: leave out {', '.join(given)}.")
-        found = reproductions(None if table is None else [table], scale, data=paths, out=out)
+        found = reproductions([table] if table else None, scale, data=paths, out=out, costs=table is not None)
         if json_:
             typer.echo(found.json())
         else:

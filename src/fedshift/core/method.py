@@ -52,6 +52,10 @@ class Prepared(Protocol):
     def notes(self) -> tuple[str, ...]:
         """What a reader of it must know."""
 
+    @property
+    def cosines(self) -> Mapping[str, Tensor]:
+        """How alike clients are: matrices (K, K) of cosines, by the name of what is compared."""
+
     def write(self, folder: Path) -> list[Path]:
         """Write it into a folder, and return the files."""
 

@@ -26,19 +26,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of strings; the first column labels the rows."""
+    """A table of strings; the first column labels the rows.
+
+    Attributes:
+        title: what it shows.
+        columns: headings.
+        rows: the cells.
+        words: the number of the column whose cells may wrap; up to it, columns are no numbers and stand on the left.
+    """
 
     title: str
     columns: list[str]
     rows: list[list[str]]
+    words: int = 0
 
     def rich(self) -> Group:
         """For a terminal, under its title, which may be wider than the table."""
         table = rich.table.Table(box=rich.box.SIMPLE_HEAD)
         for number, column in enumerate(self.columns):
             # Headings and labels may wrap; a number is never cut.
-            width = max((len(row[number]) for row in self.rows), default=0) if number else None
-            side: Literal["left", "right"] = "right" if number else "left"
+            width = max((len(row[number]) for row in self.rows), default=0) if number != self.words else None
+            side: Literal["left", "right"] = "right" if number > self.words else "left"
             table.add_column(escape(printable(column)), justify=side, overflow="fold", min_width=width)
         for row in self.rows:
             table.add_row(*(escape(printable(cell)) for cell in row))
@@ -67,7 +75,11 @@ class Table:
 
     def markdown(self) -> str:
         """As Markdown, under its title."""
-        lines = [self.columns, ["---", *["---:"] * (len(self.columns) - 1)], *self.rows]
+        lines = [
+            self.columns,
+            ["---:" if number > self.words else "---" for number in range(len(self.columns))],
+            *self.rows,
+        ]
         return f"**{marked(self.title)}**\n\n" + "\n".join(f"| {' | '.join(map(marked, line))} |" for line in lines)
 
 

@@ -11,6 +11,7 @@ from statistics import mean
 from torch import Tensor
 
 from fedshift.clients.samples import Environment
+from fedshift.core.method import Prepared
 from fedshift.core.preparation import PREPARATION
 from fedshift.core.setup import Round
 from fedshift.core.state import ClientState
@@ -18,6 +19,9 @@ from fedshift.core.tensors import Tensors
 from fedshift.engines.engine import Question
 from fedshift.engines.sequential import Sequential
 from fedshift.errors import FedshiftError
+from fedshift.manifest import read_file
+from fedshift.methods import INDEXING
+from fedshift.runs.checkpoint import tensors_name, unpack_server
 from fedshift.runs.run import Run
 from fedshift.runs.simulation import Simulation
 
@@ -95,6 +99,24 @@ class TrainedSimulation:
     def round(self) -> Round:
         """The last round."""
         return Round(self.simulation.coordinator.schedule[-1].stage, self.run.records[-1]["round"])
+
+    @cached_property
+    def prepared(self) -> Prepared:
+        """What the method's stages before training made.
+
+        Raises:
+            FedshiftError: the method makes nothing, or the run's last checkpoint is not there any more.
+        """
+        preparing, saved = self.simulation.experiment.method.prepares, self.run.checkpoint
+        if preparing is None:
+            raise FedshiftError(
+                f"'{self.run.path}' describes no clients before it trains; a run of '{INDEXING}', for one, does."
+            )
+        if saved is None:
+            raise FedshiftError(f"'{self.run.path}' has no checkpoint any more, where its index was. Run it again.")
+        name = tensors_name(saved.position)
+        state = unpack_server(read_file(self.run.path / name, saved.files.get(name)), self.simulation.setup.device)
+        return preparing.prepared(self.simulation.federated, state, saved.messages)
 
     def _own(self, tensors: Mapping[str, Tensor], client: int) -> dict[str, Tensor]:
         """What a client keeps, or is sent in the place of what others are."""

@@ -1,7 +1,8 @@
 """The tables and figures of the papers, one TOML file each in ``data/papers/tables``.
 
 - ``paper``: the paper it is of; ``title``: its number there; ``what``: what it shows, in a sentence of ours.
-- ``kind``: "table"; "curve"; or "omitted", which is not reproduced, for the reason ``why``.
+- ``kind``: "table"; "curve"; "analysis", whose runs ``analysis`` measures, a table with its name and settings; or
+  "omitted", which is not reproduced, for the reason ``why``.
 - ``panels``: names of its scenarios; ``columns``: what is read off their runs, where not as a scenario says.
 - ``along``, of a curve: "round", "environment" (of the test), or tables of dotted settings by label, by scale or under
   "all", which a table may have as well; ``axis`` is what such labels of a curve say.
@@ -84,7 +85,7 @@ class Exhibit:
         paper: citation.
         title: "Table 1".
         what: what it shows.
-        kind: "table", "curve", or "omitted".
+        kind: "table", "curve", "analysis", or "omitted".
         scenarios: its federations.
         rows: its rows or lines.
         columns: what is read off the runs; empty: as each scenario says.
@@ -92,9 +93,9 @@ class Exhibit:
         axis: what the labels of points along settings say.
         settings: dotted settings by scale, or under "all".
         says: what the paper's text says of it.
+        analysis: the analysis of its runs that takes the place of columns, a table with its name and settings.
         why: the reason why it is not reproduced.
         panel: what messages call one of its scenarios.
-        analysis: the name and settings of an analysis of the runs, which makes the figure; none of other kinds.
         plain: a row whose method every scenario takes, which tells what the data need; by default the first.
     """
 
@@ -102,7 +103,7 @@ class Exhibit:
     paper: str
     title: str
     what: str
-    kind: Literal["table", "curve", "omitted"]
+    kind: Literal["table", "curve", "analysis", "omitted"]
     scenarios: tuple[Scenario, ...] = ()
     rows: tuple[ExhibitRow, ...] = ()
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -110,9 +111,9 @@ class Exhibit:
     axis: str = ""
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     says: Sequence[str] = ()
+    analysis: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""
     panel: str = "panel"
-    analysis: Mapping[str, Any] = field(default_factory=dict)
     plain: ExhibitRow | None = None
 
     @classmethod

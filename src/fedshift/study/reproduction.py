@@ -1,4 +1,4 @@
-"""A table or curve of a paper: planned, carried out, and beside the paper's numbers.
+"""A table or figure of a paper: planned, carried out, and beside what the paper has.
 
 Under each row of ours stands the paper's.
 """
@@ -6,24 +6,27 @@ Under each row of ours stands the paper's.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from fedshift.errors import FedshiftError
 from fedshift.reporting.results import MeanStd, flat
-from fedshift.reporting.table import Table
+from fedshift.reporting.table import Table, marked
 from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.runner import run_path
+from fedshift.study.execute import CarriedOut
 from fedshift.study.papers import ExhibitRow, exhibit_of
 from fedshift.study.scenarios import AS_PRINTED, Scenario, scale_of
-from fedshift.study.study_plan import StudyPlan
+from fedshift.study.study_plan import Cell, StudyPlan
 from fedshift.study.study_tables import LACKING, NONE, StudyResults
 from fedshift.written import clock, printable, shown
 
 if TYPE_CHECKING:
     from fedshift.reporting.analyses.analysed import Analysed
+    from fedshift.reporting.charts import Chart
     from fedshift.reporting.curves import Panel
 
 OUT = "runs/reproduce"
@@ -82,10 +85,10 @@ def reproduce(
     out: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Reproduction:
-    """Carry out a table or curve of one of the five papers, and put it beside the paper's numbers.
+    """Carry out a table or figure of one of the five papers, and put it beside what the paper has.
 
-    What is finished is not repeated: called again, it goes on where it was. The table, and of a curve the figure, are
-    written into a folder of the table and the scale.
+    What is finished is not repeated: called again, it goes on where it was. Tables and figures are written into a
+    folder of the exhibit and the scale.
 
     Args:
         table: its name, such as "fedsr-table1" or "fedcir-fig10".
@@ -108,11 +111,43 @@ def reproduce(
 
 @dataclass(frozen=True, repr=False)
 class Reproduction(StudyResults):
-    """A table or curve of a paper, as carried out here; prints as the table."""
+    """A table or figure of a paper, as carried out here; prints as its tables.
+
+    Attributes:
+        analysed: of an exhibit with an analysis, by scenario what it measured.
+        not_analysed: by scenario why it could not measure.
+    """
+
+    analysed: Mapping[str, Analysed] = field(default_factory=dict)
+    not_analysed: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, plan: StudyPlan, cells: Sequence[Cell], done: CarriedOut) -> Self:
+        """What the folders of cells hold, whoever carried them out, and what the analysis makes of them."""
+        found = super().read(plan, cells, done)
+        analysed: dict[str, Analysed] = {}
+        failed: dict[str, str] = {}
+        for scenario in plan.known if plan.exhibit.analysis else ():
+            try:
+                if its := _analysed(plan, [cell for cell in cells if cell.key[0] == scenario.name]):
+                    analysed[scenario.name] = its
+            except FedshiftError as error:
+                failed[scenario.name] = str(error)
+        return replace(found, analysed=analysed, not_analysed=failed)
 
     def tables(self) -> list[Table]:
-        """A table for each scenario."""
-        return [self._table(scenario) for scenario in self.plan.known]
+        """A table for each scenario, or those of its analysis."""
+        if not self.plan.exhibit.analysis:
+            return [self._table(scenario) for scenario in self.plan.known]
+        return [
+            replace(table, title=f"{self._title(scenario)}. {table.title}")
+            for scenario in self.plan.known
+            if scenario.name in self.analysed
+            for table in self.analysed[scenario.name].tables()
+        ]
+
+    def _title(self, scenario: Scenario) -> str:
+        return f"{self.plan.exhibit.title} of {self.plan.exhibit.paper}: {self.plan.title(scenario)}"
 
     def _table(self, scenario: Scenario) -> Table:
         exhibit, rows = self.plan.exhibit, []
@@ -129,7 +164,7 @@ class Reproduction(StudyResults):
             if any(paper):
                 rows.append([name, *(each.text if each else NONE for each in paper)])
         units = dict.fromkeys(exhibit.quantity(scenario, name).unit for name in exhibit.quantities(scenario))
-        title = f"{exhibit.title} of {exhibit.paper}: {self.plan.title(scenario)}, in {' and '.join(units)}"
+        title = f"{self._title(scenario)}, in {' and '.join(units)}"
         return Table(title, [exhibit.across, *columns], rows)
 
     def _cell(self, scenario: Scenario, row: ExhibitRow, column: str) -> str:
@@ -159,7 +194,7 @@ class Reproduction(StudyResults):
         plan = self.plan
         seeds = ", ".join(map(str, plan.scale.seeds))
         over = f"Mean ± standard deviation over seeds {seeds}" if len(plan.scale.seeds) > 1 else f"Seed {seeds}"
-        if plan.scale.compared:
+        if plan.scale.compared and not plan.exhibit.analysis:
             over += (
                 "; in brackets the difference to the paper's number, with * where that lies outside our mean ± 2 "
                 "standard deviations"
@@ -181,14 +216,44 @@ class Reproduction(StudyResults):
         for why in dict.fromkeys(row.why for row in plan.exhibit.rows if row.why):
             names = ", ".join(row.name for row in plan.exhibit.rows if row.why == why)
             words.append(f"{names}: not carried out here; {why}.")
-        words += [why for scenario in plan.known if (why := self._analysed_or_why(scenario)[1])]
+        for its in self.analysed.values():
+            words += its.notes()
+        for name, why in self.not_analysed.items():
+            words.append(f"{name} could not be analysed: {why} The same command tries again.")
         return [*words, *self.what_is_lacking()]
 
-    def panel(self, scenario: Scenario) -> Panel:
-        """What is drawn of a scenario."""
+    def measurements(self) -> list[dict[str, Any]]:
+        """Every number, or every one of the analysis."""
+        if not self.plan.exhibit.analysis:
+            return super().measurements()
+        return [{"scenario": name} | row for name, its in self.analysed.items() for row in its.measurements()]
+
+    @cached_property
+    def _charts(self) -> dict[str, Chart]:
+        """The charts of the analysis, by the names of their files."""
+        several = len(self.plan.known) > 1
+        charts = [(name, chart) for name, its in self.analysed.items() for chart in its.charts()]
+        return {f"{name}-{chart.name}" if several else chart.name: chart for name, chart in charts}
+
+    def table(self) -> str:
+        """The figures, which lie beside it once it is written, tables and notes, as Markdown."""
+        pictures = {f"{name}.png": chart.alt for name, chart in self._charts.items()}
+        if self._is_drawn:
+            pictures["png"] = self.plan.exhibit.what
+        of = self.plan.exhibit.name
+        return "".join(f"![{marked(alt)}]({of}.{file})\n\n" for file, alt in pictures.items()) + super().table()
+
+    def panels(self, scenario: Scenario) -> list[Panel]:
+        """What is drawn of a scenario; points such as "tau = 1" and "weight = 1" apart."""
+        groups: dict[str, list[str]] = {}
+        for name in self.columns(scenario):
+            groups.setdefault(name.rpartition(" = ")[0], []).append(name)
+        return [self._panel(scenario, across or self.plan.exhibit.across, names) for across, names in groups.items()]
+
+    def _panel(self, scenario: Scenario, across: str, columns: Sequence[str]) -> Panel:
         from fedshift.reporting.curves import Line, Panel  # with matplotlib
 
-        exhibit, columns = self.plan.exhibit, self.columns(scenario)
+        exhibit = self.plan.exhibit
         numbered = isinstance(exhibit.along, str)
         places = {name: place(name) if numbered else float(number) for number, name in enumerate(columns)}
         lines = []
@@ -198,57 +263,43 @@ class Reproduction(StudyResults):
         (heading,) = exhibit.quantities(scenario)
         return Panel(
             title=f"{printable(self.plan.title(scenario))}\nscale {self.plan.scale.name}",
-            across=exhibit.across,
+            across=across,
             up=f"{heading} ({exhibit.quantity(scenario, heading).unit})",
             lines=lines,
-            ticks={} if numbered else {where: name for name, where in places.items()},
+            ticks={} if numbered else {where: name.rpartition(" = ")[2] for name, where in places.items()},
         )
 
-    def analysed(self, scenario: Scenario) -> Analysed | None:
-        """The analysis of a scenario's finished runs that the figure shows; None if it shows none, or none is finished.
-
-        Raises:
-            FedshiftError: it cannot be measured; the message says why.
-        """
-        from fedshift.reporting.analyses import ANALYSES
-        from fedshift.reporting.analyses.analysed import analyse
-        from fedshift.reporting.comparison import Comparison
-
-        cells = [cell for cell in self.plan.whole.cells if cell.key[0] == scenario.name]
-        folders = {cell.key[1]: [Run(run_path(each)) for each in cell.experiments] for cell in cells}
-        rows = {name: [run for run in runs if run.finished] for name, runs in folders.items()}
-        labels = {run.identity.series: name for name, runs in rows.items() for run in runs}
-        if not self.plan.exhibit.analysis or not labels:
-            return None
-        runs = [run for its in rows.values() for run in its]
-        return analyse(Comparison(runs, labels=labels), ANALYSES.build(self.plan.exhibit.analysis))
-
-    def more_tables(self) -> list[Table]:
-        """The tables of the analysis that the figure shows."""
-        found = (self._analysed_or_why(scenario)[0] for scenario in self.plan.known)
-        return [table for each in found if each for table in each.tables()]
-
-    def _analysed_or_why(self, scenario: Scenario) -> tuple[Analysed | None, str]:
-        try:
-            return self.analysed(scenario), ""
-        except FedshiftError as error:
-            return None, f"{scenario.title}: not analysed. {error}"
+    @property
+    def _is_drawn(self) -> bool:
+        return self.plan.exhibit.kind == "curve" and bool(self.numbers)
 
     def more_files(self) -> dict[str, str | bytes]:
         """The figure of a curve, and the charts of an analysis with their numbers."""
-        found: dict[str, str | bytes] = {}
-        for scenario in self.plan.known:
-            for chart in analysed.charts() if (analysed := self._analysed_or_why(scenario)[0]) else ():
-                name = f"{scenario.name}-{chart.name}"
-                found |= {f"{name}.png": chart.png(), f"{name}.svg": chart.svg(), f"{name}.csv": chart.csv()}
-        return found | self._curve()
+        found: dict[str, str | bytes] = {
+            f"{name}.{kind}": getattr(chart, kind)()
+            for name, chart in self._charts.items()
+            for kind in ("svg", "png", "csv")
+        }
+        if self._is_drawn:
+            from fedshift.study.figures import draw_curve  # with matplotlib
 
-    def _curve(self) -> dict[str, str | bytes]:
-        if self.plan.exhibit.kind != "curve" or not self.numbers:
-            return {}
-        from fedshift.study.figures import draw_curve  # with matplotlib
+            found["png"] = draw_curve([panel for scenario in self.plan.known for panel in self.panels(scenario)])
+        return found
 
-        return {"png": draw_curve([self.panel(scenario) for scenario in self.plan.known])}
+
+def _analysed(plan: StudyPlan, cells: Sequence[Cell]) -> Analysed | None:
+    """What the exhibit's analysis makes of the finished runs of cells; None where none is."""
+    from fedshift.reporting.analyses import ANALYSES  # with matplotlib
+    from fedshift.reporting.analyses.analysed import analyse_rows
+
+    found = {
+        ", ".join(filter(None, cell.key[1:])): [
+            run for each in cell.experiments if (run := Run(run_path(each))).finished
+        ]
+        for cell in cells
+    }
+    rows = {label: runs for label, runs in found.items() if runs}
+    return analyse_rows(rows.items(), ANALYSES.build(plan.exhibit.analysis)) if rows else None
 
 
 def less(ours: MeanStd, paper: float) -> str:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from textwrap import shorten
 from typing import ClassVar
@@ -15,6 +18,7 @@ from fedshift import files
 from fedshift.errors import DamagedError, UnknownNameError
 from fedshift.reporting.table import Table, Tabled
 from fedshift.runs.run import Run
+from fedshift.study.costs import Cost, cost_of
 from fedshift.study.papers import exhibit_of, exhibits
 from fedshift.study.reproduction import plan_table
 from fedshift.study.scenarios import scale_of, scales, scenarios
@@ -22,7 +26,13 @@ from fedshift.study.study_plan import Need, StudyPlan, paths_by_name
 from fedshift.study.study_tables import RUNS_FILE, Count, naming_damage
 from fedshift.written import clock
 
-WORDS = 90  # columns of a table's name and of what it shows
+WORDS = 46  # letters of what a table shows, in the list of all
+OPTION = re.compile(r"--data ([\w.-]+)=")  # in a need's words
+ESTIMATED = (
+    "Costs are estimated: rounds x clients of a round x local steps x the time of a step, measured on two CPU cores and "
+    "rounded, of all runs of the table, one after the other, without evaluation. (GPU): it takes more than a day there, "
+    "so a machine with a GPU is recommended."
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,8 @@ class State:
         scenarios: how many it has at the scale.
         needs: by scenario, what of it is not on this machine.
         why: the reason why it is not carried out at all.
+        command: what carries it out, once what it needs is there.
+        cost: of all its runs, where it was asked for and is known.
     """
 
     table: str
@@ -46,43 +58,59 @@ class State:
     scenarios: int = 0
     needs: Mapping[str, Need] = field(default_factory=dict)
     why: str = ""
+    command: str = ""
+    cost: Cost | None = None
 
     def __str__(self) -> str:
         if self.why or self.damaged or not self.scenarios:
-            return "not reproduced" if self.why else "damaged" if self.damaged else "-"
-        words = str(self.count) if self.count.runs else "" if self.needs else "not run"
-        if self.count.runs and self.count.complete:
-            diverged = f", {self.count.diverged} diverged" if self.count.diverged else ""
-            words = f"done, {clock(self.count.seconds)}{diverged}"
-        names = shorten(
-            ", ".join(dict.fromkeys(need.what for need in self.needs.values())), WORDS // 2, placeholder=" ..."
-        )
+            return "drawing" if self.why else "damaged" if self.damaged else "-"
+        if self.done:
+            return "done"
+        if self.count.finished:
+            return f"{self.count.finished} of {self.count.runs}"
+        names = [*dict.fromkeys(need.what for need in self.needs.values())]
         part = "" if len(self.needs) == self.scenarios else f" for {len(self.needs)} of {self.scenarios}"
-        return "; ".join(filter(None, (words, f"needs {names}{part}" if self.needs else "")))
+        what = names[0] if len(names) == 1 else f"{len(names)}" if part else f"{len(names)} data sets"
+        return f"needs {what}{part}" if names else "not run"
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to carry out."""
+        return self.count.runs > 0 and self.count.complete
 
 
 @dataclass(frozen=True, repr=False)
 class States(Tabled):
-    """How far the tables are; prints as a table."""
+    """How far the tables are; prints as a table, and where costs were asked for, as one of commands and costs."""
 
-    WIDTH: ClassVar[int] = 200
+    WIDTH: ClassVar[int] = 100
 
     states: Sequence[State]
 
     def tables(self) -> list[Table]:
-        """One, with a line for each table of the papers and a column for each scale."""
+        """A line for each table, a column for each scale; and what is left to carry out, with its cost."""
         by_table: dict[str, list[str]] = {}
         for each in self.states:
             by_table.setdefault(each.table, []).append(str(each))
+        costs = [each for each in self.states if each.cost and not each.done]
         rows = [
-            [shorten(f"{name}: {exhibit_of(name).what}", WORDS, placeholder="..."), *its]
+            [name, exhibit_of(name).what if costs else shorten(exhibit_of(name).what, WORDS, placeholder="..."), *its]
             for name, its in by_table.items()
         ]
         scales = dict.fromkeys(each.scale for each in self.states)
-        return [Table("Tables and figures of the papers", ["table", *scales], rows)]
+        tables = [Table("Tables and figures of the papers", ["table", "what it shows", *scales], rows, words=1)]
+        if costs:
+            lines = [
+                [each.command, f"{each.cost.runs:,}", f"{each.cost.steps:,}", str(each.cost)]
+                for each in costs
+                if each.cost
+            ]
+            title = "Left to carry out, once what is needed is there, and its estimated cost"
+            tables.append(Table(title, ["command", "runs", "local steps", "on 2 CPU cores"], lines))
+        return tables
 
     def notes(self) -> list[str]:
-        """How to get what is needed, once each; and why some are not reproduced."""
+        """How to get what is needed, once each; how costs are estimated; and what cannot be carried out."""
         needs: dict[str, dict[str, None]] = {}
         reasons: dict[str, dict[str, None]] = {}
         for each in self.states:
@@ -92,8 +120,14 @@ class States(Tabled):
                 reasons.setdefault(each.why, {})[each.table] = None
         return [
             *(f"Damaged, {each.table} at {each.scale}: {each.damaged}" for each in self.states if each.damaged),
+            *(
+                f"{each.table} at {each.scale}: {each.count}; they took {clock(each.count.seconds)} on this machine."
+                for each in self.states
+                if each.count.runs
+            ),
             *(f"Needed for {'; '.join(titles)}: {why}" for why, titles in needs.items()),
-            *(f"Not reproduced, {', '.join(names)}: {why}." for why, names in reasons.items()),
+            *([ESTIMATED] if any(each.cost for each in self.states) else []),
+            *(f"Not carried out, {', '.join(names)}: {why}." for why, names in reasons.items()),
         ]
 
     def json(self) -> str:
@@ -111,6 +145,7 @@ def reproductions(
     *,
     data: Mapping[str, str | Path] | None = None,
     out: str | Path | None = None,
+    costs: bool = False,
 ) -> States:
     """How far the tables and curves of the papers are, and what they need that is not on this machine.
 
@@ -119,6 +154,7 @@ def reproductions(
         scale: "smoke", "short" or "paper"; by default all.
         data: paths of data, as for :func:`~fedshift.study.reproduction.reproduce`.
         out: the folder; by default runs/reproduce.
+        costs: whether costs are estimated as well, which takes some seconds for all tables.
 
     Raises:
         FedshiftError: a name is not known, or data are of no table.
@@ -134,7 +170,22 @@ def reproductions(
     for name in given:
         if name.partition(".")[0] not in known:
             raise UnknownNameError("data set", name.partition(".")[0], known)
-    return States([_state(name, size, plan, given) for (name, size), plan in plans.items()])
+    states = []
+    for (name, size), plan in plans.items():
+        state = _state(name, size, plan, given)
+        if plan:
+            command = command_of(state, {key: path for key, path in given.items() if plan.takes(key)}, out)
+            state = replace(state, command=command, cost=cost_of(plan) if costs and not state.done else None)
+        states.append(state)
+    return States(states)
+
+
+def command_of(state: State, data: Mapping[str, str], out: str | Path | None) -> str:
+    """What carries out a table once what it needs is there; where a path is not known it has PATH."""
+    needed = {name: "PATH" for need in state.needs.values() for name in OPTION.findall(need.why)}
+    options = [("--data", f"{name}={path}") for name, path in (needed | dict(data)).items()]
+    options += [] if out is None else [("--out", str(out))]
+    return shlex.join(["fedshift", "reproduce", state.table, "--scale", state.scale, *chain(*options)])
 
 
 def _plan(table: str, scale: str, out: str | Path | None) -> StudyPlan | None:

@@ -5,12 +5,15 @@ Client2Vec, Sec. 3: the client index is [feature index; label index], each the m
 
 from __future__ import annotations
 
+import json
+from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+from fedshift.files import make_folder, write
 from fedshift.methods.client2vec import ENCODERS
 from fedshift.methods.client2vec.encoder import Encoder, pairs
-from fedshift.methods.client2vec.vectors import notes_on
+from fedshift.methods.client2vec.vectors import least_cosine, notes_on, similarity
 from fedshift.page import *
 
 FEATURE, LABEL, COUNTS = "feature_index", "label_index", "sample_counts"
@@ -150,16 +153,32 @@ class Index:
         return f"Index(clients: {len(self.clients)}, feature {tuple(self.feature.shape)}{label})"
 
     @property
+    def cosines(self) -> dict[str, Tensor]:
+        """The cosines (K, K) between clients: of the whole index, if it has two parts, and of the feature index."""
+        feature = {"feature index": similarity(self.feature, None)}
+        return feature if self.label is None else {"client index": similarity(self.feature, self.label)} | feature
+
+    @property
     def summary(self) -> tuple[str, ...]:
         """What was made, what clients sent for it, and how alike they are."""
-        from fedshift.methods.client2vec.heat_maps import cosines  # with matplotlib
-
         sent = [message["up"] for message in self.messages.values()]
         return (
             f"{len(self.clients)} clients of {len(set(self.domains))} domains, {self.feature.shape[1]} features; "
             f"clients sent {sum(up['bytes'] for up in sent)} bytes in {sum(up['messages'] for up in sent)} messages.",
-            cosines(self),
+            self._alike(),
         )
+
+    def _alike(self) -> str:
+        """The least cosine of the feature index, and its means inside and between domains."""
+        from fedshift.heat_maps import by_domain  # with matplotlib
+
+        text = f"Cosines of the feature index: {least_cosine(self.feature):.3f} at least between two clients"
+        table = by_domain(similarity(self.feature, None), self.domains)
+        if len(table) < 2:
+            return f"{text}."
+        inside = torch.diag(table)
+        between = table[~torch.eye(len(table), dtype=torch.bool)]
+        return f"{text}; inside a domain {inside.mean():.3f}, between domains {between.mean():.3f} in the mean."
 
     def write(self, folder: Path) -> list[Path]:
         """Write ``index.parquet``, ``similarity.png`` and ``messages.json`` into a folder, and return their paths.
@@ -167,6 +186,23 @@ class Index:
         Raises:
             FedshiftError: a file cannot be written, or pyarrow is not installed.
         """
-        from fedshift.methods.client2vec.heat_maps import write_index
+        from fedshift.heat_maps import heat_maps  # with matplotlib
 
-        return write_index(self, folder)
+        with needs("parquet", "Writing an index"):
+            import pyarrow
+            import pyarrow.parquet
+
+        columns = {"client": self.clients, "domain": self.domains, "samples": self.samples}
+        vectors = {"feature": self.feature.tolist()} | ({} if self.label is None else {"label": self.label.tolist()})
+        table, image = BytesIO(), BytesIO()
+        pyarrow.parquet.write_table(pyarrow.table(columns | vectors), table)
+        heat_maps(self.cosines, self.domains).savefig(image, format="png", dpi=110)
+        contents: dict[str, bytes | str] = {
+            "index.parquet": table.getvalue(),
+            "similarity.png": image.getvalue(),
+            "messages.json": json.dumps(self.messages, indent=2),
+        }
+        make_folder(folder)
+        for name, content in contents.items():
+            write(folder / name, content)
+        return [folder / name for name in contents]

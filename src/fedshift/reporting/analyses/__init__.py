@@ -23,6 +23,7 @@ ANALYSES: Catalogue[Analysis] = Catalogue(
         "hardest": ".hardest:Hardest",
         "overhead": ".overhead:Overhead",
         "samples": ".sample_images:SampleImages",
+        "similarity": ".similarity:Similarity",
         "tsne": ".tsne:TSNE",
     },
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,8 +99,18 @@ class Analysed(Tabled):
 def analyse(comparison: Comparison, analysis: Analysis, tell: Callable[[Run], None] = lambda run: None) -> Analysed:
     """Measure every finished run of a comparison; what was measured before is read from the run's folder.
 
+    Args and errors are those of :func:`analyse_rows`.
+    """
+    return analyse_rows(((row.label, row.runs) for row in comparison.rows()), analysis, tell)
+
+
+def analyse_rows(
+    labelled: Iterable[tuple[str, Sequence[Run]]], analysis: Analysis, tell: Callable[[Run], None] = lambda run: None
+) -> Analysed:
+    """Measure the finished runs of rows.
+
     Args:
-        comparison: the runs.
+        labelled: the rows, each with its label.
         analysis: what to measure.
         tell: is called with each run before it is measured.
 
@@ -109,10 +119,10 @@ def analyse(comparison: Comparison, analysis: Analysis, tell: Callable[[Run], No
     """
     left_out: list[FedshiftError] = []
     rows: dict[str, list[MeasuredRun]] = {}
-    for row in comparison.rows():
-        for run in row.runs:
+    for label, runs in labelled:
+        for run in runs:
             try:
-                rows.setdefault(row.label, []).append(MeasuredRun(run, measure(run, analysis, tell)))
+                rows.setdefault(label, []).append(MeasuredRun(run, measure(run, analysis, tell)))
             except FedshiftError as error:
                 left_out.append(error)
     found = {label: its for label, its in rows.items() if its}

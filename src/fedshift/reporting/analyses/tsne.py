@@ -45,11 +45,14 @@ class TSNE(Analysis):
     source: ClassVar[str] = "FedSR, Fig. 1; van der Maaten and Hinton, Visualizing data using t-SNE, JMLR 2008"
 
     samples: Annotated[int, Ge(2)] = setting(150, help="Samples of a domain, at most")
+    domains: tuple[str, ...] = setting((), help="Only these domains; by default all")
     perplexity: Annotated[float, Gt(0)] = setting(30.0, help="About how many neighbours a point has")
 
     def measure(self, trained: TrainedSimulation) -> Measured:
         """A point for each sample."""
-        domains = by_domain(trained, self.samples)
+        domains = [each for each in by_domain(trained, self.samples) if not self.domains or each.name in self.domains]
+        if missing := {*self.domains} - {each.name for each in domains}:
+            raise FedshiftError(f"analysis.domains: '{trained.run.path}' scores no domain '{min(missing)}'.")
         z = torch.cat([domain.z for domain in domains])
         if len(z) < 4:
             raise FedshiftError(f"'{trained.run.path}' scores {len(z)} samples; t-SNE needs 4 or more.")

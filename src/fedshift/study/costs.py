@@ -1,0 +1,104 @@
+"""What a table would cost, by arithmetic from its settings: neither its data nor its network need be here.
+
+``data/papers/costs.toml`` has what settings do not say, by scenario and scale: how many domains train, how many samples a
+client has where its epochs count, and how long a step takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+from fedshift.core.contract import Phase, Stage
+from fedshift.engines.lane import steps_of
+from fedshift.experiments import Experiment
+from fedshift.study.scenarios import text_of
+from fedshift.study.study_plan import StudyPlan
+from fedshift.written import parse_toml
+
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
+PAIRS = 128  # that a client sends, where the server trains on what clients send
+
+
+class Facts(NamedTuple):
+    """What an estimate must know of a scenario at a scale.
+
+    Attributes:
+        domains: those that train, each divided by the partition.
+        step: seconds of a step of the model.
+        samples: of a client; 0 where no epoch is counted.
+    """
+
+    domains: int
+    step: float
+    samples: int = 0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What runs would cost.
+
+    Attributes:
+        runs: how many.
+        steps: of all clients, in all runs.
+        seconds: of these steps, one after the other on two CPU cores, without evaluation.
+    """
+
+    runs: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        gpu = " (GPU)" if self.seconds > DAY else ""
+        for unit, name in ((DAY, "days"), (HOUR, "h")):
+            if self.seconds >= 2 * unit:
+                return f"{self.seconds / unit:,.0f} {name}{gpu}"
+        return f"{max(1, round(self.seconds / MINUTE))} min"
+
+
+@cache
+def known_facts() -> Mapping[str, Any]:
+    """The facts by scenario and scale; under "index", the seconds of a step of a network that describes clients."""
+    return parse_toml(text_of("papers/costs"), "the costs")
+
+
+def cost_of(plan: StudyPlan) -> Cost | None:
+    """What all runs of a table cost; None where a scenario's facts are not known, as at smoke."""
+    facts, scale = known_facts(), plan.scale
+    total = Cost()
+    for cell in plan.whole.cells:
+        its = facts.get(cell.key[0], {}).get(scale.name)
+        if its is None:
+            return None
+        first_seed = cell.make(scale.seeds[:1])
+        steps, seconds = _work(first_seed[0], Facts(**its))
+        runs = len(first_seed) * len(scale.seeds)
+        total = Cost(total.runs + runs, total.steps + runs * steps, total.seconds + runs * seconds)
+    return total
+
+
+def _work(experiment: Experiment, facts: Facts) -> tuple[int, float]:
+    """The steps of a run and their seconds."""
+    clients = facts.domains * int(experiment.table()["partition"].get("clients", 1))
+    steps, seconds = 0, 0.0
+    for stage in experiment.method.stages(experiment.train.rounds):
+        its = stage.rounds * _steps_of_round(stage, experiment, facts, clients)
+        steps += its
+        seconds += its * (facts.step if stage.view is None else known_facts()["index"]["step"])
+    return steps, seconds
+
+
+def _steps_of_round(stage: Stage, experiment: Experiment, facts: Facts, clients: int) -> int:
+    """Those of the cohort; where clients work on something else than their samples, the server's on what they send."""
+    train = experiment.train
+    cohort = max(1, round((stage.participation or train.participation) * clients))
+    steps = 0
+    for exchange in stage.exchanges:
+        own = (phase for phase in exchange.phases if isinstance(phase, Phase))
+        steps += cohort * sum(steps_of(phase, train, facts.samples or None) for phase in own)
+        if stage.view is not None:
+            server = (phase for phase in exchange.server_phases if isinstance(phase, Phase))
+            steps += sum(steps_of(phase, train, cohort * PAIRS) for phase in server)
+    return steps
