@@ -20,13 +20,14 @@ from fedshift.page import *
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 BATCH = 256
+PUBLISHED, PUBLISHED_DIM = "openai/clip-vit-base-patch32", 512  # known before it is downloaded
 
 
 class CLIP(Encoder):
     """CLIP's image and text encoders, by hub id or local folder."""
 
     path: str = setting(
-        "openai/clip-vit-base-patch32",
+        PUBLISHED,
         help="a hub id, or a folder that save_pretrained wrote",
         source="Sec. 3.2",
         path=True,
@@ -40,6 +41,8 @@ class CLIP(Encoder):
     @property
     def dim(self) -> int:
         """The dimensions of the space that images and texts share."""
+        if self.path == PUBLISHED:
+            return PUBLISHED_DIM
         size: int = _read(self.path)[0].config.projection_dim
         return size
 
