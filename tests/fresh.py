@@ -75,10 +75,10 @@ def start(function: Callable[..., Any], *arguments: Any, cwd: object = None, env
 
 def fedshift(*words: str) -> None:
     """The command line."""
-    from fedshift.cli import app
+    from fedshift.cli.main import main
 
     sys.argv = ["fedshift", *words]
-    app.main()
+    main()
 
 
 def script(path: str, *words: str) -> None:
@@ -258,7 +258,7 @@ def _prepare() -> None:
 
     torch.set_num_threads(1)
     without_syncing()
-    modules = "study.api cli.app reporting.page reporting.live engines.workers engines.vectorised runs.trained"
+    modules = "study.api cli.main reporting.page reporting.live engines.workers engines.vectorised runs.trained"
     modules += " methods.client2vec.client2vec datasets.image_sets"
     for module in ("pytest", "hypothesis", *(f"fedshift.{name}" for name in modules.split())):
         import_module(module)

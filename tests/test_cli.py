@@ -123,7 +123,7 @@ def test_what_answers_at_once_imports_little(words: list[str]):
     heavy |= {"torch"} if words == ["--help"] else set()
     code = f"""
 import sys
-from fedshift.cli.app import main
+from fedshift.cli.main import main
 sys.argv = ["fedshift", *{words}]
 try:
     main()

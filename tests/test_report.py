@@ -32,6 +32,7 @@ from fedshift.reporting.comparison_tables import class_counts, differences, envi
 from fedshift.reporting.curves import MOST_PANELS, by_round, by_term, charts
 from fedshift.reporting.page import page
 from fedshift.reporting.results import MeanStd, flat, merged
+from fedshift.reporting.sent import parts_sent
 from fedshift.reporting.table import Table
 from fedshift.reporting.table import text as plain_text
 from fedshift.runs.events import Progress
@@ -484,3 +485,23 @@ def test_what_is_damaged_or_has_no_record_is_a_warning_and_the_rest_is_shown(tmp
     assert "records.jsonl" in texts[0]
     assert f"{second.name} has no record yet. The loss is not finite." in texts[1]
     assert page(results, NOW, "no run is finished").count("Sample images are not shown: no run is finished") == 1
+
+
+def test_what_clients_sent_is_counted_by_part():
+    """By hand: a weight of 3 x 2 and a bias of 3 in float32 are 36 bytes of the encoder; down does not count."""
+    tensor = {"clients": "0-1", "rounds": "1-2"}
+    up = {
+        "encoder.weight": {"type": "float32", "shape": [3, 2], "messages": 4, **tensor},
+        "encoder.bias": {"type": "float32", "shape": [3], "messages": 4, **tensor},
+        "head.weight": {"type": "float32", "shape": [2, 3], "messages": 4, **tensor},
+    }
+    loss = {"term.loss": {"type": "float64", "shape": [], "messages": 2, **tensor}}
+    messages = {
+        "train": {"down": {"tensors": up}, "up": {"tensors": up}, "telemetry": {"tensors": loss}},
+        "vectors": {"up": {"tensors": {"head.weight": {"type": "float32", "shape": [1, 3], "messages": 2, **tensor}}}},
+    }
+    assert parts_sent(messages) == [
+        ("encoder", "result", ["train"], 2, 36, 4),
+        ("head", "result", ["train", "vectors"], 1, 24, 6),
+        ("term", "telemetry", ["train"], 1, 8, 2),
+    ]

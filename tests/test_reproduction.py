@@ -305,7 +305,9 @@ def test_the_cost_of_every_table_is_known_without_its_data(size: str, tmp_path: 
     """Its network and its data are not read; at smoke, a minute, nothing is estimated."""
     found = fedshift.reproductions(scale=size, out=tmp_path, costs=True).states
     with_cost = {each.table for each in found if each.cost}
-    assert with_cost == (set() if size == "smoke" else {each.table for each in found if not each.why and each.scenarios})
+    assert with_cost == (
+        set() if size == "smoke" else {each.table for each in found if not each.why and each.scenarios}
+    )
 
 
 def test_a_cost_is_counted_by_hand(tmp_path: Path):
@@ -321,7 +323,9 @@ def test_a_cost_is_counted_by_hand(tmp_path: Path):
 
 
 def test_the_list_of_a_table_has_its_command_and_cost(tmp_path: Path):
-    listed = CliRunner().invoke(app, ["reproduce", "fedsr-table3", "--list", "--out", str(tmp_path)], env={"COLUMNS": "200"})
+    listed = CliRunner().invoke(
+        app, ["reproduce", "fedsr-table3", "--list", "--out", str(tmp_path)], env={"COLUMNS": "200"}
+    )
     assert "fedshift reproduce fedsr-table3 --scale paper --data office-home=PATH" in listed.output
     assert "days (GPU)" in listed.output
 

@@ -1,5 +1,5 @@
 """``python -m fedshift`` is the command ``fedshift``."""
 
-from fedshift.cli.app import main
+from fedshift.cli.main import main
 
 main()

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
-from contextlib import suppress
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedshift import memory
 from fedshift.cli.console import interruptible, open_console, print_report, print_tables
 from fedshift.cli.federation import federation
 from fedshift.cli.options import (
@@ -33,6 +30,8 @@ from fedshift.cli.options import (
 from fedshift.cli.studies import analyse, benchmark, predict, reproduce, track
 from fedshift.errors import FedshiftError
 from fedshift.methods import INDEXING
+
+__all__ = ["app"]  # with all commands
 
 SAMPLERS = complete(lambda: ("tpe", "random"))
 
@@ -341,28 +340,3 @@ def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")] = False,
 ) -> None:
     """Options of every command; they are acted on before and around it."""
-
-
-def main() -> None:
-    """The command ``fedshift``: a user's error is one message and exit code 2; one of the system's exit code 1."""
-    debug = "--debug" in sys.argv
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
-    if isinstance(sys.stdout, TextIOWrapper):  # there is none where it was closed
-        sys.stdout.reconfigure(errors="backslashreplace")
-    try:
-        app(arguments)
-    except FedshiftError as error:
-        if debug:
-            raise
-        typer.secho(f"Error: {error}", fg="red", err=True)
-        sys.exit(2)
-    except Exception as error:
-        shortage = memory.is_shortage(error)
-        if debug or not (shortage or isinstance(error, OSError)):
-            raise
-        if not isinstance(error, BrokenPipeError):
-            typer.secho(f"Error: {memory.in_words(error) if shortage else error}", fg="red", err=True)
-        if not shortage and sys.stdout is not None:
-            with suppress(OSError):
-                sys.stdout.close()  # or what is left of the output is written again at the end
-        sys.exit(1)

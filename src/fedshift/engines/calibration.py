@@ -61,7 +61,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class EngineTimings:
     """What was measured: each way to prepare modules on one thread, and each engine with the fastest of these."""
 
     kernels: tuple[Timing, ...]
@@ -117,7 +117,7 @@ def seconds_a_step(jobs: Sequence[Job], choice: Choice) -> float:
 
 def calibrate(
     jobs: Sequence[Job], options: RunOptions, tell: Notify = lambda text: None, seconds: float = SECONDS
-) -> Calibration:
+) -> EngineTimings:
     """Time a round in every way that this machine offers.
 
     Args:
@@ -134,7 +134,7 @@ def calibrate(
     by_kernels = _race(alone, _in_part(jobs, step, 1, turn), 0.3 * seconds, tell) if len(alone) > 1 else ()
     some = _in_part(jobs, step, workers, turn)
     kernels = fastest(by_kernels).choice.kernels if by_kernels else alone[0].kernels
-    return Calibration(by_kernels, _race(_engines(setup, options, kernels, len(some)), some, 0.6 * seconds, tell))
+    return EngineTimings(by_kernels, _race(_engines(setup, options, kernels, len(some)), some, 0.6 * seconds, tell))
 
 
 def _race(choices: Sequence[Choice], jobs: Sequence[Job], seconds: float, tell: Notify) -> tuple[Timing, ...]:

@@ -29,6 +29,7 @@ from fedshift.reporting.comparison_tables import (
 from fedshift.reporting.curves import by_place, by_round, by_term, charts, colours
 from fedshift.reporting.facts import differing, facts, on_stages, question, taken, title
 from fedshift.reporting.results import Row, merged
+from fedshift.reporting.sent import sent
 from fedshift.reporting.table import Table, render, write_page_to
 from fedshift.runs.run import Run
 from fedshift.written import file_name
@@ -48,7 +49,11 @@ INTERVALS = (
     'seeds; "not clear" where it includes 0, or where there is a single seed. Nothing is corrected for the number of '
     "rows."
 )
-SENT = "Of the first run of each row; bytes are totals over its clients and rounds."
+SENT = (
+    "Of the first run of each row. A part is the first word of its tensors' names. Results train the models; telemetry "
+    "is for people. Bytes of a part are those of its values; below stands every tensor, with totals over clients and "
+    "rounds, names and types included."
+)
 SUPPORT = (
     "n counts the samples that a run is scored on, over all clients; beside it the least and the most of a class. "
     "Several numbers are those of different runs."
@@ -191,7 +196,7 @@ def _sections(comparison: Comparison, now: datetime, no_images: str = "") -> lis
         *_curves(comparison),
         *_losses(comparison),
         _data(comparison, now, [one for one in analysed if one.name == SAMPLES], no_images),
-        Section("sent", "What left each client", [SENT], messages=_messages(comparison)),
+        _sent(comparison),
         *(_analysis(one, number) for number, one in enumerate(analysed, 1) if one.name != SAMPLES),
         Section("runs", "Runs", tables=[taken(comparison.runs)]),
         _settings(comparison),
@@ -257,8 +262,10 @@ def _trained_classes(comparison: Comparison) -> list[tuple[str, Table | str]]:
     return [(table.title, table)] if table else []
 
 
-def _messages(comparison: Comparison) -> list[tuple[str, Mapping[str, Any]]]:
-    return [(row.label, row.runs[0].messages) for row in comparison.rows()]
+def _sent(comparison: Comparison) -> Section:
+    rows = comparison.rows()
+    messages = [(row.label, row.runs[0].messages) for row in rows]
+    return Section("sent", "What left each client", [SENT], tables=sent(rows), messages=messages)
 
 
 def _analysis(analysed: Analysed, number: int) -> Section:

@@ -23,6 +23,8 @@ from fedshift.written import bytes_text, printable
 if TYPE_CHECKING:
     import pandas as pd
 
+LONGEST_WORD = 24  # letters of a label that are not cut
+
 
 @dataclass(frozen=True)
 class Table:
@@ -44,13 +46,18 @@ class Table:
         """For a terminal, under its title, which may be wider than the table."""
         table = rich.table.Table(box=rich.box.SIMPLE_HEAD)
         for number, column in enumerate(self.columns):
-            # Headings and labels may wrap; a number is never cut.
-            width = max((len(row[number]) for row in self.rows), default=0) if number != self.words else None
+            # Headings and labels may wrap between words; a number is never cut.
+            lengths = (len(part) for row in self.rows for part in self._unbroken(row, number))
+            width = max(lengths, default=0)
             side: Literal["left", "right"] = "right" if number > self.words else "left"
             table.add_column(escape(printable(column)), justify=side, overflow="fold", min_width=width)
         for row in self.rows:
             table.add_row(*(escape(printable(cell)) for cell in row))
         return Group(Text(printable(self.title), style="table.title"), table)
+
+    def _unbroken(self, row: Sequence[str], number: int) -> list[str]:
+        """What of a cell stands in one line."""
+        return [word[:LONGEST_WORD] for word in row[number].split()] if number == self.words else [row[number]]
 
     def latex(self) -> str:
         """As LaTeX with the package booktabs, under its title as a caption."""

@@ -33,7 +33,7 @@ from fedshift.study.study_plan import Plan
 
 if TYPE_CHECKING:
     from fedshift.core.method import Prepared
-    from fedshift.engines.calibration import Calibration
+    from fedshift.engines.calibration import EngineTimings
     from fedshift.reporting.analyses.analysed import Analysed
     from fedshift.reporting.data_report.report import DataReport
     from fedshift.study.search import Budget, Sampler
@@ -309,7 +309,7 @@ def inspect_data(
 
 def bench(
     source: Source = DEFAULT, *, tell: Callable[[str], None] = lambda text: None, **options: Unpack[Options]
-) -> Calibration:
+) -> EngineTimings:
     """Measure which engine is fastest for a run on this machine now, as ``run.engine = "auto"`` does before a run.
 
     Args:

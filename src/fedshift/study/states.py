@@ -29,9 +29,9 @@ from fedshift.written import clock
 WORDS = 46  # letters of what a table shows, in the list of all
 OPTION = re.compile(r"--data ([\w.-]+)=")  # in a need's words
 ESTIMATED = (
-    "Costs are estimated: rounds x clients of a round x local steps x the time of a step, measured on two CPU cores and "
-    "rounded, of all runs of the table, one after the other, without evaluation. (GPU): it takes more than a day there, "
-    "so a machine with a GPU is recommended."
+    "Costs are estimated: rounds x clients of a round x local steps x the time of a step, measured on two CPU cores "
+    "and rounded, of all runs of the table, one after the other, without evaluation. (GPU): it takes more than a day "
+    "there, so a machine with a GPU is recommended."
 )
 
 

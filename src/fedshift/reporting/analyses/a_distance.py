@@ -81,7 +81,7 @@ class ADistance(Analysis):
         )
 
     def tables(self, rows: Rows) -> list[Table]:
-        """The mean over pairs of domains, mean and standard deviation over seeds; then each pair."""
+        """The mean over pairs of domains, mean and standard deviation over runs; then each pair."""
         base = self._base(rows)
         means = []
         for label, its in rows.items():
@@ -98,7 +98,7 @@ class ADistance(Analysis):
                 [" and ".join(pair), *(f"{its[pair]:.2f}" if pair in its else "" for its in by_label.values())]
                 for pair in pairs
             ]
-            tables.append(Table("Proxy A-distance by pair, mean over seeds", ["domains", *by_label], cells))
+            tables.append(Table("Proxy A-distance by pair, mean over runs", ["domains", *by_label], cells))
         return tables
 
     def charts(self, rows: Rows) -> list[Chart]:
@@ -130,14 +130,16 @@ class ADistance(Analysis):
                     label=label,
                     markersize=5,
                 )
-            axis.set(xlim=(-0.05, 2.05), ylim=(-0.05, 2.05), xlabel=f"under {base}", ylabel="under the other method")
+            on_y = others[0] if len(others) == 1 else "the other method"
+            axis.set(xlim=(-0.05, 2.05), ylim=(-0.05, 2.05), xlabel=f"under {base}", ylabel=f"under {on_y}")
             axis.set_aspect("equal")
-            axis.legend(frameon=False)
+            if len(others) > 1:
+                axis.legend(frameon=False)
         return [
             Chart(
                 "a-distance-pairs",
                 "Proxy A-distance of every two domains",
-                f"A mark for each pair, mean over seeds. Below the diagonal they are more alike than under {base}.",
+                f"A mark for each pair, mean over runs. Below the diagonal they are more alike than under {base}.",
                 f"Distances under {', '.join(others)} against those under {base}, with the diagonal.",
                 figure,
                 data,

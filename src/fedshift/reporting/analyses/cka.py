@@ -74,7 +74,7 @@ class CKA(Analysis):
         return Measured(rows=[{"client": a, "other": b, "cka": value} for (a, b), value in values.items()])
 
     def tables(self, rows: Rows) -> list[Table]:
-        """Mean, least and greatest over pairs; mean and standard deviation over seeds."""
+        """Mean, least and greatest over pairs; mean and standard deviation over runs."""
         cells = []
         for label, its in rows.items():
             by_run = [[float(row["cka"] or 0.0) for row in one.measured.rows] for one in its]
@@ -84,7 +84,7 @@ class CKA(Analysis):
         return [Table(title, ["method", "mean over pairs", "least alike", "most alike"], cells)]
 
     def charts(self, rows: Rows) -> list[Chart]:
-        """A heat map of clients by clients for each row, the mean over seeds."""
+        """A heat map of clients by clients for each row, the mean over runs."""
         charts = []
         for label, its in rows.items():
             values: dict[tuple[str, str], list[float]] = {}
@@ -98,7 +98,7 @@ class CKA(Analysis):
                 figure = Figure(figsize=(4.8, 4.2), layout="constrained")
                 draw_heat_map(figure.subplots(), matrix, names, names, (0.0, 1.0), "linear CKA")
             data = [{"client": a, "other": b, "cka": value} for (a, b), value in means.items()]
-            about = "1: one client's z is the other's, turned, reflected or scaled. Mean over seeds."
+            about = "1: one client's z is the other's, turned, reflected or scaled. Mean over runs."
             alt = f"Heat map of the linear CKA of every two clients under {label}."
             charts.append(Chart(file_name("cka", label), f"Linear CKA: {label}", about, alt, figure, data, label))
         return charts

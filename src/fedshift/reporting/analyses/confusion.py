@@ -28,7 +28,7 @@ def confusion(predicted: Tensor, y: Tensor, classes: int) -> Tensor:
 class Confusion(Analysis):
     """Confusion by test environment, in % of the true class: how many of its samples were given each class.
 
-    Counts are summed over seeds, and over the models that are scored on an environment; the chart is of all of them.
+    Counts are summed over runs, and over the models that are scored on an environment; the chart is of all of them.
     """
 
     title: ClassVar[str] = "Confusion by environment"
@@ -98,7 +98,7 @@ class Confusion(Analysis):
                 axis = figure.subplots()
                 draw_heat_map(axis, matrix, names, names, (0.0, 100.0), "% of the true class", decimals=0)
                 axis.set(xlabel="predicted", ylabel="true")
-            about = "All test environments and seeds together. On the diagonal: right."
+            about = "All test environments and runs together. On the diagonal: right."
             alt = f"Confusion matrix of {label}."
             data: list[Mapping[str, Any]] = [{"class": a, "predicted": b, "n": n} for (a, b), n in total.items()]
             charts.append(

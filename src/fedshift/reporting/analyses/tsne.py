@@ -21,7 +21,7 @@ from fedshift.spec import setting
 from fedshift.written import file_name
 
 SIZE = (9.6, 4.4)  # inches
-MOST_NAMED = 12  # domains or classes that a legend names
+MOST_NAMED = len(COLOURS)  # domains or classes that a legend names; of more, colours repeat
 
 
 def embed_in_plane(z: Tensor, perplexity: float) -> Tensor:
@@ -94,10 +94,15 @@ class TSNE(Analysis):
         )
 
 
+def by_number(name: str) -> tuple[bool, int, str]:
+    """A key by which "9" comes before "10", and numbers before words."""
+    return (False, int(name), "") if name.isdecimal() else (True, 0, name)
+
+
 def _scatter(axis: Axes, rows: list[dict[str, Any]], colour_by: str) -> None:
     """Points coloured by domain or class; crosses are of the target."""
     values = [*dict.fromkeys(row[colour_by] for row in rows)]
-    values = values if colour_by == "domain" else sorted(values)
+    values = values if colour_by == "domain" else sorted(values, key=by_number)
     for value, colour, marker in zip(values, cycle(COLOURS), cycle(MARKERS), strict=False):
         for kind, shape in (("source", marker if colour_by == "domain" else "o"), ("target", "x")):
             chosen = [row for row in rows if row[colour_by] == value and row["kind"] == kind]

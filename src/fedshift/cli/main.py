@@ -1,0 +1,38 @@
+"""The command ``fedshift``, whose errors are messages."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from io import TextIOWrapper
+
+import typer
+
+from fedshift import memory
+from fedshift.cli.app import app
+from fedshift.errors import FedshiftError
+
+
+def main() -> None:
+    """The command ``fedshift``: a user's error is one message and exit code 2; one of the system's exit code 1."""
+    debug = "--debug" in sys.argv
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    if isinstance(sys.stdout, TextIOWrapper):  # there is none where it was closed
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        app(arguments)
+    except FedshiftError as error:
+        if debug:
+            raise
+        typer.secho(f"Error: {error}", fg="red", err=True)
+        sys.exit(2)
+    except Exception as error:
+        shortage = memory.is_shortage(error)
+        if debug or not (shortage or isinstance(error, OSError)):
+            raise
+        if not isinstance(error, BrokenPipeError):
+            typer.secho(f"Error: {memory.in_words(error) if shortage else error}", fg="red", err=True)
+        if not shortage and sys.stdout is not None:
+            with suppress(OSError):
+                sys.stdout.close()  # or what is left of the output is written again at the end
+        sys.exit(1)
