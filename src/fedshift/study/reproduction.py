@@ -283,7 +283,8 @@ class Reproduction(StudyResults):
         if self._is_drawn:
             from fedshift.study.figures import draw_curve  # with matplotlib
 
-            found["png"] = draw_curve([panel for scenario in self.plan.known for panel in self.panels(scenario)])
+            panels = [panel for scenario in self.plan.known for panel in self.panels(scenario)]
+            found["png"] = draw_curve([panel for panel in panels if any(line.points for line in panel.lines)])
         return found
 
 
