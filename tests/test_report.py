@@ -32,7 +32,7 @@ from fedshift.reporting.comparison_tables import class_counts, differences, envi
 from fedshift.reporting.curves import MOST_PANELS, by_round, by_term, charts
 from fedshift.reporting.page import page
 from fedshift.reporting.results import MeanStd, flat, merged
-from fedshift.reporting.sent import parts_sent
+from fedshift.reporting.sent_parts import parts_sent
 from fedshift.reporting.table import Table
 from fedshift.reporting.table import text as plain_text
 from fedshift.runs.events import Progress

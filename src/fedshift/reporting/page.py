@@ -29,7 +29,7 @@ from fedshift.reporting.comparison_tables import (
 from fedshift.reporting.curves import by_place, by_round, by_term, charts, colours
 from fedshift.reporting.facts import differing, facts, on_stages, question, taken, title
 from fedshift.reporting.results import Row, merged
-from fedshift.reporting.sent import sent
+from fedshift.reporting.sent_parts import sent
 from fedshift.reporting.table import Table, render, write_page_to
 from fedshift.runs.run import Run
 from fedshift.written import file_name

@@ -16,7 +16,7 @@ from fedshift.written import bytes_text
 KINDS = {"up": "result", "telemetry": "telemetry"}
 
 
-class Part(NamedTuple):
+class SentPart(NamedTuple):
     """Tensors whose names begin alike, such as those of the encoder.
 
     Attributes:
@@ -36,18 +36,18 @@ class Part(NamedTuple):
     messages: int
 
 
-def parts_sent(messages: Record) -> list[Part]:
+def parts_sent(messages: Record) -> list[SentPart]:
     """What clients sent, by kind and by the first component of the tensors' names.
 
     Args:
         messages: of a run, as :attr:`fedshift.runs.run.Run.messages` has them.
     """
-    found: dict[tuple[str, str], Part] = {}
+    found: dict[tuple[str, str], SentPart] = {}
     for exchange, kind, name, tensors in _sent(messages):
         size = sum(prod(one["shape"]) * getattr(torch, one["type"]).itemsize for one in tensors)
         count = max(one["messages"] for one in tensors)
-        known = found.get((name, kind), Part(name, kind, [], 0, 0, 0))
-        found[name, kind] = Part(
+        known = found.get((name, kind), SentPart(name, kind, [], 0, 0, 0))
+        found[name, kind] = SentPart(
             name,
             kind,
             [*known.exchanges, exchange],
@@ -80,5 +80,5 @@ def sent(rows: Sequence[Row]) -> list[Table]:
     return [Table("What clients sent, by part of a message", columns, cells, words=3)] if cells else []
 
 
-def _numbers(part: Part) -> list[str]:
+def _numbers(part: SentPart) -> list[str]:
     return [f"{part.tensors:,}", bytes_text(part.bytes), f"{part.messages:,}"]
