@@ -18,7 +18,7 @@ from torch import Tensor
 import fedshift
 import fresh
 from conftest import TINY, AfterRound, Make, go_on, results, resume, simulate
-from fedshift.cli import app
+from fedshift.cli import main
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.samples import Samples
 from fedshift.errors import DivergedError
@@ -118,10 +118,10 @@ def test_used_up_memory_is_one_line_and_exit_code_1(
     def fail(arguments: list[str]) -> None:
         raise error
 
-    monkeypatch.setattr(app, "app", fail)
+    monkeypatch.setattr(main, "app", fail)
     monkeypatch.setattr(sys, "stdout", sys.stdout)  # which main() wraps
     with pytest.raises(SystemExit) as stopped:
-        app.main()
+        main.main()
     assert stopped.value.code == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1
@@ -132,10 +132,10 @@ def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch):
     def fail(arguments: list[str]) -> None:
         raise RuntimeError("shapes do not fit")
 
-    monkeypatch.setattr(app, "app", fail)
+    monkeypatch.setattr(main, "app", fail)
     monkeypatch.setattr(sys, "stdout", sys.stdout)
     with pytest.raises(RuntimeError, match="shapes"):
-        app.main()
+        main.main()
 
 
 def test_an_error_in_a_loss_says_where_it_happened(make: Make):

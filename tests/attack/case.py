@@ -62,14 +62,14 @@ def carry_out(
 
 def take(step: Sequence[str]) -> int:
     """One step, a command line or a probe; returns its exit code."""
-    from fedshift.cli import app
+    from fedshift.cli import main
     from fedshift.errors import FedshiftError
 
     what, *arguments = step
     try:
         if what == "fedshift":
             sys.argv = ["fedshift", *arguments]
-            app.main()
+            main.main()
         else:
             try:
                 getattr(probes, what)(*arguments)

@@ -56,7 +56,7 @@ def plain(*arguments: str) -> None:
     """A command line, its figures empty: they take long, and show what the tables say."""
     from matplotlib.figure import Figure
 
-    from fedshift.cli import app
+    from fedshift.cli import main
 
     def savefig(figure: Figure, file: IO[Any], **options: Any) -> None:
         empty = '<svg xmlns="http://www.w3.org/2000/svg"></svg>'
@@ -64,7 +64,7 @@ def plain(*arguments: str) -> None:
 
     Figure.savefig = savefig  # type: ignore[method-assign]  # in this child only
     sys.argv = ["fedshift", *arguments]
-    app.main()
+    main.main()
 
 
 def nameless(*arguments: str) -> None:

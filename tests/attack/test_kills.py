@@ -207,13 +207,13 @@ def test_a_folder_that_may_only_be_read(forks: Forks, references: dict[str, Refe
     here = ("fedshift", "report", "runs")
     elsewhere, resume = (*here, "--to", str(tmp_path / "report.html")), ("fedshift", "resume", "runs")
     outcomes = forks.run(("load", "runs"), elsewhere, here, resume, cwd=folder, fault=fault)
-    (whole,) = forks.run(elsewhere, cwd=folder)
+    assert contents(folder) == before
+    (whole,) = forks.run(elsewhere, cwd=folder)  # which keeps sample images in the folder
     assert outcomes[0].fine, outcomes[0]
     assert outcomes[1].fine, outcomes[1]
     assert table(outcomes[1].out) == table(whole.out)
     assert outcomes[2].refused, outcomes[2]
     assert outcomes[3].clean, outcomes[3]
-    assert contents(folder) == before
     new = reference.scenario.write(tmp_path / "new")
     (run,) = forks.run(reference.scenario.line, cwd=new, fault=Fault(str(new / "runs"), 1, error=error, lasting=True))
     assert run.refused, run

@@ -138,7 +138,7 @@ class Reproduction(StudyResults):
     def tables(self) -> list[Table]:
         """A table for each scenario, or those of its analysis."""
         if not self.plan.exhibit.analysis:
-            return [self._table(scenario) for scenario in self.plan.known]
+            return [self._table(scenario) for scenario in self.plan.known if self.columns(scenario)]
         return [
             replace(table, title=f"{self._title(scenario)}. {table.title}")
             for scenario in self.plan.known
