@@ -330,6 +330,12 @@ def test_the_list_of_a_table_has_its_command_and_cost(tmp_path: Path):
     assert "days (GPU)" in listed.output
 
 
+def test_a_data_set_of_several_files_is_named_with_the_one_that_lacks(tmp_path: Path):
+    given = {"digits.usps": tmp_path / "nowhere"}
+    (state,) = fedshift.reproductions(["fraug-table2"], "short", data=given, out=tmp_path).states
+    assert "--data digits.usps=PATH" in state.needs["fraug-digits"].why
+
+
 def test_what_is_needed_is_said_with_the_fix(tmp_path: Path):
     """By the data set itself, in a list, a dry run and a run."""
     given = {"colored-fashion-mnist": tmp_path / "nowhere"}

@@ -6,6 +6,7 @@ which are tuned, as its scale has trials.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -287,7 +288,7 @@ class StudyPlan:
             except FedshiftError as error:
                 if spec.section != "data":
                     return Need(type(spec).__name__, str(error))
-                return Need(data, _given_here(str(error), data if "path" in spec.settings() else f"{data}.SETTING"))
+                return Need(data, _given_here(str(error), data if "path" in spec.settings() else _lacking(error, data)))
         return None
 
     def data_of(self, scenario: Scenario) -> str:
@@ -337,6 +338,12 @@ def paths_by_name(data: Mapping[str, str | Path] | None) -> dict[str, str]:
     if data is not None and not isinstance(data, Mapping):
         raise FedshiftError(f'data = {shown(data)}: give paths by data set, such as {{"pacs": "pacs.parquet"}}.')
     return {name: str(path) for name, path in (data or {}).items()}
+
+
+def _lacking(error: FedshiftError, data: str) -> str:
+    """The data set's setting of which an error speaks, as ``--data`` names it."""
+    setting = re.search(r"\bdata\.(\w+)", str(error))
+    return f"{data}.{setting[1] if setting else 'SETTING'}"
 
 
 def _given_here(error: str, given: str) -> str:
