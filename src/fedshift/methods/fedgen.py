@@ -1,8 +1,8 @@
 """FedGen: a generator on the server learns from the clients' heads, and teaches the clients.
 
-Zhu, Hong and Zhou, Data-free knowledge distillation for heterogeneous federated learning, ICML 2021, Algorithm 1.
-The server moves G, after the clients' training and before the averaging, with the heads h_k that came: for labels y
-and noise e the mean over samples of
+Zhu, Hong and Zhou, Data-free knowledge distillation for heterogeneous federated learning, ICML 2021, Algorithm 1, with
+the losses of the public code, which are not those of the paper's Eq. 4 and 5. The server moves G, after the clients'
+training and before the averaging, with the heads h_k that came: for labels y and noise e the mean over samples of
 
     sum_k (n_{k,y} / sum_j n_{j,y}) CE(h_k(G(y)), y),  plus  eta exp(mean_{ij} -||e_i - e_j||^2 ||G_i - G_j||_1).
 
@@ -11,7 +11,8 @@ batch's labels and y~ drawn anew.
 
 Choices:
 
-- The first sum is of each head's own cross-entropy: neither that of their mixture (FedCiR's) nor of the averaged head.
+- The first sum is of each head's own cross-entropy (public code). The paper's Eq. 4 has that of the softmax of the mean
+  logits, with labels drawn by their frequency, and its Eq. 5 has no term with b.
 - a and b are alpha and beta times 0.98^t in round t (public code, which counts rounds from 0). It takes plain SGD
   steps at 0.01; with weights of 10, steps that FedAvg can take (0.05 with momentum 0.9) diverge.
 - The diversity term takes means over dimensions (public code). With the norms as they are printed it is about e^-130

@@ -9,7 +9,8 @@ Choices:
 - ``head_steps``, ``encoder_steps``: ten epochs of the head, then one of the encoder, whatever ``train.steps`` says;
   ``unit = "steps"`` makes them as many steps.
 - All heads start from the same values. What does not move is in evaluation mode, so batch-norm statistics of the
-  encoder move in its own phase alone. Moments of the head are kept from round to round, of the encoder they are not.
+  encoder move in its own phase alone. Moments of both begin anew in every round unless ``optimiser_state`` keeps them
+  (public code: anew).
 - A client that never trained is given the mean of the clients' heads, which only a simulation can read; the paper
   would let it train a head of its own.
 - ``personal = "none"``: no part is personal, so that nothing moves in the first phase and all in the second: FedAvg

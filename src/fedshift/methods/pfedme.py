@@ -15,6 +15,8 @@ Choices:
 - Batch norm: theta_k and w_k have each their own. w_k runs forward on every batch once, for its statistics alone, which
   are averaged and moved by beta as weights are; counts of batches are averaged.
 - A client that never trained is predicted for with the global model.
+- The cohort alone trains. In Algorithm 1 and the public code all clients train in every round, of which the server
+  averages a sample; with a small cohort theta_k is older here. The public code's decay of 0.001 is left out.
 - An absent client's theta_k stands still until it is back, and then starts from the newer w_t; so does a late one's.
 """
 
