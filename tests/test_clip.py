@@ -9,7 +9,7 @@ import torch
 
 import extras
 from fedshift.clients.inputs import Inputs
-from fedshift.methods.client2vec.clip import CLIP, MEAN, STD
+from fedshift.methods.client2vec.clip import CLIP, MEAN, PUBLISHED_DIM, STD
 from fedshift.streams import Streams
 from refusal import refuses
 
@@ -54,3 +54,11 @@ def test_images_are_embedded_once_and_token_ids_as_text(folder: Path, tmp_path: 
 def test_no_clip_is_a_readable_error(tmp_path: Path):
     with refuses("encoder.path", "'offline'"):
         _ = CLIP(path=str(tmp_path / "none")).dim
+
+
+def test_the_published_model_has_the_dimensions_of_the_librarys_default():
+    """Transformers' default configuration is that of openai/clip-vit-base-patch32."""
+    import transformers
+
+    assert transformers.CLIPConfig().projection_dim == PUBLISHED_DIM
+    assert CLIP().dim == PUBLISHED_DIM

@@ -20,6 +20,7 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 import fresh
@@ -38,7 +39,7 @@ from fedshift.reporting.table import text as plain_text
 from fedshift.runs.events import Progress
 from fedshift.runs.origin import environment
 from fedshift.runs.run import Run, Times
-from fedshift.runs.schema import Identity, Record
+from fedshift.runs.schema import Identity, MessageTable, Record
 from fedshift.study.api import compare
 from fedshift.written import printable
 
@@ -505,3 +506,13 @@ def test_what_clients_sent_is_counted_by_part():
         ("head", "result", ["train", "vectors"], 1, 24, 6),
         ("term", "telemetry", ["train"], 1, 8, 2),
     ]
+
+
+def test_a_type_that_no_message_has_is_refused():
+    """A table sizes what left a client by its type, so a forged one must not reach it."""
+    tensor = {"type": "load", "shape": [1], "messages": 1, "clients": "0", "rounds": "1"}
+    counted = {"messages": 1, "clients": "0", "rounds": "1", "bytes": 4, "largest": 4, "tensors": {"head.bias": tensor}}
+    with pytest.raises(ValidationError, match="float32"):
+        MessageTable.model_validate({"train": {"up": counted}})
+    tensor["type"] = "float32"
+    MessageTable.model_validate({"train": {"up": counted}})

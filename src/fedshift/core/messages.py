@@ -25,6 +25,7 @@ _DTYPES = {  # as safetensors calls them
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _DTYPES}  # of tensors in messages, by name
 Signature = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-import torch
-
+from fedshift.core.messages import TYPES
 from fedshift.reporting.results import Row
 from fedshift.reporting.table import Table
 from fedshift.runs.schema import Record
@@ -44,7 +43,7 @@ def parts_sent(messages: Record) -> list[SentPart]:
     """
     found: dict[tuple[str, str], SentPart] = {}
     for exchange, kind, name, tensors in _sent(messages):
-        size = sum(prod(one["shape"]) * getattr(torch, one["type"]).itemsize for one in tensors)
+        size = sum(prod(one["shape"]) * TYPES[one["type"]].itemsize for one in tensors)
         count = max(one["messages"] for one in tensors)
         known = found.get((name, kind), SentPart(name, kind, [], 0, 0, 0))
         found[name, kind] = SentPart(

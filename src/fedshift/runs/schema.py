@@ -27,6 +27,7 @@ from pydantic import (
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
 from fedshift.core.contract import Part
+from fedshift.core.messages import TYPES
 from fedshift.core.method import make_parts
 from fedshift.core.metrics import ACCURACY
 from fedshift.core.model import ModelBuilder
@@ -247,7 +248,7 @@ class MessageCount(File):
 class CountedTensor(MessageCount):
     """A tensor of messages: its type and its largest shape."""
 
-    type: str
+    type: Literal[*TYPES]  # type: ignore[valid-type]  # mypy reads no unpacked names
     shape: list[Size]
     varies: bool = False
 
