@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from fedshift.core.model import Model, Shape
 from fedshift.errors import FedshiftError
-from fedshift.spec import Count, OptionalPixels, Width, setting
+from fedshift.spec import Count, OptionalPixels, Width, fixed, setting
 
 STAGES = 4  # of a ResNet: each halves the image after the first, and doubles the channels
 
@@ -182,7 +182,7 @@ class FlatNumbers(nn.Flatten):
             FedshiftError: they are token ids.
         """
         if not x.is_floating_point():
-            raise FedshiftError("The model 'mlp' reads numbers, not token ids; try 'lstm', or give float32.")
+            raise FedshiftError("This model reads numbers, not token ids; try 'lstm', or give float32.")
         return super().forward(x)
 
 
@@ -208,6 +208,28 @@ class MLP(Model):
             if self.final_relu or number < len(self.hidden):
                 layers += [*([nn.BatchNorm1d(after)] if self.batch_norm else []), nn.ReLU()]
         return nn.Sequential(*layers)
+
+
+class Features(Model):
+    """No network: z is the sample's own numbers behind a batch norm, so that the head is all that learns from them.
+
+    For frozen features (``data.frozen``) and tables. The dimension d is that of a sample.
+    """
+
+    dim: Width = fixed(1)
+
+    def dim_for(self, shape: Shape) -> int:
+        """As many as a sample has numbers."""
+        return prod(shape)
+
+    def encoder(self, shape: Shape, out: int) -> nn.Module:
+        """Inputs (B, ...) of any shape to (B, out)."""
+        if out != prod(shape):
+            raise FedshiftError(
+                "The model 'features' has no layer that could give a distribution of z, which this method needs; try "
+                "'mlp'."
+            )
+        return nn.Sequential(FlatNumbers(), nn.BatchNorm1d(out))
 
 
 class LastState(nn.Module):
