@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from fedshift.core.model import Model, Shape
 from fedshift.errors import FedshiftError
-from fedshift.spec import Count, OptionalPixels, Width, fixed, setting
+from fedshift.spec import Count, OptionalPixels, OptionalWidth, Width, setting
 
 STAGES = 4  # of a ResNet: each halves the image after the first, and doubles the channels
 
@@ -211,25 +211,25 @@ class MLP(Model):
 
 
 class Features(Model):
-    """No network: z is the sample's own numbers behind a batch norm, so that the head is all that learns from them.
+    """No network: z is the sample's own numbers behind a batch norm, so that a linear head is all that learns.
 
-    For frozen features (``data.frozen``) and tables. The dimension d is that of a sample.
+    For frozen features (``data.frozen``) and tables. Where a method, or ``dim``, asks for another number of features, a
+    linear layer follows.
     """
 
-    dim: Width = fixed(1)
+    dim: OptionalWidth = setting(
+        0, help="dimension d of the representation z, by a linear layer if need be; 0: as many as a sample has"
+    )
 
     def dim_for(self, shape: Shape) -> int:
-        """As many as a sample has numbers."""
-        return prod(shape)
+        """``dim``, or as many as a sample has numbers."""
+        return self.dim or prod(shape)
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Inputs (B, ...) of any shape to (B, out)."""
-        if out != prod(shape):
-            raise FedshiftError(
-                "The model 'features' has no layer that could give a distribution of z, which this method needs; try "
-                "'mlp'."
-            )
-        return nn.Sequential(FlatNumbers(), nn.BatchNorm1d(out))
+        features = prod(shape)
+        projection = [] if out == features else [nn.Linear(features, out)]
+        return nn.Sequential(FlatNumbers(), nn.BatchNorm1d(features), *projection)
 
 
 class LastState(nn.Module):
