@@ -23,6 +23,3 @@ class FRAugSizes(FRAug):
         u = batch.z.detach()
         made = batch.once(self.synthesise, net, batch, context, False).batch
         return ((made - u).norm(dim=1) / u.norm(dim=1)).mean().detach()
-
-
-
