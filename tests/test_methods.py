@@ -120,6 +120,7 @@ CROSSES = {
         "",
     ),
     "ditto": (MODEL, MODEL, "personal_encoder personal_head"),
+    "coral": (f"{MODEL} moments", f"{MODEL} moments", ""),
     "drfa": (f"{MODEL} scored", f"{MODEL} caught risk samples steps", ""),
     "fedadg": (f"{MODEL} generator", f"{MODEL} generator", "discriminator"),
     "fedbn": (MODEL, MODEL, "encoder"),
@@ -143,14 +144,17 @@ CROSSES = {
     "fraug": (f"{MODEL} generator", f"{MODEL} generator", "encoder rtnet prototypes"),
     "fraug-code": (f"{MODEL} generator", f"{MODEL} generator samples", "encoder rtnet prototypes"),
     "ftfa": (MODEL, MODEL, "tuned"),
+    "groupdro": (MODEL, f"{MODEL} risk", ""),
     "head-retraining": ("", "", MODEL),
     "moon": (f"{MODEL} projection", f"{MODEL} projection", "previous"),
     "partialfed": (MODEL, MODEL, "last"),
     "partialfed-adaptive": (MODEL, MODEL, "last choice"),
     "pfedavg": (MODEL, MODEL, "personal_encoder personal_head"),
     "pfedme": (MODEL, MODEL, "personal_encoder personal_head"),
+    "pooled-groupdro": (f"{MODEL} mixture", f"{MODEL} mixture", ""),
     "scaffold": (f"{MODEL} variate", f"{MODEL} change", "own_variate"),
     "single": ("", "", MODEL),
+    "vrex": (f"{MODEL} mean_risk", f"{MODEL} risk", ""),
 }
 
 
@@ -191,6 +195,10 @@ WITHOUT_ITS_TERMS: dict[str, dict[str, Any]] = {
     "fedl2r": {"l2r": 0.0},
     "fedgen": {"alpha": 0, "beta": 0, "generator_steps": 2},
     "fedavgm": {"server": {"beta": 0.0}},
+    "irm": {"lam": 0.0},
+    "vrex": {"beta": 0.0},
+    "groupdro": {"eta": 0.0},
+    "coral": {"gamma": 0.0},
 }
 
 
