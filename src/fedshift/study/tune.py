@@ -139,7 +139,7 @@ def _carry_out(study: Study, progress: Progress) -> None:
                 top = study.best(number + 1)
                 so_far = f"; best so far {study.trials[top].percent} %, trial {top + 1}" if top is not None else ""
                 progress.note(
-                    f"{study.label}: trial {number + 1} of {study.budget.trials}: {pruned or outcome.percent} "
+                    f"{study.label}: trial {number + 1} of {study.count}: {pruned or outcome.percent} "
                     f"({outcome.words}){so_far}"
                 )
 
