@@ -14,8 +14,8 @@ from fedshift.page import *
 class Centralised(FedAvg):
     """All clients' training data pooled at one place ("All" in the papers' tables).
 
-    Choices: one client holds the pooled data and trains ``train.steps`` steps a round, so an equal
-    number of rounds gives it 1/K of the federation's steps. Each client's held-out data is still scored apart.
+    Choices: one client holds the pooled data and takes in a round as many steps as the federation's cohort together, so
+    that an equal number of rounds has an equal number of steps. Each client's held-out data is still scored apart.
     """
 
     paper: ClassVar[str] = "the usual upper reference"
