@@ -101,7 +101,7 @@ def test_a_weight_of_0_leaves_out_its_term_and_what_only_it_needs(make: Make):
     assert [objective.name for objective in game.objectives] == ["global"]
     net = Net({"personal_encoder": linear(2.0), "personal_head": linear(1.0, -1.0)})
     assert set(personal.objectives[0].evaluate(net, ONE, at())) == {"personal"}
-    late = GlobalModel(alpha=8, alpha_warmup=0.25).terms()["invariance"]
+    late = GlobalModel(alpha=8, alpha_warmup=25).terms()["invariance"]
     assert (late.weight, [late.first(rounds) for rounds in (3, 16, 80)]) == (8, [1, 5, 21])
 
 

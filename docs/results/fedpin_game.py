@@ -19,7 +19,7 @@ from typing import ClassVar, Literal
 
 from fedshift.methods import METHODS
 from fedshift.methods.fedpin import FedPIN
-from fedshift.methods.fedpin_global import GlobalModel
+from fedshift.methods.fedpin_global import GlobalModel, Percent
 from fedshift.page import *
 
 
@@ -50,7 +50,7 @@ class GlobalGame(GlobalModel):
     presets: ClassVar[dict[str, dict[str, object]]] = {data: {"alpha": alpha} for data, alpha in PUBLISHED.items()}
 
     alpha: NonNegative = setting(1e5, help="weight of what omega_a gains, in nats", source="Eq. 4, E.3")
-    alpha_warmup: Probability = setting(0.0, help="first part of the rounds, without the penalty; ours")
+    alpha_warmup: Percent = setting(0, help="percent of the rounds, the first ones, without the penalty; ours")
 
     auxiliary: Literal["minimise", "literal"] = setting(
         "minimise", help="omega_a descends on its own risk, or on the loss of Phi_g, which makes it ascend"
@@ -117,4 +117,4 @@ class Game(FedPIN, GlobalGame):
     }
 
     alpha: NonNegative = setting(1e5, help="weight of what omega_a gains, in nats", source="Eq. 4, E.3")
-    alpha_warmup: Probability = setting(0.0, help="first part of the rounds, without the penalty; ours")
+    alpha_warmup: Percent = setting(0, help="percent of the rounds, the first ones, without the penalty; ours")

@@ -210,18 +210,18 @@ class Optimiser:
 class Term:
     """A term of a loss: a weight times a pure function, ``value(net, batch, context)``, that gives a scalar tensor.
 
-    It counts from round ``since`` of its stage on, and once the part ``after`` of the stage's rounds is over. One whose
+    It counts from round ``since`` of its stage on, and once ``after`` percent of the stage's rounds are over. One whose
     weight is 0 is left out of the objective: it is neither computed nor recorded.
     """
 
     value: Callable[[Net, Batch, Context], Tensor]
     weight: float = 1.0
     since: int = 1
-    after: float = 0.0
+    after: int = 0
 
     def first(self, rounds: int) -> int:
         """The round of a stage of so many in which it begins to count."""
-        return max(self.since, int(self.after * rounds) + 1)
+        return max(self.since, rounds * self.after // 100 + 1)
 
     def weighted(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """The weight times the value; a 1 costs no product."""

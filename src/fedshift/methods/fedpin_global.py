@@ -18,7 +18,7 @@ Choices, where the paper leaves something open:
 - alpha weighs a squared gradient here, and not nats as the paper's 1e4 to 1e5 do, so those are no presets. On coloured
   images 1e5 works, as does all from 100 to 1e6 (docs/results/fedpin.md). Elsewhere it is 0.01: on features of PACS 1
   already costs a model what it has learned (docs/results/pacs.md).
-- ``alpha_warmup``, a part of the rounds, comes before alpha weighs. In it Phi_g learns what to see at all; a slow rise
+- ``alpha_warmup`` percent of the rounds come before alpha weighs. In them Phi_g learns what to see at all; a slow rise
   instead leaves it nearly nothing. A quarter, and the ``scalar_weight``, are those of docs/results/fedpin.md.
 - ``global_unit``: R counts steps in Algorithm 1 and iterations in E.3.
 - With alpha = 0 it is FedAvg.
@@ -30,12 +30,14 @@ The paper trains by Adam at 1e-4 (PACS: 1e-2); plain SGD at usual rates diverges
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.fediir import head_gradients
 from fedshift.methods.personal import FineTuning
 from fedshift.page import *
+
+Percent = Annotated[WholeNumber, Le(100)]
 
 
 class GlobalModel(FedAvg):
@@ -50,8 +52,10 @@ class GlobalModel(FedAvg):
     alpha: NonNegative = setting(
         0.01, help="weight of I(E, U; Y | Phi_g(X))", source="Eq. 4; ours", search=Range(1e-3, 1e6, log=True)
     )
-    alpha_warmup: Probability = setting(
-        0.25, help="first part of the rounds, without the penalty; ours, after IRM's code", search=(0.0, 0.25, 0.5)
+    alpha_warmup: Percent = setting(
+        25,
+        help="percent of the rounds, the first ones, without the penalty; ours, after IRM's code",
+        search=(0, 25, 50),
     )
     global_steps: Steps = setting(10, help="R: local steps of the global model a round", source="Alg. 1, E.3")
     global_unit: Literal["steps", "epochs"] = setting("steps", help="what R counts", source="Alg. 1; E.3")

@@ -12,8 +12,9 @@ Choices:
 - theta_k starts as w_t in every round, and goes on from batch to batch within it (public code). Its moments begin anew
   with it, unless they are kept: those would belong to a theta that is no more.
 - ``share`` is eta lam, the part of the way to theta_k that w_k goes in a step, and stands in the place of eta, which
-  would have to suit both lam and how far theta's optimiser leads. With 1 w_k becomes theta_k; from 2 on it moves away.
-  The paper's eta = 0.005 with lam = 15 is a share of 0.075, for plain SGD at rates of 0.05 to 0.1.
+  would have to suit both lam and how far theta's optimiser leads. With 1 w_k becomes theta_k, and the personal
+  model would be sent; from 2 on it moves away. The paper's eta = 0.005 with lam = 15 is a share of 0.075, for plain SGD
+  at rates of 0.05 to 0.1; under Adam, whose steps lam holds back, so small a share learns nothing in a short run.
 - Under plain SGD theta itself ends at its optimum only if its rate times lam is below 2 (2 (1 + m) with a momentum m):
   at ``train.lr = 0.2``, lam must be below 10.
 - Batch norm: theta_k and w_k have each their own. w_k runs forward on every batch once, for its statistics alone, which
@@ -45,7 +46,7 @@ class PFedMe(PersonalModel):
         1.0, help="how far the server goes towards the mean; 1: all the way", source="Algorithm 1", search=(1.0, 2.0)
     )
     share: Annotated[float, Interval(gt=0, lt=2)] = setting(
-        1.0, help="eta lam: the part of the way to theta_k that w_k goes in a step", search=(0.15, 0.5, 1.0)
+        0.9, help="eta lam: the part of the way to theta_k that w_k goes in a step", search=(0.1, 0.5, 0.9)
     )
 
     def phases(self) -> Phases:
