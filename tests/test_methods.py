@@ -198,6 +198,9 @@ WITHOUT_ITS_TERMS: dict[str, dict[str, Any]] = {
     "fedl2r": {"l2r": 0.0},
     "fedgen": {"alpha": 0, "beta": 0, "generator_steps": 2},
     "fedavgm": {"server": {"beta": 0.0}},
+    "fedper": {"personal": "none"},
+    "lg-fedavg": {"personal": "none"},
+    "fpl": {"contrast": 0.0, "consistency": 0.0},
 }
 
 

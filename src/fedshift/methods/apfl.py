@@ -34,7 +34,10 @@ class APFL(PersonalModel):
     paper: ClassVar[str] = "Deng, Kamani and Mahdavi, arXiv 2020, Algorithm 1"
 
     alpha: Probability = setting(
-        0.5, help="the part of the client's own model in the mixture, at first", source="Sec. 6", search=(0.25, 0.5, 0.75)
+        0.5,
+        help="the part of the client's own model in the mixture, at first",
+        source="Sec. 6",
+        search=(0.25, 0.5, 0.75),
     )
     adaptive: bool = setting(True, help="each client learns its alpha", source="Sec. 5", search=(True, False))
     alpha_lr: LearningRate | None = setting(None, help="learning rate of alpha; by default that of [train]")

@@ -6,7 +6,7 @@ at the end every client tunes a copy of the model on its data.
 
 Choices:
 
-- ``tuned``: what is tuned; the paper tunes all, and shows the head or the body alone as well (Table 5).
+- ``finetune``: what is tuned; the paper tunes all, and shows the head or the body alone as well (Table 5).
 - ``finetune_steps``, ``finetune_lr``: 50 steps at the rate of ``[train]`` (the paper: five epochs); with 0 steps it is
   FedAvg with a fixed head.
 - The head is sent in every round, since a client may come for the first time, and never sent back.
@@ -28,7 +28,9 @@ class FedBABU(FineTuning):
 
     paper: ClassVar[str] = "Oh, Kim and Yun, ICLR 2022, Algorithm 1"
 
-    tuned: Literal["all", "head", "encoder"] = setting("all", help="what each client tunes at the end", source="Table 5")
+    finetune: Literal["all", "head", "encoder"] = setting(
+        "all", help="what each client tunes at the end", source="Table 5"
+    )
 
     def moves(self) -> tuple[str, ...]:
         """The encoder."""
@@ -40,4 +42,4 @@ class FedBABU(FineTuning):
 
     def tuning(self, objective: Objective) -> Phase:
         """Of what is tuned."""
-        return super().tuning(replace(objective, moves=COPIED if self.tuned == "all" else (self.tuned,)))
+        return super().tuning(replace(objective, moves=COPIED if self.finetune == "all" else (self.finetune,)))

@@ -31,6 +31,7 @@ from fedshift.methods.classes import COUNTS, Prototypical, one_hot
 from fedshift.methods.projection import Projected
 from fedshift.page import *
 
+
 def prototypical(
     z: Tensor, y: Tensor, prototypes: Tensor, known: Tensor, temperature: float, denominator: str
 ) -> Tensor:

@@ -35,7 +35,9 @@ class FedProto(Prototypical):
 
     paper: ClassVar[str] = "Tan et al., AAAI 2022"
 
-    lam: NonNegative = setting(1.0, help="weight of the distance to the prototypes", source="Sec. 5", search=(0.1, 1, 10))
+    lam: NonNegative = setting(
+        1.0, help="weight of the distance to the prototypes", source="Sec. 5", search=(0.1, 1.0, 10.0)
+    )
     pull: Literal["means", "samples"] = setting("means", help="what is drawn to a prototype", source="Eq. 7")
     inference: Literal["prototypes", "head"] = setting(
         "prototypes", help="who predicts: the nearest prototype, or the client's head", source="Sec. 3"

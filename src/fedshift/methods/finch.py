@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 
 def finch(points: Tensor) -> Tensor:
-    """The cluster of each of the points (n, d), n >= 1: (n,), int64, from 0. There are at most n / 2, and one of one."""
+    """The cluster of each of the points (n, d), n >= 1: (n,), int64, from 0. There are at most n / 2, or one of one."""
     clusters = linked(points)
     while True:
         coarser = linked(centres(points, clusters))[clusters]
@@ -36,7 +36,8 @@ def linked(points: Tensor) -> Tensor:
     unit = F.normalize(points, dim=1)
     nearest = (unit @ unit.T).fill_diagonal_(-float("inf")).argmax(dim=1)
     least = torch.arange(len(points), device=points.device)  # the first point that each is known to be linked to
-    for _ in points:  # a chain is no longer than there are points; the same nearest links through it
+    for _ in range(len(points)):  # no chain is longer; points that have the same nearest are linked through it
         both = torch.minimum(least, least[nearest])
         least = both.scatter_reduce(0, nearest, both, "amin")
-    return least.unique(return_inverse=True)[1]
+    firsts = least == torch.arange(len(points), device=points.device)
+    return (firsts.cumsum(dim=0) - 1)[least]

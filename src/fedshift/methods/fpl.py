@@ -1,4 +1,4 @@
-"""FPL: prototypes of each class, as many as there are kinds of domains, teach clients what a class looks like elsewhere.
+"""FPL: every class has several prototypes, one for each kind of clients, which teach how it looks elsewhere.
 
 Huang et al., Rethinking federated learning with domain shift: a prototype view, CVPR 2023. Clients send the mean
 representation of each of their classes. The server clusters those of a class by FINCH, and clients receive each
@@ -16,8 +16,8 @@ Choices:
 - Prototypes are of the model as the client has trained it, in evaluation mode, over all its samples without
   augmentation (public code: of the batches of the last epoch, before each step). A class that none of a round's clients
   has keeps its clusters.
-- Clusters: see :mod:`fedshift.methods.finch`; the mean of a cluster is that of its clients (public code). K clients have
-  at most K/2 clusters of a class, and one at least: so many rows are sent, zeros where there are fewer.
+- Clusters: see :mod:`fedshift.methods.finch`; the mean of a cluster is that of its clients' means (public code). K
+  clients have at most K/2 clusters of a class, or one: so many rows are sent, zeros where there are fewer.
 - The mean of models is uniform; the public code's is by samples (``weighting = "samples"``).
 - Nothing stays on a client: the unseen are predicted for with the global model; absent clients, and late ones, are
   neither in the mean nor in the prototypes.
@@ -38,7 +38,9 @@ class FPL(Prototypical):
     paper: ClassVar[str] = "Huang et al., CVPR 2023"
     uploads: ClassVar[tuple[Upload, ...]] = (Upload.row(SUMS, "prototypes"), CLASS_COUNTS)
 
-    temperature: Positive = setting(0.02, help="temperature tau of the contrast", source="Sec. 4", search=(0.02, 0.1, 0.5))
+    temperature: Positive = setting(
+        0.02, help="temperature tau of the contrast", source="Sec. 4", search=(0.02, 0.1, 0.5)
+    )
     contrast: NonNegative = setting(1.0, help="weight of L_CPCL", source="Eq. 12")
     consistency: NonNegative = setting(1.0, help="weight of L_UPCR", source="Eq. 12")
 
