@@ -45,12 +45,12 @@ from fedshift.streams import Streams
 from reference import ARCHETYPES, BUILT_IN, EVERY_METHOD, reference, small
 
 # What clients keep as they sent it: MOON compares with that model, PartialFed begins with its layers.
-KEPT_AS_SENT = {"moon": "previous.", "partialfed": "last.", "partialfed-adaptive": "last."}
+KEPT_AS_SENT = {"moon": "previous.", "partialfed": "last.", "fedala": "last.", "partialfed-adaptive": "last."}
 # Biases of convolutions before batch norm, which takes away what they add: their gradient is 0 but for rounding, so
 # whether they move at all, and whether two of them stay alike, is chance.
 BEFORE_BATCH_NORM = ("encoder.0.bias", "encoder.4.bias")
 # Some of whose weights move by plain steps, which leave no momentum, as their algorithm says.
-WITHOUT_MOMENTUM = {"apfl", "pfedme"}
+WITHOUT_MOMENTUM = {"apfl", "fedala", "pfedme"}
 
 
 def tensors_of(simulation: Simulation) -> dict[str, torch.Tensor]:
@@ -123,6 +123,7 @@ CROSSES = {
     "ditto": (MODEL, MODEL, "personal_encoder personal_head"),
     "drfa": (f"{MODEL} scored", f"{MODEL} caught risk samples steps", ""),
     "fedadg": (f"{MODEL} generator", f"{MODEL} generator", "discriminator"),
+    "fedala": (MODEL, MODEL, "last weight"),
     "fedbabu": (MODEL, "encoder", "tuned"),
     "fedbn": (MODEL, MODEL, "encoder"),
     "fedcir": (f"{MODEL} generator gaussians", MODEL, ""),

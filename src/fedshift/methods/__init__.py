@@ -49,6 +49,7 @@ METHODS: Catalogue[Method] = Catalogue(
         "knn-per": ".knn_per:KNNPer",
         "partialfed": ".partialfed:PartialFed",
         "partialfed-adaptive": ".partialfed:PartialFedAdaptive",
+        "fedala": ".fedala:FedALA",
         "fedrod": ".fedrod:FedRoD",
         "fedpac": ".fedpac:FedPAC",
         "fedsdr": ".fedsdr:FedSDR",
