@@ -37,10 +37,12 @@ SMALL = {
     },
     "fedpin-gm": {"alpha": 1e-4, "global_steps": 2},
     "fedpin-gm-ft": {"alpha": 1e-4, "global_steps": 2, "finetune_steps": 2},
+    "fedbabu": {"finetune_steps": 3},
     "fedrep": {"head_steps": 2, "unit": "steps"},
     "ftfa": {"finetune_steps": 3},
     "fedproc": {"projection": "mlp", "projection_dim": 8},
     "moon": {"projection": "mlp"},
+    "knn-per": {"capacity": 20},
     "fedgen": {"alpha": 1.0, "beta": 1.0, "generator_steps": 2, "generator_hidden": 8, "generator_noise": 3},
     "fedadg": {
         "classification_steps": 2,
