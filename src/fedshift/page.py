@@ -60,6 +60,7 @@ from fedshift.spec import LearningRate as LearningRate
 from fedshift.spec import NonNegative as NonNegative
 from fedshift.spec import OptionalSteps as OptionalSteps
 from fedshift.spec import OptionalWidth as OptionalWidth
+from fedshift.spec import Percent as Percent
 from fedshift.spec import Positive as Positive
 from fedshift.spec import Probability as Probability
 from fedshift.spec import Range as Range
