@@ -30,8 +30,8 @@ EMBEDDINGS = {"client2vec": {"pairs"}}
 
 def local(name: str) -> dict[str, Any]:
     """A method whose clients keep something for themselves."""
-    kept = {"method.base": {"name": "fedbn"}} if name == "client2vec" else {"method.bn": "local"}
-    return {**small(name), **kept}
+    others: dict[str, dict[str, Any]] = {"client2vec": {"method.base": {"name": "fedbn"}}, "silobn": {}}
+    return {**small(name), **others.get(name, {"method.bn": "local"})}
 
 
 def windows(data: bytes) -> Windows:

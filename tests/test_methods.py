@@ -124,6 +124,7 @@ CROSSES = {
     "fedadg": (f"{MODEL} generator", f"{MODEL} generator", "discriminator"),
     "fedbn": (MODEL, MODEL, "encoder"),
     "fedcir": (f"{MODEL} generator gaussians", MODEL, ""),
+    "feddg-ga": (MODEL, f"{MODEL} gap", "local_loss"),
     "feddyn": (MODEL, MODEL, "dual"),
     "fedgen": (f"{MODEL} generator class_counts", f"{MODEL} class_counts", ""),
     "fediir": (f"{MODEL} invariant", f"{MODEL} gradient", ""),
@@ -150,6 +151,7 @@ CROSSES = {
     "pfedavg": (MODEL, MODEL, "personal_encoder personal_head"),
     "pfedme": (MODEL, MODEL, "personal_encoder personal_head"),
     "scaffold": (f"{MODEL} variate", f"{MODEL} change", "own_variate"),
+    "silobn": (MODEL, MODEL, "encoder"),
     "single": ("", "", MODEL),
 }
 
@@ -164,7 +166,7 @@ def test_what_crosses_what_stays_and_whose_model_is_scored(name: str):
         sent = [names_sent(run.simulation, exchange, direction) for exchange in exchanges]
         assert {part_of(tensor) for tensor in chain(*sent)} == expected
     assert {part_of(tensor) for _, state in states(run.simulation) for tensor in state.tensors} == stays
-    own = stays - {"discriminator", "dual", "own_variate", "previous"} or name == "fedpac"
+    own = stays - {"discriminator", "dual", "local_loss", "own_variate", "previous"} or name == "fedpac"
     assert {(row["role"], row["model"]) for row in run.records[-1]["environments"]} == {
         ("validation", "own" if own else "global"),
         ("test", "unseen" if own and name != "fedpac" else "global"),

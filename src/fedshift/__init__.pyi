@@ -42,6 +42,7 @@ from .methods.fedbn import FedBN as FedBN
 from .methods.fedcir import FedAlign as FedAlign
 from .methods.fedcir import FedCiR as FedCiR
 from .methods.fedcir import FedReg as FedReg
+from .methods.feddg_ga import FedDGGA as FedDGGA
 from .methods.feddyn import FedDyn as FedDyn
 from .methods.fedgen import FedGen as FedGen
 from .methods.fediir import FedIIR as FedIIR
@@ -65,6 +66,7 @@ from .methods.fedsdr import FedSDR as FedSDR
 from .methods.fedsr import FedCMI as FedCMI
 from .methods.fedsr import FedL2R as FedL2R
 from .methods.fedsr import FedSR as FedSR
+from .methods.fixbn import FixBN as FixBN
 from .methods.fraug import FRAug as FRAug
 from .methods.fraug_code import FRAugCode as FRAugCode
 from .methods.ftfa import FTFA as FTFA
@@ -79,6 +81,7 @@ from .methods.pfedme import PFedMe as PFedMe
 from .methods.references import Centralised as Centralised
 from .methods.references import Single as Single
 from .methods.scaffold import SCAFFOLD as SCAFFOLD
+from .methods.silobn import SiloBN as SiloBN
 from .models import MODELS as MODELS
 from .models.own import own_model as own_model
 from .models.staged import Staged as Staged
