@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fedshift.core.net import batch_norms
 from fedshift.methods.fedavg import FedAvg
@@ -35,6 +35,19 @@ def fixed_statistics(modules: Iterable[nn.Module]) -> Iterator[None]:
             layer.train()
 
 
+@dataclass(frozen=True, repr=False)
+class FixedAfter(Objective):
+    """An objective whose batch norms are fixed after a round; None: half of the stage's."""
+
+    last: int | None = None
+
+    def evaluate(self, net: Net, batch: Batch, context: Context) -> dict[str, Tensor]:
+        """The weighted terms of a batch, which is encoded by fixed statistics after that round."""
+        last = context.rounds // 2 if self.last is None else self.last
+        with fixed_statistics(net.parts.values() if context.round > last else ()):
+            return super().evaluate(net, batch, context)
+
+
 class FixBN(FedAvg):
     """FedAvg whose batch-norm statistics are fixed after some rounds; with all rounds before that it is FedAvg."""
 
@@ -44,12 +57,6 @@ class FixBN(FedAvg):
         None, help="rounds T* after which batch-norm statistics are fixed; by default half of all"
     )
 
-    def phases(self) -> Phases:
-        """Local training; the loss, which knows the round, encodes."""
-        return (Phase("train", (self.objective("train", encode=None),)),)
-
-    def risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
-        """The cross-entropy, by fixed statistics after round T*."""
-        last = context.rounds // 2 if self.fixed_after is None else self.fixed_after
-        with fixed_statistics(net.parts.values() if context.round > last else ()):
-            return super().risk(net, self.encode(net, batch, context.noise), context)
+    def objective(self, name: str, **changes: Any) -> Objective:
+        """FedAvg's, by fixed statistics after round T*."""
+        return FixedAfter(**vars(super().objective(name, **changes)), last=self.fixed_after)
