@@ -126,6 +126,7 @@ CROSSES = {
     "fedcir": (f"{MODEL} generator gaussians", MODEL, ""),
     "feddg-ga": (MODEL, f"{MODEL} gap", "local_loss"),
     "feddyn": (MODEL, MODEL, "dual"),
+    "fedfa": (f"{MODEL} spread", f"{MODEL} batches", "statistics"),
     "fedgen": (f"{MODEL} generator class_counts", f"{MODEL} class_counts", ""),
     "fediir": (f"{MODEL} invariant", f"{MODEL} gradient", ""),
     "fedpac": (f"{MODEL} class_means class_counts", f"{MODEL} before squares after class_counts samples", ""),
@@ -166,7 +167,7 @@ def test_what_crosses_what_stays_and_whose_model_is_scored(name: str):
         sent = [names_sent(run.simulation, exchange, direction) for exchange in exchanges]
         assert {part_of(tensor) for tensor in chain(*sent)} == expected
     assert {part_of(tensor) for _, state in states(run.simulation) for tensor in state.tensors} == stays
-    own = stays - {"discriminator", "dual", "local_loss", "own_variate", "previous"} or name == "fedpac"
+    own = stays - {"discriminator", "dual", "local_loss", "own_variate", "previous", "statistics"} or name == "fedpac"
     assert {(row["role"], row["model"]) for row in run.records[-1]["environments"]} == {
         ("validation", "own" if own else "global"),
         ("test", "unseen" if own and name != "fedpac" else "global"),
@@ -189,6 +190,7 @@ WITHOUT_ITS_TERMS: dict[str, dict[str, Any]] = {
     "fedprox": {"mu": 0.0},
     "fediir": {"lam": 0.0},
     "moon": {"mu": 0.0, "projection": "none"},
+    "fedfa": {"probability": 0.0},
     "fedlc": {"tau": 0.0},  # every class is present
     "fedl2r": {"l2r": 0.0},
     "fedgen": {"alpha": 0, "beta": 0, "generator_steps": 2},

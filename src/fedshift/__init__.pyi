@@ -44,6 +44,7 @@ from .methods.fedcir import FedCiR as FedCiR
 from .methods.fedcir import FedReg as FedReg
 from .methods.feddg_ga import FedDGGA as FedDGGA
 from .methods.feddyn import FedDyn as FedDyn
+from .methods.fedfa import FedFA as FedFA
 from .methods.fedgen import FedGen as FedGen
 from .methods.fediir import FedIIR as FedIIR
 from .methods.fedlc import FedLC as FedLC

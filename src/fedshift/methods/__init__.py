@@ -23,6 +23,7 @@ METHODS: Catalogue[Method] = Catalogue(
         "fedbn": ".fedbn:FedBN",
         "silobn": ".silobn:SiloBN",
         "fixbn": ".fixbn:FixBN",
+        "fedfa": ".fedfa:FedFA",
         "fedsr": ".fedsr:FedSR",
         "fedl2r": ".fedsr:FedL2R",
         "fedcmi": ".fedsr:FedCMI",
