@@ -129,7 +129,9 @@ CROSSES = {
     "fedbabu": (MODEL, "encoder", "tuned"),
     "fedbn": (MODEL, MODEL, "encoder"),
     "fedcir": (f"{MODEL} generator gaussians", MODEL, ""),
+    "feddg-ga": (MODEL, f"{MODEL} gap", "local_loss"),
     "feddyn": (MODEL, MODEL, "dual"),
+    "fedfa": (f"{MODEL} spread", f"{MODEL} batches", "statistics"),
     "fedgen": (f"{MODEL} generator class_counts", f"{MODEL} class_counts", ""),
     "fediir": (f"{MODEL} invariant", f"{MODEL} gradient", ""),
     "fedpac": (f"{MODEL} class_means class_counts", f"{MODEL} before squares after class_counts samples", ""),
@@ -162,6 +164,7 @@ CROSSES = {
     "pfedme": (MODEL, MODEL, "personal_encoder personal_head"),
     "pooled-groupdro": (f"{MODEL} mixture", f"{MODEL} mixture", ""),
     "scaffold": (f"{MODEL} variate", f"{MODEL} change", "own_variate"),
+    "silobn": (MODEL, MODEL, "encoder"),
     "single": ("", "", MODEL),
     "vrex": (f"{MODEL} mean_risk", f"{MODEL} risk", ""),
 }
@@ -181,6 +184,11 @@ def test_what_crosses_what_stays_and_whose_model_is_scored(name: str):
     # What chooses and what is reported is one model, that of a client that never trained.
     scored = {row["model"] for row in run.records[-1]["environments"]}
     assert scored == {"unseen" if personal and name != "fedpac" else "global"}
+    own = stays - {"discriminator", "dual", "local_loss", "own_variate", "previous", "statistics"} or name == "fedpac"
+    assert {(row["role"], row["model"]) for row in run.records[-1]["environments"]} == {
+        ("validation", "own" if own else "global"),
+        ("test", "unseen" if own and name != "fedpac" else "global"),
+    }
 
 
 @pytest.mark.parametrize("name", ARCHETYPES)
@@ -199,6 +207,7 @@ WITHOUT_ITS_TERMS: dict[str, dict[str, Any]] = {
     "fedprox": {"mu": 0.0},
     "fediir": {"lam": 0.0},
     "moon": {"mu": 0.0, "projection": "none"},
+    "fedfa": {"probability": 0.0},
     "fedlc": {"tau": 0.0},  # every class is present
     "fedl2r": {"l2r": 0.0},
     "fedgen": {"alpha": 0, "beta": 0, "generator_steps": 2},
