@@ -42,7 +42,7 @@ class Quantity(NamedTuple):
 
 
 def _accuracies(role: str, environment: str = "") -> Values:
-    """In % at the last round, on each environment of a role or on one of them."""
+    """In % at the end, on each environment of a role or on one of them."""
 
     def read(run: Run, records: Sequence[Record]) -> list[float]:
         found = by_environment(last(records), role, ACCURACY)
@@ -92,7 +92,7 @@ def quantity(text: str) -> Quantity:
     """The quantity of a column.
 
     Args:
-        text: "mean" and "worst": accuracy over test environments at the last round; "on: NAME": on one of them;
+        text: "mean" and "worst": accuracy over test environments at the end; "on: NAME": on one of them;
             "validation": over validation environments; "best round": the mean at the round that is best on the test;
             "risk": the mean loss over test environments; "seconds" of training; "megabytes" in both directions;
             "rounds to: A" and "megabytes a client to: A": when the mean accuracy was first A %.

@@ -71,7 +71,7 @@ class Trial:
     Attributes:
         settings: by dotted name.
         state: "asked" until it is over.
-        value: the validation score, in 0..1, of a complete trial: the mean over its seeds at the last round.
+        value: the validation score, in 0..1, of a complete trial: the mean over its seeds at the end.
         curve: the validation scores of its first seed by rounds done; of a pruned trial up to where it ended.
         runs: the names of its run folders.
         repeats: the number of the earlier trial with the same settings, if there is one, whose outcome it has.

@@ -116,7 +116,7 @@ def chosen_on(experiment: Experiment) -> str:
     label = experiment.protocol.validation_label
     words = ROLE if label == ROLE else f"{label} {ROLE}"
     return (
-        f"{words} {Metric(experiment.evaluate.select).title} after the last round, the mean over environments and "
+        f"{words} {Metric(experiment.evaluate.select).title} at the end, the mean over environments and "
         "seeds; no test environment is looked at"
     )
 

@@ -300,7 +300,7 @@ class Tuning(Tabled):
             spent.append([*case, *map(str, counts), rounds, seeds])
         named, metric = ["method", "held out"][:several], self.studies[0].metric
         counted = ["trials", "complete", "pruned", "failed", "repeated"]
-        title = f"Validation {metric.title} in %{metric.remark}, last round"
+        title = f"Validation {metric.title} in %{metric.remark}, at the end"
         return [
             Table(title, [*named, "best", "as it stands", "best trial"], values),
             Table("Budget", [*named, *counted, "rounds", "seeds"], spent),
