@@ -77,9 +77,7 @@ class RandomDirections(ClientIndex):
     size: Width = setting(512, help="length of a client's vector")
     rank: Count | None = setting(None, help="how many directions; by default one for each client, at most `size`")
     norm: Positive = setting(1.0, help="the norm of every client's vector")
-    strategy: Literal["global", "federated"] = setting(
-        "global", help="in whose place it stands: use 3's weight"
-    )
+    strategy: Literal["global", "federated"] = setting("global", help="in whose place it stands: use 3's weight")
 
     def feature_dim(self, model: ModelBuilder, base: Mapping[str, Part]) -> int:
         """The length that was asked for."""
