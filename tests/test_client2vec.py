@@ -251,6 +251,27 @@ def test_local_terms_by_hand(local_loss: Any, form: Literal["mean", "sum"], expe
     assert values(terms) == pytest.approx(expected, abs=1e-6)
 
 
+def test_use_3_knows_of_the_index_only_the_angles_between_its_vectors():
+    """B Q, Q^T P and h_P Q for any rotation Q leave z_P B^T, h_P(z_P) and what moves the encoder as they were."""
+    generator = torch.Generator().manual_seed(0)
+    turn = torch.linalg.qr(torch.randn(3, 3, generator=generator)).Q
+    head, projector, projector_head = (nn.Linear(inputs, 3, bias=False) for inputs in (2, 2, 3))
+    indices, x = torch.randn(4, 3, generator=generator), torch.randn(5, 2, generator=generator)
+    found = []
+    for q in (torch.eye(3), turn):
+        parts = {"encoder": nn.Linear(2, 2, bias=False), "head": head, "projector": nn.Linear(2, 3, bias=False)}
+        parts |= {"projector_head": nn.Linear(3, 3, bias=False), "feature_index": holder({"value": indices @ q})}
+        parts["encoder"].weight.data = torch.eye(2)
+        parts["projector"].weight.data = q.T @ projector.weight.data
+        parts["projector_head"].weight.data = projector_head.weight.data @ q
+        method, net = Client2Vec(local_form="sum"), Net(parts)
+        terms = losses(method.local_terms(), net, method.base.encode(net, Batch(x, torch.arange(5) % 3), {}), at())
+        (gradient,) = torch.autograd.grad(Tensors(terms).sum(), [parts["encoder"].weight])
+        found.append((gradient, torch.stack(list(terms.values()))))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize("base", ["fedavgm", "feddyn", "moon", "fediir", "fedsr", "fedcir", "fedbn", "fraug"])
 def test_with_all_uses_off_every_base_is_itself(make: Make, base: str):
     ours = run(wrapped(make, CNN_WITH_BN, base=base, sampling=False, aggregation=False, local_training=False))

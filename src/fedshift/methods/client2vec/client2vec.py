@@ -22,8 +22,8 @@ Choices, where the paper leaves something open:
 - P and h_P are shared, and what the base does to all shared parameters (FedProx's term) holds for them, but FedDyn and
   server optimisers, which name theirs, average them plainly. With ``projection_scope = "client"`` they never leave the
   client: all begin alike, each trains its own, and one that is absent keeps what it had. No prediction reads them.
-- All clients have the same B_f, and P is as likely drawn turned as not, so use 3 knows of the index only how long its
-  vectors are and which angles they have with each other: ``index = "random"`` is the control that has other angles.
+- All clients have the same B_f, and a rotation of its vectors is one of P and h_P, which are drawn at random, so use 3
+  knows of the index only the lengths of its vectors and the angles between them. ``index = "random"`` is the control.
 - q_i = N_i / N in Eq. 3 weighs clients by their samples, as all rows of the paper do: put it on, and compare it with, a
   base of ``weighting = "samples"``.
 - ``local_weight``: 1 with a federated index and 5 with a global one (Tables 1 and 7).
