@@ -4,7 +4,7 @@
 patients who were referred for coronary angiography in Cleveland, Budapest, Zurich and Basel, and Long Beach. A patient
 is ill where a vessel is narrowed by more than half (``num`` above 0): .46, .36, .93 and .74 of them. ``ca`` is missing
 for 1, 99, 96 and 99 %, ``thal`` for 1, 90, 42 and 83 %, and Switzerland, of whose 123 patients 8 are well, measured no
-cholesterol. The file is the four of UCI joined, with the column ``hospital`` and the first line ``hospital,age,...,num``.
+cholesterol. The file is the four of UCI joined, under the first line ``hospital,age,sex,...,num``.
 
 *OPT* (Michalowicz et al., New England Journal of Medicine, 2006): 823 pregnant women with periodontitis at four clinics
 of the United States, of whom half were treated at once and half after delivery. The label is whether at visit 5 more
