@@ -27,7 +27,6 @@ ARCHETYPES = ("fedavg", "scaffold", "fedcir", "fraug", "fedpac", "client2vec", "
 
 # What methods need to be small, or to stay finite under plain SGD with a large learning rate.
 SMALL = {
-    "scaffold": {"variate": "gradient"},  # the other option is for plain SGD alone; test_scaffold.py has it
     "client2vec": {"index": {"name": "dsa-ign", "epochs": 2, "feedforward": 16, "encoder": {"size": 64}}},
     "fedpac": {"lam": 0.1, "head_steps": 2, "encoder_steps": 2, "unit": "steps"},
     **{
@@ -38,7 +37,8 @@ SMALL = {
     "fedpin-gm-ft": {"alpha": 1e-4, "global_steps": 2, "finetune_steps": 2},
     "fedrep": {"head_steps": 2, "unit": "steps"},
     "ftfa": {"finetune_steps": 3},
-    "fedproc": {"projection_dim": 8},
+    "fedproc": {"projection": "mlp", "projection_dim": 8},
+    "moon": {"projection": "mlp"},
     "fedgen": {"alpha": 1.0, "beta": 1.0, "generator_steps": 2, "generator_hidden": 8, "generator_noise": 3},
     "fedadg": {
         "classification_steps": 2,

@@ -89,7 +89,7 @@ def test_cka_of_features_by_hand():
 
 def test_clients_with_one_encoder_are_not_compared_and_personal_ones_are(tmp_path: Path):
     methods = ["fedavg", "ditto", "fedbn"]
-    settings = {"model.batch_norm": True}
+    settings = {"model.norm": "batch"}
     fedshift.compare("rotated-mnist-in-domain", method=methods, rounds=2, seed=0, settings=settings, out=str(tmp_path))
     found = fedshift.analyse("cka", tmp_path)
     assert [*found.rows] == ["fedbn"]

@@ -42,6 +42,22 @@ def test_selection_rules_by_hand():
     assert [name for name, rule in chosen.items() if rule["oracle"]] == ["target_best"]
 
 
+def test_the_mean_of_the_last_evaluations_by_hand():
+    """Four evaluations, the mean of three asked for: the second is another stage's, so (0.3 + 0.9) / 2 = 0.6 remain.
+
+    Validation of these two: 0.5 and 0.7. A third whose environment has other samples (n) leaves 0.9 alone.
+    """
+    rows = [
+        [a_row("t", "test", test), a_row("v", "validation", value)]
+        for test, value in ((0.1, 0.2), (0.3, 0.5), (0.9, 0.7))
+    ]
+    first, second, third = ({**a_record(at, its), "last": 3} for at, its in enumerate(rows, 1))
+    chosen = summary([first, {**first, "stage": "other"}, second, third])["last"]
+    assert (chosen["position"], chosen["test"], chosen["validation"]) == (3, pytest.approx(0.6), pytest.approx(0.6))
+    second["environments"][0]["n"] += 1
+    assert summary([second, third])["last"]["test"] == 0.9
+
+
 def test_mean_and_sample_standard_deviation_over_seeds():
     """0.80, 0.84, 0.88: mean 0.84, deviations -0.04, 0, 0.04, so std = sqrt(0.0032 / 2) = 0.04."""
     measured = MeanStd.of([0.80, 0.84, 0.88])

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from inspect import getdoc
+from math import sqrt
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -65,6 +66,11 @@ class Range:
 
     def __str__(self) -> str:
         return f"{self.low:g} to {self.high:g}{' (log)' if self.log else ''}"
+
+    @property
+    def points(self) -> tuple[float, float, float]:
+        """Its ends and its middle, which a grid tries."""
+        return self.low, sqrt(self.low * self.high) if self.log else (self.low + self.high) / 2, self.high
 
 
 Search = Range | tuple[Any, ...]

@@ -207,10 +207,9 @@ def steps_of(phase: Phase, train: Train, samples: int | None) -> int:
     """How many steps a phase has on so many samples; None: on a server that has none."""
     if phase.steps is not None and not isinstance(phase.steps, Epochs):
         return phase.steps
-    per_epoch = samples // min(phase.batch or train.batch, samples) if samples else 1
     if phase.steps is not None:
-        return phase.steps * per_epoch
-    return train.steps * (per_epoch if train.unit == "epochs" else 1)
+        return phase.steps * train.per_epoch(samples, phase.batch)
+    return train.steps_on(samples, phase.batch)
 
 
 def even_chunks(length: int, size: int) -> Iterator[Tensor]:

@@ -19,6 +19,7 @@ METHODS: Catalogue[Method] = Catalogue(
         "centralised": ".references:Centralised",
         "single": ".references:Single",
         "fedavg": ".fedavg:FedAvg",
+        "fedavg-again": ".references:FedAvgAgain",
         "fedprox": ".fedprox:FedProx",
         "fedbn": ".fedbn:FedBN",
         "fedsr": ".fedsr:FedSR",

@@ -1,7 +1,8 @@
 """What follows from records alone: which round's result is reported, and where training ends early.
 
-``last`` is the headline. ``source_validation`` may be used to choose. ``target_best`` looks at the test data, so
-it is an oracle, only ever shown beside the others. All go by the metric that the records say selects.
+``last`` is the headline: the last evaluation, or the mean of the last ones (``evaluate.last``). ``source_validation``
+may be used to choose. ``target_best`` looks at the test data, so it is an oracle, only ever shown beside the others.
+All go by the metric that the records say selects.
 """
 
 from __future__ import annotations
@@ -78,8 +79,27 @@ def _means(rows: Sequence[Record]) -> Record:
 
 
 def last(records: Sequence[Record]) -> Record:
-    """The last evaluation."""
-    return records[-1]
+    """The last evaluation, with the mean scores of the last ones of its stage where the run asks for several.
+
+    An evaluation that scored other models or samples, as where a site was absent, is no part of the mean.
+    """
+    newest = records[-1]
+    asked = records[-newest.get("last", 1) :]
+    if len(asked) == 1:
+        return newest
+    alike = [each for each in asked if each["stage"] == newest["stage"] and _scored(each) == _scored(newest)]
+    rows = zip(*(each["environments"] for each in alike), strict=True)
+    return newest | {"environments": [its[-1] | _means(its) for its in rows]}
+
+
+def _scored(record: Record) -> list[tuple[Any, ...]]:
+    return [tuple(row.get(key) for key in ("environment", "role", "model", "n")) for row in record["environments"]]
+
+
+def moment(records: Sequence[Record]) -> str:
+    """Of when the headline is, for the title of a table."""
+    count = records[-1].get("last", 1)
+    return "last round" if count == 1 else f"mean of the last {count} evaluations"
 
 
 def source_validation(records: Sequence[Record]) -> Record:

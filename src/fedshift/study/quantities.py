@@ -42,7 +42,7 @@ class Quantity(NamedTuple):
 
 
 def _accuracies(role: str, environment: str = "") -> Values:
-    """In % at the last round, on each environment of a role or on one of them."""
+    """In % at the end, on each environment of a role or on one of them."""
 
     def read(run: Run, records: Sequence[Record]) -> list[float]:
         found = by_environment(last(records), role, ACCURACY)
@@ -55,6 +55,12 @@ def _mean(record: Record) -> list[float]:
     """The mean accuracy over test environments, in %; nothing where there are none."""
     score = mean_score(record, "test", ACCURACY)
     return [] if score is None else [PERCENT * score]
+
+
+def _late_gain(run: Run, records: Sequence[Record]) -> list[float]:
+    """What the mean accuracy gained since two thirds of the evaluations, in points: about 0 at a plateau."""
+    early = records[: -(-2 * len(records) // 3)]
+    return [late - before for late, before in zip(_mean(last(records)), _mean(last(early)), strict=True)]
 
 
 def _reached(accuracy: float, count: Callable[[Run, Record], float]) -> Values:
@@ -75,6 +81,7 @@ QUANTITIES: Mapping[str, Quantity] = {
     "worst": Quantity("%", _accuracies("test"), min),
     "validation": Quantity("%", _accuracies("validation")),
     "best round": Quantity("%", lambda run, records: _mean(target_best(records))),
+    "late gain": Quantity("points", _late_gain),
     "risk": Quantity("nats", lambda run, records: by_environment(last(records), "test", "loss").values()),
     "seconds": Quantity("s", lambda run, records: [run.times.training]),
     "megabytes": Quantity("MB", lambda run, records: [_megabytes(last(records))]),
@@ -92,8 +99,9 @@ def quantity(text: str) -> Quantity:
     """The quantity of a column.
 
     Args:
-        text: "mean" and "worst": accuracy over test environments at the last round; "on: NAME": on one of them;
+        text: "mean" and "worst": accuracy over test environments at the end; "on: NAME": on one of them;
             "validation": over validation environments; "best round": the mean at the round that is best on the test;
+            "late gain": the mean less that at two thirds of the evaluations;
             "risk": the mean loss over test environments; "seconds" of training; "megabytes" in both directions;
             "rounds to: A" and "megabytes a client to: A": when the mean accuracy was first A %.
 
