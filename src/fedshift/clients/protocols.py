@@ -49,6 +49,11 @@ class Protocol(Spec):
     validation_label: ClassVar[str]
 
     @property
+    def own_models(self) -> bool:
+        """Whether clients are scored with their own models; if not, with that of a client that never trained."""
+        return True
+
+    @property
     def caution(self) -> str:
         """What speaks against its own numbers, as a note for readers; empty if nothing does."""
         return ""
@@ -182,7 +187,8 @@ class PartlyTrained(Protocol):
 class LeaveOneDomainOut(PartlyTrained):
     """The clients of all domains but one train; the held-out domain is the target (FedSR, Sec. 4.2).
 
-    Every client keeps a part for validation, on which alone hyper-parameters and rounds may be chosen.
+    Every client keeps a part for validation, on which alone hyper-parameters and rounds may be chosen. The model
+    that is scored on it is the one that is scored on the target: what suits clients' own may ruin it.
     """
 
     question: ClassVar[str] = "How good are models on a domain in which no client trains?"
@@ -198,6 +204,11 @@ class LeaveOneDomainOut(PartlyTrained):
         source="FedSR, Sec. 4.2: unseen; FedPIN, App. E.1 (PACS): clients",
     )
 
+    @property
+    def own_models(self) -> bool:
+        """Only where clients are scored on the target."""
+        return self.scored == "clients"
+
     def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> FederatedData:
         """Sources are clients; the target belongs to nobody."""
         _refuse_environments(self, data)
@@ -209,7 +220,7 @@ class LeaveOneDomainOut(PartlyTrained):
         division = divide(data, partition, streams)
         held_out, trained = self.split_off(data, (self.validation,), streams, division.holder)
         sources = division.without(target)
-        validation = Kind("validation", sources.places, sources.views(held_out))
+        validation = Kind("validation", sources.places, sources.views(held_out), self.own_models)
         unseen = sources.whole.subset(data.domain == target)
         if self.scored == "clients":
             known = torch.zeros(len(sources), len(data.classes), dtype=torch.bool)

@@ -43,7 +43,7 @@ class FedADG(FedAvg):
     paper: ClassVar[str] = "Zhang et al., arXiv:2111.10487, 2021"
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "pacs": {"classification_steps": 3, "adversarial_steps": 7},
-        "vlcs": {"classification_steps": 5, "adversarial_steps": 10},
+        "vlcs": {"classification_steps": 5, "adversarial_steps": 10, "adversarial_lr": 7e-4, "smoothing": 0.2},
     }
 
     alpha: Probability = setting(

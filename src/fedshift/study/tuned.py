@@ -80,7 +80,7 @@ class Found(File):
             settings={key: value for key, value in there[number].settings.items() if value is not None},  # as in TOML
             value=cast(float, there[number].value),
             trial=number,
-            trials=study.budget.trials,
+            trials=study.count,
             pruned=sum(trial.state == "pruned" for trial in there),
             failed=sum(trial.state == "failed" for trial in there),
             repeated=sum(trial.repeats is not None for trial in there),
