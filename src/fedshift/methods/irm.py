@@ -37,7 +37,7 @@ class IRM(FedAvg):
 
     paper: ClassVar[str] = "Arjovsky et al., 2019 (IRMv1)"
 
-    lam: NonNegative = setting(10.0, help="weight of the penalty", search=(10.0, 1.0, 100.0))
+    lam: NonNegative = setting(1.0, help="weight of the penalty", search=(1.0, 10.0, 0.1))
     warmup: Percent = setting(10, help="percent of the rounds, the first ones, without the penalty", source="DomainBed")
 
     def terms(self) -> dict[str, Term]:
