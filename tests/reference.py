@@ -38,7 +38,6 @@ SMALL = {
     "fedpin-gm": {"alpha": 1e-4, "global_steps": 2},
     "fedpin-gm-ft": {"alpha": 1e-4, "global_steps": 2, "finetune_steps": 2},
     "fedbabu": {"finetune_steps": 3},
-    "pooled-irm": {"lam": 0.1},
     "fedrep": {"head_steps": 2, "unit": "steps"},
     "ftfa": {"finetune_steps": 3},
     "fedproc": {"projection": "mlp", "projection_dim": 8},
