@@ -89,10 +89,10 @@ from .methods.pfedavg import PFedAvg as PFedAvg
 from .methods.pfedme import PFedMe as PFedMe
 from .methods.references import Centralised as Centralised
 from .methods.references import Single as Single
-from .methods.vrex import PooledVREx as PooledVREx
-from .methods.vrex import VREx as VREx
 from .methods.scaffold import SCAFFOLD as SCAFFOLD
 from .methods.silobn import SiloBN as SiloBN
+from .methods.vrex import PooledVREx as PooledVREx
+from .methods.vrex import VREx as VREx
 from .models import MODELS as MODELS
 from .models.own import own_model as own_model
 from .models.staged import Staged as Staged
