@@ -12,6 +12,7 @@ from fedshift.catalogue import built_in
 from fedshift.core.setup import Round
 from fedshift.experiments import Experiment
 from fedshift.methods import METHODS
+from fedshift.methods.references import Centralised
 from fedshift.runs.events import RunEvents
 from fedshift.runs.schema import Record
 from fedshift.runs.simulation import Simulation
@@ -21,13 +22,13 @@ BUILT_IN = [name for name in METHODS if built_in(METHODS.get(name))]
 # A variant is another method with numbers fixed, which stands for it, but in the check that each can be run.
 VARIANTS = ["fedl2r", "fedcmi", "fedreg", "fedalign", "fedpin-lambda-0", "fedpin-gamma-0"]
 EVERY_METHOD = [name for name in BUILT_IN if name not in VARIANTS]
+POOLED = [name for name in BUILT_IN if issubclass(METHODS.get(name), Centralised)]  # which have one client
 # These use all that a method may: state of clients, parts that are sent down, phases of the server, private parts, a
 # model for each client, stages, and phases of several kinds.
 ARCHETYPES = ("fedavg", "scaffold", "fedcir", "fraug", "fedpac", "client2vec", "fedpin")
 
 # What methods need to be small, or to stay finite under plain SGD with a large learning rate.
 SMALL = {
-    "scaffold": {"variate": "gradient"},  # the other option is for plain SGD alone; test_scaffold.py has it
     "client2vec": {"index": {"name": "dsa-ign", "epochs": 2, "feedforward": 16, "encoder": {"size": 64}}},
     "fedpac": {"lam": 0.1, "head_steps": 2, "encoder_steps": 2, "unit": "steps"},
     **{
@@ -39,8 +40,11 @@ SMALL = {
     "fedbabu": {"finetune_steps": 3},
     "fedrep": {"head_steps": 2, "unit": "steps"},
     "ftfa": {"finetune_steps": 3},
+    "fedproc": {"projection": "mlp", "projection_dim": 8},
+    "moon": {"projection": "mlp"},
     "knn-per": {"capacity": 20},
-    "fedproc": {"projection_dim": 8},
+    "irm": {"lam": 0.1},
+    "pooled-irm": {"lam": 0.1},
     "fedgen": {"alpha": 1.0, "beta": 1.0, "generator_steps": 2, "generator_hidden": 8, "generator_noise": 3},
     "fedadg": {
         "classification_steps": 2,

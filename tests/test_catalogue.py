@@ -133,10 +133,15 @@ def test_presets_of_a_variant_are_its_bases_less_what_is_fixed_or_its_own():
 
 
 def test_presets_are_the_numbers_that_were_published():
-    """FedCiR, Appendix E and Table 1 (weights of FedGen's KL and generator); FRAug's public code; FedPIN, E.3."""
+    """FedCiR, Appendix E and Table 1 (weights of FedGen's KL and generator); FRAug's public code; FedPIN, E.3.
+
+    FedCiR's weight of L_align is a dimension's: 512 times the published one of ResNet-18's z.
+    """
     presets = {name: METHODS.get(name).presets for name in METHODS}
-    small, large = dict.fromkeys(("pacs", "office-caltech-10", "camelyon17"), 5e-7), {"domainnet": 1e-6}
-    assert {data: each["l_align"] for data, each in presets["fedcir"].items()} == {**small, **large, "iwildcam": 1e-6}
+    small, large = dict.fromkeys(("pacs", "office-caltech-10", "camelyon17"), 2.56e-4), {"domainnet": 5.12e-4}
+    assert {data: each["l_align"] for data, each in presets["fedcir"].items()} == pytest.approx(
+        {**small, **large, "iwildcam": 5.12e-4}
+    )
     fedgen = {data: (each["beta"], each["alpha"], each["generator_steps"]) for data, each in presets["fedgen"].items()}
     alike = dict.fromkeys(("domainnet", "pacs"), (1.0, 0.5, 5)) | dict.fromkeys(("camelyon17", "iwildcam"), (1, 1, 5))
     assert fedgen == alike | {"office-caltech-10": (0.5, 1.0, 5)}
@@ -148,6 +153,7 @@ def test_presets_are_the_numbers_that_were_published():
             "digits": (0.05, 0.05, 0.002),
         }
         assert (made["pacs"].alpha, made["pacs"].beta, made["digits"].alpha) == (10, 1, 1)
-    for name in ("fedpin", "fedpin-gm", "fedpin-gm-ft", "fedpin-gm-l2"):
-        alpha = {"waterbird": 3e4, "pacs": 1e4}
-        assert all(each["alpha"] == alpha.get(data, 1e5) for data, each in presets[name].items())
+    for name in ("fedpin", "fedpin-gm", "fedpin-gm-ft", "fedpin-gm-l2"):  # alpha only where it works in its own unit
+        alpha = {data: each["alpha"] for data, each in presets[name].items() if "alpha" in each}
+        assert alpha == dict.fromkeys(("colored-mnist", "colored-fashion-mnist"), 1e5)
+    assert presets["fedpin"]["pacs"] == {"lam": 3.0, "gamma": 1e-5}

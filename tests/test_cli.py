@@ -141,7 +141,7 @@ def test_names_complete_after_the_last_comma():
     assert names_of("METHODS")("fedavg,fedsr") == ["fedavg,fedsr"]
     assert set(names_of("METHODS")("fedavg,fed")) >= {"fedavg,fedprox", "fedavg,fedsr"}
     assert complete(setting_names)("train.step_") == ["train.step_every=", "train.step_at=", "train.step_factor="]
-    assert complete(experiment_names)("rot") == ["rotated-mnist", "rotated-mnist-in-domain"]
+    assert complete(experiment_names)("rotated-mnist-i") == ["rotated-mnist-in-domain"]
 
 
 def test_an_option_of_one_value_is_given_once():
@@ -244,6 +244,7 @@ def test_a_method_that_cannot_run_is_a_row_with_its_reason(
 
     monkeypatch.setattr(METHODS.get("fedlc"), "parts", lacking)
     words = ["compare", str(experiment_file), "--method", "scaffold,fedavg,fedlc", "--set", "train.momentum=0.9"]
+    words += ["--set", "method.scaffold.variate=steps"]
     forecast = ok(*words, "--dry-run")
     assert not (tmp_path / "runs").exists()
     result = RUNNER.invoke(app, words)
@@ -263,6 +264,7 @@ def test_a_method_that_cannot_run_is_a_row_with_its_reason(
 
 def test_where_no_method_can_run_the_reason_is_the_error(experiment_file: Path, tmp_path: Path):
     words = ["compare", str(experiment_file), "--method", "scaffold", "--set", "train.momentum=0.9,0.5"]
+    words += ["--set", "method.variate=steps"]
     for options in ([], ["--dry-run"]):
         assert refused(*words, *options).startswith("train.momentum = 0.9: ")
     assert "'nowhere'" in refused("compare", str(experiment_file), "--hold-out", "nowhere")

@@ -34,12 +34,11 @@ from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.schema import Record
 from fedshift.study.grid import expand, override
-from reference import EVERY_METHOD, small
+from reference import EVERY_METHOD, POOLED, small
 from refusal import refuses
 
 # A batch of one environment's samples: a product of more rows at once is rounded differently.
 IN_DOMAIN = {"protocol": {"name": "in-domain"}, "train.min_answers": 0.5, "evaluate.batch": 6}
-POOLED = ("centralised",)  # which no federation can carry out
 Change = Callable[[str, bytes, bytes], bytes | Away]
 
 

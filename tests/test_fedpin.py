@@ -101,8 +101,8 @@ def test_a_weight_of_0_leaves_out_its_term_and_what_only_it_needs(make: Make):
     assert [objective.name for objective in game.objectives] == ["global"]
     net = Net({"personal_encoder": linear(2.0), "personal_head": linear(1.0, -1.0)})
     assert set(personal.objectives[0].evaluate(net, ONE, at())) == {"personal"}
-    late = GlobalModel(alpha=8, alpha_warmup=4).terms()["invariance"]
-    assert (late.weight, late.since) == (8, 5)
+    late = GlobalModel(alpha=8, alpha_warmup=25).terms()["invariance"]
+    assert (late.weight, [late.first(rounds) for rounds in (3, 16, 80)]) == (8, [1, 5, 21])
 
 
 # The gain to first order ------------------------------------------------------------------------------
@@ -233,5 +233,5 @@ def test_gm_l2_holds_the_personal_model_by_hand():
 def test_the_named_variants_are_fedpin_with_a_weight_of_0():
     without_contrast, without_variance = METHODS.get("fedpin-lambda-0"), METHODS.get("fedpin-gamma-0")
     assert (without_contrast().lam, without_variance().gamma) == (0.0, 0.0)
-    assert without_variance.published()["pacs"] == {"alpha": 1e4, "lam": 3.0}
-    assert without_contrast.published()["pacs"] == {"alpha": 1e4, "gamma": 1e-5}
+    assert without_variance.published()["pacs"] == {"lam": 3.0}
+    assert without_contrast.published()["pacs"] == {"gamma": 1e-5}

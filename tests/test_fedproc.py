@@ -81,7 +81,7 @@ def test_prototypes_are_merged_by_class_count():
     assert state.shared["w"].item() == 2.5
 
 
-@pytest.mark.parametrize("changes", [{}, {"projection": "none"}, {"unit_length": False}])
+@pytest.mark.parametrize("changes", [{}, {"projection": "mlp"}, {"unit_length": False}])
 def test_one_round_computed_again(make: Make, changes: dict[str, Any]):
     """What a client sends is the sum of its trained model's representations, in evaluation mode, sample by sample."""
     came: list[Up] = []

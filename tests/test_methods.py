@@ -34,12 +34,13 @@ from fedshift.core.frozen import Embedding
 from fedshift.core.net import Net
 from fedshift.core.state import OptimiserState, flat_optimisers
 from fedshift.core.tensors import Replies, part_of
-from fedshift.engines.lane import BatchOrder
+from fedshift.engines.lane import BatchOrder, steps_of_job
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs import simulation as simulation_module
+from fedshift.runs.dry_run import planned_stages
 from fedshift.runs.simulation import Simulation
 from fedshift.streams import Streams
 from reference import ARCHETYPES, BUILT_IN, EVERY_METHOD, reference, small
@@ -121,13 +122,16 @@ CROSSES = {
         "",
     ),
     "ditto": (MODEL, MODEL, "personal_encoder personal_head"),
+    "coral": (f"{MODEL} moments", f"{MODEL} moments", ""),
     "drfa": (f"{MODEL} scored", f"{MODEL} caught risk samples steps", ""),
     "fedadg": (f"{MODEL} generator", f"{MODEL} generator", "discriminator"),
     "fedala": (MODEL, MODEL, "last weight"),
     "fedbabu": (MODEL, "encoder", "tuned"),
     "fedbn": (MODEL, MODEL, "encoder"),
     "fedcir": (f"{MODEL} generator gaussians", MODEL, ""),
+    "feddg-ga": (MODEL, f"{MODEL} gap", "local_loss"),
     "feddyn": (MODEL, MODEL, "dual"),
+    "fedfa": (f"{MODEL} spread", f"{MODEL} batches", "statistics"),
     "fedgen": (f"{MODEL} generator class_counts", f"{MODEL} class_counts", ""),
     "fediir": (f"{MODEL} invariant", f"{MODEL} gradient", ""),
     "fedpac": (f"{MODEL} class_means class_counts", f"{MODEL} before squares after class_counts samples", ""),
@@ -149,6 +153,7 @@ CROSSES = {
     "fraug": (f"{MODEL} generator", f"{MODEL} generator", "encoder rtnet prototypes"),
     "fraug-code": (f"{MODEL} generator", f"{MODEL} generator samples", "encoder rtnet prototypes"),
     "ftfa": (MODEL, MODEL, "tuned"),
+    "groupdro": (MODEL, f"{MODEL} risk", ""),
     "head-retraining": ("", "", MODEL),
     "knn-per": (MODEL, MODEL, "memory"),
     "lg-fedavg": ("head", "head", "encoder"),
@@ -157,8 +162,11 @@ CROSSES = {
     "partialfed-adaptive": (MODEL, MODEL, "last choice"),
     "pfedavg": (MODEL, MODEL, "personal_encoder personal_head"),
     "pfedme": (MODEL, MODEL, "personal_encoder personal_head"),
+    "pooled-groupdro": (f"{MODEL} mixture", f"{MODEL} mixture", ""),
     "scaffold": (f"{MODEL} variate", f"{MODEL} change", "own_variate"),
+    "silobn": (MODEL, MODEL, "encoder"),
     "single": ("", "", MODEL),
+    "vrex": (f"{MODEL} mean_risk", f"{MODEL} risk", ""),
 }
 
 
@@ -172,7 +180,7 @@ def test_what_crosses_what_stays_and_whose_model_is_scored(name: str):
         sent = [names_sent(run.simulation, exchange, direction) for exchange in exchanges]
         assert {part_of(tensor) for tensor in chain(*sent)} == expected
     assert {part_of(tensor) for _, state in states(run.simulation) for tensor in state.tensors} == stays
-    personal = stays - {"discriminator", "dual", "own_variate", "previous"}
+    personal = stays - {"discriminator", "dual", "local_loss", "own_variate", "previous", "statistics"}
     # What chooses and what is reported is one model, that of a client that never trained.
     scored = {row["model"] for row in run.records[-1]["environments"]}
     assert scored == {"unseen" if personal and name != "fedpac" else "global"}
@@ -194,10 +202,15 @@ WITHOUT_ITS_TERMS: dict[str, dict[str, Any]] = {
     "fedprox": {"mu": 0.0},
     "fediir": {"lam": 0.0},
     "moon": {"mu": 0.0, "projection": "none"},
+    "fedfa": {"probability": 0.0},
     "fedlc": {"tau": 0.0},  # every class is present
     "fedl2r": {"l2r": 0.0},
     "fedgen": {"alpha": 0, "beta": 0, "generator_steps": 2},
     "fedavgm": {"server": {"beta": 0.0}},
+    "irm": {"lam": 0.0},
+    "vrex": {"beta": 0.0},
+    "groupdro": {"eta": 0.0},
+    "coral": {"gamma": 0.0},
     "fedper": {"personal": "none"},
     "lg-fedavg": {"personal": "none"},
     "fpl": {"contrast": 0.0, "consistency": 0.0},
@@ -229,11 +242,13 @@ def test_fedprox_pulls_towards_the_global_model(make: Make):
     assert term.item() == pytest.approx(0.25 * count, rel=1e-5)
 
 
+# The single client takes the steps of a cohort of one.
+ONE_STEP = {"method.name": "centralised", "train.participation": 0.5, "train.steps": 1, "train.lr": 0.05}
+
+
 def test_one_client_and_one_step_a_round_is_plain_sgd(make: Make):
     """With a single client the mean is its model, so rounds of one step are steps of SGD without momentum."""
-    experiment = make(
-        {"method.name": "centralised", "train.steps": 1, "train.rounds": 7, "train.momentum": 0.0, "train.lr": 0.05}
-    )
+    experiment = make({**ONE_STEP, "train.rounds": 7, "train.momentum": 0.0})
     simulation = simulate(experiment)
     fresh = Simulation(experiment)
     (client,) = fresh.federated.clients
@@ -252,7 +267,7 @@ def test_one_client_and_one_step_a_round_is_plain_sgd(make: Make):
 
 def test_kept_moments_make_rounds_of_one_step_plain_momentum_sgd(make: Make):
     """One client, one step a round: with kept momentum the rounds are one unbroken run of momentum SGD."""
-    changes = {"method.name": "centralised", "train.steps": 1, "train.rounds": 6, "train.lr": 0.05}
+    changes = {**ONE_STEP, "train.rounds": 6}
     kept = simulate(make({**changes, "method.optimiser_state": "kept"}))
     one_round = simulate(make({**changes, "train.steps": 6, "train.rounds": 1}))
     for name, tensor in kept.coordinator.state.shared.items():
@@ -326,6 +341,29 @@ def test_single_equals_a_federation_of_one(make: Make):
     mine, theirs = simulation.site.store.get(1), alone.site.store.get(1)
     assert mine and theirs
     assert all(torch.equal(mine.tensors[name], theirs.tensors[name]) for name in mine.tensors)
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps"),
+    [
+        ({"train.steps": 3}, 2 * 3),
+        ({"train.steps": 3, "train.participation": 0.4}, 3),
+        ({"train.steps": 2, "train.unit": "epochs"}, 2 * (6 + 5)),
+    ],
+)
+def test_centralised_takes_the_steps_of_a_cohort_in_a_round(make: Make, changes: dict[str, Any], steps: int):
+    """Two clients with 27 and 21 samples, in batches of 4: three steps each, or of one, or two epochs of both.
+
+    A dry run plans as many, as it does for the federation.
+    """
+    common = {"data.fewer": 2, "train.rounds": 1, "train.batch": 4, **changes}
+    simulation = Simulation(make({**common, "method.name": "centralised"}))
+    assert simulation.federated.pooled_sizes == (27, 21)
+    (stage,) = planned_stages(simulation)
+    (job,) = simulation.example()
+    assert (stage.steps, steps_of_job(job)) == (steps, steps)
+    (federation,) = planned_stages(Simulation(make(common)))
+    assert federation.steps == steps
 
 
 def test_centralised_pools_all_training_data(make: Make):

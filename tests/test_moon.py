@@ -59,7 +59,7 @@ def test_the_projection_is_contrasted_and_read_by_the_head():
     previous = nn.Sequential(OrderedDict(deepcopy(parts)))
     net = Net({**parts, "head": linear([1.0, 0.0], [0.0, 0.0]), "previous": previous})
     received = {"encoder.weight": torch.tensor([[1.0]]), "projection.weight": torch.tensor([[0.0], [1.0]])}
-    method, batch = MOON(mu=1.0), Batch(torch.tensor([[3.0]]), torch.tensor([0]))
+    method, batch = MOON(mu=1.0, projection="mlp"), Batch(torch.tensor([[3.0]]), torch.tensor([0]))
     terms = method.objective("train").evaluate(net, batch, at(received=received))
     assert terms["contrastive"].item() == pytest.approx(math.log(1 + math.exp(2)), rel=1e-6)
     assert terms["cross_entropy"].item() == pytest.approx(math.log(1 + math.exp(-3)), rel=1e-5)

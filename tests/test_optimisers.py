@@ -140,4 +140,4 @@ def test_what_cannot_be_clipped_is_refused(make: Make):
     with refuses("train.clip = 0", "'off'"):
         Train(clip=0)
     with refuses("train.clip = 1", "method.variate = 'steps'", "train.clip = 'off'"):
-        make({"method.name": "scaffold", "train.momentum": 0.0, "train.clip": 1.0}).check()
+        make({"method": {"name": "scaffold", "variate": "steps"}, "train.momentum": 0.0, "train.clip": 1.0}).check()

@@ -17,10 +17,10 @@ __all__ = ["on_quadratics"]  # a fixture
 
 @pytest.mark.parametrize(("beta", "w"), [(1.0, 0.007362), (0.5, 0.003681)])
 def test_a_round_by_hand(on_quadratics: OnQuadratics, beta: float, w: float):
-    """R = 2 batches, K = 2 steps of theta on each, all rates 0.1, lam = 2, from w = theta = 0.
+    """R = 2 batches, K = 2 steps of theta on each, a rate of 0.1, a share of 0.2, lam = 2, from w = theta = 0.
 
     Client 0, theta' = theta - 3 + 2 (theta - w): theta = 0.3, then 0.3 - 0.1 (-2.7 + 0.6) = 0.51;
-      w = 0 + 0.1 * 2 * 0.51 = 0.102.
+      w = 0 + 0.2 * 0.51 = 0.102.
       theta = 0.51 - 0.1 (-2.49 + 2 * 0.408) = 0.6774, then 0.6774 - 0.1 (-2.3226 + 2 * 0.5754) = 0.79458;
       w = 0.102 + 0.2 (0.79458 - 0.102) = 0.240516.
     Client 1, theta' = 4 (theta + 1) + 2 (theta - w): theta = -0.4, then -0.4 - 0.1 (2.4 - 0.8) = -0.56; w = -0.112.
@@ -28,14 +28,14 @@ def test_a_round_by_hand(on_quadratics: OnQuadratics, beta: float, w: float):
       w = -0.112 + 0.2 (-0.68096 + 0.112) = -0.225792.
     The server: mean 0.007362, of which it takes beta from 0.
     """
-    method = PFedMe(lam=2.0, personal_steps=2, beta=beta)
+    method = PFedMe(lam=2.0, personal_steps=2, beta=beta, share=0.2)
     simulation = on_quadratics.run(method, {**PLAIN, "train.rounds": 1, "train.steps": 2}, APART)
     assert own(simulation) == pytest.approx([0.79458, -0.68096], abs=1e-6)
     assert at_rest(simulation) == pytest.approx(w, abs=1e-6)
 
 
 def test_moments_begin_anew_with_theta_in_every_round(on_quadratics: OnQuadratics):
-    """A batch a round, K = 2, a momentum of 0.5, all rates 0.1, lam = 2, from w = theta = 0; m is what theta moves by.
+    """A batch a round, K = 2, momentum 0.5, rate 0.1, a share of 0.2, lam = 2, from w = theta = 0; theta moves by m.
 
     Client 0: m = -3, theta = 0.3; m = -1.5 + (-2.7 + 0.6) = -3.6, theta = 0.66; w = 0.132.
     Client 1: m = 4, theta = -0.4; m = 2 + (2.4 - 0.8) = 3.6, theta = -0.76; w = -0.152. The mean is -0.01.
@@ -44,7 +44,7 @@ def test_moments_begin_anew_with_theta_in_every_round(on_quadratics: OnQuadratic
     client 1: m = 3.96, theta = -0.406; m = 1.98 + (2.376 - 0.792) = 3.564, theta = -0.7624.
     """
     changes = {**PLAIN, "train.steps": 1, "train.rounds": 2, "train.momentum": 0.5}
-    simulation = Simulation(on_quadratics.experiment(PFedMe(lam=2.0, personal_steps=2), changes, APART))
+    simulation = Simulation(on_quadratics.experiment(PFedMe(lam=2.0, personal_steps=2, share=0.2), changes, APART))
     for expected in ([0.66, -0.76], [0.6522, -0.7624]):
         go_on(simulation)
         assert own(simulation) == pytest.approx(expected, abs=1e-6)
@@ -57,7 +57,7 @@ def test_w_ends_at_the_optimum_of_the_envelopes(on_quadratics: OnQuadratics):
     The sum of f_k itself is least at -1/5, and the mean of the clients' optima is 1.
     """
     changes = {**PLAIN, "train.steps": 1, "train.rounds": 30}
-    simulation = on_quadratics.run(PFedMe(lam=2.0, personal_steps=60, eta=0.4), changes, APART)
+    simulation = on_quadratics.run(PFedMe(lam=2.0, personal_steps=60, share=0.8), changes, APART)
     assert at_rest(simulation) == pytest.approx(1 / 3, abs=1e-5)
     assert own(simulation) == pytest.approx([11 / 9, -5 / 9], abs=1e-5)
 
@@ -71,8 +71,8 @@ def test_the_merge_by_hand():
 
 
 def test_momentum_and_weight_decay_are_thetas_alone(make: Make):
-    """With lam eta = 1, w_k is theta_k after its last step, to rounding, whatever [train] says."""
-    method = {"name": "pfedme", "lam": 4.0, "eta": 0.25}
+    """With a share of 1, w_k is theta_k after its last step, to rounding, whatever [train] says."""
+    method = {"name": "pfedme", "lam": 4.0, "share": 1.0}
     simulation = simulate(make({"train.rounds": 1, "train.weight_decay": 0.1, "method": method}))
     thetas = [Tensors(state.tensors) for _, state in states(simulation)]
     for name, w in PFedMe.own.named(simulation.coordinator.state.shared).items():

@@ -22,8 +22,8 @@ __all__ = ["on_quadratics"]  # a fixture
 TWO = Quadratics()  # a = (1, 4), b = (1, -1)
 FOUR = Quadratics(slopes=(1.0, -2.0, 0.5, 1.5), labels=(1, 2, 1, 0), counts=(10, 10, 10, 10))
 EXACT: dict[str, Method] = {
-    "scaffold, option II": SCAFFOLD(),
-    "scaffold, option I": SCAFFOLD(variate="gradient"),
+    "scaffold, option II": SCAFFOLD(variate="steps"),
+    "scaffold, option I": SCAFFOLD(),
     "feddyn": FedDyn(alpha=1.0, max_norm=1e6),
 }
 TRAIN = {"train.rounds": 25, "train.steps": 2, "train.lr": 0.2}
@@ -69,7 +69,7 @@ def test_control_variates_end_as_the_clients_gradients(on_quadratics: OnQuadrati
 )
 def test_scaffold_with_weight_decay_or_momentum(on_quadratics: OnQuadratics, changes: dict[str, Any], decay: float):
     """With a decay of 1/2 the mean with 1/4 w^2 is least at -1.5 / (2.5 + 0.5) = -0.5; momentum moves nothing."""
-    simulation = on_quadratics.run(SCAFFOLD(variate="gradient"), {**TRAIN, **changes})
+    simulation = on_quadratics.run(SCAFFOLD(), {**TRAIN, **changes})
     assert at_rest(simulation) == pytest.approx(quadratics(TWO).optimum(decay), abs=1e-6)
 
 

@@ -44,7 +44,7 @@ def test_loss_and_gradient_by_hand():
     assert w.grad is not None
     assert w.grad.flatten().tolist() == pytest.approx([0.4640276, -0.9640276], abs=1e-6)
     twice = Batch(batch.x.repeat(2, 1), batch.y.repeat(2))
-    (measured,) = SCAFFOLD(variate="gradient").gradient(net, twice, at()).values()
+    (measured,) = SCAFFOLD().gradient(net, twice, at()).values()
     assert measured.flatten().tolist() == pytest.approx([-0.0719448, 0.0719448], abs=1e-6)
 
 
@@ -68,7 +68,7 @@ def test_both_variates_by_hand():
     What is not sent has neither.
     """
     measured = work(head=8.0, norm=9.0, projector=9.0)
-    for method, own, c_k in ((SCAFFOLD(), work(), 1.7), (SCAFFOLD(variate="gradient"), measured, 1.6)):
+    for method, own, c_k in ((SCAFFOLD(variate="steps"), work(), 1.7), (SCAFFOLD(), measured, 1.6)):
         kept = {name: value.item() for name, value in method.keep(own).items()}
         sent = {name: value.item() for name, value in method.upload(own).items()}
         assert kept == pytest.approx({"own_variate.head.w": c_k, "own_variate.norm.w": 0.0})
@@ -151,6 +151,6 @@ def test_an_absent_client_stands_still_and_a_late_one_does_not(make: Make):
 )
 def test_option_two_refuses_what_is_not_plain_sgd(make: Make, changes: dict[str, Any], words: str):
     with refuses(words, "SGD", "train.momentum = 0", "method.variate = 'gradient'"):
-        make({**PLAIN, **changes}).check()
-    make({**PLAIN, **changes, "method.variate": "gradient"}).check()
-    make({**PLAIN, "train.weight_decay": 0.1}).check()
+        make({**PLAIN, **changes, "method.variate": "steps"}).check()
+    make({**PLAIN, **changes}).check()
+    make({**PLAIN, "train.weight_decay": 0.1, "method.variate": "steps"}).check()

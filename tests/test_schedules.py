@@ -108,7 +108,7 @@ def test_control_variates_are_gradients_in_a_warm_up_as_well(on_quadratics: OnQu
     One step from w = 0 and variates of zero leave c_k = F_k'(0) = a_k (0 - b_k) = (-1, 4).
     """
     changes = {"train.rounds": 2, "train.steps": 1, "train.lr": 0.1, "train.warmup": 1}
-    simulation = simulate(on_quadratics.experiment(SCAFFOLD(), changes), rounds=1)
+    simulation = simulate(on_quadratics.experiment(SCAFFOLD(variate="steps"), changes), rounds=1)
     kept = [state.tensors[f"own_variate.{W}"].item() for _, state in states(simulation)]
     assert kept == pytest.approx([-1.0, 4.0], abs=1e-12)
 

@@ -281,7 +281,7 @@ def test_what_is_printed_fits_the_terminal_with_every_entry_and_setting(
     for text in texts:
         assert [line for line in text.splitlines() if cell_len(line.rstrip()) > 80] == []
         assert MARKS.findall(text) == []
-    assert "head_lr = (not set)" in " ".join(page.split())  # TOML has no word for None
+    assert "finetune_lr = (not set)" in " ".join(page.split())  # TOML has no word for None
 
 
 # What an experiment would run -------------------------------------------------------------------------

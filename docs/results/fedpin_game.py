@@ -19,7 +19,7 @@ from typing import ClassVar, Literal
 
 from fedshift.methods import METHODS
 from fedshift.methods.fedpin import FedPIN
-from fedshift.methods.fedpin_global import GlobalModel
+from fedshift.methods.fedpin_global import GlobalModel, Percent
 from fedshift.page import *
 
 
@@ -39,11 +39,18 @@ class ClientMLP(nn.Module):
         return logits
 
 
+PUBLISHED = {"colored-mnist": 1e5, "colored-fashion-mnist": 1e5, "waterbird": 3e4, "pacs": 1e4}  # alpha, App. E.3
+
+
 @METHODS.register("fedpin-gm-game")
 class GlobalGame(GlobalModel):
     """FedPIN's global model, whose penalty is what an omega_a gains that learns beside it."""
 
     paper: ClassVar[str] = "Tang et al., ICML 2024, Algorithm 1"
+    presets: ClassVar[dict[str, dict[str, object]]] = {data: {"alpha": alpha} for data, alpha in PUBLISHED.items()}
+
+    alpha: NonNegative = setting(1e5, help="weight of what omega_a gains, in nats", source="Eq. 4, E.3")
+    alpha_warmup: Percent = setting(0, help="percent of the rounds, the first ones, without the penalty; ours")
 
     auxiliary: Literal["minimise", "literal"] = setting(
         "minimise", help="omega_a descends on its own risk, or on the loss of Phi_g, which makes it ascend"
@@ -105,3 +112,9 @@ class Game(FedPIN, GlobalGame):
     """FedPIN whose anchor is trained in the game."""
 
     paper: ClassVar[str] = "Tang et al., ICML 2024, Algorithm 1"
+    presets: ClassVar[dict[str, dict[str, object]]] = {
+        data: {**FedPIN.presets[data], "alpha": alpha} for data, alpha in PUBLISHED.items()
+    }
+
+    alpha: NonNegative = setting(1e5, help="weight of what omega_a gains, in nats", source="Eq. 4, E.3")
+    alpha_warmup: Percent = setting(0, help="percent of the rounds, the first ones, without the penalty; ours")

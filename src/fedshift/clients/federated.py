@@ -33,6 +33,7 @@ class FederatedData:
         train_environments: the names of the environments that clients train in, which :attr:`Samples.environment`
             numbers; by default each domain is one.
         columns: of rows of a table, the columns' names, in order.
+        pooled_sizes: how many training samples each of the clients had whose samples a single one holds.
     """
 
     clients: Sequence[Client]
@@ -42,6 +43,7 @@ class FederatedData:
     notes: tuple[str, ...] = ()
     train_environments: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    pooled_sizes: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         counts = f"clients: {len(self.clients)}, environments: {len(self.environments)}, classes: {len(self.classes)}"
@@ -152,7 +154,9 @@ class FederatedData:
         environments = lazy(self.environments).mapped(
             lambda environment: environment if environment.client is None else replace(environment, client=0)
         )
-        return replace(self, clients=(Client(0, "all", "all", together),), environments=environments)
+        sizes = tuple(len(client.train) for client in self.clients)
+        alone = Client(0, "all", "all", together)
+        return replace(self, clients=(alone,), environments=environments, pooled_sizes=sizes)
 
     def to(self, device: torch.device) -> FederatedData:
         """The same federation on a device, to which every pool is copied once, and of which views go on sharing it."""

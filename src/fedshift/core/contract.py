@@ -47,7 +47,8 @@ class Batch(NamedTuple):
         z: the representation (B, d) that the head reads.
         mean: of a probabilistic encoder, the mean of z (B, d).
         sigma: of a probabilistic encoder, the standard deviation of z (B, d).
-        environment: which training environment each sample is of, (B,), int64, in phases that ask for it.
+        environment: 1 for the training environment that each sample is of, else 0, (B, environments), in phases that
+            ask for it.
         weight: how much each sample counts in the risk, (B,), 1 in the mean over the client's samples; None: alike.
         made: the dict of what :meth:`once` has made in this step; None outside of one.
     """
@@ -57,7 +58,7 @@ class Batch(NamedTuple):
     z: Tensor = torch.empty(0)
     mean: Tensor | None = None
     sigma: Tensor | None = None
-    environment: Tensor = torch.empty(0, dtype=torch.int64)
+    environment: Tensor = torch.empty(0)
     weight: Tensor | None = None
     made: Any = None
 
@@ -193,13 +194,14 @@ def no_draws(model: ModelBuilder, batch: int) -> Draws:
 class Optimiser:
     """How an objective is minimised where that differs from the experiment's ``[train]``; None: as there.
 
-    Without a ``name`` momentum and weight decay are as there, too; with one there is no momentum. ``clip`` is the
-    largest norm of the gradient, over all that the objective moves; that of ``[train]`` holds as well. ``decay``
-    multiplies the rate after every round.
+    Without a ``name`` momentum and weight decay are as there, too; with one there is no momentum. ``factor`` multiplies
+    the rate of ``[train]``, whose schedule holds then. ``clip`` is the largest norm of the gradient, over all that the
+    objective moves; that of ``[train]`` holds as well. ``decay`` multiplies the rate after every round.
     """
 
     name: Literal["sgd", "adam"] | None = None
     lr: float | None = None
+    factor: float = 1.0
     weight_decay: float = 0.0
     clip: float | None = None
     decay: float = 1.0
@@ -209,13 +211,18 @@ class Optimiser:
 class Term:
     """A term of a loss: a weight times a pure function, ``value(net, batch, context)``, that gives a scalar tensor.
 
-    It counts from round ``since`` of its stage on. One whose weight is 0 is left out of the objective: it is neither
-    computed nor recorded.
+    It counts from round ``since`` of its stage on, and once ``after`` percent of the stage's rounds are over. One whose
+    weight is 0 is left out of the objective: it is neither computed nor recorded.
     """
 
     value: Callable[[Net, Batch, Context], Tensor]
     weight: float = 1.0
     since: int = 1
+    after: int = 0
+
+    def first(self, rounds: int) -> int:
+        """The round of a stage of so many in which it begins to count."""
+        return max(self.since, rounds * self.after // 100 + 1)
 
     def weighted(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """The weight times the value; a 1 costs no product."""
@@ -261,7 +268,7 @@ class Objective(Brief):
         batch = batch._replace(made={})
         with dropping(net.dropouts, context.noise):
             batch = batch if self.encode is None else self.encode(net, batch, context.noise)
-            counting = (each for each in self.terms.items() if each[1].since <= context.round)
+            counting = (each for each in self.terms.items() if each[1].first(context.rounds) <= context.round)
             values = {name: term.weighted(net, batch, context) for name, term in counting}
         if batch.made:
             batch.made.clear()  # which may refer to the batch

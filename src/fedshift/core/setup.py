@@ -333,7 +333,7 @@ def told(name: str) -> Category:
 def check_terms(objective: Objective) -> None:
     """Raise an error unless an objective has a term in every round, and not too many."""
     terms = objective.terms
-    if not 0 < len(terms) <= MOST_TERMS or min(term.since for term in terms.values()) > 1:
+    if not 0 < len(terms) <= MOST_TERMS or all(term.since > 1 or term.after > 0 for term in terms.values()):
         raise FedshiftError(
             f"The objective '{objective.name}' has the terms {', '.join(terms) or 'none'}: give it at least one that "
             f"counts from round 1 on and has a weight other than 0, and at most {MOST_TERMS}, since their means leave "

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import count
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from annotated_types import Interval, Le
 
@@ -133,6 +134,25 @@ class Train(Spec):
         if given:
             fix = ", ".join(f"train.{name} = {value!r}" for name, value in needed.items())
             raise FedshiftError(f"{', '.join(given)}: {why}: set {fix}, or choose another method.")
+
+    def steps_on(self, samples: int | None, batch: int | None = None) -> int:
+        """The local steps of a round on so many samples, in batches of another size if one is given."""
+        return self.steps * (self.per_epoch(samples, batch) if self.unit == "epochs" else 1)
+
+    def per_epoch(self, samples: int | None, batch: int | None = None) -> int:
+        """The steps of an epoch on so many samples; where there are none, as on a server, 1."""
+        return samples // min(batch or self.batch, samples) if samples else 1
+
+    def pooling(self, samples: Sequence[int]) -> Self:
+        """Training of a client that holds what clients with so many samples had: it takes all steps of their cohort.
+
+        With a participation below 1 that is the mean over all cohorts.
+        """
+        if not samples:
+            return self
+        cohort = max(1, round(self.participation * len(samples)))
+        steps = cohort * sum(map(self.steps_on, samples)) / len(samples)
+        return self.replace(unit="steps", steps=max(1, round(steps)))
 
     def lr_in(self, round: int, rounds: int) -> float:
         """The learning rate in a round, from 1, of a stage of so many.

@@ -254,9 +254,10 @@ class Settings(NamedTuple):
 def _settings(setup: Setup, objective: Objective, round: Round) -> Settings:
     """The objective's own, and otherwise the experiment's."""
     own, train = objective.optimiser, setup.train
+    lr = own.factor * train.lr_in(round.number, round.stage.rounds) if own.lr is None else own.lr
     return Settings(
         own.name or train.optimiser,
-        (train.lr_in(round.number, round.stage.rounds) if own.lr is None else own.lr) * own.decay ** (round.number - 1),
+        lr * own.decay ** (round.number - 1),
         train.momentum if own.name is None else 0.0,
         train.weight_decay if own.name is None else own.weight_decay,
     )

@@ -9,6 +9,7 @@ from itertools import count, islice, repeat
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.samples import Samples
@@ -197,7 +198,8 @@ class Course:
             x, y = samples.batch(rows)
             together = lane.batch(lane.inputs.training(x, lane.setup.streams, lane.key, number), y)
             if self.phase.environments:
-                together = together._replace(environment=samples.subset(rows).environment)
+                of_each = one_hot(samples.subset(rows).environment, lane.setup.model.environments)
+                together = together._replace(environment=of_each.to(lane.setup.dtype))
             for start in range(0, len(rows), order.length):
                 yield together.part(slice(start, start + order.length))
                 number += 1
@@ -207,10 +209,9 @@ def steps_of(phase: Phase, train: Train, samples: int | None) -> int:
     """How many steps a phase has on so many samples; None: on a server that has none."""
     if phase.steps is not None and not isinstance(phase.steps, Epochs):
         return phase.steps
-    per_epoch = samples // min(phase.batch or train.batch, samples) if samples else 1
     if phase.steps is not None:
-        return phase.steps * per_epoch
-    return train.steps * (per_epoch if train.unit == "epochs" else 1)
+        return phase.steps * train.per_epoch(samples, phase.batch)
+    return train.steps_on(samples, phase.batch)
 
 
 def even_chunks(length: int, size: int) -> Iterator[Tensor]:

@@ -20,6 +20,8 @@ Choices:
   heads, after it for the class means.
 - The head is trained with the encoder fixed and in evaluation mode, and conversely. A round is one epoch of the head
   and five of the encoder (public code), whatever ``[train]`` says of steps; ``unit`` may count them in steps.
+- The head's rate is five times the encoder's (``head_factor``), which is that of ``[train]``: the public code has 0.1
+  for the head beside 0.01 to 0.02.
 - Weights below 1e-3 become 0, and the others sum to 1 (public code). Where all are below, they stay as they are.
 - A client is scored with the head that it is sent, and not after the training that would follow. One that never took
   part is sent, and an unseen one predicted for with, the mean of the last round's heads.
@@ -98,7 +100,9 @@ class FedPAC(FedAvg):
     )
     encoder_steps: Steps = setting(5, help="of the encoder, as 'unit' counts them", source="public code")
     unit: Literal["steps", "epochs"] = setting("epochs", help="what a phase's steps count", source="public code")
-    head_lr: LearningRate | None = setting(None, help="learning rate of the head; by default that of [train]")
+    head_factor: Positive = setting(
+        5.0, help="the head's learning rate is so many times that of [train]", source="public code: 5 to 10"
+    )
 
     # What it is made of -------------------------------------------------------------------------
 
@@ -118,7 +122,7 @@ class FedPAC(FedAvg):
 
     def phases(self) -> Phases:
         """Class sums, the head, the encoder, and class sums again."""
-        own = Optimiser(lr=self.head_lr)
+        own = Optimiser(factor=self.head_factor)
         head = self.objective("head", terms=super().terms(), moves=("head",), optimiser=own)
         encoder = self.objective("encoder", moves=("encoder",))
         return (

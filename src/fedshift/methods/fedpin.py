@@ -117,8 +117,8 @@ class FedPIN(Personalised):
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "colored-mnist": {"alpha": 1e5, "lam": 10.0, "gamma": 6e-6},
         "colored-fashion-mnist": {"alpha": 1e5, "lam": 10.0, "gamma": 6e-6},
-        "waterbird": {"alpha": 3e4, "lam": 9.0, "gamma": 4e-6},
-        "pacs": {"alpha": 1e4, "lam": 3.0, "gamma": 1e-5},
+        "waterbird": {"lam": 9.0, "gamma": 4e-6},
+        "pacs": {"lam": 3.0, "gamma": 1e-5},
     }
 
     lam: NonNegative = setting(

@@ -11,7 +11,12 @@ Choices:
   with its optimiser and momentum (the paper: plain gradient steps). w_k takes the plain step above.
 - theta_k starts as w_t in every round, and goes on from batch to batch within it (public code). Its moments begin anew
   with it, unless they are kept: those would belong to a theta that is no more.
-- ``eta`` is the rate of ``[train]`` unless given. eta lam is the part of the way to theta_k that w_k goes in a step.
+- ``share`` is eta lam, the part of the way to theta_k that w_k goes in a step, and stands in the place of eta, which
+  would have to suit both lam and how far theta's optimiser leads. With 1 w_k becomes theta_k, and the personal
+  model would be sent; from 2 on it moves away. The paper's eta = 0.005 with lam = 15 is a share of 0.075, for plain SGD
+  at rates of 0.05 to 0.1; under Adam, whose steps lam holds back, so small a share learns nothing in a short run.
+- Under plain SGD theta itself ends at its optimum only if its rate times lam is below 2 (2 (1 + m) with a momentum m):
+  at ``train.lr = 0.2``, lam must be below 10.
 - Batch norm: theta_k and w_k have each their own. w_k runs forward on every batch once, for its statistics alone, which
   are averaged and moved by beta as weights are; counts of batches are averaged.
 - A client that never trained is predicted for with the global model.
@@ -22,7 +27,7 @@ Choices:
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from fedshift.methods.personal import PersonalModel
 from fedshift.page import *
@@ -40,15 +45,15 @@ class PFedMe(PersonalModel):
     beta: Positive = setting(
         1.0, help="how far the server goes towards the mean; 1: all the way", source="Algorithm 1", search=(1.0, 2.0)
     )
-    eta: LearningRate | None = setting(
-        None, help="learning rate of w_k; by default that of [train]", search=Range(1e-3, 0.1, log=True)
+    share: Annotated[float, Interval(gt=0, lt=2)] = setting(
+        0.9, help="eta lam: the part of the way to theta_k that w_k goes in a step", search=(0.1, 0.5, 0.9)
     )
 
     def phases(self) -> Phases:
         """On each batch K steps of theta on f_k(theta) + lam/2 ||theta - w_k||^2 (Eq. 3), then one of w."""
         terms = {"personal": Term(self.own.risk), "pull": Term(self.gap, self.lam / 2)}
         theta = Objective("personal", terms, self.own.names, repeats=self.personal_steps)
-        plain = Optimiser("sgd", lr=self.eta)
+        plain = Optimiser("sgd", lr=self.share / self.lam)
         return (Phase("train", (theta, self.objective("global", optimiser=plain))),)
 
     def terms(self) -> dict[str, Term]:

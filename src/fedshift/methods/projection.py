@@ -2,7 +2,10 @@
 
 Li, He and Song (MOON, CVPR 2021, Sec. 3.2) introduce it to federated learning; FedProc has it as well.
 
-Choices: the layers are linear d -> d, ReLU, linear d -> ``projection_dim`` (MOON's public code).
+Choices:
+
+- No projection by default, so that a table compares methods on one network. The published ones have ``projection =
+  "mlp"``: linear d -> d, ReLU, linear d -> ``projection_dim`` (MOON's public code).
 """
 
 from __future__ import annotations
@@ -19,10 +22,9 @@ class Projected(FedAvg):
     paper: ClassVar[str] = "Li, He and Song, CVPR 2021, Sec. 3.2"
 
     projection: Literal["mlp", "none"] = setting(
-        "mlp",
-        help="z is projected by two layers, which the head reads too, or not at all",
-        source="MOON Sec. 3.2",
-        search=("mlp", "none"),
+        "none",
+        help="z is not projected, or by two layers, which the head reads too: another network than other methods have",
+        source="MOON Sec. 3.2: mlp",
     )
     projection_dim: Width = setting(256, help="outputs of the projection 'mlp'", source="MOON Sec. 4.1")
 

@@ -14,8 +14,8 @@ from fedshift.page import *
 class Centralised(FedAvg):
     """All clients' training data pooled at one place ("All" in the papers' tables).
 
-    Choices: one client holds the pooled data and trains ``train.steps`` steps a round, so an equal
-    number of rounds gives it 1/K of the federation's steps. Each client's held-out data is still scored apart.
+    Choices: one client holds the pooled data and takes in a round as many steps as the federation's cohort together, so
+    that an equal number of rounds has an equal number of steps. Each client's held-out data is still scored apart.
     """
 
     paper: ClassVar[str] = "the usual upper reference"
@@ -23,6 +23,22 @@ class Centralised(FedAvg):
     def regroup(self, federated: FederatedData) -> FederatedData:
         """The same data with a single client."""
         return federated.pooled()
+
+
+class FedAvgAgain(FedAvg):
+    """FedAvg with other batches, so that what a table shows between the two is chance.
+
+    Choices: data, initial values and cohorts are FedAvg's, as they are every other method's of the same seed;
+    it leaves out batches, so that those it trains on are others.
+    """
+
+    paper: ClassVar[str] = "FedAvg, as a null row"
+
+    skipped: Steps = setting(1, help="batches that are left out before those of a round; another number is another row")
+
+    def phases(self) -> Phases:
+        """FedAvg's steps, after some batches on which nothing is trained."""
+        return (Phase("skip", (), steps=self.skipped), *super().phases())
 
 
 class Single(FedAvg):

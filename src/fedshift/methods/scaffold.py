@@ -12,10 +12,12 @@ with c_k' the new variate. With variates of zero a round is FedAvg's.
 Choices:
 
 - The correction is the gradient of a term <c - c_k, w> of the loss, so that it is minimised as any other.
-- Option II by default (``variate = "steps"``), as in the paper's experiments. (w_t - w_k) / (K eta) is a mean of
-  gradients only if every step is eta times one: momentum, Adam and clipping are refused. Option I
-  (``variate = "gradient"``) measures the gradient itself, in evaluation mode and without augmentation, so any optimiser
-  will do.
+- Option I by default (``variate = "gradient"``). It measures the gradient itself, in evaluation mode and without
+  augmentation, so any optimiser will do; that is one pass more over the client's samples in every round.
+- Option II (``variate = "steps"``), which the paper's experiments have, costs nothing more, but takes gradients on the
+  way to w_k for gradients at w_t. With L the loss's smoothness that needs a small K eta L, as the paper's rates make
+  it; option II diverges at rates at which option I still gains. (w_t - w_k) / (K eta) is a mean of gradients only if
+  every step is eta times one: momentum, Adam and clipping are refused.
 - Weight decay is a part of every client's objective, the same for all. Option II has it in c_k, option I does not; both
   end where the mean of F_k, with the decay, is least.
 - The server's step is 1, as in the paper's experiments.
@@ -43,10 +45,11 @@ class SCAFFOLD(FedAvg):
     uploads: ClassVar[tuple[Upload, ...]] = (Upload.like("change", "variate", reveals="own_variate"),)
 
     variate: Literal["steps", "gradient"] = setting(
-        "steps",
-        help="a client's control variate: the mean gradient of its steps (option II, plain sgd only), or the gradient "
-        "over all of its samples at the model received (option I)",
+        "gradient",
+        help="a client's control variate: the gradient over all of its samples at the model received (option I, one "
+        "pass more), or the mean gradient of its steps (option II, plain sgd at small rates only)",
         source="Algorithm 1",
+        search=("gradient", "steps"),
     )
 
     def check(self, train: Train) -> None:

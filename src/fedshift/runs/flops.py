@@ -110,7 +110,7 @@ class FlopCounter:
 def _changes(stage: Stage) -> set[int]:
     """The rounds of a stage from which on its losses have other terms."""
     return {1} | {
-        term.since
+        term.first(stage.rounds)
         for exchange in stage.exchanges
         for phase in (*exchange.phases, *exchange.server_phases)
         if isinstance(phase, Phase)

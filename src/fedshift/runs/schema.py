@@ -163,6 +163,7 @@ class Blueprint(BaseModel):
         samples: each client's number of training samples, by id; none where only sites know them.
         trained_classes: by a client's id, how many training samples of each class it has; none where only sites know.
         scored_classes: by role and environment, how many samples of each class are scored; likewise.
+        pooled: how many training samples each of the clients had whose samples a single one holds; none otherwise.
         norm_factor: in a federation, how much larger than usual an answer may be.
     """
 
@@ -179,6 +180,7 @@ class Blueprint(BaseModel):
     samples: dict[int, Size] = Field(default_factory=dict)
     trained_classes: dict[int, tuple[Size, ...]] = Field(default_factory=dict)
     scored_classes: dict[str, dict[str, tuple[Size, ...]]] = Field(default_factory=dict)
+    pooled: tuple[Size, ...] = ()
     norm_factor: float | None = None
 
     @classmethod
@@ -196,6 +198,7 @@ class Blueprint(BaseModel):
             samples={client.id: len(client.train) for client in federated.clients},
             trained_classes=federated.trained_classes(),
             scored_classes=federated.scored_classes(),
+            pooled=federated.pooled_sizes,
         )
 
     def modules(self, experiment: Experiment) -> tuple[ModelBuilder, dict[str, Part]]:
@@ -211,7 +214,8 @@ class Blueprint(BaseModel):
             FedshiftError: the model cannot be made, or the method cannot work with this training.
         """
         model, parts = self.modules(experiment)
-        agreed = experiment.train, experiment.evaluate, model.streams, device, self.classes, self.inputs.preparation
+        train = experiment.train.pooling(self.pooled)
+        agreed = train, experiment.evaluate, model.streams, device, self.classes, self.inputs.preparation
         return Setup(run, experiment.method, model, parts, *agreed)
 
     def client(self, asked: int | str) -> int:

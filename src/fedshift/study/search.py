@@ -58,6 +58,7 @@ class Budget(Spec):
         search: where to look, by the dotted names of settings, beside what pages declare: a
             :class:`~fedshift.spec.Range`, choices, or "0.001..0.1".
         fixed: dotted names of settings that are not searched.
+        declared: whether the ranges that pages declare are searched, beside those of ``search``.
     """
 
     trials: Trials = 20
@@ -65,6 +66,7 @@ class Budget(Spec):
     parallel: Trials = 4
     search: dict[str, Any] = Field(default={})
     fixed: tuple[str, ...] = ()
+    declared: bool = True
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def _study(experiments: Sequence[Experiment], budget: Budget) -> Study:
             f"{first.method_name}: a setting has a list of values, which make a grid; to search among them write "
             "--search train.lr=0.1,0.01 in the place of --set train.lr=0.1,0.01."
         )
-    space = Space.of(first, budget.search, budget.fixed)
+    space = Space.of(first, budget.search, budget.fixed, budget.declared)
     decides = [[each.fingerprint for each in experiments], space.table(), budget.sampler, budget.parallel]
     digest = files.digest_of(json.dumps(decides, sort_keys=True).encode())
     words = first.run_name.rsplit("-seed", 1)[0]
