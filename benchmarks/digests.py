@@ -31,7 +31,7 @@ name = "tiny"
 name = "tiny"
 [model]
 name = "cnn"
-batch_norm = true
+norm = "batch"
 channels = [2, 3]
 dim = 4
 [train]

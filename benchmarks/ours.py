@@ -121,7 +121,7 @@ def many(clients: int, cohort: int, method: str, engine: str) -> Experiment:
     return _experiment(
         data={"name": "benchmark-many", "clients": clients},
         partition={"name": "iid", "clients": clients},
-        model={"name": "cnn", "channels": [8, 16], "dim": 32, "batch_norm": True},
+        model={"name": "cnn", "channels": [8, 16], "dim": 32, "norm": "batch"},
         method={"name": method},
         train={"steps": 5, "batch": 10, "participation": cohort / clients},
         run={"engine": engine},

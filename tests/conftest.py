@@ -71,7 +71,7 @@ TINY: dict[str, Any] = {
     "evaluate": {"every": 1},
     "run": {"device": "cpu", "engine": "sequential", "threads": 1},
 }
-CNN_WITH_BN = {"model.name": "cnn", "model.batch_norm": True, "model.channels": [2, 3], "model.dim": 4}
+CNN_WITH_BN = {"model.name": "cnn", "model.norm": "batch", "model.channels": [2, 3], "model.dim": 4}
 
 Make = Callable[..., Experiment]
 

@@ -12,6 +12,7 @@ from fedshift.catalogue import built_in
 from fedshift.core.setup import Round
 from fedshift.experiments import Experiment
 from fedshift.methods import METHODS
+from fedshift.methods.references import Centralised
 from fedshift.runs.events import RunEvents
 from fedshift.runs.schema import Record
 from fedshift.runs.simulation import Simulation
@@ -21,6 +22,7 @@ BUILT_IN = [name for name in METHODS if built_in(METHODS.get(name))]
 # A variant is another method with numbers fixed, which stands for it, but in the check that each can be run.
 VARIANTS = ["fedl2r", "fedcmi", "fedreg", "fedalign", "fedpin-lambda-0", "fedpin-gamma-0"]
 EVERY_METHOD = [name for name in BUILT_IN if name not in VARIANTS]
+POOLED = [name for name in BUILT_IN if issubclass(METHODS.get(name), Centralised)]  # which have one client
 # These use all that a method may: state of clients, parts that are sent down, phases of the server, private parts, a
 # model for each client, stages, and phases of several kinds.
 ARCHETYPES = ("fedavg", "scaffold", "fedcir", "fraug", "fedpac", "client2vec", "fedpin")
@@ -35,10 +37,14 @@ SMALL = {
     },
     "fedpin-gm": {"alpha": 1e-4, "global_steps": 2},
     "fedpin-gm-ft": {"alpha": 1e-4, "global_steps": 2, "finetune_steps": 2},
+    "fedbabu": {"finetune_steps": 3},
     "fedrep": {"head_steps": 2, "unit": "steps"},
     "ftfa": {"finetune_steps": 3},
     "fedproc": {"projection": "mlp", "projection_dim": 8},
     "moon": {"projection": "mlp"},
+    "knn-per": {"capacity": 20},
+    "irm": {"lam": 0.1},
+    "pooled-irm": {"lam": 0.1},
     "fedgen": {"alpha": 1.0, "beta": 1.0, "generator_steps": 2, "generator_hidden": 8, "generator_noise": 3},
     "fedadg": {
         "classification_steps": 2,

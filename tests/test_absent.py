@@ -12,7 +12,7 @@ from conftest import Make, evaluated, first_messages, go_on, names_sent, simulat
 from fedshift.experiments import Experiment
 from fedshift.methods.feddyn import FedDyn
 from fedshift.runs.simulation import Simulation
-from reference import EVERY_METHOD, small
+from reference import EVERY_METHOD, POOLED, small
 from test_methods import assert_same
 
 DROPPED: dict[str, Any] = {
@@ -69,7 +69,7 @@ def test_every_method_goes_on_without_those_who_are_missing(make: Make, name: st
         assert all((entry["stage"], entry["round"]) == round.key for entry in new)
     assert answered
     assert {entry["why"] for entry in coordinator.missing} <= {"absent", "late"}
-    assert name == "centralised" or coordinator.missing
+    assert name in POOLED or coordinator.missing
     assert all(tensor.isfinite().all() for tensor in coordinator.state.tensors.values())
     for _, state in states(whole):
         assert all(tensor.isfinite().all() for tensor in state.tensors.values())
@@ -93,7 +93,7 @@ def test_what_a_client_keeps_stands_still_while_it_does_not_take_part(make: Make
             if state.drawn == drawn:
                 still += 1
                 assert all(torch.equal(tensor, tensors[key]) for key, tensor in state.flat().items())
-    assert still or name == "centralised"  # which has one client
+    assert still or name in POOLED
 
 
 def test_the_mean_is_over_those_who_answered(make: Make):

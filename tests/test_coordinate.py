@@ -34,12 +34,11 @@ from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.schema import Record
 from fedshift.study.grid import expand, override
-from reference import EVERY_METHOD, small
+from reference import EVERY_METHOD, POOLED, small
 from refusal import refuses
 
 # A batch of one environment's samples: a product of more rows at once is rounded differently.
 IN_DOMAIN = {"protocol": {"name": "in-domain"}, "train.min_answers": 0.5, "evaluate.batch": 6}
-POOLED = ("centralised",)  # which no federation can carry out
 Change = Callable[[str, bytes, bytes], bytes | Away]
 
 
@@ -425,9 +424,10 @@ def test_another_experiment_at_a_site_ends_the_run_at_its_start(make: Make, tmp_
         coordinated(folder)
 
 
-def test_a_target_site_is_scored_and_never_trains(make: Make, tmp_path: Path):
+@pytest.mark.parametrize("name", ["fedsr", "fedpac"])  # fedpac sends each client a head of its own
+def test_a_target_site_is_scored_and_never_trains(make: Make, tmp_path: Path, name: str):
     held_out = {"protocol": {"name": "leave-one-domain-out", "hold_out": "light"}, "train.min_answers": 0.5}
-    folder = members(tmp_path, make({**small("fedsr"), **held_out, "evaluate.batch": 6}))
+    folder = members(tmp_path, make({**small(name), **held_out, "evaluate.batch": 6}))
     run = coordinate(folder / "coordinator", link := Local(folder), Progress())
     alike(run, rehearse(folder, Progress()))
     assert {row["environment"]: row["role"] for row in run.records[-1]["environments"]} == {

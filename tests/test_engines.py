@@ -40,7 +40,7 @@ from fedshift.runs.schema import Record
 from fedshift.runs.simulation import Simulation
 from fedshift.spec import setting
 from fedshift.study.grid import expand, override
-from reference import ARCHETYPES, EVERY_METHOD, Heard, kept_moments, small
+from reference import ARCHETYPES, EVERY_METHOD, POOLED, Heard, kept_moments, small
 from test_methods import assert_same, tensors_of
 
 ENGINES = ["sequential", "vectorised", *(["workers"] if can_fork() else [])]
@@ -67,7 +67,7 @@ OPTIMISERS: dict[str, dict[str, Any]] = {
     "sgd with batch norm": {"train.momentum": 0.9},
     "adam without, clients absent or late": {
         "train.optimiser": "adam",
-        "model.batch_norm": False,
+        "model.norm": "none",
         "train.absent": 0.1,
         "train.late": 0.15,
     },
@@ -221,7 +221,7 @@ def test_every_engine_agrees_for_every_method(
     with engine_named("vectorised", told) as engine:
         (cohort,) = carried([experiment], engine)
     assert_alike_and_agree(alone, cohort)
-    if name != "centralised":  # which has one client
+    if name not in POOLED:
         assert [len(client.train) for client in alone.end.federated.clients] == [15, 15, 9, 9, 3, 3]
         assert max(stacks) > 1
     assert_stackable(name, told)
@@ -255,9 +255,10 @@ def test_runs_of_a_method_agree_in_a_stack(tiny_document: dict[str, Any], stacks
 
 MODELS: dict[str, dict[str, Any]] = {
     "mlp": {},
-    "mlp with batch norm": {"model.batch_norm": True},
-    "cnn": {**CNN_WITH_BN, "model.batch_norm": False},
+    "mlp with batch norm": {"model.norm": "batch"},
+    "cnn": {**CNN_WITH_BN, "model.norm": "none"},
     "cnn with batch norm": CNN_WITH_BN,
+    "cnn with group norm": {**CNN_WITH_BN, "model.norm": "group", "model.groups": 1},
     "digits-cnn": {"model": {"name": "digits-cnn", "channels": [2, 2, 3], "hidden": 4, "dim": 4}},
     "cct": {"model": {"name": "cct-7-3x1", "layers": 1, "heads": 2, "width": 4, "dim": 4}},
 }
@@ -267,6 +268,7 @@ CLOSE = {
     "mlp": 5e-6,
     "mlp with batch norm": 1e-5,  # batch norm divides by a deviation that is smaller than the activations
     "cnn": 5e-6,
+    "cnn with group norm": 1e-5,
     "cnn with batch norm": 2e-5,  # its biases are small differences of large sums
     "digits-cnn": 2e-2,  # the last batch norm sees one pixel of three or four images: what they share cancels
     "cct": 1e-5,  # a softmax over tokens, and layer norms of four values

@@ -14,7 +14,8 @@ from fedshift.core.contract import Batch, ServerState
 from fedshift.core.messages import Up
 from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Replies, Tensors
-from fedshift.methods.fedproc import SUMS, FedProc, prototypical
+from fedshift.methods.classes import SUMS
+from fedshift.methods.fedproc import FedProc, prototypical
 
 
 def test_the_contrast_by_hand():

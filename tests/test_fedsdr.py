@@ -143,7 +143,9 @@ def test_the_environment_loss_by_hand():
     encoder, head = nn.Identity(), EnvironmentHead(1, 2, 2)
     head.of_each.weight.data = torch.tensor([[1.0], [-1.0], [0.0], [2.0]])
     head.of_each.bias.data.zero_()
-    batch = Batch(torch.tensor([[1.0], [0.5]]), torch.tensor([0, 1]), environment=torch.tensor([1, 1]))
+    batch = Batch(
+        torch.tensor([[1.0], [0.5]]), torch.tensor([0, 1]), environment=torch.tensor([[0.0, 1.0], [0.0, 1.0]])
+    )
     risk = FedSDR().environment_risk(Net({"shortcut": encoder, "environment_head": head}), batch, at())
     assert risk.item() == pytest.approx(1.2200949, abs=1e-6)
 
@@ -185,7 +187,7 @@ def test_a_client_may_have_several_environments(make: Make, monkeypatch: pytest.
         """Notes the environments of batches and of replies."""
 
         def environment_risk(self, net, batch, context):
-            seen[int(context.client)] |= set(batch.environment.tolist())
+            seen[int(context.client)] |= set(batch.environment.argmax(dim=1).tolist())
             return super().environment_risk(net, batch, context)
 
         def merge(self, state, replies):

@@ -120,7 +120,7 @@ def test_other_numbers_and_small_matrices_are_f_linears(products: list[tuple[int
 
 # Preparation --------------------------------------------------------------------------------------
 
-MODELS = {"mlp": MLP(hidden=(30,), batch_norm=True), "cnn": CNN(channels=(4, 6), batch_norm=True)}
+MODELS = {"mlp": MLP(hidden=(30,), norm="batch"), "cnn": CNN(channels=(4, 6), norm="batch")}
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

@@ -24,7 +24,7 @@ from fedshift.deployment.wire import Done, SiteScore
 from fedshift.experiments import Experiment
 from fedshift.streams import Streams
 from fedshift.study.grid import expand, override
-from reference import EVERY_METHOD, reference, small
+from reference import EVERY_METHOD, POOLED, reference, small
 from refusal import refuses
 
 
@@ -41,7 +41,7 @@ FEDERATION = FederationSettings(
     name="hospitals", sites=("a", "b"), shape=(1, 10, 10), classes=("x", "y", "z"), address="fl.example.org:8000"
 )
 GLOBAL = {"method.index.strategy": "global"}
-DEPLOYED = [name for name in EVERY_METHOD if name != "centralised"]
+DEPLOYED = [name for name in EVERY_METHOD if name not in POOLED]
 
 
 def experiment(method: str, changes: dict[str, Any] | None = None) -> Experiment:

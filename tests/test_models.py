@@ -11,11 +11,12 @@ from torch import nn
 
 from conftest import Make, names_sent, simulate
 from fedshift.core.model import Model, ModelBuilder
-from fedshift.core.net import batch_norm_tensors
+from fedshift.core.net import batch_norm_tensors, batch_norms
 from fedshift.models import MODELS
 from fedshift.models.backbones import ResNet18
 from fedshift.models.cct import CCT7, Attention, Layer, sinusoids
-from fedshift.models.small import CNN, MLP, DigitsCNN, ResNet10
+from fedshift.models.norms import Normed
+from fedshift.models.small import CNN, MLP, DigitsCNN, Features, ResNet10
 from fedshift.streams import Streams
 from refusal import refuses
 
@@ -58,6 +59,15 @@ def test_sizes_that_do_not_fit():
     assert spec(MLP(hidden=(5, 6)), (20,)).encoder()(torch.zeros(2, 20)).shape == (2, 64)
 
 
+def test_features_are_standardised_and_nothing_else():
+    """Of 1, 3 and of 2, 2: (1 - 2) / sqrt(1 + 1e-5) = -0.999995 and 0.999995; 0 and 0; dim = 3 adds a linear layer."""
+    x = torch.tensor([[[1.0, 2.0]], [[3.0, 2.0]]])
+    builder = spec(Features(), (1, 2))
+    assert builder.dim == 2
+    torch.testing.assert_close(builder.encoder()(x), torch.tensor([[-0.999995, 0.0], [0.999995, 0.0]]))
+    assert spec(Features(dim=3), (1, 2)).encoder()(x).shape == (2, 3)
+
+
 def test_a_backbone_from_a_local_folder(tmp_path: Path):
     """What save_pretrained writes is read back, weight for weight, whatever its sizes."""
     import transformers
@@ -91,6 +101,40 @@ def test_the_narrow_residual_network():
     assert [shape for shape in blocks if shape[2:] == (1, 1)] == [(32, 16, 1, 1), (64, 32, 1, 1), (128, 64, 1, 1)]
     assert sum(shape[2:] == (3, 3) for shape in blocks) == 2 * 4
     assert encoder[:-3](torch.zeros(2, 3, 64, 64)).shape == (2, 128, 2, 2)
+
+
+# What normalises features -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in READY if issubclass(MODELS.get(name), Normed)])
+@pytest.mark.parametrize("norm", ["group", "none"])
+def test_no_batch_norm_is_left(name: str, norm: str):
+    """Then a sample's z depends on no other sample, in training either; group norms stand where batch norms stood."""
+    kind = MODELS.get(name)
+    other = spec(kind(norm=norm), (3, 40) if name == "cnn1d" else (3, 32, 32)).encoder()
+    batch = spec(kind(norm="batch"), (3, 40) if name == "cnn1d" else (3, 32, 32)).encoder()
+    assert not batch_norm_tensors(other)
+    grouped = [layer.num_channels for layer in other.modules() if isinstance(layer, nn.GroupNorm)]
+    assert grouped == ([layer.num_features for _, layer in batch_norms(batch)] if norm == "group" else [])
+    x = torch.rand(3, 3, *((40,) if name == "cnn1d" else (32, 32)), generator=Streams(0).generator("x"))
+    torch.testing.assert_close(other(x)[:2], other(x[:2]), rtol=1e-4, atol=1e-5)
+
+
+def test_group_norm_by_hand():
+    """Two groups of the numbers 1, 3 and 2, 6: means 2 and 4, deviations 1 and 2, so -1, 1, -1, 1."""
+    encoder = spec(MLP(hidden=(4,), norm="group"), (4,)).encoder()
+    assert [type(layer).__name__ for layer in encoder] == ["FlatNumbers", "Linear", "GroupNorm", "ReLU", "Linear"]
+    z = encoder[2](torch.tensor([[1.0, 3.0, 2.0, 6.0]]))
+    torch.testing.assert_close(z, torch.tensor([[-1.0, 1.0, -1.0, 1.0]]), rtol=1e-4, atol=1e-4)
+
+
+def test_group_norm_where_it_does_not_fit():
+    with refuses("model.groups = 2", "3 channels", "model.groups=1"):
+        spec(CNN(channels=(3, 4), norm="group")).encoder()
+    with refuses("model.groups = 2", "2 numbers", "model.norm=batch"):
+        spec(MLP(hidden=(2,), norm="group")).encoder()
+    with refuses("model.norm = 'group'", "pretrained", "model.weights=random"):
+        ResNet18(norm="group", weights="pretrained")
 
 
 # Digits CNN and CCT -------------------------------------------------------------------------------

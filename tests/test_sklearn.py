@@ -169,7 +169,7 @@ def test_a_row_is_predicted_alike_in_any_batch():
     """The mean of n products in float64 is off by n eps at most: some 1e-14 here, where float32 would have 1e-6."""
     x, y, sites = blobs()
     x = np.concatenate([x, 100 * x])  # scores far from zero, whose last digits weigh more
-    fitted = classifier("fedbn", settings={"model.batch_norm": True}).fit(x[:120], y, sites=sites)
+    fitted = classifier("fedbn", settings={"model.norm": "batch"}).fit(x[:120], y, sites=sites)
     where = np.resize(sites, len(x))
     together = fitted.predict_proba(x, where)
     alone = np.concatenate([fitted.predict_proba(x[[row]], where[[row]]) for row in range(0, len(x), 7)])

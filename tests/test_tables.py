@@ -185,6 +185,18 @@ def test_rows_of_a_file_without_a_label(tmp_path: Path):
     assert rows.nan_to_num(-99).tolist() == [[1, UNSEEN, -99, 0], [-99, 1, 1, -99]]
 
 
+def test_a_label_that_is_a_number_makes_two_classes(tmp_path: Path):
+    """The second class is above the bound, even where the first row is; a row without a label keeps others' numbers."""
+    text = "a,num\n1,9\n2,\n3,-1\n4,10\n"
+    with refuses("'num'", "nothing in row 1", "data.unlabelled=left-out"):
+        read(table(tmp_path / "x.csv", text, label="num", label_above=9))
+    data = read(table(tmp_path / "x.csv", text, label="num", label_above=9, unlabelled="left-out"))
+    assert (data.classes, data.y.tolist(), cells(data)) == (("num <= 9", "num > 9"), [0, 0, 1], [[1], [3], [4]])
+    assert [data.where(row).split(" of")[0] for row in range(3)] == ["row 0", "row 2", "row 3"]
+    data = read(table(tmp_path / "x.csv", text, label="num", unlabelled="left-out"))
+    assert (data.classes, data.y.tolist()) == (("-1", "9", "10"), [1, 0, 2])
+
+
 # What scikit-learn ships -------------------------------------------------------------------------
 
 

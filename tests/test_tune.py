@@ -84,11 +84,11 @@ def test_ranges_are_given_in_several_ways():
 
 def test_whole_numbers_texts_lists_and_booleans_are_searched():
     method = {"method.name": "fedpac"}
-    ranges = {"method.head_steps": "1..4", "model.batch_norm": [True, False], "model.hidden": [[8], [4, 4]]}
+    ranges = {"method.head_steps": "1..4", "model.norm": ["batch", "none"], "model.hidden": [[8], [4, 4]]}
     space = space_of(method, ranges, fixed=["method.lam"])
-    parameters = {"train.lr": 0.0123456, "method.head_steps": 3, "model.batch_norm": False, "model.hidden": "[4, 4]"}
+    parameters = {"train.lr": 0.0123456, "method.head_steps": 3, "model.norm": "none", "model.hidden": "[4, 4]"}
     settings = space.settings(parameters)
-    others = {"method.head_steps": 3, "model.batch_norm": False, "model.hidden": [4, 4]}
+    others = {"method.head_steps": 3, "model.norm": "none", "model.hidden": [4, 4]}
     assert settings == {"train.lr": 0.01235, **others}
     (experiment,) = expand(override(TINY, method))
     changed = with_settings(experiment, settings)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from inspect import getdoc
+from math import sqrt
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -34,6 +35,7 @@ IN_MEMORY = Le(2**20)  # samples of a batch
 Seed = Annotated[int, Ge(0), Le(2**63 - 1)]
 Count = Annotated[int, Ge(1), Le(10**9)]
 WholeNumber = Annotated[int, Ge(0), Le(10**9)]
+Percent = Annotated[int, Ge(0), Le(100)]
 Rounds = Annotated[int, Ge(1), Le(10**9)]
 Steps = Annotated[int, Ge(1), Le(10**7)]
 OptionalSteps = Annotated[int, Ge(0), Le(10**7)]
@@ -65,6 +67,11 @@ class Range:
 
     def __str__(self) -> str:
         return f"{self.low:g} to {self.high:g}{' (log)' if self.log else ''}"
+
+    @property
+    def points(self) -> tuple[float, float, float]:
+        """Its ends and its middle, which a grid tries."""
+        return self.low, sqrt(self.low * self.high) if self.log else (self.low + self.high) / 2, self.high
 
 
 Search = Range | tuple[Any, ...]

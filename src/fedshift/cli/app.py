@@ -33,7 +33,7 @@ from fedshift.methods import INDEXING
 
 __all__ = ["app"]  # with all commands
 
-SAMPLERS = complete(lambda: ("tpe", "random"))
+SAMPLERS = complete(lambda: ("tpe", "random", "grid"))
 
 
 def going_on(path: Path) -> str:
@@ -95,7 +95,10 @@ def tune(
     *,
     trials: Annotated[int, typer.Option("--trials", help="Choices that are tried for each method.", min=1)] = 20,
     sampler: Annotated[
-        str, typer.Option(help="tpe (learns from earlier trials) or random.", autocompletion=SAMPLERS)
+        str,
+        typer.Option(
+            help="tpe (learns from earlier trials), random, or grid (every combination).", autocompletion=SAMPLERS
+        ),
     ] = "tpe",
     parallel: Annotated[
         int, typer.Option(help="Trials chosen, and carried out, side by side; it decides what is tried.", min=1)

@@ -41,7 +41,7 @@ def print_searches(experiments: Sequence[Experiment], budget: Budget) -> None:
     forecasts = []
     for study in studies:
         (forecast,) = api.estimate(list(study.experiments))
-        forecasts.append(replace(forecast, label=study.label, runs=budget.trials * len(study.experiments)))
+        forecasts.append(replace(forecast, label=study.label, runs=study.count * len(study.experiments)))
     notes = [*(f"{study.label} searches {study.space}." for study in studies), *map(str, refused)]
     notes.append(f"Chosen on {chosen_on(experiments[0])}.")
     print_forecasts(

@@ -58,9 +58,12 @@ def benchmark(
         typer.Option("--federation", help="Columns; by default all of the scale.", autocompletion=FEDERATIONS),
     ] = None,
     data: Annotated[
-        list[str] | None, typer.Option("--data", help="Data that are not there or made: pacs=FILE, shakespeare=FILE.")
+        list[str] | None, typer.Option("--data", help="Data that are not there or made: pacs=FILE, heart=FILE.")
     ] = None,
     plugin: PluginOption = None,
+    published: Annotated[
+        bool, typer.Option("--published", help="Take numbers that come with the package; carry out only what has none.")
+    ] = False,
     out: Annotated[str | None, typer.Option("--out", help="The folder; by default runs/benchmark.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say how many runs there are and how long they take; write nothing.")
@@ -70,7 +73,8 @@ def benchmark(
     from fedshift.study.benchmark import Benchmark, plan_benchmark
 
     columns = listed(federation) if federation is not None else None
-    plan = plan_benchmark(scale, listed(method), columns, data=paths_of(data or []), plugins=plugin or [], out=out)
+    how = {"data": paths_of(data or []), "plugins": plugin or [], "out": out, "published": published}
+    plan = plan_benchmark(scale, listed(method), columns, **how)
     done = _carry_out_or_estimate(plan, Benchmark.carried_out, dry_run)
     if done and done.failed:
         raise typer.Exit(1)

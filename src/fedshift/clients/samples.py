@@ -227,21 +227,29 @@ class Environment:
         role: ``test`` makes the headline; ``validation`` is what a selection may look at.
         client: the id of the client they belong to; None for a client that never trained.
         samples: the inputs and labels.
+        own: whether its client's own model is scored; if not, that of a client that never trained.
     """
 
     name: str
     role: Role
     client: int | None
     samples: Samples
+    own: bool = True
+
+    @property
+    def scored_as(self) -> int | None:
+        """The client whose model is scored; None: that of a client that never trained."""
+        return self.client if self.own else None
 
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """One environment of every client: its role, and by the client's id its name and samples."""
+    """One environment of every client: its role, by the client's id its name and samples, and whose model is scored."""
 
     role: Role
     names: tuple[str, ...]
     samples: Sequence[Samples]
+    own: bool = True
 
 
 def environments_of(kinds: Sequence[Kind], unseen: Sequence[Environment] = ()) -> Lazy[Environment]:
@@ -253,6 +261,6 @@ def environments_of(kinds: Sequence[Kind], unseen: Sequence[Environment] = ()) -
             return unseen[number - held]
         client, place = divmod(number, len(kinds))
         kind = kinds[place]
-        return Environment(kind.names[client], kind.role, client, kind.samples[client])
+        return Environment(kind.names[client], kind.role, client, kind.samples[client], kind.own)
 
     return Lazy(environment, range(held + len(unseen)))

@@ -47,7 +47,8 @@ class Batch(NamedTuple):
         z: the representation (B, d) that the head reads.
         mean: of a probabilistic encoder, the mean of z (B, d).
         sigma: of a probabilistic encoder, the standard deviation of z (B, d).
-        environment: which training environment each sample is of, (B,), int64, in phases that ask for it.
+        environment: 1 for the training environment that each sample is of, else 0, (B, environments), in phases that
+            ask for it.
         weight: how much each sample counts in the risk, (B,), 1 in the mean over the client's samples; None: alike.
         made: the dict of what :meth:`once` has made in this step; None outside of one.
     """
@@ -57,7 +58,7 @@ class Batch(NamedTuple):
     z: Tensor = torch.empty(0)
     mean: Tensor | None = None
     sigma: Tensor | None = None
-    environment: Tensor = torch.empty(0, dtype=torch.int64)
+    environment: Tensor = torch.empty(0)
     weight: Tensor | None = None
     made: Any = None
 

@@ -198,6 +198,11 @@ class Evaluate(Spec):
         help="rounds between evaluations; auto: the smallest of 1, 2, 5, 10, 20, ... with which a stage has at most 30 "
         "evaluations; the last round is always scored",
     )
+    last: Rounds = setting(
+        1,
+        help="evaluations at the end of the last stage whose mean is the result, which one round alone would give by "
+        "chance; a stage with fewer has those that it has",
+    )
     batch: BatchSize = setting(512, help="samples predicted at a time")
     metrics: tuple[str, ...] = setting(
         (),

@@ -39,5 +39,7 @@ DATASETS: Catalogue[Dataset] = Catalogue(
         "shakespeare": ".shakespeare:Shakespeare",
         "diabetes": ".sklearn_tables:Diabetes",
         "breast-cancer": ".sklearn_tables:BreastCancer",
+        "heart": ".hospitals:Heart",
+        "opt": ".hospitals:OPT",
     },
 )

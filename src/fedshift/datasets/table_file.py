@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from fedshift.clients.domains import DomainData, Unlabelled
@@ -18,13 +19,14 @@ from fedshift.datasets.column_files import NUMBERS, Cells, InputColumns, as_numb
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.labelled import Array, Labelled, Names, beside, each_read, joined, names_of, shown, sorted_names
 from fedshift.errors import FedshiftError, UnknownNameError
-from fedshift.spec import setting
+from fedshift.spec import FLOAT32, setting
 from fedshift.streams import Streams
 
 PREPARED = (
     " To have missing cells filled in, numbers standardised and text taken as categories: --set data.statistics=site "
     "(or pooled)"
 )
+Bound = Annotated[float, Ge(-3e38), FLOAT32]
 MOST_CATEGORIES = 1000  # of a column; one of more names its rows
 # Numbers of another notation (1,5 or 1 000 or 10 %), dates and times: what is likely meant as a number.
 NO_CATEGORY = re.compile(
@@ -74,7 +76,14 @@ class TableFile(InputColumns, TableDataset):
 
     *Choices.* Where every class of a CSV file is written as a number, "1" and "1.0" are the same class. A column in
     which no cell is a number holds categories; one of some numbers and some text is refused, and so is one of dates.
+    The classes that ``label_above`` makes are called "num <= 0" and "num > 0", and come in this order.
     """
+
+    label_above: Bound | None = setting(
+        None,
+        help="makes two classes of a label that is a number: at most so much, and more; none: the label is the class",
+    )
+    unlabelled: Literal["refused", "left-out"] = setting("refused", help="what becomes of rows without a label")
 
     categories: tuple[str, ...] = setting(
         (), help="columns whose numbers are categories; columns of text are categories in any case"
@@ -105,14 +114,12 @@ class TableFile(InputColumns, TableDataset):
             if name not in names:
                 raise UnknownNameError("column in data.categories", name, names)
         rows = each_read(lambda file: self._rows(file, names), files, f"things are wrong with the table '{self.path}'")
-        cells = zip(*(own for _, own, _, _ in rows), strict=True)
+        cells = zip(*(read.cells for read in rows), strict=True)
         columns = tuple(self._column(name, own) for name, own in zip(names, cells, strict=True))
-        parts = [
-            Labelled(where, torch.from_numpy(self._numbers(own, columns)), label, domain)
-            for where, own, label, domain in rows
-        ]
+        parts = [read.labelled(self._numbers(read.cells, columns)) for read in rows]
         notes = _notes_on_reading(columns, parts) if self.prepared else ()
-        return joined(parts, notes=(*beside(self.path, files), *notes), columns=columns)
+        left_out = _notes_on_leaving_out(self.label, rows)
+        return joined(parts, notes=(*beside(self.path, files), *left_out, *notes), columns=columns)
 
     def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
         """The columns that are asked for, or that the settings, or the first file of the data, name."""
@@ -139,12 +146,34 @@ class TableFile(InputColumns, TableDataset):
         frame = self.read(file, names, {}, [column.name for column in columns if column.categories is not None])
         return torch.from_numpy(self._numbers([Cells.of(frame, name, file, self.missing) for name in names], columns))
 
-    def _rows(self, file: Path, names: Sequence[str]) -> tuple[str, list[Cells], Names, Names]:
-        """A file, with the cells of its columns as they are, its classes and domains."""
+    def _rows(self, file: Path, names: Sequence[str]) -> _Rows:
+        """A file, with the cells of its columns as they are, and the classes and domains of rows with a label."""
         frame = self.read(file, names, self.named_apart, self.categories)
         self.check_alike(file, names)
         cells = [Cells.of(frame, name, file, self.missing) for name in names]
-        return str(file), cells, self.label_of(file, frame), self.domain_of(file, frame)
+        label, every = Cells.of(frame, self.label, file, self.missing), np.arange(len(frame))
+        kept = every[~label.missing] if self.unlabelled == "left-out" else every
+        if not len(kept):
+            raise FedshiftError(f"{label.where} holds nothing in every row, and rows without a label are left out.")
+        with_label = frame.iloc[kept]
+        return _Rows(str(file), cells, kept, self._classes(file, with_label, label), self.domain_of(file, with_label))
+
+    def _classes(self, file: Path, frame: Any, label: Cells) -> Names:
+        """The classes of rows: what the label says, or on which side of ``label_above`` it is.
+
+        Raises:
+            FedshiftError: the label is missing, or should be a number and is none.
+        """
+        if self.label_above is None and self.unlabelled == "refused":
+            return self.label_of(file, frame)
+        if self.unlabelled == "refused":
+            label.check_whole("fill it in, or leave such rows out (--set data.unlabelled=left-out).")
+        if self.label_above is None:  # with an empty cell, numbers of CSV are text
+            cells = label.values if label.words.any() else label.numbers
+            return names_of(cells[frame.index], label.where, whole=True)
+        above = label.checked()[frame.index] > self.label_above
+        names = [f"{self.label} {sign} {self.label_above:g}" for sign in ("<=", ">")]
+        return names_of(np.array(names, object)[above.astype(int)], label.where)
 
     def _column(self, name: str, cells: Sequence[Cells]) -> Column:
         """What a column holds in all files together.
@@ -178,6 +207,29 @@ class TableFile(InputColumns, TableDataset):
                 with np.errstate(over="ignore"):  # what float32 does not hold becomes infinite, which is refused
                     x[:, place] = own.checked("" if self.prepared else PREPARED)
         return x
+
+
+class _Rows(NamedTuple):
+    """What is read of a file.
+
+    Attributes:
+        where: the file.
+        cells: the columns of inputs, each with every row.
+        kept: the rows that have a label, (N,).
+        label: their classes.
+        domain: their domains.
+    """
+
+    where: str
+    cells: list[Cells]
+    kept: Array
+    label: Names
+    domain: Names
+
+    def labelled(self, x: Array) -> Labelled:
+        """The samples of the file, of the numbers x (rows, columns) of its cells."""
+        rows = [f"row {row}" for row in self.kept] if len(self.kept) < len(x) else ()
+        return Labelled(self.where, torch.from_numpy(x[self.kept]), self.label, self.domain, rows=rows)
 
 
 def _check_categories(name: str, words: Sequence[Cells], numbers: Sequence[Cells]) -> None:
@@ -223,6 +275,14 @@ def _notes_on_reading(columns: Sequence[Column], parts: Sequence[Labelled]) -> I
     if named:
         yield f"Columns read as categories (how many): {', '.join(named)}."
     yield from _note_on_missing(columns, torch.stack([part.x.isnan().sum(dim=0) for part in parts]).sum(dim=0))
+
+
+def _notes_on_leaving_out(label: str, rows: Sequence[_Rows]) -> Iterator[str]:
+    """How many rows are left out."""
+    every = sum(len(read.cells[0].values) for read in rows)
+    kept = sum(len(read.kept) for read in rows)
+    if kept < every:
+        yield f"{every - kept} of {every} rows have no label ('{label}') and are left out."
 
 
 def _note_on_missing(columns: Sequence[Column], counts: Tensor, of: str = "") -> Iterator[str]:

@@ -21,6 +21,7 @@ from fedshift.clients.partitions import Domains
 from fedshift.clients.preparation import Column
 from fedshift.clients.protocols import InDomain, PersonalUnderShift
 from fedshift.core.contract import Category
+from fedshift.core.method import Method
 from fedshift.core.preparation import PREPARATION
 from fedshift.core.setup import Setup
 from fedshift.datasets.column_files import InputColumns
@@ -93,8 +94,8 @@ class Agreement:
             raise FedshiftError("train.absent and train.late are for simulations; here sites are late by themselves.")
         if getattr(experiment.protocol, "scored", "unseen") != "unseen":
             raise FedshiftError("protocol.scored = 'clients' needs the target's samples at every site: use 'unseen'.")
-        if name == "centralised":
-            raise FedshiftError("The method 'centralised' pools all sites' data, which stay where they are here.")
+        if type(experiment.method).regroup is not Method.regroup:
+            raise FedshiftError(f"The method '{name}' pools all sites' data, which stay where they are here.")
         if self.inputs.preparation is not None and not self.federation.columns:
             raise FedshiftError(
                 f"data.statistics = '{self.inputs.preparation.statistics}', but federation.toml does not say what "

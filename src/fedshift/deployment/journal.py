@@ -156,13 +156,15 @@ class Scoring:
     def of(cls, record: Record, coordinator: Coordinator, agreement: Agreement) -> Self:
         """Have the coordinator's model scored for a record.
 
-        A client scores what it would be sent, a site without a client all that is sent.
+        A client scores what it would be sent; a site without a client, and one whose own model is not asked for, all
+        that is sent.
         """
         round, state = coordinator.schedule[coordinator.position - 1], coordinator.state
         last, orders = round.stage.training, {}
+        alike = coordinator.setup.individual and not agreement.experiment.protocol.own_models
         for site in agreement.federation.sites:
             client = agreement.client(site)
-            down = Down(state.shared | state.down) if client is None else coordinator.down(last, client)
+            down = Down(state.shared | state.down) if client is None or alike else coordinator.down(last, client)
             number = NOBODY if client is None else client
             orders[site] = Order(coordinator.setup.run, round.stage.name, round.number, last.name, number, down)
         environments = {site: frozenset(agreement.environments(site)) for site in orders}

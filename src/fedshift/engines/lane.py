@@ -9,6 +9,7 @@ from itertools import count, islice, repeat
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.samples import Samples
@@ -197,7 +198,8 @@ class Course:
             x, y = samples.batch(rows)
             together = lane.batch(lane.inputs.training(x, lane.setup.streams, lane.key, number), y)
             if self.phase.environments:
-                together = together._replace(environment=samples.subset(rows).environment)
+                of_each = one_hot(samples.subset(rows).environment, lane.setup.model.environments)
+                together = together._replace(environment=of_each.to(lane.setup.dtype))
             for start in range(0, len(rows), order.length):
                 yield together.part(slice(start, start + order.length))
                 number += 1

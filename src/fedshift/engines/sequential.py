@@ -189,7 +189,7 @@ def _predict(net: Net, questions: Sequence[Question]) -> list[tuple[Tensor, Tens
     set_modes(net, ())
     first = questions[0]
     with _lend(first):
-        if first.setup.method.core.reestimates(unseen=first.environment.client is None):
+        if first.setup.method.core.reestimates(unseen=first.environment.scored_as is None):
             _reestimate(net, first)
         return list(_predictions(net, questions))
 

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from fedshift.methods.fedavg import FedAvg
+from fedshift.methods.risks import RISK, RiskMeasured
 from fedshift.page import *
 
 Floor = Annotated[float, Interval(ge=0, lt=1)]
@@ -55,7 +55,7 @@ def on_simplex(point: Tensor, floor: float = 0.0) -> Tensor:
     return ((above - excess[kept - 1]).clamp_min(0) + floor).to(point.dtype)
 
 
-class DRFA(FedAvg):
+class DRFA(RiskMeasured):
     """FedAvg with clients drawn by weights that grow where the loss is large; gamma = 0 leaves the weights alone."""
 
     paper: ClassVar[str] = "Deng, Kamani and Mahdavi, NeurIPS 2020, Algorithm 1"
@@ -108,12 +108,12 @@ class DRFA(FedAvg):
         batches = None if self.score_batches == "all" else self.score_batches
         score = Exchange(
             "score",
-            (Measure("risk", self.measured_loss, self.draws, steps=batches),),
+            (Measure(RISK, self.summed_risk, steps=batches),),
             self.merge_scores,
             sends=("scored",),
             returns=(),
-            uploads=(Upload("risk"),),
-            upload=self.mean_risk,
+            uploads=self.uploads,
+            upload=self.upload,
             begin=self.begin_scored,
             select=uniform,
         )
@@ -160,20 +160,11 @@ class DRFA(FedAvg):
         scored = received.of("scored")
         return scored.only(scored.keys() - private.keys())
 
-    @torch.no_grad()
-    def measured_loss(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
-        """The loss, summed over the batch."""
-        return {"risk": len(batch.y) * self.objective("score").loss(net, batch, context)}
-
-    def mean_risk(self, work: LocalWork) -> Tensors:
-        """F_k(w')."""
-        return work.means
-
     def merge_scores(self, state: ServerState, replies: Replies) -> ServerState:
         """Lambda <- projection of lambda + gamma_t tau v."""
         mixture = state.server.of("mixture")
         weights, tau = mixture["weights"], mixture["steps"]
         v = torch.zeros_like(weights)
-        v[replies.clients] = torch.stack([up["risk"] for up in replies.ups]) * (state.clients / len(replies))
+        v[replies.clients] = torch.stack([up[RISK] for up in replies.ups]) * (state.clients / len(replies))
         gamma = self.gamma * self.decay ** (state.round - 1)
         return state.updated(Tensors({"weights": on_simplex(weights + gamma * tau * v, self.floor)}).under("mixture"))

@@ -25,6 +25,10 @@ class FedAvg(Averaging):
         """An encoder x -> z and a linear head z -> logits, both shared."""
         return {"encoder": Part(model.encoder()), "head": Part(model.head())}
 
+    def width(self, model: ModelBuilder) -> int:
+        """The size of what the head reads."""
+        return model.dim
+
     def moves(self) -> tuple[str, ...]:
         """The parts that local training moves."""
         return ("encoder", "head")

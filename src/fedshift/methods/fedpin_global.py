@@ -30,14 +30,13 @@ The paper trains by Adam at 1e-4 (PACS: 1e-2); plain SGD at usual rates diverges
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.fediir import head_gradients
+from fedshift.methods.irm import scale_gradients
 from fedshift.methods.personal import FineTuning
 from fedshift.page import *
-
-Percent = Annotated[WholeNumber, Le(100)]
 
 
 class GlobalModel(FedAvg):
@@ -80,12 +79,12 @@ class GlobalModel(FedAvg):
     def gain(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """<g, g'> + scalar_weight * <omega_g, g> <omega_g, g'>, with omega_g's gradients g, g' of R on two halves.
 
-        <omega_g, g> is the derivative of R at s = 1 when omega_g becomes s omega_g.
+        <omega_g, g> is the derivative of R at s = 1 when omega_g becomes s omega_g: IRMv1's.
         """
         halves = [batch.part(slice(start, None, 2)) for start in (0, 1)]
         one, other = (head_gradients(net, half, "sum")[0] for half in halves)
-        omega = net.of("head")
-        products = (one * other).sum() + self.scalar_weight * (one * omega).sum() * (other * omega).sum()
+        of_scale = scale_gradients(batch, batch.once(net.head, batch.z))
+        products = (one * other).sum() + self.scalar_weight * of_scale[0::2].sum() * of_scale[1::2].sum()
         return products / max(1, len(halves[0].y) * len(halves[1].y))
 
 

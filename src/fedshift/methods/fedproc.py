@@ -28,11 +28,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from fedshift.methods.classes import CLASS_COUNTS, COUNTS, class_sums, newest_counts, newest_means, no_counts, one_hot
+from fedshift.methods.classes import COUNTS, Prototypical, one_hot
 from fedshift.methods.projection import Projected
 from fedshift.page import *
-
-SUMS = "class_sums"  # in a reply: the sum of its representations of each class
 
 
 def prototypical(
@@ -55,22 +53,16 @@ def prototypical(
     return torch.where(among.isneginf(), 0.0, among - (similarity * own).sum(dim=1))
 
 
-class FedProc(Projected):
+class FedProc(Prototypical, Projected):
     """FedAvg whose clients contrast representations with the global class prototypes, less and less."""
 
     paper: ClassVar[str] = "Mu et al., FGCS 2023"
-    uploads: ClassVar[tuple[Upload, ...]] = (Upload.like(SUMS, "prototypes", "statistic"), CLASS_COUNTS)
 
     temperature: Positive = setting(0.5, help="temperature tau of the contrast", search=(0.1, 0.5, 1.0))
     denominator: Literal["all", "others"] = setting(
         "all", help="prototypes in the denominator: all, or all but the sample's own", source="ours"
     )
     unit_length: bool = setting(True, help="the representation is scaled to length 1 (public code)")
-
-    def parts(self, model: ModelBuilder) -> dict[str, Part]:
-        """The shared parts, the prototypes, and how many samples each stands for."""
-        prototypes = Part.state(torch.zeros(model.classes, self.width(model)), "down")
-        return {**super().parts(model), "prototypes": prototypes, COUNTS: no_counts(model)}
 
     def encode(self, net: Net, batch: Batch, noise: Mapping[str, Tensor]) -> Batch:
         """The batch with the projected representation, of length 1 unless it is left as it is."""
@@ -95,22 +87,3 @@ class FedProc(Projected):
         prototypes, known = net.value("prototypes"), net.value(COUNTS) > 0
         contrast = prototypical(batch.z, batch.y, prototypes, known, self.temperature, self.denominator)
         return (self.share(net, batch, context) * contrast).mean()
-
-    # The prototypes -----------------------------------------------------------------------------
-
-    def phases(self) -> Phases:
-        """Local training, then the sums of the trained model's representations."""
-        return (*super().phases(), Measure("prototypes", self.sums))
-
-    def sums(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
-        """The sum of the representations of each class, (classes, d)."""
-        return {SUMS: class_sums(self.encode(net, batch, {}).z, batch.y, len(context.counts))}
-
-    def upload(self, work: LocalWork) -> Mapping[str, Tensor]:
-        """Sums and counts of each class."""
-        return {SUMS: work.measured[SUMS], COUNTS: work.counts}
-
-    def after_mean(self, state: ServerState, replies: Replies) -> Mapping[str, Tensor]:
-        """The prototype of a class: the mean over the samples of all clients, and how many there are."""
-        prototypes = newest_means(replies, SUMS, state.down["prototypes"])
-        return {"prototypes": prototypes, COUNTS: newest_counts(replies, state.down[COUNTS])}

@@ -22,11 +22,11 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from fedshift.methods.fedavg import FedAvg
+from fedshift.methods.personal import Divided
 from fedshift.page import *
 
 
-class FedRep(FedAvg):
+class FedRep(Divided):
     """FedAvg of the encoder, in turns with a head that stays on the client."""
 
     paper: ClassVar[str] = "Collins et al., ICML 2021, Algorithm 1"
@@ -41,16 +41,6 @@ class FedRep(FedAvg):
     personal: Literal["head", "none"] = setting(
         "head", help="the part that stays on the client; none: it is FedAvg of encoder_steps"
     )
-
-    def parts(self, model: ModelBuilder) -> dict[str, Part]:
-        """FedAvg's, of which the head stays on the client."""
-        parts = super().parts(model)
-        return parts | {name: replace(parts[name], scope="client") for name in self.own}
-
-    @property
-    def own(self) -> tuple[str, ...]:
-        """The parts that stay on the client."""
-        return () if self.personal == "none" else (self.personal,)
 
     def phases(self) -> Phases:
         """What is the client's own, then what is shared."""

@@ -2,12 +2,12 @@
 
 :class:`PersonalCopy` is trained on the client, may be pulled towards the model received, and is replaced by the global
 model for a client that never trained; :class:`PersonalModel` predicts with it. :class:`FineTuning` makes a copy of the
-global model once, after training.
+global model once, after training. :class:`Divided` keeps a part of the one model on the client.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from fedshift.methods.fedavg import FedAvg
 from fedshift.page import *
@@ -50,6 +50,24 @@ class PersonalCopy:
     def distance(self, net: Net, received: Tensors) -> Tensor:
         """||v - w||^2 between its weights v and the weights w received; batch norms that stay are not in it."""
         return (net.weights - self.named(received)).squared_norm()
+
+
+class Divided(FedAvg):
+    """FedAvg of some parts of the model; the other stays on the client, and the unseen have the clients' mean."""
+
+    personal: Literal["head", "encoder", "none"] = setting(
+        "head", help="the part that stays on the client; none: all are averaged"
+    )
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The parts that stay on the client."""
+        return () if self.personal == "none" else (self.personal,)
+
+    def parts(self, model: ModelBuilder) -> dict[str, Part]:
+        """FedAvg's, of which one stays on the client."""
+        parts = super().parts(model)
+        return parts | {name: replace(parts[name], scope="client") for name in self.own}
 
 
 class PersonalModel(FedAvg):

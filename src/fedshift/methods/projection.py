@@ -45,7 +45,7 @@ class Projected(FedAvg):
 
     def width(self, model: ModelBuilder) -> int:
         """The size of what the head reads."""
-        return self.projection_dim if self.projection == "mlp" else model.dim
+        return self.projection_dim if self.projection == "mlp" else super().width(model)
 
     def moves(self) -> tuple[str, ...]:
         """The shared parts."""

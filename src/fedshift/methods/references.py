@@ -25,6 +25,22 @@ class Centralised(FedAvg):
         return federated.pooled()
 
 
+class FedAvgAgain(FedAvg):
+    """FedAvg with other batches, so that what a table shows between the two is chance.
+
+    Choices: data, initial values and cohorts are FedAvg's, as they are every other method's of the same seed;
+    it leaves out batches, so that those it trains on are others.
+    """
+
+    paper: ClassVar[str] = "FedAvg, as a null row"
+
+    skipped: Steps = setting(1, help="batches that are left out before those of a round; another number is another row")
+
+    def phases(self) -> Phases:
+        """FedAvg's steps, after some batches on which nothing is trained."""
+        return (Phase("skip", (), steps=self.skipped), *super().phases())
+
+
 class Single(FedAvg):
     """Every client trains alone on its own data; nothing is sent.
 

@@ -42,6 +42,7 @@ from fedshift.core.frozen import LITE_MEAN, LITE_STD, Colour, lite0, lite0_file
 from fedshift.core.net import batch_norms
 from fedshift.errors import FedshiftError, needs
 from fedshift.hub import answers, pretrained
+from fedshift.models.norms import Norm, Normed
 from fedshift.models.staged import Staged, numbered
 from fedshift.spec import Width, setting
 
@@ -50,13 +51,16 @@ LITE_BLOCKS = (1, 2, 2, 3, 3, 4, 1)  # of EfficientNet-Lite0's stages 2 to 8
 MOMENTUM = 0.1
 
 
-class Backbone(Staged):
+class Backbone(Normed, Staged):
     """A backbone whose weights are random, or those of a hub id or local folder."""
 
     hub_id: ClassVar[str]
     architecture: ClassVar[str] = "ResNetModel"
     options: ClassVar[Mapping[str, Any]] = {}  # of its configuration
 
+    norm: Norm = setting(
+        "batch", help="what normalises features: batch norm, group norm, or nothing; pretrained weights take batch norm"
+    )
     weights: str = setting(
         "random",
         help="'random'; 'pretrained' (ImageNet, from the Hugging Face hub); a hub id; or a local folder that "
@@ -64,6 +68,15 @@ class Backbone(Staged):
         path=True,
         words=("random", "pretrained"),
     )
+
+    def __post_init__(self) -> None:
+        """Refuse to put anything else where weights were made behind a batch norm."""
+        super().__post_init__()
+        if self.norm != "batch" and self.weights != "random":
+            raise FedshiftError(
+                f"model.norm = '{self.norm}' does not go with model.weights = '{self.weights}', which were trained "
+                "behind batch norms: leave it at 'batch', or --set model.weights=random"
+            )
 
     def check_here(self) -> None:
         """Whether there are the weights, or the hub that has them."""
@@ -81,6 +94,7 @@ class Backbone(Staged):
         if self.weights == "random":
             config = getattr(transformers, self.architecture.replace("Model", "Config"))
             backbone = getattr(transformers, self.architecture)(config(num_channels=channels, **self.options))
+            self.replace_batch_norms(backbone)
         else:
             backbone = self._read()
         if backbone.config.num_channels != channels:

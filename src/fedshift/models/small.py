@@ -3,7 +3,7 @@
 *ResNet-10* is a residual network of one block a stage, for what a small machine can train (He, Zhang, Ren and Sun, Deep
 residual learning for image recognition, CVPR 2016, Table 1: the stem of ResNet-18 and its four stages of basic blocks).
 Choices: one block a stage in the place of two, and ``width`` channels in the first stage in the place of 64; a linear
-layer to z follows the pooling, as with every backbone here.
+layer to z follows the pooling, as with every backbone here. Convolutions have biases where nothing is normalised.
 
 *The LSTM* reads characters (LEAF, Caldas et al., 2018): they are embedded, two LSTM layers read them in order, and the
 last hidden state of the upper layer is what is known of the text. Choices: LEAF classifies from that state; here a
@@ -24,12 +24,13 @@ from torch.nn import functional as F
 
 from fedshift.core.model import Model, Shape
 from fedshift.errors import FedshiftError
-from fedshift.spec import Count, OptionalPixels, Width, setting
+from fedshift.models.norms import Norm, Normed
+from fedshift.spec import Count, OptionalPixels, OptionalWidth, Width, setting
 
 STAGES = 4  # of a ResNet: each halves the image after the first, and doubles the channels
 
 
-class CNN(Model):
+class CNN(Normed):
     """Two 3x3 convolutions (ReLU, 2x2 max-pool each) and a fully connected layer (FedSR, Sec. 4.2).
 
     Choices: the paper gives neither channels, padding nor pooling; ours are 32 and 64, none, and 2x2.
@@ -39,7 +40,6 @@ class CNN(Model):
 
     channels: tuple[Width, Width] = setting((32, 64), help="channels of the two convolutions")
     padding: OptionalPixels = setting(0, help="zero padding of the convolutions, in pixels")
-    batch_norm: bool = setting(False, help="batch norm after each convolution")
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Inputs (B, channels, height, width) to (B, out)."""
@@ -47,10 +47,8 @@ class CNN(Model):
         channels, *size = shape
         for width in self.channels:
             layers.append(nn.Conv2d(channels, width, kernel_size=3, padding=self.padding))
-            if self.batch_norm:
-                layers.append(nn.BatchNorm2d(width))
             # ReLU and max-pool commute; pooling first leaves a quarter of the ReLUs.
-            layers += [nn.MaxPool2d(2), nn.ReLU()]
+            layers += [*self.normalisation(width, 2), nn.MaxPool2d(2), nn.ReLU()]
             channels, size = width, [(side + 2 * self.padding - 2) // 2 for side in size]
         if min(size) < 1:
             raise FedshiftError(
@@ -60,7 +58,7 @@ class CNN(Model):
         return nn.Sequential(*layers)
 
 
-class DigitsCNN(Model):
+class DigitsCNN(Normed):
     """The six-layer network of FRAug's Digits experiment (Chen et al., ICCV 2023, Sec. 4.1 and appendix).
 
     Three 5x5 convolutions (64, 64, 128; batch norm, ReLU; a 3x3 max-pool of stride 2 after the first two), a fully
@@ -74,6 +72,7 @@ class DigitsCNN(Model):
 
     channels: tuple[Width, Width, Width] = setting((64, 64, 128), help="channels of the three convolutions")
     hidden: Width = setting(2048, help="width of the first fully connected layer", source="FRAug, appendix")
+    norm: Norm = setting("batch", help="what normalises features: batch norm, group norm, or nothing", source="FRAug")
     dim: Width = setting(512, help="dimension d of the representation z", source="FRAug, appendix")
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
@@ -81,19 +80,20 @@ class DigitsCNN(Model):
         layers: list[nn.Module] = []
         channels, *size = shape
         for place, width in enumerate(self.channels):
-            layers += [nn.Conv2d(channels, width, kernel_size=5, padding=2), nn.BatchNorm2d(width), nn.ReLU()]
+            convolution = nn.Conv2d(channels, width, kernel_size=5, padding=2)
+            layers += [convolution, *self.normalisation(width, 2), nn.ReLU()]
             channels = width
             if place < 2:
                 layers.append(nn.MaxPool2d(kernel_size=3, stride=2, padding=1))
                 size = [(side + 1) // 2 for side in size]
         layers += [nn.Flatten(), nn.Linear(channels * size[0] * size[1], self.hidden)]
-        layers += [nn.BatchNorm1d(self.hidden), nn.ReLU(), nn.Linear(self.hidden, out)]
+        layers += [*self.normalisation(self.hidden, 0), nn.ReLU(), nn.Linear(self.hidden, out)]
         if out == self.dim:
-            layers += [nn.BatchNorm1d(out), nn.ReLU()]
+            layers += [*self.normalisation(out, 0), nn.ReLU()]
         return nn.Sequential(*layers)
 
 
-class CNN1d(Model):
+class CNN1d(Normed):
     """Convolutions over time (ReLU; a max-pool of 2 between them), their mean over time, and a linear layer to z.
 
     It is the fully convolutional network of Wang, Yan and Oates ("Time series classification from scratch with deep
@@ -107,7 +107,6 @@ class CNN1d(Model):
 
     channels: tuple[Width, ...] = setting((32, 64, 64), help="channels of the convolutions, one after the other")
     kernel: Count = setting(5, help="steps of time that a convolution looks at")
-    batch_norm: bool = setting(False, help="batch norm after each convolution")
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Signals (B, channels, time) to (B, out)."""
@@ -117,28 +116,31 @@ class CNN1d(Model):
             if number:
                 layers.append(nn.MaxPool1d(2, ceil_mode=True))  # of a single step as well
             layers.append(nn.Conv1d(channels, width, self.kernel, padding=self.kernel // 2))
-            layers += [*([nn.BatchNorm1d(width)] if self.batch_norm else []), nn.ReLU()]
+            layers += [*self.normalisation(width, 1), nn.ReLU()]
             channels = width
         layers += [nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(channels, out)]
         return nn.Sequential(*layers)
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions with batch norm, beside a shortcut that is a 1x1 convolution where the shape changes."""
+    """Two normalised 3x3 convolutions, beside a shortcut that is a 1x1 convolution where the shape changes."""
 
-    def __init__(self, channels: int, out: int, stride: int) -> None:
+    def __init__(self, model: Normed, channels: int, out: int, stride: int) -> None:
         super().__init__()
+        bias = model.norm == "none"
         self.body = nn.Sequential(
-            nn.Conv2d(channels, out, kernel_size=3, stride=stride, padding=1, bias=False),
-            nn.BatchNorm2d(out),
+            nn.Conv2d(channels, out, kernel_size=3, stride=stride, padding=1, bias=bias),
+            *model.normalisation(out, 2),
             nn.ReLU(),
-            nn.Conv2d(out, out, kernel_size=3, padding=1, bias=False),
-            nn.BatchNorm2d(out),
+            nn.Conv2d(out, out, kernel_size=3, padding=1, bias=bias),
+            *model.normalisation(out, 2),
         )
         self.shortcut = (
             nn.Identity()
             if channels == out
-            else nn.Sequential(nn.Conv2d(channels, out, kernel_size=1, stride=stride, bias=False), nn.BatchNorm2d(out))
+            else nn.Sequential(
+                nn.Conv2d(channels, out, kernel_size=1, stride=stride, bias=bias), *model.normalisation(out, 2)
+            )
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -146,24 +148,27 @@ class Block(nn.Module):
         return F.relu(self.body(x) + self.shortcut(x))
 
 
-class ResNet10(Model):
+class ResNet10(Normed):
     """ResNet-10 from scratch, narrow by default: 0.3 million weights (He et al., CVPR 2016)."""
 
     axes: ClassVar[int | None] = 3
 
     width: Width = setting(16, help="channels of the first stage; each later one has twice as many", source="ours")
+    norm: Norm = setting(
+        "batch", help="what normalises features: batch norm, group norm, or nothing", source="He et al."
+    )
     dim: Width = setting(128, help="dimension d of the representation z")
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Inputs (B, channels, height, width) to (B, out)."""
         widths = [self.width * 2**stage for stage in range(STAGES)]
         return nn.Sequential(
-            nn.Conv2d(shape[0], self.width, kernel_size=7, stride=2, padding=3, bias=False),
-            nn.BatchNorm2d(self.width),
+            nn.Conv2d(shape[0], self.width, kernel_size=7, stride=2, padding=3, bias=self.norm == "none"),
+            *self.normalisation(self.width, 2),
             nn.ReLU(),
             nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
             *(
-                Block(before, after, stride=1 if before == after else 2)
+                Block(self, before, after, stride=1 if before == after else 2)
                 for before, after in zip([self.width, *widths], widths, strict=False)
             ),
             nn.AdaptiveAvgPool2d(1),
@@ -182,11 +187,11 @@ class FlatNumbers(nn.Flatten):
             FedshiftError: they are token ids.
         """
         if not x.is_floating_point():
-            raise FedshiftError("The model 'mlp' reads numbers, not token ids; try 'lstm', or give float32.")
+            raise FedshiftError("This model reads numbers, not token ids; try 'lstm', or give float32.")
         return super().forward(x)
 
 
-class MLP(Model):
+class MLP(Normed):
     """Fully connected layers with ReLU between them; the last one gives z.
 
     With ``hidden = []``, ``dim = 390`` and ``final_relu``, encoder and head together are FedPIN's network: one hidden
@@ -197,7 +202,6 @@ class MLP(Model):
     final_relu: bool = setting(
         False, help="ReLU on z as well; a probabilistic encoder's mu and sigma both go through it"
     )
-    batch_norm: bool = setting(False, help="batch norm before each ReLU")
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Inputs (B, ...) of any shape to (B, out)."""
@@ -206,8 +210,30 @@ class MLP(Model):
         for number, (before, after) in enumerate(pairwise(widths)):
             layers.append(nn.Linear(before, after))
             if self.final_relu or number < len(self.hidden):
-                layers += [*([nn.BatchNorm1d(after)] if self.batch_norm else []), nn.ReLU()]
+                layers += [*self.normalisation(after, 0), nn.ReLU()]
         return nn.Sequential(*layers)
+
+
+class Features(Model):
+    """No network: z is the sample's own numbers behind a batch norm, so that a linear head is all that learns.
+
+    For frozen features (``data.frozen``) and tables. Where a method, or ``dim``, asks for another number of features, a
+    linear layer follows.
+    """
+
+    dim: OptionalWidth = setting(
+        0, help="dimension d of the representation z, by a linear layer if need be; 0: as many as a sample has"
+    )
+
+    def dim_for(self, shape: Shape) -> int:
+        """``dim``, or as many as a sample has numbers."""
+        return self.dim or prod(shape)
+
+    def encoder(self, shape: Shape, out: int) -> nn.Module:
+        """Inputs (B, ...) of any shape to (B, out)."""
+        features = prod(shape)
+        projection = [] if out == features else [nn.Linear(features, out)]
+        return nn.Sequential(FlatNumbers(), nn.BatchNorm1d(features), *projection)
 
 
 class LastState(nn.Module):

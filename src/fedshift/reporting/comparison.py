@@ -21,7 +21,7 @@ from fedshift.runs.origin import check_no_study
 from fedshift.runs.run import Run
 from fedshift.runs.runner import Failures, run_path
 from fedshift.runs.schema import Record
-from fedshift.runs.selection import ORACLES, RULES, selects
+from fedshift.runs.selection import ORACLES, RULES, moment, selects
 
 if TYPE_CHECKING:
     from fedshift.reporting.analyses.analysed import Analysed
@@ -145,6 +145,12 @@ class Comparison(Tabled):
         selecting = dict.fromkeys(selects(run.records[-1]) for run in self.runs)
         return next(iter(selecting)) if len(selecting) == 1 else Metric(ACCURACY)
 
+    @property
+    def moment(self) -> str:
+        """Of when the headline scores are."""
+        found = {moment(run.records) for run in self.runs}
+        return found.pop() if len(found) == 1 else "last evaluations"
+
     @cached_property
     def metrics(self) -> list[Metric]:
         """Every metric that all runs have, the one that is shown first before the others."""
@@ -221,7 +227,7 @@ class Comparison(Tabled):
         return analyse(self, ANALYSES.build({"name": name, **settings}))
 
     def accuracy(self, method: str) -> float:
-        """A row's headline: test accuracy at the last round, mean over environments and seeds, in 0..1.
+        """A row's headline: test accuracy at the end (``evaluate.last``), mean over environments and seeds, in 0..1.
 
         Raises:
             FedshiftError: no row has that label.
@@ -229,7 +235,7 @@ class Comparison(Tabled):
         return self.score(method, ACCURACY)
 
     def score(self, method: str, metric: str | None = None) -> float:
-        """A row's test score at the last round, mean over environments and seeds, in 0..1.
+        """A row's test score at the end (``evaluate.last``), mean over environments and seeds, in 0..1.
 
         Args:
             method: the row's label.
@@ -244,7 +250,7 @@ class Comparison(Tabled):
         return _mean(row.score("test", metric=metric))
 
     def worst(self, method: str) -> float:
-        """A row's test score, by the metric that selects, at the last round on each seed's worst environment.
+        """A row's test score, by the metric that selects, at the end, on each seed's worst environment.
 
         It is the mean over seeds, in 0..1.
 

@@ -12,7 +12,7 @@ from fedshift.reporting.intervals import Interval
 from fedshift.reporting.results import MeanStd, Row
 from fedshift.reporting.table import Table
 from fedshift.runs.run import Run
-from fedshift.runs.selection import by_environment
+from fedshift.runs.selection import by_environment, last
 
 if TYPE_CHECKING:
     from fedshift.reporting.comparison import Comparison
@@ -55,6 +55,9 @@ def headline(comparison: Comparison) -> Table:
     summarised = [f"{test} worst", f"{test} mean"] if len(environments) > 1 else []
     columns = ["method", *summarised, *(comparison.heading("test", name) for name in inline)]
     columns += [f"{validation} mean", f"{test} at best {validation}", f"{test} best (oracle)"]
+    spreads = {row.label: row.spread() for row in comparison.rows()}
+    if moves := any(spreads.values()):
+        columns += [f"{test} sd over evaluations"]
     rows = []
     for row in comparison.rows():
         cells = [row.worst("test"), row.score("test")] if summarised else []
@@ -63,11 +66,14 @@ def headline(comparison: Comparison) -> Table:
             row.score("validation"),
             row.score("test", "source_validation"),
             row.score("test", "target_best"),
+            *([spreads[row.label]] if moves else []),
         ]
         rows.append([row.label, *_percent(cells)])
     rows += [[name, *["-"] * (len(columns) - 1)] for name in comparison.lacking]
     return Table(
-        f"{comparison.metric.heading} in %{comparison.metric.remark}, last round, {_over(comparison)}", columns, rows
+        f"{comparison.metric.heading} in %{comparison.metric.remark}, {comparison.moment}, {_over(comparison)}",
+        columns,
+        rows,
     )
 
 
@@ -78,14 +84,14 @@ def _by_environment(comparison: Comparison, role: str) -> list[Table]:
         return []
     across = MOST_ACROSS if len(comparison.seeds) == 1 else MOST_ACROSS // 2
     what = f"{comparison.metric.title} in % by environment"
-    title = f"{comparison.label(role).capitalize()} {what}, last round, {_over(comparison)}"
+    title = f"{comparison.label(role).capitalize()} {what}, {comparison.moment}, {_over(comparison)}"
     by_name = {name: partial(Row.score, role=role, environment=name) for name in environments}
     return _narrow(comparison, title, by_name, across)
 
 
 def metrics(comparison: Comparison) -> list[Table]:
     """Every metric, the means over test environments, in tables narrow enough to read; none of accuracy alone."""
-    over = f"mean over environments, last round, {_over(comparison)}"
+    over = f"mean over environments, {comparison.moment}, {_over(comparison)}"
     title = f"{comparison.label('test').capitalize()} metrics in %, {over}"
     by_title = {f"{m.title}{m.remark}": partial(Row.score, role="test", metric=m.name) for m in comparison.metrics}
     return _narrow(comparison, title, by_title, MOST_INLINE) if len(by_title) > 1 else []
@@ -172,8 +178,8 @@ def _differences(comparison: Comparison, base: Row, what: str, of_seed: Values) 
         found = Interval.of([100 * value for value in paired_scores(row, base, of_seed).values()])
         rows.append([row.label, *_difference(found, metric.merit)])
     title = (
-        f"{comparison.label('test').capitalize()} {what} {metric.title}{metric.remark} less {base.label}'s at the last "
-        "round, in points, paired by seed"
+        f"{comparison.label('test').capitalize()} {what} {metric.title}{metric.remark} less {base.label}'s, "
+        f"{comparison.moment}, in points, paired by seed"
     )
     return Table(title, ["method", "difference", "95 % interval", "seeds", "in a word"], rows)
 
@@ -189,10 +195,10 @@ def paired_scores(row: Row, base: Row, of_seed: Values) -> dict[int, float]:
 
 
 def _scores(row: Row) -> dict[int, dict[str, float]]:
-    """By seed and test environment, the score at the last round."""
+    """By seed and test environment, the headline score."""
     found: dict[int, dict[str, float]] = {}
     for run in row.runs:
-        found.setdefault(run.table["seed"], {}).update(by_environment(run.records[-1], "test", row.metric.name))
+        found.setdefault(run.table["seed"], {}).update(by_environment(last(run.records), "test", row.metric.name))
     return found
 
 
@@ -225,7 +231,8 @@ def _of_role(comparison: Comparison, role: str) -> Table:
         ]
         for name in comparison.environments(role)
     ]
-    title = f"{comparison.label(role).capitalize()} {metric.title} in %{metric.remark}, last round, {_over(comparison)}"
+    what = f"{comparison.label(role).capitalize()} {metric.title} in %{metric.remark}"
+    title = f"{what}, {comparison.moment}, {_over(comparison)}"
     return Table(title, ["environment", "n", "n of a class", *(row.label for row in rows)], cells)
 
 

@@ -25,7 +25,7 @@ from fedshift.reporting.charts import COLOURS, PAPER, Chart, row_id, style
 from fedshift.reporting.results import MeanStd, Row
 from fedshift.runs.run import Run
 from fedshift.runs.schema import Record
-from fedshift.runs.selection import SERVER, by_environment
+from fedshift.runs.selection import SERVER, by_environment, last
 from fedshift.written import file_name
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def _term(run: Run, key: tuple[bool, str]) -> Iterator[tuple[float, float]]:
 
 
 def by_place(comparison: Comparison) -> Panel | None:
-    """The test score at the last round by test environment, a line for each row.
+    """The headline test score by test environment, a line for each row.
 
     None unless every test environment is named as a number of one quantity, such as p=0.3, and there are two of them.
     """
@@ -190,11 +190,11 @@ def by_place(comparison: Comparison) -> Panel | None:
     for row, line in _rows(comparison):
 
         def scores(run: Run, metric: str = row.metric.name) -> Iterator[tuple[float, float]]:
-            for name, score in by_environment(run.records[-1], "test", metric).items():
+            for name, score in by_environment(last(run.records), "test", metric).items():
                 yield places[name], 100 * score
 
         lines.append(replace(line, points=row.curve(scores)))
-    title, up = f"{comparison.label('test')}, last round", upright(comparison.metric.quantity)
+    title, up = f"{comparison.label('test')}, {comparison.moment}", upright(comparison.metric.quantity)
     return Panel(title, quantities.pop(), up, [line for line in lines if line.points])
 
 

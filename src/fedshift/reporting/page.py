@@ -41,8 +41,9 @@ SAMPLES = "samples"  # the analysis that shows images of each domain, which stan
 MOST_FOLDED_OPEN = 12  # rows of a table that is shown at once
 ALL_ENVIRONMENTS = "over all test environments"
 RULES = (
-    'The last round is the headline. "At best" reports the round that validation data select; "best (oracle)" looks at '
-    "the test data and is shown only for comparison."
+    "The headline is the last round, or the mean of the last evaluations where the runs ask for several. "
+    '"At best" reports the round that validation data select; "best (oracle)" looks at the test data and is shown only '
+    "for comparison."
 )
 INTERVALS = (
     "Each seed is a pair: both rows have the same data, split and environments there. The interval is Student's t over "
@@ -228,7 +229,7 @@ def _curves(comparison: Comparison) -> Iterator[Section]:
     band = any(line.edge(-1) != line.edge(1) for panel in rounds for line in panel.lines)
     shaded = " Shaded: one standard deviation over seeds to either side, within 0 and 100 %." if band else ""
     if place:
-        about = f"{test.capitalize()} {comparison.metric.title} at the last round.{shaded}"
+        about = f"{test.capitalize()} {comparison.metric.title}, {comparison.moment}.{shaded}"
         yield Section("places", f"{heading} by test environment", [about], charts=charts([place], "by-place", about))
     dashed = f" Dashed lines, hollow marks: {validation}, the mean over its environments in the same runs."
     about = f"Solid lines, full marks: {test}.{dashed}{shaded}"

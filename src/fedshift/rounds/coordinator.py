@@ -272,7 +272,7 @@ class Coordinator:
     def record(self, round: Round) -> dict[str, Any]:
         """What a record of a round says beside scores; who was missing is said once."""
         missing, self.missing = self.missing, []
-        select = self.setup.evaluate.select
+        select, last = self.setup.evaluate.select, self.setup.evaluate.last
         return {
             "position": self.position,
             "stage": round.stage.name,
@@ -281,6 +281,7 @@ class Coordinator:
             "terms": self.terms,
             **({"missing": missing} if missing else {}),
             **({"select": select} if select != ACCURACY else {}),
+            **({"last": last} if last != 1 else {}),
         }
 
 

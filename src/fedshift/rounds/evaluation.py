@@ -77,8 +77,8 @@ class Evaluation:
     ) -> list[Tensors]:
         """The tensors of each model that is scored on an environment.
 
-        A client is scored with what the server would send it and what it keeps; one that has not trained yet,
-        or never will, with what the method gives an unseen client.
+        A client is scored with what the server would send it and what it keeps; one that has not trained yet, or
+        never will, and one whose own model is not asked for, with what the method gives an unseen client.
 
         Args:
             environment: what is scored.
@@ -87,7 +87,7 @@ class Evaluation:
             strangers: what unseen clients are given, filled when it is first needed.
         """
         client, strangers = environment.client, [] if strangers is None else strangers
-        sent = state.shared | state.down if client is None else send(client)
+        sent = state.shared | state.down if environment.scored_as is None else send(environment.scored_as)
         match self.whose(environment):
             case "global":
                 return [sent]
@@ -103,12 +103,12 @@ class Evaluation:
 
     def whose(self, environment: Environment) -> str:
         """Whose model an environment is scored with: the global one, the client's own, or an unseen client's."""
-        client = environment.client
+        client = environment.scored_as
         if not self.private:
             return "own" if self.setup.individual and client is not None else "global"
-        if client is None:
-            return "unseen"
-        return "own" if self.private == {PREPARATION} or self.site.has_trained(client) else "unseen"
+        if self.private == {PREPARATION} and environment.client is not None:
+            return "own"
+        return "own" if client is not None and self.site.has_trained(client) else "unseen"
 
     @cached_property
     def read(self) -> frozenset[str]:

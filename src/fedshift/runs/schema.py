@@ -130,6 +130,7 @@ class Recorded(File):
     only_in_simulation: bool = False
     ended: str = ""  # where its stage ended early, and why
     select: str = ACCURACY
+    last: PositiveInt = 1  # evaluations whose mean is the result
     environments: list[Scored]
 
     @field_validator("environments")

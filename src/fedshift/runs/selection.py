@@ -1,14 +1,15 @@
 """What follows from records alone: which round's result is reported, and where training ends early.
 
-``last`` is the headline. ``source_validation`` may be used to choose. ``target_best`` looks at the test data, so
-it is an oracle, only ever shown beside the others. All go by the metric that the records say selects.
+``last`` is the headline: the last evaluation, or the mean of the last ones (``evaluate.last``). ``source_validation``
+may be used to choose. ``target_best`` looks at the test data, so it is an oracle, only ever shown beside the others.
+All go by the metric that the records say selects.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from fedshift.core.metrics import ACCURACY, Metric
@@ -78,8 +79,38 @@ def _means(rows: Sequence[Record]) -> Record:
 
 
 def last(records: Sequence[Record]) -> Record:
-    """The last evaluation."""
-    return records[-1]
+    """The last evaluation, with the mean scores of the last ones of its stage where the run asks for several."""
+    averaged = _averaged(records)
+    if len(averaged) == 1:
+        return averaged[0]
+    rows = zip(*(each["environments"] for each in averaged), strict=True)
+    return averaged[-1] | {"environments": [its[-1] | _means(its) for its in rows]}
+
+
+def spread(records: Sequence[Record], role: str, metric: str | None = None) -> float | None:
+    """The standard deviation of :func:`mean_score` over the evaluations that :func:`last` averages; None of one."""
+    scores = [score for each in _averaged(records) if (score := mean_score(each, role, metric)) is not None]
+    return stdev(scores) if len(scores) > 1 else None
+
+
+def _averaged(records: Sequence[Record]) -> list[Record]:
+    """The evaluations whose mean is the result, in order.
+
+    One that scored other models or samples than the last, as where a site was absent, is no part of the mean.
+    """
+    newest = records[-1]
+    asked = records[-newest.get("last", 1) :]
+    return [each for each in asked if each["stage"] == newest["stage"] and _scored(each) == _scored(newest)]
+
+
+def _scored(record: Record) -> list[tuple[Any, ...]]:
+    return [tuple(row.get(key) for key in ("environment", "role", "model", "n")) for row in record["environments"]]
+
+
+def moment(records: Sequence[Record]) -> str:
+    """Of when the headline is, for the title of a table."""
+    count = records[-1].get("last", 1)
+    return "last round" if count == 1 else f"mean of the last {count} evaluations"
 
 
 def source_validation(records: Sequence[Record]) -> Record:

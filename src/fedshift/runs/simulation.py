@@ -230,8 +230,8 @@ def _notes_on_batch_norm(setup: Setup) -> list[str]:
     modules = [part.module for part in setup.parts.values() if part.scope != "server"]
     if method.core.bn != "shared" and not any(True for module in modules for _ in batch_norms(module)):
         model = setup.model.model
-        off = getattr(model, "batch_norm", None) is False
-        fix = "--set model.batch_norm=true adds it" if off else "choose a model that has some, or another method"
+        other = getattr(model, "norm", "batch") != "batch"
+        fix = "--set model.norm=batch adds it" if other else "choose a model that has some, or another method"
         without = f"{name}: the model '{MODELS.name_of(model)}' has no batch norm"
         return [f"{without}, so bn = '{method.core.bn}' changes nothing; {fix}"]
     if method.core.reestimates(unseen=True):

@@ -192,7 +192,8 @@ def tune(
     Args:
         source: what to tune; each method and held-out domain is a study of its own, over all seeds.
         trials: how many choices each study tries.
-        sampler: "tpe" (Optuna's tree-structured Parzen estimator) or "random".
+        sampler: "tpe" (Optuna's tree-structured Parzen estimator), "random", or "grid": every combination of choices,
+            of an interval its ends and its middle.
         parallel: how many trials are chosen, and carried out, side by side; it decides what is tried.
         search: where to look, by dotted setting: ``{"train.lr": "0.001..0.1", "method.mu": [0.1, 0.5]}``.
         progress: callback for the progress; by default a live display.

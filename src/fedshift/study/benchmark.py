@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
+import csv
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from importlib import resources
+from io import StringIO
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from fedshift.catalogue import built_in
+from fedshift.core.metrics import ACCURACY
 from fedshift.errors import FedshiftError, needs
 from fedshift.experiments import load_plugins
 from fedshift.methods import METHODS
+from fedshift.reporting.curves import Line, Panel
 from fedshift.reporting.intervals import Interval, paired
+from fedshift.reporting.results import Row
 from fedshift.reporting.table import Table, render
 from fedshift.runs.events import Progress
-from fedshift.study.papers import Exhibit, ExhibitRow, published
+from fedshift.runs.find import find
+from fedshift.runs.run import Run
+from fedshift.runs.selection import mean_score
+from fedshift.spec import Range
+from fedshift.study import papers
+from fedshift.study.papers import Exhibit, ExhibitRow
 from fedshift.study.quantities import ranks
 from fedshift.study.scenarios import Scenario, scale_of, scenarios, text_of
-from fedshift.study.study_plan import StudyPlan
+from fedshift.study.study_plan import Chosen, Key, Lacking, Records, StudyPlan
 from fedshift.study.study_tables import LACKING, NONE, StudyResults
 from fedshift.written import parse_toml, shown
 
 OUT = "runs/benchmark"
-BASE = "fedavg"  # with which rows are compared
+BASE, AGAIN = "fedavg", "fedavg-again"  # with which rows are compared, and what differs from it by chance
 ALL = "all"
 LAST = float("-inf")  # the accuracy by which what diverged is ranked
+CHOSEN = "chosen"  # in the column of a CSV file's lines on what tuning chose
+BEHIND = 15.0  # points of validation accuracy below FedAvg's, from which a method did not train
 
 
 @cache
@@ -57,9 +69,28 @@ def rows(names: Sequence[str] | None = None) -> list[str]:
     return found
 
 
+def choices_of(method: str) -> dict[str, Sequence[Any]]:
+    """The values that the grid tries of a method's first setting, by its dotted name.
+
+    They are those of the benchmark's file, or those of the first setting for which the method's page declares a search.
+    """
+    if method in contents()["choices"]:
+        return {f"method.{name}": values for name, values in contents()["choices"][method].items()}
+    for name, about in METHODS.get(method).settings().items():
+        if about.search is not None:
+            return {f"method.{name}": about.search.points if isinstance(about.search, Range) else about.search}
+    return {}
+
+
 def exhibit_of_methods(methods: Sequence[str], plugins: Sequence[str], known: Sequence[Scenario]) -> Exhibit:
     """The benchmark's table; a user's plugins are a part of the runs of their own methods alone."""
-    its = [(name, [] if built_in(METHODS.get(name)) else [*plugins]) for name in methods]
+    found = []
+    for method in methods:
+        settings: dict[str, Any] = {"plugins": [] if built_in(METHODS.get(method)) else [*plugins]}
+        draws = range(1, contents()["again"] + 1) if method == AGAIN else [0]
+        for draw in draws:
+            name, its = (f"{method} {draw}", settings | {"method.skipped": draw}) if draw else (method, settings)
+            found.append(ExhibitRow(name, method, its, choices=choices_of(method)))
     return Exhibit(
         name="benchmark",
         paper="",
@@ -67,7 +98,7 @@ def exhibit_of_methods(methods: Sequence[str], plugins: Sequence[str], known: Se
         what="Methods that are tuned alike on a set of federations.",
         kind="table",
         scenarios=tuple(known),
-        rows=tuple(ExhibitRow(name, name, {"plugins": plugins}) for name, plugins in its),
+        rows=tuple(found),
         columns=contents()["columns"],
         panel="federation",
         plain=ExhibitRow(BASE, BASE, {"plugins": []}),
@@ -82,6 +113,7 @@ def plan_benchmark(
     data: Mapping[str, str | Path] | None = None,
     plugins: str | Path | Sequence[str | Path] = (),
     out: str | Path | None = None,
+    published: bool = False,
 ) -> StudyPlan:
     """The plan of what a user names, one or several, as for :func:`benchmark`; None stands for all.
 
@@ -96,7 +128,8 @@ def plan_benchmark(
     names = rows([methods] if isinstance(methods, str) else methods)
     exhibit = exhibit_of_methods(names, code, [scenarios("benchmark")[name] for name in contents()["federations"]])
     size, folder = scale_of("benchmark", scale), Path(out or OUT) / scale
-    return StudyPlan.of(exhibit, size, folder=folder, runs=folder, scenarios=federations, data=data)
+    plan = StudyPlan.of(exhibit, size, folder=folder, runs=folder, scenarios=federations, data=data)
+    return replace(plan, records=published_records(scale)) if published else plan
 
 
 def benchmark(
@@ -107,6 +140,7 @@ def benchmark(
     data: Mapping[str, str | Path] | None = None,
     plugins: str | Path | Sequence[str | Path] = (),
     out: str | Path | None = None,
+    published: bool = False,
     progress: Progress | None = None,
 ) -> Benchmark:
     """Carry out the published benchmark: methods on a set of federations, tuned alike, with ranks and differences.
@@ -122,13 +156,14 @@ def benchmark(
         data: paths of the data that are not there or made, by data set: ``{"pacs": "pacs.parquet"}``.
         plugins: Python files that register methods, which are rows if ``methods`` names them.
         out: the folder; by default runs/benchmark.
+        published: take the cells whose numbers come with the package as they are, and carry out the others alone.
         progress: callback for the progress; by default a live display.
 
     Raises:
         FedshiftError: a name is not known, no column has its data, or runs cannot be carried out for a reason that is
             not their method's, such as a full disk; what is finished is kept, and no table is written.
     """
-    plan = plan_benchmark(scale, methods, federations, data=data, plugins=plugins, out=out)
+    plan = plan_benchmark(scale, methods, federations, data=data, plugins=plugins, out=out, published=published)
     return Benchmark.carried_out(plan, progress)
 
 
@@ -151,26 +186,41 @@ class Benchmark(StudyResults):
         """Whether a user's method failed somewhere."""
         return any(each.kind == "failed" for each in self.lacking.values())
 
+    def trained(self, scenario: str, method: str) -> bool:
+        """Whether a method's validation accuracy is near FedAvg's, or above, where both are known."""
+        ours, base = (self.mean(scenario, name, "validation") for name in (method, BASE))
+        return ours is None or base is None or ours.mean > base.mean - BEHIND
+
     def ranks(self, scenario: str) -> dict[str, float]:
-        """The rank of each method by its mean accuracy, 1 for the best; what diverged is last."""
+        """The rank of each method by its mean accuracy, 1 for the best; what diverged is last.
+
+        What did not train has none.
+        """
         values: dict[str, float] = {}
         for method in self.methods:
             accuracy, lacking = self.mean(scenario, method, "accuracy"), self.lacking.get((scenario, method, ""))
-            if accuracy is not None:
+            if accuracy is not None and self.trained(scenario, method):
                 values[method] = accuracy.mean
             elif lacking is not None and lacking.kind == "diverged":
                 values[method] = LAST
         return ranks(values)
 
     def mean_ranks(self) -> dict[str, float | None]:
-        """The mean of each method's ranks over the scenarios on which it can run; the lowest first, None last."""
-        by_scenario = [self.ranks(scenario.name) for scenario in self.columns]
-        found = {method: [rank[method] for rank in by_scenario if method in rank] for method in self.methods}
-        means = {method: mean(its) if its else None for method, its in found.items()}
+        """The mean of each method's ranks over the scenarios where it has one; the lowest first, None last."""
+        by_scenario = [(scenario.weight, self.ranks(scenario.name)) for scenario in self.columns]
+        means = {
+            method: _weighted([(weight, rank[method]) for weight, rank in by_scenario if method in rank])
+            for method in self.methods
+        }
         return dict(sorted(means.items(), key=lambda item: (item[1] is None, item[1] or 0.0)))
 
     def differences(self, scenario: str, method: str) -> dict[int, float]:
-        """By seed, a method's accuracy less FedAvg's on the same split, in points; empty where one of them lacks it."""
+        """By seed, a method's accuracy less FedAvg's on the same split, in points; empty where one of them lacks it.
+
+        Of a method that did not train there is none.
+        """
+        if not self.trained(scenario, method):
+            return {}
         ours, base = (self.by_seed(scenario, name, "accuracy") for name in (method, BASE))
         return paired(ours, base)
 
@@ -183,52 +233,82 @@ class Benchmark(StudyResults):
 
         It is of these federations: how far others would differ it does not say.
         """
-        found = [differences for each in self.columns if (differences := self.differences(each.name, method))]
-        seeds = set.intersection(*map(set, found)) if found else set()
-        return Interval.of([mean(differences[seed] for differences in found) for seed in sorted(seeds)])
+        found = [
+            (each.weight, differences) for each in self.columns if (differences := self.differences(each.name, method))
+        ]
+        seeds = set.intersection(*(set(differences) for _, differences in found)) if found else set()
+        by_seed = [_weighted([(weight, differences[seed]) for weight, differences in found]) for seed in sorted(seeds)]
+        return Interval.of([value for value in by_seed if value is not None])
+
+    def equal_to_base(self) -> list[str]:
+        """Which rows are FedAvg on a column to the last digit, in words."""
+        found = []
+        for scenario in self.columns:
+            base = self.by_seed(scenario.name, BASE, "accuracy")
+            same = [
+                name for name in self.methods if name != BASE and base == self.by_seed(scenario.name, name, "accuracy")
+            ]
+            if base and same:
+                found.append(f"{scenario.title}: {', '.join(same)} equal {BASE} to the last digit.")
+        return found
 
     def notes(self) -> list[str]:
         """What a reader of the tables must know."""
         scale = self.plan.scale
-        tuned = ", ".join(map(str, scale.tuning_seeds))
         words = [
             f"Scale {scale.name}: {scale.about}. Every method was tuned on every column (each held-out domain apart) "
-            f"with {scale.trials} trials, seed {tuned}, on validation data alone; the tables are of seeds "
-            f"{', '.join(map(str, scale.seeds))}, on which nothing was chosen, and of the last round.",
+            f"by one grid: {scale.rates} learning rates times at most {scale.choices} choices of its first setting, by "
+            f"the mean validation accuracy over seeds {', '.join(map(str, scale.tuning_seeds))}; the tables are of "
+            f"seeds {', '.join(map(str, scale.seeds))}, on which nothing was chosen, and of the mean of the last "
+            "evaluations.",
             *(f"{scenario.title}: {scenario.score}." for scenario in self.columns),
-            "Mean rank: over the columns on which a method can run, so it is no comparison of methods with different "
-            "columns. Equal means share a rank, and what diverged is last.",
+            f"'did not train': validation accuracy {BEHIND:g} points or more below {BASE}'s; such a cell has no rank "
+            "and no difference.",
+            f"'{AGAIN}' is {BASE} with other batches: its rows differ from {BASE} by chance, and so show what "
+            "differences are worth.",
+            "Mean rank: over the columns on which a method has a rank, so it is no comparison of methods with other "
+            "columns. Equal means share a rank, and what diverged is last. Columns of the same data count as one.",
             f"Differences to {BASE} are paired by seed, whose data and split are the same; intervals are Student's "
             "over seeds, 95 % each. 'overall' is the mean over the columns that both have: it is of these federations.",
         ]
-        return [*words, *self.what_is_lacking()]
+        return [*words, *self.equal_to_base(), *self.what_is_lacking()]
 
     def tables(self) -> list[Table]:
-        """Accuracy with ranks, differences to FedAvg, cost, and the papers' rows beside ours."""
+        """Accuracy with ranks, differences to FedAvg, its plateau, cost, and the papers' rows beside ours."""
         found = [self._accuracy()]
         if BASE in self.methods and len(self.methods) > 1:
             found.append(self._differences())
-        return [*found, self._cost(), *self._published()]
+        return [*found, *self._plateau(), self._cost(), *self._published()]
 
     def _accuracy(self) -> Table:
         columns = ["method", "paper"]
         for scenario in self.columns:
             columns += [scenario.title, f"{scenario.title} worst"] if scenario.worst else [scenario.title]
+        cited = {row.name: METHODS.get(row.method).cited() for row in self.plan.rows}
         rows = []
         for method, rank in self.mean_ranks().items():
-            cells = [METHODS.get(method).cited()]
+            cells = [cited[method]]
             for scenario in self.columns:
-                found, lacking = (
-                    self.mean(scenario.name, method, "accuracy"),
-                    self.lacking.get((scenario.name, method, "")),
-                )
-                words = NONE if lacking is None or lacking.kind == "refused" else LACKING[lacking.kind]
-                its = self.ranks(scenario.name).get(method)
-                cells.append(f"{found.text() if found else words}{f' ({its:g})' if its else ''}")
+                cells.append(self._ranked(scenario.name, method))
                 cells += [self._text(scenario, method, "worst")] if scenario.worst else []
             rows.append([method, *cells, f"{rank:.1f}" if rank is not None else NONE])
         title = f"Accuracy in %, mean ± standard deviation over {len(self.plan.scale.seeds)} seeds (rank)"
         return Table(title, [*columns, "mean rank"], rows)
+
+    def _ranked(self, scenario: str, method: str) -> str:
+        """A cell: the accuracy with its rank, or why it has none."""
+        found, rank = self.mean(scenario, method, "accuracy"), self.ranks(scenario).get(method)
+        lacking = self.lacking.get((scenario, method, ""))
+        words = NONE if lacking is None or lacking.kind == "refused" else LACKING[lacking.kind]
+        note = f" ({rank:g})" if rank else " (did not train)" if found else ""
+        return f"{found.text() if found else words}{note}"
+
+    def _plateau(self) -> list[Table]:
+        """How much FedAvg still gained at the end; none where it is not known."""
+        found = [(each.title, self.mean(each.name, BASE, "late gain")) for each in self.columns]
+        rows = [[title, gain.text(decimals=2)] for title, gain in found if gain]
+        title = f"What {BASE} gained in the last third of the evaluations, in points"
+        return [Table(title, ["federation", "gain"], rows)] if rows else []
 
     def _text(self, scenario: Scenario, method: str, column: str) -> str:
         found = self.mean(scenario.name, method, column)
@@ -261,7 +341,7 @@ class Benchmark(StudyResults):
     def _published(self) -> list[Table]:
         """For each column that a paper has rows of, these beside ours."""
         columns, found = {scenario.name: scenario for scenario in self.columns}, []
-        for paper in (each for each in published() if each.column in columns):
+        for paper in (each for each in papers.published() if each.column in columns):
             scenario = columns[paper.column]
             heads, theirs = ["ours", "paper"], {"accuracy": paper.numbers(paper.mean)}
             if paper.worst:
@@ -277,40 +357,60 @@ class Benchmark(StudyResults):
             found += [Table(title, ["method", *heads], rows)] if rows else []
         return found
 
-    def more_tables(self) -> list[Table]:
-        """The settings of each cell, and of what search they are, which stand in the files alone."""
-        rows = [
-            [
-                method,
-                scenario.title,
-                found.hold_out or NONE,
-                ", ".join(
-                    f"{name} = {value:.4g}" if isinstance(value, float) else f"{name} = {shown(value)}"
-                    for name, value in found.settings.items()
-                ),
-                f"{100 * found.value:.1f}",
-                *map(str, (found.trials, found.pruned, found.failed, found.repeated)),
-                ", ".join(map(str, found.seeds)),
-                found.sampler,
+    @cached_property
+    def choices(self) -> dict[tuple[str, str], Sequence[Chosen]]:
+        """What was chosen for each cell, here or elsewhere."""
+        ours = {
+            cell: [
+                Chosen(
+                    each.hold_out,
+                    ", ".join(
+                        f"{name} = {value:.4g}" if isinstance(value, float) else f"{name} = {shown(value)}"
+                        for name, value in each.settings.items()
+                    ),
+                    100 * each.value,
+                )
+                for each in found
             ]
+            for cell, found in self.chosen.items()
+        }
+        known = self.plan.records.of([each.name for each in self.columns], self.methods)
+        return {**known.chosen, **ours}
+
+    def more_tables(self) -> list[Table]:
+        """The settings of each cell, which stand in the files alone."""
+        rows = [
+            [method, scenario.title, choice.hold_out or NONE, choice.settings, f"{choice.validation:.1f}"]
             for method in self.methods
             for scenario in self.columns
-            for found in self.chosen.get((scenario.name, method), ())
+            for choice in self.choices.get((scenario.name, method), ())
         ]
-        counts = ["trials", "pruned", "failed", "repeated"]
-        heads = ["method", "federation", "held out", "settings", "validation", *counts, "seeds", "sampler"]
-        title = "Chosen settings, their validation accuracy in %, and how the trials they were chosen among ended"
-        return [Table(title, heads, rows)] if rows else []
+        heads = ["method", "federation", "held out", "settings", "validation"]
+        return [Table("Chosen settings, and their validation accuracy in %", heads, rows)] if rows else []
+
+    def measurements(self) -> list[dict[str, Any]]:
+        """Every number; then, in the column "chosen", what tuning chose, and why cells have no number."""
+        found = [{**each, "note": ""} for each in super().measurements()]
+        empty = dict.fromkeys(found[0] if found else (), "")
+        for (scenario, row), choices in self.choices.items():
+            of = {"scenario": scenario, "row": row, "column": CHOSEN, "scale": self.plan.scale.name}
+            for each in choices:
+                found.append({**empty, **of, "value": each.validation, "unit": each.hold_out, "note": each.settings})
+        for (scenario, row, _), why in self.lacking.items():
+            of = {"scenario": scenario, "row": row, "column": why.kind, "scale": self.plan.scale.name}
+            found.append({**empty, **of, "note": why.reason})
+        return found
 
     def more_files(self) -> dict[str, str | bytes]:
-        """The figure and the page."""
-        from fedshift.study.figures import draw_ranks  # with matplotlib
+        """The figures and the page."""
+        from fedshift.study.figures import draw_curve, draw_ranks  # with matplotlib
 
         its = [
             (name, rank, self.overall(name) if name != BASE else None)
             for name, rank in self.mean_ranks().items()
             if rank is not None
         ]
+        curves = [*self._curves()]
         png = draw_ranks(its, BASE)
         page = render(
             "benchmark.html.jinja",
@@ -320,7 +420,50 @@ class Benchmark(StudyResults):
             figure=b64encode(png).decode(),
             base=BASE,
         )
-        return {"png": png, "html": page}
+        return {"png": png, "html": page, **({"curves.png": draw_curve(curves)} if curves else {})}
+
+    def _curves(self) -> Iterator[Panel]:
+        """FedAvg's accuracy by round on every column that was carried out here."""
+        for scenario in self.columns:
+            folder = self.plan.runs / scenario.name
+            runs = [run for run in find(folder, least=0) if run.table["method"]["name"] == BASE and run.finished]
+            if runs:
+                points = Row(BASE, runs).curve(_accuracy_by_round)
+                yield Panel(scenario.title, "round", "accuracy in %", [Line(BASE, points)])
+
+
+def _accuracy_by_round(run: Run) -> Iterator[tuple[float, float]]:
+    for record in run.records:
+        if (score := mean_score(record, "test", ACCURACY)) is not None:
+            yield record["position"], 100 * score
+
+
+def _weighted(values: Sequence[tuple[float, float]]) -> float | None:
+    """The mean of (weight, value) pairs; None of none."""
+    weight = sum(each for each, _ in values)
+    return sum(each * value for each, value in values) / weight if values else None
+
+
+def published_records(scale: str) -> Records:
+    """The cells of a scale whose numbers come with the package."""
+    file = resources.files(__package__).joinpath("data", "benchmark", "published", f"{scale}.csv")
+    return records_of(file.read_text(encoding="utf-8")) if file.is_file() else Records()
+
+
+def records_of(text: str) -> Records:
+    """The cells of a benchmark's CSV file."""
+    numbers: dict[Key, dict[int, float]] = {}
+    lacking: dict[Key, Lacking] = {}
+    chosen: dict[tuple[str, str], list[Chosen]] = {}
+    for line in csv.DictReader(StringIO(text)):
+        scenario, row, column = line["scenario"], line["row"], line["column"]
+        if column == CHOSEN:
+            chosen.setdefault((scenario, row), []).append(Chosen(line["unit"], line["note"], float(line["value"])))
+        elif column in LACKING:
+            lacking[scenario, row, ""] = Lacking(line["note"], column)
+        else:
+            numbers.setdefault((scenario, row, column), {})[int(line["seed"])] = float(line["value"])
+    return Records(numbers, lacking, chosen)
 
 
 def _interval(found: Interval | None) -> str:

@@ -66,6 +66,7 @@ class ExhibitRow:
         at: further ones of single scenarios, by name.
         published: the printed numbers by scenario, in the order of the columns.
         why: the reason why it is not carried out.
+        choices: values that are tried where methods are tuned, by dotted setting.
     """
 
     name: str
@@ -74,6 +75,7 @@ class ExhibitRow:
     at: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     published: Mapping[str, Sequence[Printed | None]] = field(default_factory=dict)
     why: str = ""
+    choices: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

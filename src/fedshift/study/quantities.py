@@ -11,7 +11,7 @@ from fedshift.errors import FedshiftError
 from fedshift.reporting.results import Row
 from fedshift.runs.run import Run
 from fedshift.runs.schema import Record
-from fedshift.runs.selection import by_environment, last, mean_score, target_best
+from fedshift.runs.selection import by_environment, last, mean_score, spread, target_best
 
 PERCENT = 100.0
 A_MEGABYTE = 1e6
@@ -42,7 +42,7 @@ class Quantity(NamedTuple):
 
 
 def _accuracies(role: str, environment: str = "") -> Values:
-    """In % at the last round, on each environment of a role or on one of them."""
+    """In % at the end, on each environment of a role or on one of them."""
 
     def read(run: Run, records: Sequence[Record]) -> list[float]:
         found = by_environment(last(records), role, ACCURACY)
@@ -57,6 +57,12 @@ def _mean(record: Record) -> list[float]:
     return [] if score is None else [PERCENT * score]
 
 
+def _late_gain(run: Run, records: Sequence[Record]) -> list[float]:
+    """What the mean accuracy gained since two thirds of the evaluations, in points: about 0 at a plateau."""
+    early = records[: -(-2 * len(records) // 3)]
+    return [late - before for late, before in zip(_mean(last(records)), _mean(last(early)), strict=True)]
+
+
 def _reached(accuracy: float, count: Callable[[Run, Record], float]) -> Values:
     """What had been counted when the mean accuracy was first reached; nothing if it never was."""
 
@@ -64,6 +70,12 @@ def _reached(accuracy: float, count: Callable[[Run, Record], float]) -> Values:
         return [count(run, record) for record in records if max(_mean(record), default=0.0) >= accuracy][:1]
 
     return read
+
+
+def _spread(run: Run, records: Sequence[Record]) -> list[float]:
+    """Over the evaluations whose mean is the result; nothing where that is one."""
+    found = spread(records, "test", ACCURACY)
+    return [] if found is None else [PERCENT * found]
 
 
 def _megabytes(record: Record) -> float:
@@ -74,7 +86,9 @@ QUANTITIES: Mapping[str, Quantity] = {
     "mean": Quantity("%", _accuracies("test")),
     "worst": Quantity("%", _accuracies("test"), min),
     "validation": Quantity("%", _accuracies("validation")),
+    "spread": Quantity("points", _spread),
     "best round": Quantity("%", lambda run, records: _mean(target_best(records))),
+    "late gain": Quantity("points", _late_gain),
     "risk": Quantity("nats", lambda run, records: by_environment(last(records), "test", "loss").values()),
     "seconds": Quantity("s", lambda run, records: [run.times.training]),
     "megabytes": Quantity("MB", lambda run, records: [_megabytes(last(records))]),
@@ -92,8 +106,10 @@ def quantity(text: str) -> Quantity:
     """The quantity of a column.
 
     Args:
-        text: "mean" and "worst": accuracy over test environments at the last round; "on: NAME": on one of them;
+        text: "mean" and "worst": accuracy over test environments at the end; "on: NAME": on one of them;
             "validation": over validation environments; "best round": the mean at the round that is best on the test;
+            "late gain": the mean less that at two thirds of the evaluations;
+            "spread": the standard deviation of the mean over the evaluations that `evaluate.last` averages;
             "risk": the mean loss over test environments; "seconds" of training; "megabytes" in both directions;
             "rounds to: A" and "megabytes a client to: A": when the mean accuracy was first A %.
 

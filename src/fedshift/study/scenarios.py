@@ -4,7 +4,8 @@ A scenario's file is an experiment without a method, and a table ``[scenario]``:
 the scenario a table with ``settings`` (dotted), and perhaps ``experiment``, the name of a shipped experiment that
 replaces the file's, and a ``title`` of its own. Of a paper it has ``columns``, what is read off its runs, by heading,
 and ``open``, what the paper leaves open; of the benchmark ``score``, what its number is, ``worst``, whether the lowest
-environment stands beside the mean, and ``search``, where to look for settings beside what pages declare.
+environment stands beside the mean, ``rates``, the learning rates that are tried, ascending, and ``weight``, how much it
+counts in means over scenarios, where several are of the same data.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Scale:
         seeds: of the results; none of them has been tuned on.
         settings: dotted settings of every scenario.
         methods: settings of single methods, by their names, which are not searched.
-        trials: of each search, where methods are tuned.
+        rates: how many of a scenario's learning rates are tried, the highest; 0: nothing is tuned.
+        choices: how many values of a method's first setting are tried, at most.
         tuning_seeds: seeds of each trial.
         compared: whether numbers can be compared with a paper's.
         scenarios: how many of a table's scenarios it has, the first ones; None: all.
@@ -45,7 +47,8 @@ class Scale:
     seeds: Sequence[int]
     settings: Mapping[str, Any] = field(default_factory=dict)
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    trials: int = 0
+    rates: int = 0
+    choices: int = 3
     tuning_seeds: Sequence[int] = ()
     compared: bool = True
     scenarios: int | None = None
@@ -87,7 +90,8 @@ class Scenario:
         open: what the paper leaves open, or is another thing here at any scale.
         score: what the benchmark compares.
         worst: whether the accuracy on the worst environment is shown beside the mean.
-        search: where to look for settings, by dotted name.
+        rates: the learning rates that are tried, ascending.
+        weight: how much it counts in means over scenarios.
     """
 
     name: str
@@ -97,7 +101,8 @@ class Scenario:
     open: str = ""
     score: str = ""
     worst: bool = False
-    search: Mapping[str, Any] = field(default_factory=dict)
+    rates: Sequence[float] = ()
+    weight: float = 1.0
 
     @classmethod
     def of(cls, name: str, text: str) -> Scenario:

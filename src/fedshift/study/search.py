@@ -7,7 +7,8 @@ of its own, so a search that was interrupted goes on to the trials that it would
 it. A trial that failed is to Optuna a pruned one without a value, so samplers count it as the worst. A trial's first
 seed decides whether it is pruned, by the median rule against complete trials of earlier batches: its best validation
 score so far is worse than the median of theirs after the same round, once five are complete and a quarter of the rounds
-is done.
+is done. A grid tries every combination of choices (of an interval its ends and its middle) in order, and prunes nothing
+if its batch has all of them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
+from math import prod
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -32,13 +35,13 @@ from fedshift.reporting.table import Table
 from fedshift.runs.origin import STUDY
 from fedshift.runs.run import Run
 from fedshift.runs.selection import shares
-from fedshift.spec import Range, Spec
+from fedshift.spec import Range, Search, Spec
 from fedshift.study.space import Space, in_words, labelled
 
 if TYPE_CHECKING:
     import optuna
 
-Sampler = Literal["tpe", "random"]
+Sampler = Literal["tpe", "random", "grid"]
 COMPLETE_FIRST = 5  # trials, before any is pruned
 WARM_UP = 4  # a quarter of the rounds, before which no trial is pruned
 Trials = Annotated[int, Ge(1), Le(10_000)]
@@ -50,11 +53,12 @@ class Budget(Spec):
 
     Attributes:
         trials: of each study.
-        sampler: "tpe" or "random".
+        sampler: "tpe", "random" or "grid".
         parallel: trials that are chosen, and carried out, side by side.
         search: where to look, by the dotted names of settings, beside what pages declare: a
             :class:`~fedshift.spec.Range`, choices, or "0.001..0.1".
         fixed: dotted names of settings that are not searched.
+        declared: whether the ranges that pages declare are searched, beside those of ``search``.
     """
 
     trials: Trials = 20
@@ -62,6 +66,7 @@ class Budget(Spec):
     parallel: Trials = 4
     search: dict[str, Any] = Field(default={})
     fixed: tuple[str, ...] = ()
+    declared: bool = True
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ class Trial:
     Attributes:
         settings: by dotted name.
         state: "asked" until it is over.
-        value: the validation score, in 0..1, of a complete trial: the mean over its seeds at the last round.
+        value: the validation score, in 0..1, of a complete trial: the mean over its seeds at the end.
         curve: the validation scores of its first seed by rounds done; of a pruned trial up to where it ended.
         runs: the names of its run folders.
         repeats: the number of the earlier trial with the same settings, if there is one, whose outcome it has.
@@ -140,6 +145,31 @@ class Study:
         return max(merits, key=merits.__getitem__, default=None)
 
     @cached_property
+    def combinations(self) -> list[dict[str, Any]]:
+        """The parameters of each trial of a grid; the last setting varies fastest.
+
+        Raises:
+            FedshiftError: there are more than the budget has trials.
+        """
+        axes = [self._points(key, search) for key, search in self.space.searched.items()]
+        if (size := prod(map(len, axes))) > self.budget.trials:
+            raise FedshiftError(
+                f"{self.label}: the grid has {size} combinations, more than {self.budget.trials} trials: --trials "
+                f"{size}, or fix a setting by --set."
+            )
+        return [dict(zip(self.space.searched, choice, strict=True)) for choice in product(*axes)]
+
+    def _points(self, key: str, search: Search) -> Sequence[Any]:
+        if not isinstance(search, Range):
+            return [*map(labelled, search)]
+        return [*dict.fromkeys(map(round, search.points))] if key in self.space.whole else search.points
+
+    @property
+    def count(self) -> int:
+        """How many trials there are in the end."""
+        return len(self.combinations) if self.budget.sampler == "grid" else self.budget.trials
+
+    @cached_property
     def optuna_study(self) -> optuna.Study:
         """Optuna's own study, read from its journal; the caller holds the folder's lock.
 
@@ -172,7 +202,8 @@ class Study:
         """Read the trials of the journal."""
         self.trials = []
         for known in self.optuna_study.get_trials(deepcopy=False)[: self.budget.trials]:
-            settings = self.space.settings(known.params) if self.trials else dict(self.space.own)
+            stands = not self.trials and self.budget.sampler != "grid"
+            settings = dict(self.space.own) if stands else self.space.settings(known.params)
             earlier = [trial.settings for trial in self.trials]
             reason: str = known.user_attrs.get("reason", "")
             states = {"RUNNING": "asked", "COMPLETE": "complete", "PRUNED": "failed" if reason else "pruned"}
@@ -196,7 +227,7 @@ class Study:
         waiting = (number for number, trial in enumerate(self.trials) if trial.state == "asked")
         end = self._batch_of(next(waiting, len(self.trials))) + self.budget.parallel
         with quiet():
-            for number in range(len(self.trials), min(end, self.budget.trials)):
+            for number in range(len(self.trials), min(end, self.count)):
                 self.optuna_study.add_trial(self._choose(number))
         self.read()
         return [number for number, trial in enumerate(self.trials) if trial.state == "asked"]
@@ -209,6 +240,8 @@ class Study:
         """A trial with all its parameters, which the journal takes as one line: a kill leaves none half chosen."""
         module, spaces = import_optuna(), self._distributions()
         create, running = module.trial.create_trial, module.trial.TrialState.RUNNING
+        if self.budget.sampler == "grid":
+            return create(state=running, params=self.combinations[number], distributions=spaces)
         if number == 0:
             own = {key: labelled(value) for key, value in self.space.own.items()}
             try:

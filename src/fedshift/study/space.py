@@ -105,13 +105,16 @@ class Space:
     own: Mapping[str, Any]
 
     @classmethod
-    def of(cls, experiment: Experiment, ranges: Mapping[str, Any], fixed: Collection[str]) -> Space:
+    def of(
+        cls, experiment: Experiment, ranges: Mapping[str, Any], fixed: Collection[str], declared: bool = True
+    ) -> Space:
         """The ranges that pages declare and a user gives, without the settings that the user fixed.
 
         Args:
             experiment: what is tuned.
             ranges: where to look, by dotted name; ``method.fedsr.l2r`` applies to one method.
             fixed: dotted names of settings that keep their values.
+            declared: whether those that pages declare are among them.
 
         Raises:
             FedshiftError: a range does not fit its setting.
@@ -120,7 +123,7 @@ class Space:
         found = {
             key: setting.declared
             for key, setting in known.items()
-            if setting.declared is not None and not key.startswith("model.")
+            if declared and setting.declared is not None and not key.startswith("model.")
         }
         given = {here: value for key, value in ranges.items() if (here := key_here(key, experiment)) in known}
         found |= {key: known[key].read(key, value) for key, value in given.items()}

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from math import prod
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -111,6 +112,40 @@ class Lacking:
     kind: Literal["diverged", "refused", "failed"]
 
 
+class Chosen(NamedTuple):
+    """What tuning chose for a cell, in words, and the validation accuracy in %."""
+
+    hold_out: str
+    settings: str
+    validation: float
+
+
+@dataclass(frozen=True)
+class Records:
+    """Cells that were carried out elsewhere: their numbers, why others have none, and what was chosen for them."""
+
+    numbers: Mapping[Key, Mapping[int, float]] = field(default_factory=dict)
+    lacking: Mapping[Key, Lacking] = field(default_factory=dict)
+    chosen: Mapping[tuple[str, str], Sequence[Chosen]] = field(default_factory=dict)
+
+    @cached_property
+    def cells(self) -> frozenset[tuple[str, str]]:
+        """Their scenarios and rows."""
+        return frozenset((scenario, row) for scenario, row, _ in (*self.numbers, *self.lacking))
+
+    def of(self, scenarios: Collection[str], rows: Collection[str]) -> Records:
+        """Those of some scenarios and rows."""
+
+        def asked(key: Sequence[str]) -> bool:
+            return key[0] in scenarios and key[1] in rows
+
+        return Records(
+            {key: its for key, its in self.numbers.items() if asked(key)},
+            {key: why for key, why in self.lacking.items() if asked(key)},
+            {key: its for key, its in self.chosen.items() if asked(key)},
+        )
+
+
 @dataclass(frozen=True)
 class Forecast:
     """What some runs would cost that differ only in their seed and held-out domain.
@@ -148,6 +183,7 @@ class StudyPlan:
         runs: where its runs lie.
         data: files that a user gives, by the data set's name, or by NAME.SETTING.
         settings: dotted settings that a user gives.
+        records: cells that are taken as they were carried out elsewhere.
     """
 
     exhibit: Exhibit
@@ -158,6 +194,7 @@ class StudyPlan:
     runs: Path
     data: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    records: Records = Records()
 
     @classmethod
     def of(
@@ -230,13 +267,18 @@ class StudyPlan:
                     yield Cell((scenario.name, row.name, point), label, make, self.scale.seeds, budget, tuned_on)
 
     def _budget(self, scenario: Scenario, row: ExhibitRow) -> Budget | None:
-        """By what settings are chosen, the same for all rows; None where the scale tunes nothing."""
-        trials, fixed = self.scale.trials, tuple(self.scale.settings_of(row.method))
-        return (
-            Budget(trials=trials, parallel=min(4, trials), search=dict(scenario.search), fixed=fixed)
-            if trials
-            else None
-        )
+        """The grid of a cell: learning rates, the same for all rows, times choices of a setting of the row's own.
+
+        None where the scale tunes nothing.
+        """
+        count, fixed = self.scale.rates, self.scale.settings_of(row.method)
+        if not count:
+            return None
+        grid: dict[str, Sequence[Any]] = {"train.lr": scenario.rates[-count:]}
+        grid |= {key: values[: self.scale.choices] for key, values in row.choices.items() if key not in fixed}
+        searched = {key: values for key, values in grid.items() if len(values) > 1}
+        trials = prod(map(len, searched.values()))
+        return Budget(trials=trials, sampler="grid", parallel=trials, search=searched, declared=False)
 
     def experiments(self, scenario: Scenario, row: ExhibitRow, point: str, seeds: Collection[int]) -> list[Experiment]:
         """The runs of a cell: for each domain that is held out, if any is, one for each seed.
@@ -317,16 +359,23 @@ class StudyPlan:
         Raises:
             FedshiftError: all do.
         """
-        needs = [(scenario, need) for scenario in self.scenarios if (need := self.need(scenario))]
+        asked = [each for each in self.scenarios if not self._recorded(each)]
+        needs = [(scenario, need) for scenario in asked if (need := self.need(scenario))]
         found = {scenario.name: f"{self.title(scenario)} is left out: {need.why}" for scenario, need in needs}
         if len(found) == len(self.scenarios):
             raise FedshiftError("\n".join(found.values()))
         return found
 
+    def _recorded(self, scenario: Scenario) -> bool:
+        """Whether all rows of a scenario were carried out elsewhere, so that nothing is needed for it."""
+        return all((scenario.name, row.name) in self.records.cells for row in self.rows)
+
     @property
     def available(self) -> Plan:
-        """The cells of the scenarios that lack nothing."""
-        return Plan([cell for cell in self.cells if cell.key[0] not in self.left_out], seed_by_seed=True)
+        """The cells that are to be carried out, of the scenarios that lack nothing."""
+        out = {*self.left_out}
+        cells = [cell for cell in self.cells if cell.key[0] not in out and cell.key[:2] not in self.records.cells]
+        return Plan(cells, seed_by_seed=True)
 
 
 def paths_by_name(data: Mapping[str, str | Path] | None) -> dict[str, str]:

@@ -102,9 +102,8 @@ class StudyResults(Tabled):
         Raises:
             FedshiftError: no scenario has its data here; or as :func:`fedshift.study.execute.carry_out`.
         """
-        asked, tuned = plan.available, plan.scale.trials
-        each = tuned * len(plan.scale.tuning_seeds) + len(plan.scale.seeds)
-        with display(progress, sum(each if tuned else len(cell.experiments) for cell in asked.cells)) as shown:
+        asked, tuned = plan.available, plan.scale.rates
+        with display(progress, sum(map(_runs_of, asked.cells))) as shown:
             files.check_folder(plan.folder)
             if not tuned:  # of a tuned one nobody knows the runs before their settings are chosen
                 files.make_folder(plan.folder)
@@ -135,7 +134,9 @@ class StudyResults(Tabled):
                     runs = [run for run in folders[cell.key] if run.finished]
                     numbers |= _numbers(plan, cell, _whole_seeds(cell, runs))
             count = Count.of(folders.values())
-        return cls(plan, numbers, {**diverged, **done.lacking}, count, done.chosen, plan.left_out)
+        known = plan.records.of([each.name for each in plan.scenarios], [row.name for row in plan.rows])
+        lacking = {**known.lacking, **diverged, **done.lacking}
+        return cls(plan, {**known.numbers, **numbers}, lacking, count, done.chosen, plan.left_out)
 
     def by_seed(self, scenario: str, row: str, column: str) -> Mapping[int, float]:
         """The numbers of a cell; empty where it has none."""
@@ -203,6 +204,11 @@ class StudyResults(Tabled):
             written.append(self.plan.folder / f"{self.plan.exhibit.name}.{suffix}")
             files.write(written[-1], content)
         return written
+
+
+def _runs_of(cell: Cell) -> int:
+    """How many runs a cell has, those of its tuning included, before anything is chosen."""
+    return len(cell.seeds) + cell.budget.trials * len(cell.tuning_seeds) if cell.budget else len(cell.experiments)
 
 
 def run_folders(plan: StudyPlan) -> list[list[str]]:

@@ -66,7 +66,7 @@ def _study(experiments: Sequence[Experiment], budget: Budget) -> Study:
             f"{first.method_name}: a setting has a list of values, which make a grid; to search among them write "
             "--search train.lr=0.1,0.01 in the place of --set train.lr=0.1,0.01."
         )
-    space = Space.of(first, budget.search, budget.fixed)
+    space = Space.of(first, budget.search, budget.fixed, budget.declared)
     decides = [[each.fingerprint for each in experiments], space.table(), budget.sampler, budget.parallel]
     digest = files.digest_of(json.dumps(decides, sort_keys=True).encode())
     words = first.run_name.rsplit("-seed", 1)[0]
@@ -116,7 +116,7 @@ def chosen_on(experiment: Experiment) -> str:
     label = experiment.protocol.validation_label
     words = ROLE if label == ROLE else f"{label} {ROLE}"
     return (
-        f"{words} {Metric(experiment.evaluate.select).title} after the last round, the mean over environments and "
+        f"{words} {Metric(experiment.evaluate.select).title} at the end, the mean over environments and "
         "seeds; no test environment is looked at"
     )
 
@@ -139,7 +139,7 @@ def _carry_out(study: Study, progress: Progress) -> None:
                 top = study.best(number + 1)
                 so_far = f"; best so far {study.trials[top].percent} %, trial {top + 1}" if top is not None else ""
                 progress.note(
-                    f"{study.label}: trial {number + 1} of {study.budget.trials}: {pruned or outcome.percent} "
+                    f"{study.label}: trial {number + 1} of {study.count}: {pruned or outcome.percent} "
                     f"({outcome.words}){so_far}"
                 )
 

@@ -80,7 +80,7 @@ class Found(File):
             settings={key: value for key, value in there[number].settings.items() if value is not None},  # as in TOML
             value=cast(float, there[number].value),
             trial=number,
-            trials=study.budget.trials,
+            trials=study.count,
             pruned=sum(trial.state == "pruned" for trial in there),
             failed=sum(trial.state == "failed" for trial in there),
             repeated=sum(trial.repeats is not None for trial in there),
@@ -300,7 +300,7 @@ class Tuning(Tabled):
             spent.append([*case, *map(str, counts), rounds, seeds])
         named, metric = ["method", "held out"][:several], self.studies[0].metric
         counted = ["trials", "complete", "pruned", "failed", "repeated"]
-        title = f"Validation {metric.title} in %{metric.remark}, last round"
+        title = f"Validation {metric.title} in %{metric.remark}, at the end"
         return [
             Table(title, [*named, "best", "as it stands", "best trial"], values),
             Table("Budget", [*named, *counted, "rounds", "seeds"], spent),

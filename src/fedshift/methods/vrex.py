@@ -1,0 +1,78 @@
+"""V-REx: risks that are equal over environments.
+
+Krueger et al., Out-of-distribution generalization via risk extrapolation (REx), ICML 2021, Eq. (V-REx):
+
+    mean_e R_e + beta Var_e(R_e).
+
+The variance reaches the model through a client's own risk by 2/K (R_k - mean R) grad R_k, since the deviations add up
+to 0. So a client needs one number of the others, their mean risk r, and minimises R_k + beta (R_k - r)^2.
+
+Choices:
+
+- r is the mean of the risks that the round before began with: each client measures its own at the model it received and
+  sends it beside its model. A probe before training would know it a round earlier, for twice the bytes of the models.
+- (R_k - r)^2 rather than the weight 1 + 2 beta (R_k - r) of the round's first step: it stops where the risks are equal,
+  while a constant negative weight climbs without end, and climbs the further the more steps a round has.
+- r stands still within a round. With a large beta no risk falls further below it in a round than 1 / (2 beta), so the
+  penalty is for a model that has learned what to see: ``warmup`` percent of the rounds come before (DomainBed: 500 of
+  5,000 steps); in the federated form one at least, in which r is measured.
+- The square is a product over two halves of the batch (:mod:`fedshift.methods.environments`), so the noise of a batch's
+  risk is not part of the variance. The paper takes the variance of the batches' risks.
+- In the pooled form r is the mean over the environments in the batch, in each half.
+- The variance is divided by the number of environments (public code: by one less).
+- With beta = 0 it is FedAvg, or pooled training. r is over those that answered; nothing of a client's is kept.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fedshift.methods.environments import Pooled, halves, over
+from fedshift.methods.fedavg import FedAvg
+from fedshift.methods.risks import RISK, RiskMeasured
+from fedshift.page import *
+
+
+class RiskVariance(FedAvg):
+    """The equation, less what it takes the mean risk from."""
+
+    paper: ClassVar[str] = "Krueger et al., ICML 2021"
+
+    beta: NonNegative = setting(1.0, help="weight of the variance of risks", search=(1.0, 10.0, 0.1))
+    warmup: Percent = setting(10, help="percent of the rounds, the first ones, without the penalty", source="DomainBed")
+    since: ClassVar[int] = 1
+
+    def terms(self) -> dict[str, Term]:
+        """R_e + beta Var(R)."""
+        return super().terms() | {"variance": Term(self.variance, self.beta, since=self.since, after=self.warmup)}
+
+    def variance(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """(R_e - r)^2, mean over environments."""
+        one, other, both = halves(batch, batch.cross_entropy(batch.once(net.head, batch.z), "none"))
+        return over((one - self.mean(net, one, both)) * (other - self.mean(net, other, both)), both)
+
+    def mean(self, net: Net, risks: Tensor, present: Tensor) -> Tensor:
+        """R, of the risks (E,) of the environments that are present."""
+        return over(risks, present)
+
+
+class VREx(RiskMeasured, RiskVariance):
+    """FedAvg with a penalty on how far a client's risk is from the mean of all; beta = 0 is FedAvg."""
+
+    since: ClassVar[int] = 2
+
+    def parts(self, model: ModelBuilder) -> dict[str, Part]:
+        """FedAvg's parts and the mean risk r."""
+        return {**super().parts(model), "mean_risk": Part.state(torch.zeros(()), "down")}
+
+    def mean(self, net: Net, risks: Tensor, present: Tensor) -> Tensor:
+        """R of the round before."""
+        return net.value("mean_risk")
+
+    def after_mean(self, state: ServerState, replies: Replies) -> Mapping[str, Tensor]:
+        """R of those who answered."""
+        return {"mean_risk": replies.mean((RISK,))[RISK]}
+
+
+class PooledVREx(Pooled, RiskVariance):
+    """V-REx on pooled data, over the environments in a batch; beta = 0 is pooled training."""

@@ -1,0 +1,47 @@
+"""FedALA's weights, mixture and rounds by hand, and what it is when the weights stay."""
+
+from __future__ import annotations
+
+import pytest
+
+from conftest import Make, go_on
+from fedshift.methods.fedala import FedALA
+from fedshift.methods.fedavg import FedAvg
+from fedshift.runs.simulation import Simulation
+from quadratics import APART, PLAIN, OnQuadratics, at_rest, on_quadratics, own
+from refusal import refuses
+
+__all__ = ["on_quadratics"]  # a fixture
+
+
+@pytest.mark.parametrize(
+    ("rate", "weights", "last"), [(1.0, [0.0, 0.0], [0.57, -0.64]), (0.5, [0.46625, 0.335], [0.42313125, -0.56965])]
+)
+def test_two_rounds_by_hand(on_quadratics: OnQuadratics, rate: float, weights: list[float], last: list[float]):
+    """One step of W and one of h, of 0.1, in each round, from h = 0 and W = 1. F_0' = h - 3, F_1' = 4 (h + 1).
+
+    Round 1: there is no last head, W stays. h = 0.3 and -0.4, whose mean is -0.05.
+    Round 2, client 0: at -0.05 the gradient of W is -3.05 (-0.05 - 0.3) = 1.0675; client 1: 3.8 (-0.05 + 0.4) = 1.33.
+      At the rate 1 both are clipped at 0: the last heads go on to 0.3 + 0.27 and -0.4 - 0.24. At the rate 0.5
+      W = 0.46625, h = 0.3 - 0.35 W = 0.1368125 and + 0.1 * 2.8631875; W = 0.335, h = -0.4 + 0.35 W = -0.28275 and
+      - 0.4 * 0.71725.
+    """
+    method = FedALA(weight_lr=rate, unit="steps")
+    simulation = Simulation(on_quadratics.experiment(method, PLAIN | {"train.steps": 1}, APART))
+    for ws, hs in (([1.0, 1.0], [0.3, -0.4]), (weights, last)):
+        go_on(simulation)
+        assert own(simulation, "weight.w") == pytest.approx(ws)
+        assert own(simulation, "last.head.w") == pytest.approx(hs)
+        assert at_rest(simulation) == pytest.approx(sum(hs) / 2)
+
+
+def test_with_weights_that_stay_at_1_it_is_fedavg(on_quadratics: OnQuadratics):
+    """On full batches, since W and the head's place take batches of their own."""
+    changes = PLAIN | {"train.rounds": 4, "train.steps": 3}
+    ours = on_quadratics.run(FedALA(weight_lr=1e-12), changes, APART)
+    assert at_rest(ours) == pytest.approx(at_rest(on_quadratics.run(FedAvg(), changes, APART)))
+
+
+def test_gradients_are_not_clipped(make: Make):
+    with refuses("train.clip = 1.0", "train.clip = 'off'"):
+        Simulation(make({"method.name": "fedala", "train.clip": 1.0}))
