@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from annotated_types import Interval
+from annotated_types import Interval, MinLen
 from torch import Tensor
 
 from fedshift.clients.domains import DomainData
@@ -174,7 +174,7 @@ def divide(data: DomainData, partition: Partition, streams: Streams, target: int
 class PartlyTrained(Protocol):
     """A protocol whose clients may train on a part of what is not held out."""
 
-    fraction: Fraction | dict[str, Fraction] = setting(
+    fraction: Fraction | Annotated[dict[str, Fraction], MinLen(1)] = setting(
         1.0,
         help="part of the remaining samples that clients train on; or a table of it by domain, and all of those that "
         "it does not name",
