@@ -34,6 +34,8 @@ from .methods.client2vec import INDICES as INDICES
 from .methods.client2vec.client2vec import Client2Vec as Client2Vec
 from .methods.client2vec.encoder import Encoder as Encoder
 from .methods.client2vec.index import ClientIndex as ClientIndex
+from .methods.coral import CORAL as CORAL
+from .methods.coral import PooledCORAL as PooledCORAL
 from .methods.ditto import Ditto as Ditto
 from .methods.drfa import DRFA as DRFA
 from .methods.fedadg import FedADG as FedADG
@@ -42,7 +44,9 @@ from .methods.fedbn import FedBN as FedBN
 from .methods.fedcir import FedAlign as FedAlign
 from .methods.fedcir import FedCiR as FedCiR
 from .methods.fedcir import FedReg as FedReg
+from .methods.feddg_ga import FedDGGA as FedDGGA
 from .methods.feddyn import FedDyn as FedDyn
+from .methods.fedfa import FedFA as FedFA
 from .methods.fedgen import FedGen as FedGen
 from .methods.fediir import FedIIR as FedIIR
 from .methods.fedlc import FedLC as FedLC
@@ -65,10 +69,17 @@ from .methods.fedsdr import FedSDR as FedSDR
 from .methods.fedsr import FedCMI as FedCMI
 from .methods.fedsr import FedL2R as FedL2R
 from .methods.fedsr import FedSR as FedSR
+from .methods.fixbn import FixBN as FixBN
 from .methods.fraug import FRAug as FRAug
 from .methods.fraug_code import FRAugCode as FRAugCode
 from .methods.ftfa import FTFA as FTFA
+from .methods.groupdro import GroupDRO as GroupDRO
+from .methods.groupdro import PooledGroupDRO as PooledGroupDRO
 from .methods.head_retraining import HeadRetraining as HeadRetraining
+from .methods.irm import IRM as IRM
+from .methods.irm import PooledIRM as PooledIRM
+from .methods.mixup import Mixup as Mixup
+from .methods.mixup import PooledMixup as PooledMixup
 from .methods.moon import MOON as MOON
 from .methods.partialfed import PartialFed as PartialFed
 from .methods.partialfed import PartialFedAdaptive as PartialFedAdaptive
@@ -79,6 +90,9 @@ from .methods.pfedme import PFedMe as PFedMe
 from .methods.references import Centralised as Centralised
 from .methods.references import Single as Single
 from .methods.scaffold import SCAFFOLD as SCAFFOLD
+from .methods.silobn import SiloBN as SiloBN
+from .methods.vrex import PooledVREx as PooledVREx
+from .methods.vrex import VREx as VREx
 from .models import MODELS as MODELS
 from .models.own import own_model as own_model
 from .models.staged import Staged as Staged

@@ -57,9 +57,11 @@ from fedshift.spec import Count as Count
 from fedshift.spec import Fraction as Fraction
 from fedshift.spec import Layers as Layers
 from fedshift.spec import LearningRate as LearningRate
+from fedshift.spec import Momentum as Momentum
 from fedshift.spec import NonNegative as NonNegative
 from fedshift.spec import OptionalSteps as OptionalSteps
 from fedshift.spec import OptionalWidth as OptionalWidth
+from fedshift.spec import Percent as Percent
 from fedshift.spec import Positive as Positive
 from fedshift.spec import Probability as Probability
 from fedshift.spec import Range as Range

@@ -35,6 +35,7 @@ IN_MEMORY = Le(2**20)  # samples of a batch
 Seed = Annotated[int, Ge(0), Le(2**63 - 1)]
 Count = Annotated[int, Ge(1), Le(10**9)]
 WholeNumber = Annotated[int, Ge(0), Le(10**9)]
+Percent = Annotated[int, Ge(0), Le(100)]
 Rounds = Annotated[int, Ge(1), Le(10**9)]
 Steps = Annotated[int, Ge(1), Le(10**7)]
 OptionalSteps = Annotated[int, Ge(0), Le(10**7)]

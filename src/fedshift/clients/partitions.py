@@ -274,7 +274,7 @@ def shuffled(stratum: Tensor, streams: Streams, purpose: str, *key: Key) -> tupl
 
 
 def split(
-    data: DomainData, fractions: tuple[float, ...], streams: Streams, holder: Tensor | None = None
+    data: DomainData, fractions: tuple[float, ...], streams: Streams, holder: Tensor | None = None, most: int = 0
 ) -> list[Tensor]:
     """Disjoint masks (N,) with the given fractions of every class of every holder; groups stay whole.
 
@@ -284,9 +284,10 @@ def split(
 
     Args:
         data: the samples.
-        fractions: the part of each mask; together at most 1.
+        fractions: the part of each mask; the last takes what the others leave, where they are more than 1 together.
         streams: where the random numbers come from.
         holder: who holds each sample, (N,), from 0, and -1 for samples that no mask takes; by default its domain.
+        most: how many groups of each class of each holder the last mask has at most; 0: no limit.
     """
     holder = data.domain if holder is None else holder
     held = (holder >= 0).nonzero().flatten()
@@ -297,7 +298,7 @@ def split(
     classes = labels[first] if torch.equal(labels[first][group], labels) else torch.zeros_like(first)
     stratum = classes * count + holder[held][first]
     order, sizes = shuffled(stratum, streams, "split")
-    stops = torch.tensor([_stops(size, fractions) for size in sizes.tolist()]).view(-1, len(fractions))
+    stops = torch.tensor([_stops(size, fractions, most) for size in sizes.tolist()]).view(-1, len(fractions))
     starts = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
     place = torch.arange(len(order)) - starts  # in the stratum
     side = torch.empty_like(order)
@@ -309,10 +310,11 @@ def split(
     return masks
 
 
-def _stops(size: int, fractions: tuple[float, ...]) -> list[int]:
+def _stops(size: int, fractions: tuple[float, ...], most: int) -> list[int]:
     """The place in a stratum before which each mask ends, one mask after another."""
     stops, stop = [], 0
-    for fraction in fractions:
-        stop += max(round(fraction * size), min(1, size - stop - 1))
+    for number, fraction in enumerate(fractions, 1):
+        taken = max(round(fraction * size), min(1, size - stop - 1))
+        stop += min(taken, most) if most and number == len(fractions) else taken
         stops.append(stop)
     return stops

@@ -6,6 +6,9 @@ worst over environments: so in-domain figures are means over domains of the mean
 figures, which have a single environment, means over clients.
 
 *Choices.* A split is stratified by client and class, and keeps images made from one original on one side everywhere.
+Fewer samples to train on are the first of those that more would be, and what is held out stays the same. A fraction
+counts of what validation and test leave: of 5,000 samples with half for the test and a tenth for validation, 600 are
+``fraction = 0.3``.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from fedshift.clients.inputs import Inputs
 from fedshift.clients.partitions import NOBODY, Partition, split
 from fedshift.clients.samples import Client, Environment, Kind, Lazy, Samples, environments_of, views
 from fedshift.errors import FedshiftError, UnknownNameError
-from fedshift.spec import Fraction, ProperFraction, Spec, setting
+from fedshift.spec import Fraction, ProperFraction, Spec, WholeNumber, setting
 from fedshift.streams import Streams
 
 HELD_OUT = "held-out"
@@ -151,7 +154,37 @@ def divide(data: DomainData, partition: Partition, streams: Streams) -> Division
     return Division(data, holder, tuple(domains.tolist()), names)
 
 
-class LeaveOneDomainOut(Protocol):
+class PartlyTrained(Protocol):
+    """A protocol whose clients may train on a part of what is not held out."""
+
+    fraction: Fraction | dict[str, Fraction] = setting(
+        1.0,
+        help="part of the remaining samples that clients train on; or a table of it by domain, and all of those that "
+        "it does not name",
+    )
+    per_class: WholeNumber = setting(
+        0, help="samples of each class that a client trains on at most, of that part; 0: no limit"
+    )
+
+    def split_off(self, data: DomainData, sides: tuple[float, ...], streams: Streams, holder: Tensor) -> list[Tensor]:
+        """Masks (N,) of what is held out, and last that of training.
+
+        Raises:
+            UnknownNameError: a fraction is of a domain that there is not.
+        """
+        table = self.fraction if isinstance(self.fraction, dict) else dict.fromkeys(data.domains, self.fraction)
+        for name in table:
+            if name not in data.domains:
+                raise UnknownNameError("domain in protocol.fraction", name, data.domains)
+        shares = [table.get(name, 1.0) for name in data.domains]
+        # What rounding leaves over belongs to those who train on all.
+        parts = {share: 1.0 if share == 1 else share * (1 - sum(sides)) for share in shares}
+        splits = {share: split(data, (*sides, part), streams, holder, self.per_class) for share, part in parts.items()}
+        trained = [splits[share][-1] & (data.domain == domain) for domain, share in enumerate(shares)]
+        return [*splits[shares[0]][:-1], torch.stack(trained).any(dim=0)]
+
+
+class LeaveOneDomainOut(PartlyTrained):
     """The clients of all domains but one train; the held-out domain is the target (FedSR, Sec. 4.2).
 
     Every client keeps a part for validation, on which alone hyper-parameters and rounds may be chosen. The model
@@ -164,7 +197,6 @@ class LeaveOneDomainOut(Protocol):
 
     hold_out: str = setting(help='the domain held out; a list or "all" makes a run for each')
     validation: ProperFraction = setting(0.1, help="part of each source client held out", source="FedSR, Sec. 4.2")
-    fraction: Fraction = setting(1.0, help="part of the remaining samples that clients train on")
     scored: Literal["unseen", "clients"] = setting(
         "unseen",
         help="unseen: the whole target, with the model of a client that never trained; clients: each client, with its "
@@ -186,7 +218,7 @@ class LeaveOneDomainOut(Protocol):
             raise FedshiftError("Leaving one domain out needs at least two domains.")
         target = data.domains.index(self.hold_out)
         division = divide(data, partition, streams)
-        held_out, trained = _split_off(data, (self.validation,), self.fraction, streams, division.holder)
+        held_out, trained = self.split_off(data, (self.validation,), streams, division.holder)
         sources = division.without(target)
         validation = Kind("validation", sources.places, sources.views(held_out), self.own_models)
         unseen = sources.whole.subset(data.domain == target)
@@ -206,7 +238,7 @@ class LeaveOneDomainOut(Protocol):
         return sources.federated(trained, environments, inputs)
 
 
-class InDomain(Protocol):
+class InDomain(PartlyTrained):
     """Each client is scored on its own held-out samples; a domain's figure is its clients' mean (FedCiR, FRAug)."""
 
     question: ClassVar[str] = "How good are models on new samples of the domains that clients train on?"
@@ -215,7 +247,6 @@ class InDomain(Protocol):
 
     test: ProperFraction = setting(0.2, help="part of each client that is scored")
     validation: ProperFraction = setting(0.1, help="part of each client that a selection may look at")
-    fraction: Fraction = setting(1.0, help="part of the remaining samples that clients train on")
 
     def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> FederatedData:
         """Every client has validation and test environments of its own."""
@@ -224,7 +255,7 @@ class InDomain(Protocol):
             raise FedshiftError("protocol.test + protocol.validation must leave samples to train on.")
         division = divide(data, partition, streams)
         sides = (self.test, self.validation)
-        tested, validated, trained = _split_off(data, sides, self.fraction, streams, division.holder)
+        tested, validated, trained = self.split_off(data, sides, streams, division.holder)
         places = tuple(self.environment(domain) for domain in division.places)
         validation = Kind("validation", places, division.views(validated))
         test = Kind("test", places, division.views(tested))
@@ -352,13 +383,3 @@ def _refuse_environments(protocol: Protocol, data: DomainData) -> None:
             f"{type(protocol).__name__} holds samples out itself, but these data bring their own environments "
             f"({', '.join(data.environments[:4])}, ...): --set protocol.name=personal-under-shift"
         )
-
-
-def _split_off(
-    data: DomainData, sides: tuple[float, ...], fraction: float, streams: Streams, holder: Tensor
-) -> list[Tensor]:
-    """Masks (N,) of what is held out, and last that of training: a fraction of all that is left."""
-    if fraction == 1:  # what rounding left over belongs to training
-        masks = split(data, sides, streams, holder)
-        return [*masks, ~torch.stack(masks).any(dim=0)]
-    return split(data, (*sides, fraction * (1 - sum(sides))), streams, holder)

@@ -31,17 +31,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from fedshift.methods.classes import smoothed_cross_entropy
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.generator import Conditional
 from fedshift.page import *
-
-
-def smoothed_cross_entropy(logits: Tensor, y: Tensor, smoothing: float) -> Tensor:
-    """The cross-entropies (B,) of logits (B, classes) with 1 - s on the labels y (B,) and s shared by the others."""
-    log_probabilities = logits.log_softmax(dim=1)
-    own = log_probabilities.gather(1, y.unsqueeze(1)).squeeze(1)
-    others = (log_probabilities.sum(dim=1) - own) / max(1, logits.shape[1] - 1)
-    return -((1 - smoothing) * own + smoothing * others)
 
 
 class FedADG(FedAvg):

@@ -30,15 +30,13 @@ The paper trains by Adam at 1e-4 (PACS: 1e-2); plain SGD at usual rates diverges
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.fediir import head_gradients
 from fedshift.methods.irm import scale_gradients
 from fedshift.methods.personal import FineTuning
 from fedshift.page import *
-
-Percent = Annotated[WholeNumber, Le(100)]
 
 
 class GlobalModel(FedAvg):

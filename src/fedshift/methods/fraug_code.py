@@ -72,7 +72,7 @@ class FRAugCode(FRAug):
                 "leaves out: set generator_distance to 'mmd'."
             )
 
-    def draws(self, model: ModelBuilder, batch: int) -> Draws:
+    def latents(self, model: ModelBuilder, batch: int) -> Draws:
         """Uniform z for each sample, and as many z' for classes."""
         shape = (batch, noise_dim(model.dim))
         return {"z": Draw(shape, "uniform"), "z_classes": Draw(shape, "uniform")}
@@ -83,7 +83,9 @@ class FRAugCode(FRAug):
         return 2 if self.ema_term else 1
 
     def ratio(self, batch: Batch, context: Context) -> Tensor:
-        """R = min(1/2, exp(gamma (t - T))), the part of the synthetic in the head's loss."""
+        """R = min(1/2, exp(gamma (t - T))), the part of the synthetic in the head's loss, if there are any."""
+        if not self.synthetic:
+            return torch.zeros((), dtype=batch.z.dtype)
         return torch.as_tensor(self.rising(context), dtype=batch.z.dtype).clamp(max=0.5)
 
     def risk(self, net: Net, batch: Batch, context: Context) -> Tensor:

@@ -12,8 +12,8 @@ Choices:
 - The squared gradient is the product of the gradients of two halves of a batch (the paper's appendix D); see
   :mod:`fedshift.methods.environments`. Both forms are in that module's terms.
 - Means over environments stand in the place of sums.
-- ``warmup`` rounds come before the penalty weighs, as in the paper's and DomainBed's code (500 of 5,000 steps).
-  There Adam starts anew with the penalty, or the loss is divided by lam; here neither.
+- ``warmup`` percent of the rounds come before the penalty weighs, as in the paper's and DomainBed's code (500 of 5,000
+  steps). There Adam starts anew with the penalty, or the loss is divided by lam; here neither.
 - With lam = 0 it is FedAvg, or pooled training. An absent client is not in the mean, and nothing is kept.
 """
 
@@ -38,11 +38,11 @@ class IRM(FedAvg):
     paper: ClassVar[str] = "Arjovsky et al., 2019 (IRMv1)"
 
     lam: NonNegative = setting(10.0, help="weight of the penalty", search=(10.0, 1.0, 100.0))
-    warmup: WholeNumber = setting(0, help="first rounds without the penalty")
+    warmup: Percent = setting(10, help="percent of the rounds, the first ones, without the penalty", source="DomainBed")
 
     def terms(self) -> dict[str, Term]:
         """R_e + lam ||grad_{w=1} R_e(w f)||^2."""
-        return super().terms() | {"invariance": Term(self.penalty, self.lam, since=self.warmup + 1)}
+        return super().terms() | {"invariance": Term(self.penalty, self.lam, after=self.warmup)}
 
     def penalty(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """||grad_{w=1} R_e(w f)||^2, mean over environments."""

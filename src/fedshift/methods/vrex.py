@@ -14,8 +14,8 @@ Choices:
 - (R_k - r)^2 rather than the weight 1 + 2 beta (R_k - r) of the round's first step: it stops where the risks are equal,
   while a constant negative weight climbs without end, and climbs the further the more steps a round has.
 - r stands still within a round. With a large beta no risk falls further below it in a round than 1 / (2 beta), so the
-  penalty is for a model that has learned what to see: ``warmup`` rounds come before (DomainBed: 500 of 5,000 steps). In
-  the federated form it is one at least, in which r is measured.
+  penalty is for a model that has learned what to see: ``warmup`` percent of the rounds come before (DomainBed: 500 of
+  5,000 steps); in the federated form one at least, in which r is measured.
 - The square is a product over two halves of the batch (:mod:`fedshift.methods.environments`), so the noise of a batch's
   risk is not part of the variance. The paper takes the variance of the batches' risks.
 - In the pooled form r is the mean over the environments in the batch, in each half.
@@ -39,12 +39,12 @@ class RiskVariance(FedAvg):
     paper: ClassVar[str] = "Krueger et al., ICML 2021"
 
     beta: NonNegative = setting(1.0, help="weight of the variance of risks", search=(1.0, 10.0, 0.1))
-    warmup: WholeNumber = setting(0, help="first rounds without the penalty")
+    warmup: Percent = setting(10, help="percent of the rounds, the first ones, without the penalty", source="DomainBed")
     since: ClassVar[int] = 1
 
     def terms(self) -> dict[str, Term]:
         """R_e + beta Var(R)."""
-        return super().terms() | {"variance": Term(self.variance, self.beta, since=max(self.since, self.warmup + 1))}
+        return super().terms() | {"variance": Term(self.variance, self.beta, since=self.since, after=self.warmup)}
 
     def variance(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """(R_e - r)^2, mean over environments."""

@@ -30,7 +30,7 @@ from fedshift.study import papers
 from fedshift.study.papers import Exhibit, ExhibitRow
 from fedshift.study.quantities import ranks
 from fedshift.study.scenarios import Scenario, scale_of, scenarios, text_of
-from fedshift.study.study_plan import Choice, Key, Lacking, Records, StudyPlan
+from fedshift.study.study_plan import Chosen, Key, Lacking, Records, StudyPlan
 from fedshift.study.study_tables import LACKING, NONE, StudyResults
 from fedshift.written import parse_toml, shown
 
@@ -358,11 +358,11 @@ class Benchmark(StudyResults):
         return found
 
     @cached_property
-    def choices(self) -> dict[tuple[str, str], Sequence[Choice]]:
+    def choices(self) -> dict[tuple[str, str], Sequence[Chosen]]:
         """What was chosen for each cell, here or elsewhere."""
         ours = {
             cell: [
-                Choice(
+                Chosen(
                     each.hold_out,
                     ", ".join(
                         f"{name} = {value:.4g}" if isinstance(value, float) else f"{name} = {shown(value)}"
@@ -454,11 +454,11 @@ def records_of(text: str) -> Records:
     """The cells of a benchmark's CSV file."""
     numbers: dict[Key, dict[int, float]] = {}
     lacking: dict[Key, Lacking] = {}
-    chosen: dict[tuple[str, str], list[Choice]] = {}
+    chosen: dict[tuple[str, str], list[Chosen]] = {}
     for line in csv.DictReader(StringIO(text)):
         scenario, row, column = line["scenario"], line["row"], line["column"]
         if column == CHOSEN:
-            chosen.setdefault((scenario, row), []).append(Choice(line["unit"], line["note"], float(line["value"])))
+            chosen.setdefault((scenario, row), []).append(Chosen(line["unit"], line["note"], float(line["value"])))
         elif column in LACKING:
             lacking[scenario, row, ""] = Lacking(line["note"], column)
         else:
