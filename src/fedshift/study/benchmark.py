@@ -390,16 +390,18 @@ class Benchmark(StudyResults):
 
     def measurements(self) -> list[dict[str, Any]]:
         """Every number; then, in the column "chosen", what tuning chose, and why cells have no number."""
-        found = [{**each, "note": ""} for each in super().measurements()]
-        empty = dict.fromkeys(found[0] if found else (), "")
-        for (scenario, row), choices in self.choices.items():
-            of = {"scenario": scenario, "row": row, "column": CHOSEN, "scale": self.plan.scale.name}
-            for each in choices:
-                found.append({**empty, **of, "value": each.validation, "unit": each.hold_out, "note": each.settings})
-        for (scenario, row, _), why in self.lacking.items():
-            of = {"scenario": scenario, "row": row, "column": why.kind, "scale": self.plan.scale.name}
-            found.append({**empty, **of, "note": why.reason})
-        return found
+        empty = {"value": "", "unit": "", "paper": "", "scale": self.plan.scale.name, "note": ""}
+
+        def line(scenario: str, row: str, column: str, **its: Any) -> dict[str, Any]:
+            return {"scenario": scenario, "row": row, "column": column, "seed": "", **empty, **its}
+
+        chosen = [
+            line(*cell, CHOSEN, value=each.validation, unit=each.hold_out, note=each.settings)
+            for cell, choices in self.choices.items()
+            for each in choices
+        ]
+        lacking = [line(*key[:2], why.kind, note=why.reason) for key, why in self.lacking.items()]
+        return [*({**each, "note": ""} for each in super().measurements()), *chosen, *lacking]
 
     def more_files(self) -> dict[str, str | bytes]:
         """The figures and the page."""
