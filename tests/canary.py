@@ -23,15 +23,15 @@ Windows = np.ndarray  # of eight bytes each, as numbers, in order and each once
 
 # What a site keeps and has sent, on purpose: pFedAvg predicts with the model that it sent, and SCAFFOLD's control
 # variate is, at first, the change that it sends, which declares that it reveals the variate.
-SENT_BEFORE = {**KEPT_AS_SENT, "pfedavg": "personal_", "scaffold": "own_variate."}
+SENT_BEFORE = {**KEPT_AS_SENT, "pfedavg": "personal_", "scaffold": "own_variate.", "fedfa": "statistics."}
 # Vectors that stand for single samples, and leave; a site that refuses "embedding" takes no part.
 EMBEDDINGS = {"client2vec": {"pairs"}}
 
 
 def local(name: str) -> dict[str, Any]:
     """A method whose clients keep something for themselves."""
-    kept = {"method.base": {"name": "fedbn"}} if name == "client2vec" else {"method.bn": "local"}
-    return {**small(name), **kept}
+    others: dict[str, dict[str, Any]] = {"client2vec": {"method.base": {"name": "fedbn"}}, "silobn": {}}
+    return {**small(name), **others.get(name, {"method.bn": "local"})}
 
 
 def windows(data: bytes) -> Windows:

@@ -43,6 +43,8 @@ SMALL = {
     "fedproc": {"projection": "mlp", "projection_dim": 8},
     "moon": {"projection": "mlp"},
     "knn-per": {"capacity": 20},
+    "irm": {"lam": 0.1},
+    "pooled-irm": {"lam": 0.1},
     "fedgen": {"alpha": 1.0, "beta": 1.0, "generator_steps": 2, "generator_hidden": 8, "generator_noise": 3},
     "fedadg": {
         "classification_steps": 2,

@@ -14,6 +14,7 @@ from fedshift.errors import FedshiftError
 from fedshift.reporting.analyses.a_distance import a_distance
 from fedshift.reporting.analyses.calibration import bins, calibration_error
 from fedshift.reporting.analyses.cka import linear_cka
+from fedshift.reporting.analyses.domain_gap import gaps
 from fedshift.reporting.analyses.similarity import separation
 from fedshift.study.grid import Document, override
 
@@ -69,6 +70,20 @@ def test_domains_of_unequal_sizes_are_cut_evenly():
     assert a_distance(b, a) < 4 * 0.045
 
 
+@given(scale=st.floats(0.1, 10))
+def test_distances_between_domains_and_classes_by_hand(scale: float):
+    """Means of classes 0 and 1: (0, 0) and (4, 0) in one domain, (0, 3) and (4, 3) in another, which also has a 2.
+
+    Domains are 3 apart in both classes; a sample alone has no mean, so class 2 counts nowhere and classes are 4 apart.
+    """
+    first = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [5.0, 0.0], [3.0, 0.0]]), torch.tensor([0, 0, 1, 1])
+    z = torch.cat([first[0] + torch.tensor([0.0, 3.0]), torch.tensor([[50.0, 50.0]])])
+    second = z, torch.tensor([0, 0, 1, 1, 2])
+    assert gaps([(scale * z, y) for z, y in (first, second)]) == pytest.approx((3 * scale, 4 * scale))
+    with pytest.raises(FedshiftError, match="two domains"):
+        gaps([first])
+
+
 @given(seed=st.integers(0, 1000), scale=st.floats(0.1, 10))
 def test_cka_does_not_see_rotations_scales_and_shifts(seed: int, scale: float):
     """A rotated copy aQ has (aQ)'(aQ) = Q' a'a Q, whose norm is that of a'a, as has Q'a'a: the ratio is 1."""
@@ -103,7 +118,7 @@ def test_clients_with_one_encoder_are_not_compared_and_personal_ones_are(tmp_pat
 
 def test_files_of_an_analysis(tmp_path: Path):
     fedshift.compare(method=["fedavg", "fedsr"], rounds=2, out=str(tmp_path))
-    for name, charts in {"tsne": 2, "a-distance": 1, "calibration": 2}.items():
+    for name, charts in {"tsne": 2, "a-distance": 1, "calibration": 2, "domain-gap": 0}.items():
         written = fedshift.analyse(name, tmp_path).write(tmp_path / name)
         assert len({*written}) == len(written) == 1 + 3 * charts
         assert all(path.stat().st_size for path in written)

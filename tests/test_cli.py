@@ -141,7 +141,7 @@ def test_names_complete_after_the_last_comma():
     assert names_of("METHODS")("fedavg,fedsr") == ["fedavg,fedsr"]
     assert set(names_of("METHODS")("fedavg,fed")) >= {"fedavg,fedprox", "fedavg,fedsr"}
     assert complete(setting_names)("train.step_") == ["train.step_every=", "train.step_at=", "train.step_factor="]
-    assert complete(experiment_names)("rot") == ["rotated-mnist", "rotated-mnist-in-domain"]
+    assert complete(experiment_names)("rotated-mnist-i") == ["rotated-mnist-in-domain"]
 
 
 def test_an_option_of_one_value_is_given_once():

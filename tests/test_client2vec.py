@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedshift
-from conftest import CNN_WITH_BN, Make, at, evaluated, go_on, losses, states, values
+from conftest import CNN_WITH_BN, Make, at, evaluated, go_on, losses, names_sent, states, values
 from fedshift.clients.domains import DomainData
 from fedshift.clients.inputs import Inputs
 from fedshift.content import module_of
@@ -42,6 +42,7 @@ from fedshift.study.grid import override
 from fresh import ok
 from refusal import refuses
 
+PROJECTION = ("projector.weight", "projector_head.weight", "projector_head.bias")
 SMALL = {"name": "dsa-ign", "epochs": 2, "feedforward": 16, "encoder": {"name": "offline", "size": 64}}
 
 
@@ -250,6 +251,27 @@ def test_local_terms_by_hand(local_loss: Any, form: Literal["mean", "sum"], expe
     assert values(terms) == pytest.approx(expected, abs=1e-6)
 
 
+def test_use_3_knows_of_the_index_only_the_angles_between_its_vectors():
+    """B Q, Q^T P and h_P Q for any rotation Q leave z_P B^T, h_P(z_P) and what moves the encoder as they were."""
+    generator = torch.Generator().manual_seed(0)
+    turn = torch.linalg.qr(torch.randn(3, 3, generator=generator)).Q
+    head, projector, projector_head = (nn.Linear(inputs, 3, bias=False) for inputs in (2, 2, 3))
+    indices, x = torch.randn(4, 3, generator=generator), torch.randn(5, 2, generator=generator)
+    found = []
+    for q in (torch.eye(3), turn):
+        parts = {"encoder": nn.Linear(2, 2, bias=False), "head": head, "projector": nn.Linear(2, 3, bias=False)}
+        parts |= {"projector_head": nn.Linear(3, 3, bias=False), "feature_index": holder({"value": indices @ q})}
+        parts["encoder"].weight.data = torch.eye(2)
+        parts["projector"].weight.data = q.T @ projector.weight.data
+        parts["projector_head"].weight.data = projector_head.weight.data @ q
+        method, net = Client2Vec(local_form="sum"), Net(parts)
+        terms = losses(method.local_terms(), net, method.base.encode(net, Batch(x, torch.arange(5) % 3), {}), at())
+        (gradient,) = torch.autograd.grad(Tensors(terms).sum(), [parts["encoder"].weight])
+        found.append((gradient, torch.stack(list(terms.values()))))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize("base", ["fedavgm", "feddyn", "moon", "fediir", "fedsr", "fedcir", "fedbn", "fraug"])
 def test_with_all_uses_off_every_base_is_itself(make: Make, base: str):
     ours = run(wrapped(make, CNN_WITH_BN, base=base, sampling=False, aggregation=False, local_training=False))
@@ -268,6 +290,32 @@ def test_a_base_with_a_state_of_its_own_trains_under_all_three_uses(make: Make, 
     assert {"cross_entropy", "index_orth", "index_dist"} <= terms.keys()
     (counts,) = [t for name, t in simulation.coordinator.state.shared.items() if name.endswith("1.num_batches_tracked")]
     assert counts.item() == 4
+
+
+def test_a_projection_that_stays_on_the_client_is_never_sent(make: Make):
+    """P and h_P are each client's own, and no name or value of theirs crosses; the audit compares every message."""
+    mine = wrapped(make, {**CNN_WITH_BN, "run.audit": True}, index=SMALL, projection_scope="client")
+    simulation, shared = run(mine), run(wrapped(make, CNN_WITH_BN))
+    for direction in ("down", "up"):
+        sent, theirs = (names_sent(each, "train", direction) for each in (simulation, shared))
+        assert theirs - sent == set(PROJECTION)
+    own = dict(states(simulation))
+    assert {name for state in own.values() for name in state.tensors} == set(PROJECTION)
+    for name in PROJECTION:
+        initial = simulation.site.initial[name]
+        kept = [state.tensors[name] for state in own.values()]
+        assert len(kept) == 2
+        assert not torch.equal(*kept)
+        assert not any(torch.equal(each, initial) for each in kept)
+
+
+def test_without_weight_it_does_not_matter_where_the_projection_is(make: Make):
+    """Use 3 of weight 0 is the base, which P does not touch: neither average nor own P moves."""
+    plain = run(Simulation(make({"method.weighting": "samples"})))
+    base = {"name": "fedavg", "weighting": "samples"}
+    for scope in ("shared", "client"):
+        settings = {"sampling": False, "aggregation": False, "local_weight": 0.0, "projection_scope": scope}
+        assert_same_shared(run(wrapped(make, base=base, **settings)), plain)
 
 
 def test_the_stages_of_the_index_leave_clients_as_they_were(make: Make):
@@ -364,6 +412,22 @@ def test_other_indices(make: Make, index: str):
         means = [embedded[client.train.y == c].mean(dim=0) for c in range(3)]
         expected = embedded.mean(dim=0) if index == "feature-average" else torch.cat(means)
         torch.testing.assert_close(vectors[client.id], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("rank", "expected"), [(None, 0.0), (1, 4.0)])
+def test_random_directions_say_nothing_of_clients(make: Make, rank: int | None, expected: float):
+    """Two clients, norm 2: V V^T is 4 I for a direction each, and 4 everywhere for one; nothing but counts leaves."""
+    index = {"name": "random", "size": 16, "rank": rank, "norm": 2.0}
+    simulation = run(wrapped(make, index=index))
+    vectors = simulation.coordinator.state.tensors[FEATURE]
+    torch.testing.assert_close(vectors @ vectors.T, torch.tensor([[4.0, expected], [expected, 4.0]]))
+    assert simulation.coordinator.state.server[COUNTS].tolist() == [27, 27]
+    assert (names_sent(simulation, "counts", "down"), names_sent(simulation, "counts", "up")) == (set(), {"samples"})
+
+
+def test_more_random_directions_than_clients_are_refused(make: Make):
+    with refuses("index.rank = 3", "at most 2"):
+        wrapped(make, index={"name": "random", "size": 16, "rank": 3})
 
 
 @pytest.mark.parametrize(("local", "scope"), [(True, "down"), (False, "server")])

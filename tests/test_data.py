@@ -21,6 +21,8 @@ from conftest import Make
 from fedshift.clients.domains import DomainData
 from fedshift.clients.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
 from fedshift.clients.partitions import split
+from fedshift.datasets.dataset import Dataset
+from fedshift.datasets.digits import Digits
 from fedshift.datasets.image_sets import HubDataset, ImageFolder, ParquetFile
 from fedshift.datasets.images import decode
 from fedshift.datasets.mnist import RotatedMNIST
@@ -49,6 +51,22 @@ def test_rotated_mnist_turns_the_same_digits_by_every_angle():
         inside = data.domain == angle
         assert torch.equal(data.y[inside], data.y[data.domain == 0])
         assert data.group[inside].tolist() == list(range(30))
+
+
+def test_each_angle_may_have_digits_of_its_own():
+    """Three of 500 for each of six angles: 18 of each digit, none of them twice, so that no two have a group in common.
+
+    The first angle, 0 degrees, has the originals that all share otherwise.
+    """
+    data, shared = (RotatedMNIST(images_per_class=3, draw=draw).load(Streams(0)) for draw in ("each", "shared"))
+    first = data.domain == 0
+    assert torch.equal(data.x[first], shared.x[first])
+    assert torch.equal(data.y, shared.y)
+    assert len(data.group.unique()) == 6 * 30
+    upright = RotatedMNIST(angles=(0, 360), images_per_class=30, draw="each").load(Streams(0)).x
+    assert len(upright.flatten(1).unique(dim=0)) == 600
+    with refuses("images_per_class = 84 for each of 6 angles", "only 500 images", "83 at most", "draw = 'shared'"):
+        RotatedMNIST(images_per_class=84, draw="each").load(Streams(0))
 
 
 def test_rotation_is_counter_clockwise(tmp_path: Path):
@@ -234,10 +252,22 @@ def test_images_become_numbers_between_0_and_1_and_normalised():
 def test_augmentation_comes_from_the_streams():
     x = torch.randint(0, 256, (4, 3, 16, 16), dtype=torch.uint8, generator=Streams(0).generator("x"))
     before = torch.get_rng_state()
-    first, again, other = (Inputs(augment=True).training(x, Streams(0), 7, number) for number in (1, 1, 2))
+    with_flip = Inputs(augment=True, flip=True)
+    first, again, other = (with_flip.training(x, Streams(0), 7, number) for number in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize(
+    ("data", "flipped"), [(Digits(augment=True), False), (ImageFolder(path=".", augment=True), True)]
+)
+def test_digits_are_not_flipped(data: Dataset, flipped: bool):
+    """Images that are bright on the left: only a flip makes them bright on the right."""
+    x = torch.zeros(64, 3, 16, 16, dtype=torch.uint8)
+    x[..., :4] = 200
+    seen = data.inputs().training(x, Streams(0), 0, 0).mean(dim=(1, 2))
+    assert (seen[:, 8:].sum(dim=1) > seen[:, :8].sum(dim=1)).any() == flipped
 
 
 @pytest.mark.parametrize(("seeded", "reads"), [(False, 1), (True, 2)])

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from conftest import Make, at, linear, simulate
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
-from fedshift.methods.fedadg import FedADG, smoothed_cross_entropy
+from fedshift.methods.classes import smoothed_cross_entropy
+from fedshift.methods.fedadg import FedADG
 from fedshift.methods.generator import Conditional
 from fedshift.runs.simulation import Simulation
 from test_methods import small

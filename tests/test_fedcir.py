@@ -14,7 +14,7 @@ from fedshift.core.contract import Batch, Objective, Optimiser, Part, Phase, Ter
 from fedshift.core.messages import Up
 from fedshift.core.method import Averaging
 from fedshift.core.net import Net, holder
-from fedshift.core.tensors import Replies
+from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods import METHODS
 from fedshift.methods.fedcir import FedCiR
 from fedshift.methods.generator import log_mixture, make_generator
@@ -72,6 +72,21 @@ def test_loss_and_gradient_by_hand():
     assert net.encoder.sigma.grad.item() == pytest.approx(0.7320138, abs=1e-6)
     assert net.head.weight.grad.flatten().tolist() == pytest.approx([-0.1043820, 0.1043820], abs=1e-6)
     assert net.generator.shift.grad is None
+
+
+@pytest.mark.parametrize("d", [1, 3])
+def test_the_weight_of_the_alignment_is_a_dimensions(d: int):
+    """Dimensions that are each as the one above have the same term: 0.1 * 14.1137056, however many they are.
+
+    The head's logits are of the first dimension; G plays no part.
+    """
+    one = one_dimensional_net()
+    rows = Tensors(one.of("gaussians")).map(lambda row: row.repeat(1, d))
+    head = nn.Linear(d, 2)
+    net = Net({"encoder": Fixed([1.0] * d, [2.0] * d), "head": head, "gaussians": holder(dict(rows))})
+    batch, noise = Batch(torch.zeros(1, 1), torch.tensor([0])), {"eps": torch.zeros(1, d)}
+    terms = METHODS.get("fedalign")(l_align=0.1).objective("train").evaluate(net, batch, at(round=2, noise=noise))
+    assert terms["align"].item() == pytest.approx(0.1 * 14.1137056, abs=1e-6)
 
 
 def test_a_term_without_weight_is_left_out_and_asks_for_no_noise(make: Make):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 from conftest import CNN_WITH_BN, Make, at, go_on, linear, losses, simulate, states, values
 from fedshift.clients.samples import Samples
+from fedshift.content import module_of
 from fedshift.core.contract import Batch, Term
 from fedshift.core.net import Net
 from fedshift.methods.fedbn import FedBN
@@ -235,6 +237,68 @@ def test_rtnets_batch_statistics_are_of_the_batch_and_the_classes_together():
     every_y = torch.cat([y, torch.arange(3)])
     rows = rtnet.body[0](torch.cat([generator(z, every_y), F.one_hot(every_y, 3)], dim=1))
     torch.testing.assert_close(rtnet.body[1].running_mean, 0.1 * rows.mean(dim=0))
+
+
+# What is ours: label smoothing, and controls ------------------------------------------------------------
+
+
+def test_smoothing_gives_a_part_of_each_label_to_the_other_classes():
+    """The first test's net and noise: the other class costs 2 |u| more where u is on the right side.
+
+    CE((1 - s) y + s other) = CE(y) + s (CE(other) - CE(y)), and CE(other) - CE(y) is 2u for class 0 and -2u for 1:
+      real: (2 + 2) / 2 = 2; u^ = (2.5, -0.25): (5 + 0.5) / 2 = 2.75; u^_c = (1.75, -1): 3.5 + 2 = 5.5. s = 0.1.
+    """
+    net, batch = net_of_one_dimension(gain_of_m=3.0), Batch(column(1.0, -1.0), torch.tensor([0, 1]))
+    method = FRAug(smoothing=False, syn_weight=0.5, label_smoothing=0.1)
+    terms = method.objective("model").evaluate(net, batch, context(column(0.5, -0.25), column(0.25, -0.5)))
+    expected = {"cross_entropy": 0.1269280 + 0.2, "synthetic": 0.2403962 + 0.275, "synthetic_classes": 0.1566783 + 0.55}
+    assert values(terms) == pytest.approx(expected, abs=1e-6)
+
+
+def test_noise_has_the_norm_of_each_residual_and_only_the_head_sees_it():
+    """As above the residuals are 3, 1.5 and 1.5, 0, times l_syn = 0.5; the directions' signs are -, +, -, +.
+
+    u^ = (1 - 1.5, -1 + 0.75) = (-0.5, -0.25), u^_c = (1 - 0.75, -1) = (0.25, -1). In m's step u^ is (1 + 3, -1 + 1.5).
+    """
+    net, batch = net_of_one_dimension(gain_of_m=3.0), Batch(column(1.0, -1.0), torch.tensor([0, 1]))
+    method = FRAug(smoothing=False, syn_weight=0.5, residual="noise")
+    noise = {"z": column(0.5, -0.25), "z_classes": column(0.25, -0.5), "directions": column(-7.0, 0.1, -2.0, 5.0)}
+    encoded = batch._replace(z=batch.x)
+    seen = method.synthesise(net, encoded, at(noise=noise), False)
+    assert seen.batch.flatten().tolist() == pytest.approx([-0.5, -0.25])
+    assert seen.classes.flatten().tolist() == pytest.approx([0.25, -1.0])
+    learned_from = method.synthesise(net, encoded, at(noise=noise), True)
+    assert learned_from.batch.flatten().tolist() == pytest.approx([4.0, 0.5])
+
+
+def test_the_plugin_records_how_large_residuals_are():
+    """As above 0.5 * 3 and 0.5 * 1.5 beside |u| = 1: (1.5 + 0.75) / 2 = 1.125, of which nothing is a gradient."""
+    plugin = module_of(Path(__file__).parent.parent / "docs" / "results" / "fraug_residuals.py")
+    net, batch = net_of_one_dimension(gain_of_m=3.0), Batch(column(1.0, -1.0), torch.tensor([0, 1]))
+    method = plugin.FRAugSizes(smoothing=False, syn_weight=0.5)
+    terms = method.objective("model").evaluate(net, batch, context(column(0.5, -0.25), column(0.25, -0.5)))
+    assert terms["residual_size"].item() == pytest.approx(1.125)
+    assert not terms["residual_size"].requires_grad
+
+
+def test_noise_is_seen_by_the_head_alone(make: Make):
+    """After a step the encoder is where it would be, as no gradient goes through u^, and the head is not."""
+    experiment = make(CNN_WITH_BN | {"train.rounds": 1, "train.steps": 1})
+    first, noise = (simulate(experiment.replace(method=FRAug(residual=kind))) for kind in ("generated", "noise"))
+    trained = [each.coordinator.state.shared for each in (first, noise)]
+    head = [tensors["head.weight"] for tensors in trained]
+    assert not torch.equal(*head)
+    assert torch.equal(*(tensors["encoder.0.weight"] for tensors in trained))
+
+
+@pytest.mark.parametrize("method", [FRAug, FRAugCode])
+def test_without_synthetic_representations_it_is_fedbn(make: Make, method: type[FRAug]):
+    experiment = make(CNN_WITH_BN | {"train.rounds": 2})
+    ours = method(residual="none", weighting="uniform", optimiser_state="fresh", bn="local")
+    fraug, fedbn = (simulate(experiment.replace(method=each)) for each in (ours, FedBN()))
+    mine, theirs = (each.coordinator.state.shared for each in (fraug, fedbn))
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(tensor, mine[name]) for name, tensor in theirs.items())
 
 
 # In a federation ---------------------------------------------------------------------------------------

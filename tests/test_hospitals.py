@@ -47,7 +47,8 @@ def opt(path: Path, bleeding: list[str], **columns: list[str]) -> OPT:
         "V5..BOP": bleeding,
         **columns,
     }
-    lines = [",".join(["rownames", *given]), *(f"{n},{','.join(row)}" for n, row in enumerate(zip(*given.values()), 1))]
+    rows = [",".join(row) for row in zip(*given.values(), strict=True)]
+    lines = [",".join(["rownames", *given]), *(f"{number},{row}" for number, row in enumerate(rows, 1))]
     path.write_text("\n".join(lines), encoding="utf-8")
     return OPT(path=str(path))
 

@@ -129,7 +129,9 @@ CROSSES = {
     "fedbabu": (MODEL, "encoder", "tuned"),
     "fedbn": (MODEL, MODEL, "encoder"),
     "fedcir": (f"{MODEL} generator gaussians", MODEL, ""),
+    "feddg-ga": (MODEL, f"{MODEL} gap", "local_loss"),
     "feddyn": (MODEL, MODEL, "dual"),
+    "fedfa": (f"{MODEL} spread", f"{MODEL} batches", "statistics"),
     "fedgen": (f"{MODEL} generator class_counts", f"{MODEL} class_counts", ""),
     "fediir": (f"{MODEL} invariant", f"{MODEL} gradient", ""),
     "fedpac": (f"{MODEL} class_means class_counts", f"{MODEL} before squares after class_counts samples", ""),
@@ -162,6 +164,7 @@ CROSSES = {
     "pfedme": (MODEL, MODEL, "personal_encoder personal_head"),
     "pooled-groupdro": (f"{MODEL} mixture", f"{MODEL} mixture", ""),
     "scaffold": (f"{MODEL} variate", f"{MODEL} change", "own_variate"),
+    "silobn": (MODEL, MODEL, "encoder"),
     "single": ("", "", MODEL),
     "vrex": (f"{MODEL} mean_risk", f"{MODEL} risk", ""),
 }
@@ -177,7 +180,7 @@ def test_what_crosses_what_stays_and_whose_model_is_scored(name: str):
         sent = [names_sent(run.simulation, exchange, direction) for exchange in exchanges]
         assert {part_of(tensor) for tensor in chain(*sent)} == expected
     assert {part_of(tensor) for _, state in states(run.simulation) for tensor in state.tensors} == stays
-    personal = stays - {"discriminator", "dual", "own_variate", "previous"}
+    personal = stays - {"discriminator", "dual", "local_loss", "own_variate", "previous", "statistics"}
     # What chooses and what is reported is one model, that of a client that never trained.
     scored = {row["model"] for row in run.records[-1]["environments"]}
     assert scored == {"unseen" if personal and name != "fedpac" else "global"}
@@ -199,6 +202,7 @@ WITHOUT_ITS_TERMS: dict[str, dict[str, Any]] = {
     "fedprox": {"mu": 0.0},
     "fediir": {"lam": 0.0},
     "moon": {"mu": 0.0, "projection": "none"},
+    "fedfa": {"probability": 0.0},
     "fedlc": {"tau": 0.0},  # every class is present
     "fedl2r": {"l2r": 0.0},
     "fedgen": {"alpha": 0, "beta": 0, "generator_steps": 2},

@@ -16,7 +16,7 @@ from fedshift.models import MODELS
 from fedshift.models.backbones import ResNet18
 from fedshift.models.cct import CCT7, Attention, Layer, sinusoids
 from fedshift.models.norms import Normed
-from fedshift.models.small import CNN, MLP, DigitsCNN, ResNet10
+from fedshift.models.small import CNN, MLP, DigitsCNN, Features, ResNet10
 from fedshift.streams import Streams
 from refusal import refuses
 
@@ -57,6 +57,15 @@ def test_sizes_that_do_not_fit():
     with refuses("[20]", "try 'mlp'"):
         spec(CNN(), (20,)).encoder()
     assert spec(MLP(hidden=(5, 6)), (20,)).encoder()(torch.zeros(2, 20)).shape == (2, 64)
+
+
+def test_features_are_standardised_and_nothing_else():
+    """Of 1, 3 and of 2, 2: (1 - 2) / sqrt(1 + 1e-5) = -0.999995 and 0.999995; 0 and 0; dim = 3 adds a linear layer."""
+    x = torch.tensor([[[1.0, 2.0]], [[3.0, 2.0]]])
+    builder = spec(Features(), (1, 2))
+    assert builder.dim == 2
+    torch.testing.assert_close(builder.encoder()(x), torch.tensor([[-0.999995, 0.0], [0.999995, 0.0]]))
+    assert spec(Features(dim=3), (1, 2)).encoder()(x).shape == (2, 3)
 
 
 def test_a_backbone_from_a_local_folder(tmp_path: Path):
@@ -107,6 +116,9 @@ def test_no_batch_norm_is_left(name: str, norm: str):
     assert not batch_norm_tensors(other)
     grouped = [layer.num_channels for layer in other.modules() if isinstance(layer, nn.GroupNorm)]
     assert grouped == ([layer.num_features for _, layer in batch_norms(batch)] if norm == "group" else [])
+    assert {layer.eps for layer in other.modules() if isinstance(layer, nn.GroupNorm)} <= {
+        layer.eps for _, layer in batch_norms(batch)
+    }
     x = torch.rand(3, 3, *((40,) if name == "cnn1d" else (32, 32)), generator=Streams(0).generator("x"))
     torch.testing.assert_close(other(x)[:2], other(x[:2]), rtol=1e-4, atol=1e-5)
 

@@ -50,6 +50,35 @@ def of(federation: FederatedData, role: str, client: int | None = None) -> list[
     return [e for e in federation.environments if e.role == role and client in (None, e.client)]
 
 
+# Parts to train on --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", [InDomain(), LeaveOneDomainOut(hold_out="b")])
+def test_a_part_of_each_domain_is_of_those_that_all_would_train_on(protocol: InDomain | LeaveOneDomainOut):
+    """20 of each class: 14 are left in-domain, and 18 if one is out; half is 7 and 9, a fourth round(3.5), round(4.5).
+
+    Whom a table does not name has all. What is held out is the same.
+    """
+    whole = federate(protocol)
+    part = federate(protocol.replace(fraction={"a": 0.25, "b": 0.5}))
+    most = federate(protocol.replace(fraction={"a": 0.25, "b": 0.5}, per_class=4))
+    in_domain = isinstance(protocol, InDomain)
+    assert [len(client.train) / 4 for client in part.clients] == ([4, 7, 14] if in_domain else [4, 18])
+    assert [len(client.train) / 4 for client in most.clients] == [4] * len(most.clients)
+    for one, other, fewest in zip(whole.clients, part.clients, most.clients, strict=True):
+        assert numbers(fewest.train) <= numbers(other.train) <= numbers(one.train)
+        assert set(Counter(fewest.train.y.tolist()).values()) == {4}
+    for one, other in zip(whole.environments, most.environments, strict=True):
+        assert torch.equal(one.samples.x, other.samples.x)
+
+
+def test_a_part_of_a_domain_that_there_is_not():
+    with refuses("domain in protocol.fraction 'usp'", "a, b, c"):
+        federate(InDomain(fraction={"usp": 0.5}))
+    with refuses("protocol.fraction", "less than or equal to 1"):
+        InDomain(fraction={"a": 73.0})
+
+
 # Leave one domain out ----------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from conftest import TINY, Make, a_folder, a_record, a_row
 from fedshift.reporting.results import MeanStd
 from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
-from fedshift.runs.selection import summary
+from fedshift.runs.selection import spread, summary
 from fedshift.study.api import Comparison, compare
 from refusal import refuses
 
@@ -45,7 +45,8 @@ def test_selection_rules_by_hand():
 def test_the_mean_of_the_last_evaluations_by_hand():
     """Four evaluations, the mean of three asked for: the second is another stage's, so (0.3 + 0.9) / 2 = 0.6 remain.
 
-    Validation of these two: 0.5 and 0.7. A third whose environment has other samples (n) leaves 0.9 alone.
+    Their standard deviation is 0.3 sqrt(2). Validation of these two: 0.5 and 0.7. A third whose environment has other
+    samples (n) leaves 0.9 alone.
     """
     rows = [
         [a_row("t", "test", test), a_row("v", "validation", value)]
@@ -54,6 +55,9 @@ def test_the_mean_of_the_last_evaluations_by_hand():
     first, second, third = ({**a_record(at, its), "last": 3} for at, its in enumerate(rows, 1))
     chosen = summary([first, {**first, "stage": "other"}, second, third])["last"]
     assert (chosen["position"], chosen["test"], chosen["validation"]) == (3, pytest.approx(0.6), pytest.approx(0.6))
+    of_two = [first, {**first, "stage": "other"}, second, third]
+    assert spread(of_two, "test") == pytest.approx(0.3 * 2**0.5)
+    assert spread([{**each, "last": 1} for each in of_two], "test") is None
     second["environments"][0]["n"] += 1
     assert summary([second, third])["last"]["test"] == 0.9
 
@@ -97,6 +101,16 @@ def test_the_headline_table_by_hand(make: Make, tmp_path: Path):
     ]
     assert by_domain.columns == ["method", "gray", "light", "dark"]
     assert "seeds 0, 1" in headline.title
+
+
+def test_how_far_evaluations_differ_stands_beside_their_mean_and_the_best(make: Make, tmp_path: Path):
+    """The last two of 90, 50 and 70: mean 60, standard deviation 20 / sqrt(2) = 14.1; the best of all is 90."""
+    experiment = make({"protocol.hold_out": "dark", "evaluate.last": 2})
+    rows = [[a_row("dark", "test", score), a_row("gray", "validation", 0.9)] for score in (0.9, 0.5, 0.7)]
+    records = [a_record(at, its, last=2) for at, its in enumerate(rows, 1)]
+    (headline,) = Comparison.read([a_folder(tmp_path / experiment.run_name, experiment, records)]).tables()
+    assert headline.columns[-2:] == ["target best (oracle)", "target sd over evaluations"]
+    assert [headline.rows[0][at] for at in (1, -2, -1)] == ["60.0", "90.0", "14.1"]
 
 
 def test_the_worst_domain_is_found_in_each_seed_first(make: Make, tmp_path: Path):

@@ -44,7 +44,9 @@ from .methods.fedbn import FedBN as FedBN
 from .methods.fedcir import FedAlign as FedAlign
 from .methods.fedcir import FedCiR as FedCiR
 from .methods.fedcir import FedReg as FedReg
+from .methods.feddg_ga import FedDGGA as FedDGGA
 from .methods.feddyn import FedDyn as FedDyn
+from .methods.fedfa import FedFA as FedFA
 from .methods.fedgen import FedGen as FedGen
 from .methods.fediir import FedIIR as FedIIR
 from .methods.fedlc import FedLC as FedLC
@@ -67,6 +69,7 @@ from .methods.fedsdr import FedSDR as FedSDR
 from .methods.fedsr import FedCMI as FedCMI
 from .methods.fedsr import FedL2R as FedL2R
 from .methods.fedsr import FedSR as FedSR
+from .methods.fixbn import FixBN as FixBN
 from .methods.fraug import FRAug as FRAug
 from .methods.fraug_code import FRAugCode as FRAugCode
 from .methods.ftfa import FTFA as FTFA
@@ -86,9 +89,10 @@ from .methods.pfedavg import PFedAvg as PFedAvg
 from .methods.pfedme import PFedMe as PFedMe
 from .methods.references import Centralised as Centralised
 from .methods.references import Single as Single
+from .methods.scaffold import SCAFFOLD as SCAFFOLD
+from .methods.silobn import SiloBN as SiloBN
 from .methods.vrex import PooledVREx as PooledVREx
 from .methods.vrex import VREx as VREx
-from .methods.scaffold import SCAFFOLD as SCAFFOLD
 from .models import MODELS as MODELS
 from .models.own import own_model as own_model
 from .models.staged import Staged as Staged

@@ -57,6 +57,7 @@ from fedshift.spec import Count as Count
 from fedshift.spec import Fraction as Fraction
 from fedshift.spec import Layers as Layers
 from fedshift.spec import LearningRate as LearningRate
+from fedshift.spec import Momentum as Momentum
 from fedshift.spec import NonNegative as NonNegative
 from fedshift.spec import OptionalSteps as OptionalSteps
 from fedshift.spec import OptionalWidth as OptionalWidth

@@ -24,6 +24,7 @@ class Inputs:
     Attributes:
         augment: random-resized crop (scale 0.7-1), flip, colour jitter 0.3 and grayscale 10 % in training
             (FedSR, Sec. 4.2), drawn from the run's streams.
+        flip: whether augmentation flips images, half of them, left to right.
         normalise: subtract ImageNet's mean and divide by its standard deviation, by channel.
         vocabulary: for text by characters, the character behind each token id 0, 1, ...
         tokens: for text by a tokenizer, how many ids it has; 0: samples are no such text.
@@ -37,6 +38,7 @@ class Inputs:
     tokens: int = 0
     pad: int = 0
     preparation: Preparation | None = None
+    flip: bool = False
 
     @property
     def ids(self) -> int:
@@ -78,7 +80,7 @@ class Inputs:
         x = self._scaled(x)
         if self.augment:
             with streams.as_global("augmentation", *key):
-                x = _augmentation(x.shape[-2], x.shape[-1])(x)
+                x = _augmentation(x.shape[-2], x.shape[-1], self.flip)(x)
         return self._normalised(x)
 
     def evaluation(self, x: Tensor) -> Tensor:
@@ -119,13 +121,13 @@ class _Fitted(Inputs):
 
 
 @cache
-def _augmentation(height: int, width: int) -> Any:
+def _augmentation(height: int, width: int, flip: bool) -> Any:
     """Kornia's pipeline for one image size."""
     with needs("images", "Augmentation"):
         import kornia.augmentation as kornia
     return kornia.AugmentationSequential(
         kornia.RandomResizedCrop((height, width), scale=(0.7, 1.0)),
-        kornia.RandomHorizontalFlip(),
+        *([kornia.RandomHorizontalFlip()] if flip else []),
         kornia.ColorJitter(0.3, 0.3, 0.3, 0.3),
         kornia.RandomGrayscale(p=0.1),
         data_keys=["input"],

@@ -90,6 +90,7 @@ class ImageDataset(Dataset):
     size: Pixels = setting(224, help="height and width that images are resized to, in pixels")
     channels: Literal[1, 3] = setting(3, help="3: colour; 1: gray")
     augment: bool = setting(False, help="crop, flip, colour jitter and grayscale in training (needs 3 channels)")
+    flip: bool = setting(True, help="false: augment without flips, where a mirror image is another thing, as in text")
     normalise: bool = setting(False, help="ImageNet's mean and standard deviation (needs 3 channels)")
     missing_classes: Literal["error", "allow"] = setting(
         "error", help="what a domain without any image of a class means"
@@ -172,7 +173,12 @@ class ImageDataset(Dataset):
         """Scaling, and what the settings ask for."""
         if self.channels != 3 and (self.augment or self.normalise):
             raise FedshiftError("data.augment and data.normalise need colour images: --set data.channels=3")
-        if self.augment:
-            with needs("images", "Augmentation"):
-                distribution("kornia")  # whose import takes seconds
-        return Inputs(self.augment, self.normalise)
+        return augmented(Inputs(self.augment, self.normalise, flip=self.augment and self.flip))
+
+
+def augmented(inputs: Inputs) -> Inputs:
+    """The same inputs, once what augments them, if they are augmented, is known to be there."""
+    if inputs.augment:
+        with needs("images", "Augmentation"):
+            distribution("kornia")  # whose import takes seconds
+    return inputs

@@ -10,6 +10,7 @@ Choices:
   many, keep all (fraction = 1) and let the protocol hand out 1 %.
 - MNIST-M draws its digits from MNIST's on its own; an image that is in both keeps to one side of a split.
 - MNIST-M is made at the final size: the digit is resized first, the photograph is not.
+- ``augment`` is FRAug's public code's: crop, colour jitter and grayscale, and no flip, which would make other digits.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import torch
 from torch import Tensor
 
 from fedshift.clients.domains import DomainData
-from fedshift.datasets.dataset import Dataset
+from fedshift.clients.inputs import Inputs
+from fedshift.datasets.dataset import Dataset, augmented
 from fedshift.datasets.image_tables import ONE_DOMAIN, Columns, hub_images, images_at
 from fedshift.datasets.images import Encoded, ImageRows, check_fits, decoded, picture, pixels
 from fedshift.datasets.labelled import each_read
@@ -52,6 +54,9 @@ class Digits(Dataset):
     )
     fraction: Fraction = setting(0.01, help="part of each digit of each domain that is kept", source="FRAug, Sec. 5")
     size: Pixels = setting(32, help="height and width in pixels")
+    augment: bool = setting(
+        False, help="crop, colour jitter and grayscale in training, without flips", source="FRAug's public code: true"
+    )
     mnist: str = setting(
         "shipped",
         help="'shipped' (5,000 of its images, part of fedshift), a folder of idx files, or 'hub'",
@@ -83,6 +88,10 @@ class Digits(Dataset):
                 self._other(name)
         if "mnist-m" in self.domains:
             self._photograph_rows()
+
+    def inputs(self) -> Inputs:
+        """Scaling, and augmentation without flips if asked for."""
+        return augmented(Inputs(self.augment))
 
     def load(self, streams: Streams) -> DomainData:
         """Read the part of each domain that is kept; ``x`` is uint8 (N, 3, size, size)."""

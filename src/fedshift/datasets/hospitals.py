@@ -4,7 +4,7 @@
 patients who were referred for coronary angiography in Cleveland, Budapest, Zurich and Basel, and Long Beach. A patient
 is ill where a vessel is narrowed by more than half (``num`` above 0): .46, .36, .93 and .74 of them. ``ca`` is missing
 for 1, 99, 96 and 99 %, ``thal`` for 1, 90, 42 and 83 %, and Switzerland, of whose 123 patients 8 are well, measured no
-cholesterol. The file is the four of UCI joined, with the column ``hospital`` and the first line ``hospital,age,...,num``.
+cholesterol. The file is the four of UCI joined, under the first line ``hospital,age,sex,...,num``.
 
 *OPT* (Michalowicz et al., New England Journal of Medicine, 2006): 823 pregnant women with periodontitis at four clinics
 of the United States, of whom half were treated at once and half after delivery. The label is whether at visit 5 more
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedshift.datasets.column_files import as_number
-from fedshift.datasets.table_file import TableFile
+from fedshift.datasets.table_file import Bound, TableFile
 from fedshift.spec import fixed, setting
 
 MEDIAN_BLEEDING = 57.051  # % of sites
@@ -50,7 +50,7 @@ class Heart(_Hospitals):
     """920 patients of four hospitals, and whether a coronary vessel is narrowed."""
 
     label: str = fixed("num")
-    label_above: float | None = fixed(0.0)
+    label_above: Bound | None = fixed(0.0)
     domain: str = fixed("hospital")
     columns: tuple[str, ...] = fixed(
         ("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg", "thalach", "exang", "oldpeak", "slope", "ca", "thal")
@@ -69,7 +69,7 @@ class OPT(_Hospitals):
     """659 pregnant women at four clinics, and whether their gums bleed more than the median's at visit 5."""
 
     label: str = fixed("V5..BOP")
-    label_above: float | None = fixed(MEDIAN_BLEEDING)
+    label_above: Bound | None = fixed(MEDIAN_BLEEDING)
     domain: str = fixed("Clinic")
     columns: tuple[str, ...] = fixed(
         (

@@ -3,9 +3,14 @@
 LeCun et al., 1998; Xiao et al., 2017. The two have one format and one size (60,000 + 10,000 images), so one reader.
 
 *RotatedMNIST*: the same digits turned by several angles, one domain an angle (Ghifary et al., ICCV 2015); in the
-version of FedSR (Sec. 4.1), 1,000 images (100 a digit) make every domain. Choices: the images are drawn anew for each
-seed; rotation is counter-clockwise, about the centre, filled with black; pixels are in 0..1. An image keeps to one side
-of a train/validation split in all domains.
+version of FedSR (Sec. 4.1), 1,000 images (100 a digit) make every domain. Choices:
+
+- ``draw = "shared"`` turns the same originals by all angles, as FedSR does. So a held-out angle shows digits that were
+  trained on, turned otherwise: it tells what a new angle costs, and nothing of new digits. An image keeps to one side
+  of a train/validation split in all domains. ``draw = "each"`` gives every angle originals of its own, which takes as
+  many times the images: of the 5,000 that are shipped, six angles can have 83 of each digit.
+- The images are drawn anew for each seed; rotation is counter-clockwise, about the centre, filled with black; pixels
+  are in 0..1.
 
 *Colored MNIST and Colored Fashion-MNIST* (Arjovsky et al., 2019; Ahuja et al., 2020), federated as in FedPIN (Tang et
 al., ICML 2024, Sec. 5.1 and E.1). Classes 0-4 make label 0, classes 5-9 label 1. An image of label 0 is green with
@@ -66,6 +71,12 @@ class RotatedMNIST(Dataset):
         (0, 15, 30, 45, 60, 75), help="degrees, counter-clockwise; one domain each", source="FedSR, Sec. 4.1"
     )
     images_per_class: Count = setting(100, help="images of each digit in a domain", source="FedSR, Sec. 4.1")
+    draw: Literal["shared", "each"] = setting(
+        "shared",
+        help="the same originals at all angles, so that a held-out one shows digits that were trained on, or other "
+        "originals at each",
+        source="FedSR's public code: shared",
+    )
     interpolation: Literal["nearest", "bilinear", "bicubic"] = setting("bilinear", help="how pixels are turned")
 
     def domain_names(self) -> tuple[str, ...]:
@@ -82,32 +93,41 @@ class RotatedMNIST(Dataset):
         """Draw the images and turn them."""
         domains = self.domain_names()
         images, labels = read_mnist(self.path)
-        chosen = np.concatenate([self._draw(labels, digit, streams) for digit in range(10)])
-        made = len(self.angles) * len(chosen)
+        drawn = np.concatenate([self._draw(labels, digit, streams) for digit in range(10)], axis=1)
+        row = np.arange(len(domains)) % len(drawn)  # of each angle: that of its own, or the only one
+        chosen = drawn[row]
         fewer = "Give fewer data.angles or data.images_per_class."
-        check_fits(made, images.shape[1], 6, fewer)  # bytes, twice, and floats
+        check_fits(chosen.size, images.shape[1], 6, fewer)  # bytes, twice, and floats
         resampling = Image.Resampling[self.interpolation.upper()]
-        upright = [Image.fromarray(image) for image in images[chosen]]
-        turned = [np.asarray(image.rotate(angle, resample=resampling)) for angle in self.angles for image in upright]
-        count = len(self.angles)
+        turned = [
+            np.asarray(Image.fromarray(image).rotate(angle, resample=resampling))
+            for angle, originals in zip(self.angles, chosen, strict=True)
+            for image in images[originals]
+        ]
         return DomainData(
             x=torch.from_numpy(np.stack(turned)).unsqueeze(1).float().div_(255),
-            y=torch.from_numpy(labels[chosen]).repeat(count),
-            domain=torch.arange(count).repeat_interleave(len(chosen)),
+            y=torch.from_numpy(labels[chosen.flatten()]),
+            domain=torch.arange(len(domains)).repeat_interleave(chosen.shape[1]),
             domains=domains,
             classes=tuple(str(digit) for digit in range(10)),
-            group=torch.arange(len(chosen)).repeat(count),
+            group=torch.arange(drawn.size).view(drawn.shape)[row].flatten(),
         )
 
     def _draw(self, labels: Labels, digit: int, streams: Streams) -> npt.NDArray[np.int64]:
+        """The originals of a digit for all angles, or for each: (1 or angles, images_per_class)."""
         held = np.flatnonzero(labels == digit)
-        if len(held) < self.images_per_class:
+        rows = len(self.angles) if self.draw == "each" else 1
+        if len(held) < rows * self.images_per_class:
+            most = len(held) // rows
+            apart = f" for each of {rows} angles with data.draw = 'each'" if rows > 1 else ""
+            fix = f"give {most} at most" if most else "give more images"
+            shared = ", fewer data.angles, or data.draw = 'shared'" if rows > 1 else ""
             raise FedshiftError(
-                f"data.images_per_class = {self.images_per_class}, but there are only {len(held)} images of "
-                f"digit {digit} in '{self.path}'."
+                f"data.images_per_class = {self.images_per_class}{apart}, but there are only {len(held)} images of "
+                f"digit {digit} in '{self.path}': {fix}{shared}."
             )
         order = streams.permutation(len(held), "rotated-mnist images", digit)
-        return np.asarray(held[order[: self.images_per_class].numpy()])
+        return np.asarray(held[order[: rows * self.images_per_class].numpy()]).reshape(rows, -1)
 
 
 def averaged(images: Tensor, size: int) -> Tensor:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from fedshift.clients.domains import DomainData, Unlabelled
@@ -18,13 +19,14 @@ from fedshift.datasets.column_files import NUMBERS, Cells, InputColumns, as_numb
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.labelled import Array, Labelled, Names, beside, each_read, joined, names_of, shown, sorted_names
 from fedshift.errors import FedshiftError, UnknownNameError
-from fedshift.spec import setting
+from fedshift.spec import FLOAT32, setting
 from fedshift.streams import Streams
 
 PREPARED = (
     " To have missing cells filled in, numbers standardised and text taken as categories: --set data.statistics=site "
     "(or pooled)"
 )
+Bound = Annotated[float, Ge(-3e38), FLOAT32]
 MOST_CATEGORIES = 1000  # of a column; one of more names its rows
 # Numbers of another notation (1,5 or 1 000 or 10 %), dates and times: what is likely meant as a number.
 NO_CATEGORY = re.compile(
@@ -77,7 +79,7 @@ class TableFile(InputColumns, TableDataset):
     The classes that ``label_above`` makes are called "num <= 0" and "num > 0", and come in this order.
     """
 
-    label_above: float | None = setting(
+    label_above: Bound | None = setting(
         None,
         help="makes two classes of a label that is a number: at most so much, and more; none: the label is the class",
     )

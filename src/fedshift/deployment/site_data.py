@@ -237,7 +237,7 @@ def _check_inputs(agreement: Agreement, experiment: Experiment) -> None:
         said = "; ".join(f"{name} = {getattr(own, name)!r:.100}, not {getattr(agreed, name)!r:.100}" for name in names)
         raise FedshiftError(
             f"[data] of site.toml prepares samples otherwise than the federation agreed on ({said}): leave augment, "
-            "normalise, tokens, statistics and impute as they are in experiment.toml, or give data of such a kind."
+            "flip, normalise, tokens, statistics and impute as in experiment.toml, or give data of such a kind."
         )
     experiment.model.check(agreed)
 

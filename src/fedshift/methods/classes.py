@@ -1,4 +1,4 @@
-"""What methods that work class by class share: one-hot codes, sums and means over classes, counts and prototypes.
+"""What methods that work class by class share: codes, smoothed labels, sums and means over classes, and prototypes.
 
 The counts of a client's samples of each class leave it under :data:`COUNTS`, and the server keeps those of all clients
 of a round in a part of that name. A class that none of a round's clients has keeps the row it had, and one that no
@@ -30,6 +30,14 @@ def no_counts(model: ModelBuilder) -> Part:
 def one_hot(y: Tensor, classes: int, like: Tensor) -> Tensor:
     """Labels (B,) as (B, classes), of the type and on the device of ``like``."""
     return (y.unsqueeze(1) == torch.arange(classes, device=y.device)).to(like)
+
+
+def smoothed_cross_entropy(logits: Tensor, y: Tensor, smoothing: float) -> Tensor:
+    """The cross-entropies (B,) of logits (B, classes) with 1 - s on the labels y (B,) and s shared by the others."""
+    log_probabilities = logits.log_softmax(dim=1)
+    own = log_probabilities.gather(1, y.unsqueeze(1)).squeeze(1)
+    others = (log_probabilities.sum(dim=1) - own) / max(1, logits.shape[1] - 1)
+    return -((1 - smoothing) * own + smoothing * others)
 
 
 def of_each(replies: Replies, name: str) -> Tensor:

@@ -22,7 +22,9 @@ class FedBN(FedAvg):
 
     paper: ClassVar[str] = "Li et al., ICLR 2021, Algorithm 1"
 
-    bn: Literal["local"] = setting("local", help="what makes it FedBN: batch norm stays on the client")
+    bn: Literal["local", "statistics"] = setting(
+        "local", help="what makes it FedBN: batch norm stays on the client; or its statistics alone, which is SiloBN"
+    )
     cold: Literal["mean", "reestimate"] = setting(
         "mean",
         help="batch norm of an unseen client: the mean of the clients', or that with its statistics measured "

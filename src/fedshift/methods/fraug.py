@@ -26,6 +26,10 @@ Choices, where the paper leaves something open or its public code does otherwise
   Each client's RTNet starts from a draw of its own (Algorithm 1); the prototypes have nothing to draw.
 - Table 3's ablations: without RTNet u^ = u + l_syn g(z, y) and there is no Eq. 6; without the EMA term its sums are
   left out of Eq. 2 and 6; without smoothing l_syn = 1.
+- ``label_smoothing`` of the head's three cross-entropies, not of Eq. 5's, is ours: entropy, by which m makes residuals,
+  has no gradient at a head that is sure, while the MMD that shrinks them has.
+- ``residual`` gives controls, which are ours: Gaussian noise that has the norm of each residual, in the head's loss
+  alone, so that g and m learn as they do; and no synthetic representations at all, which is FedBN, smoothed or not.
 - The paper does not print its weights and rates: the presets take those that the public code fixes, and of a grid
   there the first that is not 0. The public code's losses differ from the paper's: :mod:`fedshift.methods.fraug_code`.
 - An absent client's batch norm, RTNet and prototypes stand still, while the generator moves on.
@@ -34,8 +38,10 @@ Choices, where the paper leaves something open or its public code does otherwise
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import ClassVar, Literal
 
+from fedshift.methods.classes import smoothed_cross_entropy
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.fraug_networks import (
     Prototypes,
@@ -95,8 +101,29 @@ class FRAug(FedAvg):
     ema_term: bool = setting(True, help="synthetic representations around class prototypes", source="Table 3")
     smoothing: bool = setting(True, help="l_syn follows the ramp; otherwise it is syn_weight", source="Table 3")
 
+    residual: Literal["generated", "noise", "none"] = setting(
+        "generated",
+        help="what representations get for the head: what g and m make; Gaussian noise of the same norm, a control; or "
+        "none: no synthetic representations, which is FedBN",
+    )
+    label_smoothing: Probability = setting(
+        0.0, help="of the head's labels, the part that all other classes share", search=(0.0, 0.1, 0.2)
+    )
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether there are synthetic representations."""
+        return self.residual != "none"
+
+    @property
+    def remembers(self) -> bool:
+        """Whether there are prototypes."""
+        return self.ema_term and self.synthetic
+
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """FedBN's parts, the shared generator, and what stays at home: RTNet and the prototypes."""
+        if not self.synthetic:
+            return super().parts(model)
         made = model.initialised("generator", lambda: make_generator(model.classes, model.dim))
         parts = {**super().parts(model), "generator": Part(made, follows_bn=False)}
         if self.rtnet:
@@ -107,10 +134,12 @@ class FRAug(FedAvg):
 
     def moves(self) -> tuple[str, ...]:
         """Encoder and head, and the prototypes, whose buffers follow the batch."""
-        return (*super().moves(), *(("prototypes",) if self.ema_term else ()))
+        return (*super().moves(), *(("prototypes",) if self.remembers else ()))
 
     def phases(self) -> Phases:
         """On each batch: model, then generator, then RTNet (Algorithm 1)."""
+        if not self.synthetic:
+            return super().phases()
         objectives = [self.objective("model"), self.step("generator", self.generator_terms(), self.lr_generator)]
         if self.rtnet:
             objectives.append(self.step("rtnet", self.rtnet_terms(), self.lr_rtnet))
@@ -118,7 +147,7 @@ class FRAug(FedAvg):
 
     def step(self, part: str, terms: dict[str, Term], lr: float) -> Objective:
         """A step of one part on a loss of its own."""
-        return Objective(part, terms, (part,), self.draws, Optimiser(lr=lr), encode=self.fixed)
+        return Objective(part, terms, (part,), self.latents, Optimiser(lr=lr), encode=self.fixed)
 
     @torch.no_grad()
     def fixed(self, net: Net, batch: Batch, noise: Mapping[str, Tensor]) -> Batch:
@@ -126,6 +155,14 @@ class FRAug(FedAvg):
         return self.encode(net, batch, noise)
 
     def draws(self, model: ModelBuilder, batch: int) -> Draws:
+        """The head's: z and z', and a direction for each where noise takes the residual's place."""
+        if not self.synthetic:
+            return super().draws(model, batch)
+        latents = self.latents(model, batch)
+        rows = sum(draw.shape[0] for draw in latents.values())
+        return latents | ({"directions": Draw((rows, model.dim))} if self.residual == "noise" else {})
+
+    def latents(self, model: ModelBuilder, batch: int) -> Draws:
         """Standard normal z for each sample, and z' for each class."""
         k = noise_dim(model.dim)
         return {"z": Draw((batch, k)), "z_classes": Draw((model.classes, k))}
@@ -154,35 +191,54 @@ class FRAug(FedAvg):
         made = net.generator(z, y)
         return net.rtnet(made, y) if self.rtnet else made
 
+    def added(self, context: Context, net: Net, z: Tensor, y: Tensor) -> Tensor:
+        """What the head's representations get: l_syn times the residuals, or times noise of the same norms: (B, d)."""
+        made = self.residuals(net, z, y)
+        if self.residual == "noise":
+            direction = context.noise["directions"][: len(made)]
+            made = direction * (made.norm(dim=1, keepdim=True) / direction.norm(dim=1, keepdim=True))
+        return self.l_syn(context) * made
+
     def synthesise(self, net: Net, batch: Batch, context: Context, whole: bool) -> Synthetic:
         """u^ and u^_c around the batch u (B, d), through which no gradient goes, and the prototypes (Eq. 3).
 
-        The residual is whole, or weighs l_syn.
+        The residual is whole, or the head's.
         """
-        u, y, z, weight = batch.z.detach(), batch.y, context.noise["z"], 1.0 if whole else self.l_syn(context)
+        u, y, z = batch.z.detach(), batch.y, context.noise["z"]
+        added = self.residuals if whole else partial(self.added, context)
         if not self.ema_term:
             none = u[:0]
-            return Synthetic(u + weight * self.residuals(net, z, y), none, y[:0], none, none.sum(dim=1))
+            return Synthetic(u + added(net, z, y), none, y[:0], none, none.sum(dim=1))
         every, seen = net.prototypes(u, y, self.l_c(context))
         z_classes = context.noise["z_classes"]
         labels = torch.arange(len(z_classes), device=y.device) % len(seen)
         prototypes, seen = every[labels], seen[labels].to(u.dtype)
-        residuals = weight * self.residuals(net, torch.cat([z, z_classes]), torch.cat([y, labels]))
+        residuals = added(net, torch.cat([z, z_classes]), torch.cat([y, labels]))
         return Synthetic(u + residuals[: len(y)], prototypes + residuals[len(y) :], labels, prototypes, seen)
 
     def terms(self) -> dict[str, Term]:
         """CE(h(u), y) + CE(h(u^), y) + sum over c of CE(h(u^_c), c), the last two for the head only (Eq. 1-2)."""
+        if not self.synthetic:
+            return super().terms()
         classes = {"synthetic_classes": Term(self.risk_of_classes)} if self.ema_term else {}
         return super().terms() | {"synthetic": Term(self.risk_of_synthetic)} | classes
 
+    def risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """CE(h(u), y)."""
+        return self.risk_of_head(batch, batch.once(net.head, batch.z))
+
+    def risk_of_head(self, batch: Batch, logits: Tensor) -> Tensor:
+        """The cross-entropy of the head's logits (B, classes) on the batch's labels, which may be smoothed."""
+        return batch.weighted(smoothed_cross_entropy(logits, batch.y, self.label_smoothing))
+
     def risk_of_synthetic(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """CE(h(u^), y)."""
-        return batch.cross_entropy(net.head(batch.once(self.synthesise, net, batch, context, False).batch))
+        return self.risk_of_head(batch, net.head(batch.once(self.synthesise, net, batch, context, False).batch))
 
     def risk_of_classes(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """The sum over c of CE(h(u^_c), c)."""
         synthetic = batch.once(self.synthesise, net, batch, context, False)
-        of_each = F.cross_entropy(net.head(synthetic.classes), synthetic.labels, reduction="none")
+        of_each = smoothed_cross_entropy(net.head(synthetic.classes), synthetic.labels, self.label_smoothing)
         return synthetic.over_classes(of_each)
 
     def generator_terms(self) -> dict[str, Term]:

@@ -11,6 +11,8 @@ https://github.com/HaokunChen245/FRAug (``users/user_FRAug.py``, ``main.py``), r
 - z is uniform in [0, 1). The residual has its full weight where ``smoothing`` is off (Digits), else exp(gamma (t - T)).
 - Prototypes move by 0.3 from the start. Scale and shift of batch norm are averaged, its statistics stay on the client;
   clients weigh by samples, and momentum is kept from round to round.
+- Images are augmented (Digits: ``data.augment = true``). A client keeps the model of the round that was best on its
+  validation part, and is scored on that same part: so are the published rows. Here the last rounds count.
 
 Choices: the labels of u^_c and v are 0, 1, ... in turn, where the code begins elsewhere in every step. A class's first
 batch sets its prototype (there: 0, moved by 0.3) and m takes the batch and the u^_c together. Its OfficeHome keeps
@@ -72,7 +74,7 @@ class FRAugCode(FRAug):
                 "leaves out: set generator_distance to 'mmd'."
             )
 
-    def draws(self, model: ModelBuilder, batch: int) -> Draws:
+    def latents(self, model: ModelBuilder, batch: int) -> Draws:
         """Uniform z for each sample, and as many z' for classes."""
         shape = (batch, noise_dim(model.dim))
         return {"z": Draw(shape, "uniform"), "z_classes": Draw(shape, "uniform")}
@@ -83,7 +85,9 @@ class FRAugCode(FRAug):
         return 2 if self.ema_term else 1
 
     def ratio(self, batch: Batch, context: Context) -> Tensor:
-        """R = min(1/2, exp(gamma (t - T))), the part of the synthetic in the head's loss."""
+        """R = min(1/2, exp(gamma (t - T))), the part of the synthetic in the head's loss, if there are any."""
+        if not self.synthetic:
+            return torch.zeros((), dtype=batch.z.dtype)
         return torch.as_tensor(self.rising(context), dtype=batch.z.dtype).clamp(max=0.5)
 
     def risk(self, net: Net, batch: Batch, context: Context) -> Tensor:

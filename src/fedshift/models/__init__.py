@@ -18,6 +18,7 @@ MODELS: Catalogue[Model] = Catalogue(
         "cnn": ".small:CNN",
         "cnn1d": ".small:CNN1d",
         "mlp": ".small:MLP",
+        "features": ".small:Features",
         "resnet10": ".small:ResNet10",
         "resnet18": ".backbones:ResNet18",
         "resnet50": ".backbones:ResNet50",

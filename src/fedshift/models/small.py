@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from fedshift.core.model import Model, Shape
 from fedshift.errors import FedshiftError
 from fedshift.models.norms import Norm, Normed
-from fedshift.spec import Count, OptionalPixels, Width, setting
+from fedshift.spec import Count, OptionalPixels, OptionalWidth, Width, setting
 
 STAGES = 4  # of a ResNet: each halves the image after the first, and doubles the channels
 
@@ -187,7 +187,7 @@ class FlatNumbers(nn.Flatten):
             FedshiftError: they are token ids.
         """
         if not x.is_floating_point():
-            raise FedshiftError("The model 'mlp' reads numbers, not token ids; try 'lstm', or give float32.")
+            raise FedshiftError("This model reads numbers, not token ids; try 'lstm', or give float32.")
         return super().forward(x)
 
 
@@ -212,6 +212,28 @@ class MLP(Normed):
             if self.final_relu or number < len(self.hidden):
                 layers += [*self.normalisation(after, 0), nn.ReLU()]
         return nn.Sequential(*layers)
+
+
+class Features(Model):
+    """No network: z is the sample's own numbers behind a batch norm, so that a linear head is all that learns.
+
+    For frozen features (``data.frozen``) and tables. Where a method, or ``dim``, asks for another number of features, a
+    linear layer follows.
+    """
+
+    dim: OptionalWidth = setting(
+        0, help="dimension d of the representation z, by a linear layer if need be; 0: as many as a sample has"
+    )
+
+    def dim_for(self, shape: Shape) -> int:
+        """``dim``, or as many as a sample has numbers."""
+        return self.dim or prod(shape)
+
+    def encoder(self, shape: Shape, out: int) -> nn.Module:
+        """Inputs (B, ...) of any shape to (B, out)."""
+        features = prod(shape)
+        projection = [] if out == features else [nn.Linear(features, out)]
+        return nn.Sequential(FlatNumbers(), nn.BatchNorm1d(features), *projection)
 
 
 class LastState(nn.Module):

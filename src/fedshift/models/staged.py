@@ -10,7 +10,8 @@ them and a linear layer to z, and no other tensor is sent, averaged or kept at h
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from fedshift.clients.inputs import IMAGENET_MEAN, IMAGENET_STD, Inputs
 from fedshift.core.frozen import Colour, FrozenNetwork, checksum
-from fedshift.core.model import Model, Shape
+from fedshift.core.model import Model, ModelBuilder, Shape
 from fedshift.errors import FedshiftError
 from fedshift.models import MODELS
 from fedshift.spec import WholeNumber, setting
@@ -44,6 +45,54 @@ class Projected(nn.Module):
         """Images, or what frozen stages made of them, (B, channels, height, width), to (B, out)."""
         projected: Tensor = self.projection(self.stages(x).flatten(1))
         return projected
+
+
+Change = Callable[[int, Tensor], Tensor]
+
+
+class InStages(nn.Sequential):
+    """An encoder as a sequence of layers, behind whose stages features can be changed.
+
+    A stage ends behind a ReLU, or a layer that is made of layers, that gives channels of more than one place each.
+    """
+
+    def forward(self, x: Tensor, change: Change | None = None) -> Tensor:
+        """Inputs (B, ...) to z (B, d); ``change`` makes other features of a stage's number, from 0, and its own."""
+        stage = 0
+        for layer in self:
+            x = layer(x)
+            if change and x.ndim > 2 and x[0, 0].numel() > 1 and (isinstance(layer, nn.ReLU) or [*layer.children()]):
+                x, stage = change(stage, x), stage + 1
+        return x
+
+
+def in_stages(encoder: nn.Module) -> InStages:
+    """The layers of an encoder as a sequence of stages; there are none of one that is no sequence."""
+    layers = [*encoder.stages, nn.Flatten(), encoder.projection] if isinstance(encoder, Projected) else encoder
+    return InStages(*(layers if isinstance(layers, list | nn.Sequential) else ()))
+
+
+@lru_cache(maxsize=8)
+def widths_of_stages(model: ModelBuilder) -> tuple[int, ...]:
+    """How many channels the features have behind each stage of an encoder.
+
+    Raises:
+        FedshiftError: it has no stages.
+    """
+    widths: list[int] = []
+
+    def note(stage: int, x: Tensor) -> Tensor:
+        widths.append(x.shape[1])
+        return x
+
+    with torch.no_grad():
+        in_stages(model.encoder()).eval()(torch.zeros(1, *model.shape), note)
+    if not widths:
+        raise FedshiftError(
+            f"The model '{MODELS.name_of(model.model)}' has no feature maps in stages, which the method works on: "
+            "--set model.name=cnn for images, cnn1d for signals, or resnet10"
+        )
+    return tuple(widths)
 
 
 class Freezing(Model):

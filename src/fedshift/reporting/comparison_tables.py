@@ -55,6 +55,9 @@ def headline(comparison: Comparison) -> Table:
     summarised = [f"{test} worst", f"{test} mean"] if len(environments) > 1 else []
     columns = ["method", *summarised, *(comparison.heading("test", name) for name in inline)]
     columns += [f"{validation} mean", f"{test} at best {validation}", f"{test} best (oracle)"]
+    spreads = {row.label: row.spread() for row in comparison.rows()}
+    if moves := any(spreads.values()):
+        columns += [f"{test} sd over evaluations"]
     rows = []
     for row in comparison.rows():
         cells = [row.worst("test"), row.score("test")] if summarised else []
@@ -63,6 +66,7 @@ def headline(comparison: Comparison) -> Table:
             row.score("validation"),
             row.score("test", "source_validation"),
             row.score("test", "target_best"),
+            *([spreads[row.label]] if moves else []),
         ]
         rows.append([row.label, *_percent(cells)])
     rows += [[name, *["-"] * (len(columns) - 1)] for name in comparison.lacking]

@@ -12,7 +12,7 @@ from typing import Any
 from fedshift.core.metrics import ACCURACY, Metric
 from fedshift.experiments import NAMED, OF_ONE_RUN, PLAIN
 from fedshift.runs.run import Run
-from fedshift.runs.selection import RULES, by_environment
+from fedshift.runs.selection import RULES, by_environment, spread
 
 NOT_A_ROW = frozenset({"name", "plugins", *(".".join(names) for names in OF_ONE_RUN)})
 
@@ -96,6 +96,15 @@ class Row:
     def worst(self, role: str = "test", rule: str = "last") -> MeanStd | None:
         """The metric on each seed's worst environment, of the means over clients, at the round a rule selects."""
         return self.score(role, rule, of_seed=self.metric.worst)
+
+    def spread(self, role: str = "test") -> MeanStd | None:
+        """How far the score moves between the evaluations of a run whose mean is the headline; None of single ones."""
+
+        def values(run: Run) -> list[float]:
+            found = spread(run.records, role, self.metric.name)
+            return [] if found is None else [found]
+
+        return MeanStd.of([*self.by_seed(values).values()])
 
 
 def labels(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from fedshift.core.metrics import ACCURACY, Metric
@@ -79,17 +79,28 @@ def _means(rows: Sequence[Record]) -> Record:
 
 
 def last(records: Sequence[Record]) -> Record:
-    """The last evaluation, with the mean scores of the last ones of its stage where the run asks for several.
+    """The last evaluation, with the mean scores of the last ones of its stage where the run asks for several."""
+    averaged = _averaged(records)
+    if len(averaged) == 1:
+        return averaged[0]
+    rows = zip(*(each["environments"] for each in averaged), strict=True)
+    return averaged[-1] | {"environments": [its[-1] | _means(its) for its in rows]}
 
-    An evaluation that scored other models or samples, as where a site was absent, is no part of the mean.
+
+def spread(records: Sequence[Record], role: str, metric: str | None = None) -> float | None:
+    """The standard deviation of :func:`mean_score` over the evaluations that :func:`last` averages; None of one."""
+    scores = [score for each in _averaged(records) if (score := mean_score(each, role, metric)) is not None]
+    return stdev(scores) if len(scores) > 1 else None
+
+
+def _averaged(records: Sequence[Record]) -> list[Record]:
+    """The evaluations whose mean is the result, in order.
+
+    One that scored other models or samples than the last, as where a site was absent, is no part of the mean.
     """
     newest = records[-1]
     asked = records[-newest.get("last", 1) :]
-    if len(asked) == 1:
-        return newest
-    alike = [each for each in asked if each["stage"] == newest["stage"] and _scored(each) == _scored(newest)]
-    rows = zip(*(each["environments"] for each in alike), strict=True)
-    return newest | {"environments": [its[-1] | _means(its) for its in rows]}
+    return [each for each in asked if each["stage"] == newest["stage"] and _scored(each) == _scored(newest)]
 
 
 def _scored(record: Record) -> list[tuple[Any, ...]]:

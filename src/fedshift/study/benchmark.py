@@ -30,7 +30,7 @@ from fedshift.study import papers
 from fedshift.study.papers import Exhibit, ExhibitRow
 from fedshift.study.quantities import ranks
 from fedshift.study.scenarios import Scenario, scale_of, scenarios, text_of
-from fedshift.study.study_plan import Choice, Key, Lacking, Records, StudyPlan
+from fedshift.study.study_plan import Chosen, Key, Lacking, Records, StudyPlan
 from fedshift.study.study_tables import LACKING, NONE, StudyResults
 from fedshift.written import parse_toml, shown
 
@@ -358,11 +358,11 @@ class Benchmark(StudyResults):
         return found
 
     @cached_property
-    def choices(self) -> dict[tuple[str, str], Sequence[Choice]]:
+    def choices(self) -> dict[tuple[str, str], Sequence[Chosen]]:
         """What was chosen for each cell, here or elsewhere."""
         ours = {
             cell: [
-                Choice(
+                Chosen(
                     each.hold_out,
                     ", ".join(
                         f"{name} = {value:.4g}" if isinstance(value, float) else f"{name} = {shown(value)}"
@@ -390,16 +390,18 @@ class Benchmark(StudyResults):
 
     def measurements(self) -> list[dict[str, Any]]:
         """Every number; then, in the column "chosen", what tuning chose, and why cells have no number."""
-        found = [{**each, "note": ""} for each in super().measurements()]
-        empty = dict.fromkeys(found[0] if found else (), "")
-        for (scenario, row), choices in self.choices.items():
-            of = {"scenario": scenario, "row": row, "column": CHOSEN, "scale": self.plan.scale.name}
-            for each in choices:
-                found.append({**empty, **of, "value": each.validation, "unit": each.hold_out, "note": each.settings})
-        for (scenario, row, _), why in self.lacking.items():
-            of = {"scenario": scenario, "row": row, "column": why.kind, "scale": self.plan.scale.name}
-            found.append({**empty, **of, "note": why.reason})
-        return found
+        empty = {"value": "", "unit": "", "paper": "", "scale": self.plan.scale.name, "note": ""}
+
+        def line(scenario: str, row: str, column: str, **its: Any) -> dict[str, Any]:
+            return {"scenario": scenario, "row": row, "column": column, "seed": "", **empty, **its}
+
+        chosen = [
+            line(*cell, CHOSEN, value=each.validation, unit=each.hold_out, note=each.settings)
+            for cell, choices in self.choices.items()
+            for each in choices
+        ]
+        lacking = [line(*key[:2], why.kind, note=why.reason) for key, why in self.lacking.items()]
+        return [*({**each, "note": ""} for each in super().measurements()), *chosen, *lacking]
 
     def more_files(self) -> dict[str, str | bytes]:
         """The figures and the page."""
@@ -454,11 +456,11 @@ def records_of(text: str) -> Records:
     """The cells of a benchmark's CSV file."""
     numbers: dict[Key, dict[int, float]] = {}
     lacking: dict[Key, Lacking] = {}
-    chosen: dict[tuple[str, str], list[Choice]] = {}
+    chosen: dict[tuple[str, str], list[Chosen]] = {}
     for line in csv.DictReader(StringIO(text)):
         scenario, row, column = line["scenario"], line["row"], line["column"]
         if column == CHOSEN:
-            chosen.setdefault((scenario, row), []).append(Choice(line["unit"], line["note"], float(line["value"])))
+            chosen.setdefault((scenario, row), []).append(Chosen(line["unit"], line["note"], float(line["value"])))
         elif column in LACKING:
             lacking[scenario, row, ""] = Lacking(line["note"], column)
         else:

@@ -11,7 +11,7 @@ from fedshift.errors import FedshiftError
 from fedshift.reporting.results import Row
 from fedshift.runs.run import Run
 from fedshift.runs.schema import Record
-from fedshift.runs.selection import by_environment, last, mean_score, target_best
+from fedshift.runs.selection import by_environment, last, mean_score, spread, target_best
 
 PERCENT = 100.0
 A_MEGABYTE = 1e6
@@ -72,6 +72,12 @@ def _reached(accuracy: float, count: Callable[[Run, Record], float]) -> Values:
     return read
 
 
+def _spread(run: Run, records: Sequence[Record]) -> list[float]:
+    """Over the evaluations whose mean is the result; nothing where that is one."""
+    found = spread(records, "test", ACCURACY)
+    return [] if found is None else [PERCENT * found]
+
+
 def _megabytes(record: Record) -> float:
     return float(record["bytes_down"] + record["bytes_up"]) / A_MEGABYTE
 
@@ -80,6 +86,7 @@ QUANTITIES: Mapping[str, Quantity] = {
     "mean": Quantity("%", _accuracies("test")),
     "worst": Quantity("%", _accuracies("test"), min),
     "validation": Quantity("%", _accuracies("validation")),
+    "spread": Quantity("points", _spread),
     "best round": Quantity("%", lambda run, records: _mean(target_best(records))),
     "late gain": Quantity("points", _late_gain),
     "risk": Quantity("nats", lambda run, records: by_environment(last(records), "test", "loss").values()),
@@ -102,6 +109,7 @@ def quantity(text: str) -> Quantity:
         text: "mean" and "worst": accuracy over test environments at the end; "on: NAME": on one of them;
             "validation": over validation environments; "best round": the mean at the round that is best on the test;
             "late gain": the mean less that at two thirds of the evaluations;
+            "spread": the standard deviation of the mean over the evaluations that `evaluate.last` averages;
             "risk": the mean loss over test environments; "seconds" of training; "megabytes" in both directions;
             "rounds to: A" and "megabytes a client to: A": when the mean accuracy was first A %.
 

@@ -112,7 +112,7 @@ class Lacking:
     kind: Literal["diverged", "refused", "failed"]
 
 
-class Choice(NamedTuple):
+class Chosen(NamedTuple):
     """What tuning chose for a cell, in words, and the validation accuracy in %."""
 
     hold_out: str
@@ -126,7 +126,7 @@ class Records:
 
     numbers: Mapping[Key, Mapping[int, float]] = field(default_factory=dict)
     lacking: Mapping[Key, Lacking] = field(default_factory=dict)
-    chosen: Mapping[tuple[str, str], Sequence[Choice]] = field(default_factory=dict)
+    chosen: Mapping[tuple[str, str], Sequence[Chosen]] = field(default_factory=dict)
 
     @cached_property
     def cells(self) -> frozenset[tuple[str, str]]:

@@ -20,6 +20,7 @@ INDICES: Catalogue[ClientIndex] = Catalogue(
         "feature-average": ".simple:FeatureAverage",
         "class-prototypes": ".simple:ClassPrototypes",
         "model-weights": ".simple:ModelWeights",
+        "random": ".simple:RandomDirections",
         "file": ".file:IndexFile",
     },
 )

@@ -17,10 +17,13 @@ Choices, where the paper leaves something open:
   the mean absolute entry, with rows of norm 1, or, with ``local_form = "sum"``, of the paper's sum over clients, with
   rows as they are. There are as many of them as clients, and their norm was 2.2 on CIFAR-10 in 100 clients (the mean of
   vectors of norm 11 that differ), so the sum weighs 220 times as much there. The divergence is KL(softmax(h(z)) ||
-  softmax(h_P(z_P))), as written, with gradients into both. P and h_P are shared, and what the base does to all shared
-  parameters (FedProx's term) holds for them, but FedDyn and server optimisers, which name theirs, average them
-  plainly. The terms join every objective of the base that moves encoder and head; of a probabilistic encoder they read
-  the mean.
+  softmax(h_P(z_P))), as written, with gradients into both. The terms join every objective of the base that moves
+  encoder and head; of a probabilistic encoder they read the mean.
+- P and h_P are shared, and what the base does to all shared parameters (FedProx's term) holds for them, but FedDyn and
+  server optimisers, which name theirs, average them plainly. With ``projection_scope = "client"`` they never leave the
+  client: all begin alike, each trains its own, and one that is absent keeps what it had. No prediction reads them.
+- All clients have the same B_f, and a rotation of its vectors is one of P and h_P, which are drawn at random, so use 3
+  knows of the index only the lengths of its vectors and the angles between them. ``index = "random"`` is the control.
 - q_i = N_i / N in Eq. 3 weighs clients by their samples, as all rows of the paper do: put it on, and compare it with, a
   base of ``weighting = "samples"``.
 - ``local_weight``: 1 with a federated index and 5 with a global one (Tables 1 and 7).
@@ -60,6 +63,9 @@ class Client2Vec(Method):
     local_loss: Literal["both", "orth", "dist"] = setting("both", help="terms of use 3", source="Eq. 4, Table 2")
     local_form: Literal["mean", "sum"] = setting(
         "mean", help="||z_P B_f||_1: mean over clients, of norm 1, or sum over clients as they are", source="Eq. 4: sum"
+    )
+    projection_scope: Literal["shared", "client"] = setting(
+        "shared", help="P and its head: averaged as the rest of the model is, or kept on each client"
     )
     local_weight: NonNegative | None = setting(
         None, help="weight of use 3; by default 1 with a federated index and 5 with a global one", source="Tables 1, 7"
@@ -103,7 +109,8 @@ class Client2Vec(Method):
             features = base["head"].module.state_dict()["weight"].shape[1]
             projector = model.initialised("projector", lambda: nn.Linear(features, length, bias=False))
             head = model.initialised("projector_head", lambda: nn.Linear(length, model.classes))
-            own |= {"projector": Part(projector), "projector_head": Part(head)}
+            scope = self.projection_scope
+            own |= {"projector": Part(projector, scope), "projector_head": Part(head, scope)}
         return base | index | own
 
     # How it federates ---------------------------------------------------------------------------
@@ -130,8 +137,9 @@ class Client2Vec(Method):
         phases = tuple(self._extended(phase) if isinstance(phase, Phase) else phase for phase in base.phases)
         if phases == base.phases:
             return replace(base, merge=merge)
-        sends = base.sends and (*base.sends, *PROJECTION, FEATURE)
-        returns = base.returns and (*base.returns, *PROJECTION)
+        merged = PROJECTION if self.projection_scope == "shared" else ()
+        sends = base.sends and (*base.sends, *merged, FEATURE)
+        returns = base.returns and (*base.returns, *merged)
         return replace(base, phases=phases, sends=sends, returns=returns, merge=merge)
 
     # Use 1 and 2: similarity to cohorts ---------------------------------------------------------

@@ -19,6 +19,7 @@ ANALYSES: Catalogue[Analysis] = Catalogue(
         "calibration": ".calibration:Calibration",
         "cka": ".cka:CKA",
         "confusion": ".confusion:Confusion",
+        "domain-gap": ".domain_gap:DomainGap",
         "grad-cam": ".grad_cam:GradCAM",
         "hardest": ".hardest:Hardest",
         "overhead": ".overhead:Overhead",
