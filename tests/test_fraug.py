@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 from conftest import CNN_WITH_BN, Make, at, go_on, linear, losses, simulate, states, values
 from fedshift.clients.samples import Samples
+from fedshift.content import module_of
 from fedshift.core.contract import Batch, Term
 from fedshift.core.net import Net
 from fedshift.methods.fedbn import FedBN
@@ -267,6 +269,16 @@ def test_noise_has_the_norm_of_each_residual_and_only_the_head_sees_it():
     assert seen.classes.flatten().tolist() == pytest.approx([0.25, -1.0])
     learned_from = method.synthesise(net, encoded, at(noise=noise), True)
     assert learned_from.batch.flatten().tolist() == pytest.approx([4.0, 0.5])
+
+
+def test_the_plugin_records_how_large_residuals_are():
+    """As above 0.5 * 3 and 0.5 * 1.5 beside |u| = 1: (1.5 + 0.75) / 2 = 1.125, of which nothing is a gradient."""
+    plugin = module_of(Path(__file__).parent.parent / "docs" / "results" / "fraug_residuals.py")
+    net, batch = net_of_one_dimension(gain_of_m=3.0), Batch(column(1.0, -1.0), torch.tensor([0, 1]))
+    method = plugin.FRAugSizes(smoothing=False, syn_weight=0.5)
+    terms = method.objective("model").evaluate(net, batch, context(column(0.5, -0.25), column(0.25, -0.5)))
+    assert terms["residual_size"].item() == pytest.approx(1.125)
+    assert not terms["residual_size"].requires_grad
 
 
 def test_noise_is_seen_by_the_head_alone(make: Make):

@@ -22,7 +22,5 @@ class FRAugSizes(FRAug):
         """The mean over the batch of ||u^ - u|| / ||u||."""
         u = batch.z.detach()
         made = batch.once(self.synthesise, net, batch, context, False).batch
-        return ((made - u).norm(dim=1) / u.norm(dim=1)).mean().detach()
-
-
-
+        sizes: Tensor = (made - u).norm(dim=1) / u.norm(dim=1)
+        return sizes.mean().detach()
