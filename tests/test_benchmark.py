@@ -24,7 +24,7 @@ from fedshift.study import benchmark as benchmarking
 from fedshift.study import execute
 from fedshift.study.benchmark import BASE, Benchmark, contents, exhibit_of_methods, plan_benchmark, records_of, rows
 from fedshift.study.execute import DIVERGED
-from fedshift.study.papers import published
+from fedshift.study.papers import ExhibitRow, published
 from fedshift.study.quantities import ranks
 from fedshift.study.scenarios import Scale, Scenario, Size, scales, scenarios
 from fedshift.study.study_plan import Lacking, StudyPlan
@@ -226,6 +226,29 @@ def test_columns_of_the_same_data_count_as_one(small: Benchmark):
     light = replace(SCENARIOS[1], weight=0.25)
     plan = planned(SCALE, [SCENARIOS[0], light], small.methods, Path("nowhere"))
     assert replace(small, plan=plan).mean_ranks()["fedsr"] == pytest.approx(1.1)
+
+
+def test_null_rows_calibrate_intervals(small: Benchmark):
+    """Of two null rows 3 and -1 from FedAvg in each seed: s² = (9 + 1) / 2 = 5, with 2 degrees of freedom t √5 = 9.62.
+
+    FedSR's own interval on a has no width, so that is all of it; on b √(half² + t² 5) with half = t 10 / √3. A row of
+    the null can never be clear of 0: it is at most √2 s away, and t is above.
+    """
+    rows = [
+        ExhibitRow(name, name.partition(" ")[0]) for name in ("fedavg", "fedsr", "fedavg-again 1", "fedavg-again 2")
+    ]
+    numbers = dict(small.numbers)
+    for scenario in ("a", "b"):
+        for name, by in (("fedavg-again 1", 3.0), ("fedavg-again 2", -1.0)):
+            base = small.by_seed(scenario, "fedavg", "accuracy")
+            numbers[scenario, name, "accuracy"] = {seed: value + by for seed, value in base.items()}
+    found = replace(small, numbers=numbers, plan=replace(small.plan, rows=tuple(rows)))
+    t = t_quantile(2)
+    on_a, on_b, null = (found.difference(*of) for of in (("a", "fedsr"), ("b", "fedsr"), ("a", "fedavg-again 1")))
+    assert on_a and on_b and null
+    assert on_a.half == pytest.approx(t * sqrt(5))
+    assert on_b.half == pytest.approx(sqrt(t**2 * 100 / 3 + t**2 * 5))
+    assert (null.mean, null.clear) == (pytest.approx(3.0), False)
 
 
 def test_null_rows_are_fedavg_with_other_batches():
