@@ -188,6 +188,22 @@ def test_the_rate_of_an_objective_may_fall_from_round_to_round(make: Make):
         torch.testing.assert_close(falling[name], tensor)
 
 
+def test_the_rate_of_an_objective_may_be_a_multiple_of_the_experiments(make: Make):
+    """Two warm-up rounds at three times the rate: what three times ``train.lr`` gives."""
+
+    class Faster(FedAvg):
+        """FedAvg at three times the rate."""
+
+        def phases(self):
+            return (Phase("train", (self.objective("train", optimiser=Optimiser(factor=3.0)),)),)
+
+    changes = {**PLAIN, "train.rounds": 2, "train.warmup": 1}
+    faster = simulate(make({**changes, "train.lr": 0.01}).replace(method=Faster())).coordinator.state.shared
+    plain = simulate(make({**changes, "train.lr": 0.03})).coordinator.state.shared
+    for name, tensor in plain.items():
+        torch.testing.assert_close(faster[name], tensor)
+
+
 @fedshift.METHODS.register("a-head-for-each")
 class HeadForEach(FedAvg):
     """FedPAC's shape: client k is sent a head whose bias is k + 1."""

@@ -219,7 +219,7 @@ def test_every_sample_has_one_part_and_groups_stay_whole_in_a_domain(
     rows = [*rows, *((c, d, 100 + c) for c in range(3) for d in range(2))]
     y, domain, group = zip(*rows, strict=True)
     data = made(y, domain, group)
-    parts = partition.assign(data, Streams(0))
+    _, parts = partition.assign(data, Streams(0))
     assert parts.shape == data.y.shape
     assert int(parts.min()) >= 0
     for d, g in {(d, g) for _, d, g in rows}:
@@ -231,7 +231,7 @@ def test_every_sample_has_one_part_and_groups_stay_whole_in_a_domain(
 def test_iid_sizes_differ_by_one_at_most_in_total_and_in_each_class(clients: int, rows: list[tuple[int, int, int]]):
     y, domain, _ = zip(*rows, strict=True)
     data = made(y, domain)
-    parts = IID(clients=clients).assign(data, Streams(0))
+    _, parts = IID(clients=clients).assign(data, Streams(0))
     for d in data.domain.unique():
         for inside in [data.domain == d] + [(data.domain == d) & (data.y == c) for c in data.y.unique()]:
             sizes = torch.bincount(parts[inside], minlength=clients)
@@ -257,7 +257,7 @@ def test_fedpins_pacs_in_60_clients():
 def test_a_class_in_two_groups_is_shared_out_and_one_in_none_is_nobodys():
     """c1 (10 samples) lies in both groups: 5 each. c2 lies in none."""
     data = square(10, 3, 1)
-    parts = ByClass(groups=(("c0", "c1"), ("c1",))).assign(data, Streams(0))
+    _, parts = ByClass(groups=(("c0", "c1"), ("c1",))).assign(data, Streams(0))
     assert [int(((parts == p) & (data.y == c)).sum()) for p in (0, 1) for c in (0, 1)] == [10, 5, 0, 5]
     assert bool((parts[data.y == 2] == -1).all())
     assert bool((parts[data.y != 2] >= 0).all())
@@ -279,7 +279,7 @@ def test_dirichlet_is_flowers_own_assignment_for_the_same_seed():
     from flwr_datasets.partitioner import DirichletPartitioner
 
     data, streams = square(40, 3, 2), Streams(5)
-    parts = Dirichlet(clients=4, beta=0.3, min_samples=3).assign(data, streams)
+    _, parts = Dirichlet(clients=4, beta=0.3, min_samples=3).assign(data, streams)
     for domain in range(2):
         inside = (data.domain == domain).nonzero().flatten()
         rows = inside[streams.permutation(len(inside), "partition rows", domain)]
@@ -298,7 +298,7 @@ def test_flowers_partitioners_by_name():
     """Pathological with one class each: a part has one label."""
     data = square(10, 3, 2)
     one = {"num_partitions": 3, "num_classes_per_partition": 1, "class_assignment_mode": "deterministic"}
-    parts = FlowerPartitioner(partitioner="PathologicalPartitioner", arguments=one).assign(data, Streams(0))
+    _, parts = FlowerPartitioner(partitioner="PathologicalPartitioner", arguments=one).assign(data, Streams(0))
     assert all(len(data.y[(parts == p) & (data.domain == d)].unique()) == 1 for p in range(3) for d in range(2))
 
 

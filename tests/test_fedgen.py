@@ -101,20 +101,20 @@ NOISE = {
 def test_the_loss_of_a_client_by_hand():
     """One image x = 2 of class 0 in round 2; only class 1 was ever counted, so y~ = 1 although the draw is low.
 
-    CE = log(1 + e^-4) = 0.0181499. a = b = 10 * 0.98^2 = 9.604.
-    G(0.25, 1) = -0.75 has the logits (-0.75, 0.75): log(1 + e^-1.5) = 0.2014133, times a: 1.9343733.
+    CE = log(1 + e^-4) = 0.0181499. a = b = 10 * 0.98 = 9.8.
+    G(0.25, 1) = -0.75 has the logits (-0.75, 0.75): log(1 + e^-1.5) = 0.2014133, times a: 1.9738507.
     G(0, 0) = 1 has the logits (1, -1): q = (0.8807971, 0.1192029); the image p = (0.9820138, 0.0179862).
-    KL(q || p) = 0.8807971 log(q_0/p_0) + 0.1192029 log(q_1/p_1) = 0.1296278, times b: 1.2449450.
+    KL(q || p) = 0.8807971 log(q_0/p_0) + 0.1192029 log(q_1/p_1) = 0.1296278, times b: 1.2703518.
     Gradient of the head's w_0 (w_1 opposite), each p - onehot times z, with sg on q:
-    CE: (0.9820138 - 1) * 2 = -0.0359724; generated: a * 0.1824255 * -0.75 = -1.3140111;
-    distilled: b * (0.9820138 - 0.8807971) * 2 = 1.9441702.
+    CE: (0.9820138 - 1) * 2 = -0.0359724; generated: a * 0.1824255 * -0.75 = -1.3408274;
+    distilled: b * (0.9820138 - 0.8807971) * 2 = 1.9838471.
     """
     net = client_net([0, 5])
     terms = FedGen().objective("train").evaluate(net, BATCH, at(round=2, noise=NOISE))
     assert {name: term.item() for name, term in terms.items()} == pytest.approx(
-        {"cross_entropy": 0.0181499, "generated": 1.9343733, "distilled": 1.2449450}, abs=1e-6
+        {"cross_entropy": 0.0181499, "generated": 1.9738507, "distilled": 1.2703518}, abs=1e-6
     )
-    for term, gradient in zip(terms.values(), (-0.0359724, -1.3140111, 1.9441702), strict=True):
+    for term, gradient in zip(terms.values(), (-0.0359724, -1.3408274, 1.9838471), strict=True):
         (found,) = torch.autograd.grad(term, net.head.weight, retain_graph=True)
         assert found.flatten().tolist() == pytest.approx([gradient, -gradient], abs=1e-5)
     sum(terms.values()).backward()

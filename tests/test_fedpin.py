@@ -201,7 +201,7 @@ def test_a_clients_own_encoders_start_as_the_global_one_or_from_their_own_draws(
 
 
 def test_a_client_is_predicted_for_with_its_personal_model(make: Make):
-    simulation = simulate(make(PIN))
+    simulation = simulate(make({**PIN, "protocol": {"name": "in-domain"}}))
     environment = next(e for e in simulation.federated.environments if e.client == 0)
     (model,) = models_of(simulation, environment)
     x = environment.samples.x[:5]

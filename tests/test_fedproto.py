@@ -48,6 +48,12 @@ def test_the_distance_and_its_gradient_by_hand(
     torch.testing.assert_close(z.grad, 2 * torch.tensor(gradient).float())
 
 
+def test_a_class_that_the_batch_lacks_is_not_drawn():
+    """Z = (0, 0) of class 0 alone, whose prototype is (2, 0): 2^2 / 2."""
+    terms = FedProto().objective("train").evaluate(net([3, 1, 0]), Batch(torch.zeros(1, 2), torch.tensor([0])), at())
+    assert values(terms)["distance"] == pytest.approx(2.0)
+
+
 def test_the_nearest_prototype_predicts():
     """||z - G||^2 of z = (1, 1) is 1 + 1 = 2 and 1 + 4 = 5; class 2, which has none, is as far as the farthest.
 

@@ -62,7 +62,7 @@ def test_a_client_remembers_its_samples_as_the_final_model_sees_them(make: Make,
 
 
 def test_without_the_memorys_weight_it_predicts_as_fedavg(make: Make):
-    changes = {"train.rounds": 2, **CNN_WITH_BN}
+    changes = {"train.rounds": 2, "protocol": {"name": "in-domain"}, **CNN_WITH_BN}
     ours = simulate(make({**changes, "method": {"name": "knn-per", "lam": 0.0}}))
     plain = simulate(make(changes))
     mine, theirs = (evaluated(each, each.coordinator.schedule[-1])["environments"] for each in (ours, plain))

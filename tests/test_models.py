@@ -116,6 +116,9 @@ def test_no_batch_norm_is_left(name: str, norm: str):
     assert not batch_norm_tensors(other)
     grouped = [layer.num_channels for layer in other.modules() if isinstance(layer, nn.GroupNorm)]
     assert grouped == ([layer.num_features for _, layer in batch_norms(batch)] if norm == "group" else [])
+    assert {layer.eps for layer in other.modules() if isinstance(layer, nn.GroupNorm)} <= {
+        layer.eps for _, layer in batch_norms(batch)
+    }
     x = torch.rand(3, 3, *((40,) if name == "cnn1d" else (32, 32)), generator=Streams(0).generator("x"))
     torch.testing.assert_close(other(x)[:2], other(x[:2]), rtol=1e-4, atol=1e-5)
 

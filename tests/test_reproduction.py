@@ -132,7 +132,7 @@ def test_published_numbers_are_the_papers():
     assert quoted("fraug-table3", "All", "fraug-office-home")[-1] == 66.6
     assert quoted("client2vec-table1", "FedAvg + i + ii + iii (Federated)", "client2vec-cifar10") == [59.29]
     assert quoted("client2vec-table6", "FedDyn (Global)", "client2vec-cifar10") == [78.01, 70.59]
-    assert quoted("fedpin-table1", "FedSDR", "fedpin-pacs-60") == [48.1, 51.6]
+    assert quoted("fedpin-table1", "FedSDR (our form)", "fedpin-pacs-60") == [48.1, 51.6]
     assert quoted("fedpin-table2", "PM", "fedpin-cfmnist") == [59.8, 63.1]
 
 

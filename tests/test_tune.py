@@ -178,6 +178,21 @@ def test_the_first_trial_is_the_experiment_as_it_stands(tmp_path: Path):
     assert all(trial.settings["train.lr"] <= 0.3 for trial in study.trials[1:])
 
 
+def test_a_grid_tries_every_combination_in_order(tmp_path: Path):
+    """Of mu 0.1 and 0.5 and the ends and middle of 0.01 to 1, sqrt(0.01) = 0.1: six, the rate fastest; no seventh."""
+    ranges = {"method.mu": [0.1, 0.5], "train.lr": "0.01..1"}
+    of = experiments(tmp_path, {"method.name": "fedprox"})
+    (study,) = planned(of, Budget(trials=6, sampler="grid", parallel=6, search=ranges))
+    assert len(study.ask()) == study.count == 6
+    tried = [tuple(trial.settings.values()) for trial in study.trials]
+    assert tried == [(mu, rate) for mu in (0.1, 0.5) for rate in (0.01, 0.1, 1.0)]
+    (small,) = planned(of, Budget(trials=5, sampler="grid", search=ranges))
+    with refuses("6 combinations", "--trials 6"):
+        small.ask()
+    (plain,) = planned(of, Budget(trials=9, sampler="grid", search={"train.lr": [0.1, 0.2]}, declared=False))
+    assert [*plain.space.searched] == ["train.lr"]
+
+
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_a_study_that_is_opened_again_goes_on_to_the_same_trials(tmp_path: Path, sampler: Any):
     """After each batch, within one, and with a line that a kill cut short: Optuna's journal has all that is needed."""

@@ -191,7 +191,7 @@ def index(asked: CommandLine) -> None:
 
 command(
     "benchmark --method fedavg,fedprox",
-    "benchmark --scale short --data pacs=pacs.parquet --data shakespeare=plays.txt --dry-run",
+    "benchmark --scale short --data pacs=pacs.parquet --data heart=heart.csv --dry-run",
     "benchmark --scale short --plugin my_method.py --method all,my-method",
     more="The same command again goes on where it was, or prints what came out.",
 )(benchmark)

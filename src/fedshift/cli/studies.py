@@ -73,8 +73,10 @@ def benchmark(
     from fedshift.study.benchmark import Benchmark, plan_benchmark
 
     columns = listed(federation) if federation is not None else None
-    how = {"data": paths_of(data or []), "plugins": plugin or [], "out": out, "published": published}
-    plan = plan_benchmark(scale, listed(method), columns, **how)
+    data_by_name = paths_of(data or [])
+    plan = plan_benchmark(
+        scale, listed(method), columns, data=data_by_name, plugins=plugin or [], out=out, published=published
+    )
     done = _carry_out_or_estimate(plan, Benchmark.carried_out, dry_run)
     if done and done.failed:
         raise typer.Exit(1)

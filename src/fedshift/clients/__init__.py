@@ -20,6 +20,7 @@ PARTITIONS: Catalogue[Partition] = Catalogue(
         "iid": ".partitions:IID",
         "dirichlet": ".partitions:Dirichlet",
         "classes": ".partitions:ByClass",
+        "mixed": ".mixed:Mixed",
         "flwr": ".partitions:FlowerPartitioner",
     },
 )

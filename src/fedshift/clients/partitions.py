@@ -1,8 +1,9 @@
-"""Partitions: how each domain of a data set is divided among clients.
+"""Partitions: how the domains of a data set are divided among clients.
 
-A protocol's clients are the (domain, part) pairs that hold samples. Without a partition each domain is one client, and
-clients differ in their features alone; a partition adds more clients, and by labels a skew of labels on top (FedCiR,
-Sec. 6.1; FedPIN's PACS; Client2Vec's 100 clients of CIFAR-10, which is one domain).
+A protocol's clients are the (domain, part) pairs that hold samples: each client is at home in a domain. Without a
+partition each domain is one client, and clients differ in their features alone; a partition adds more clients, and by
+labels a skew of labels on top (FedCiR, Sec. 6.1; FedPIN's PACS; Client2Vec's 100 clients of CIFAR-10, which is one
+domain), or gives clients samples of other domains than their own (:mod:`fedshift.clients.mixed`).
 
 *Choices.* What is dealt out is originals: samples of one domain that were made from one image (``DomainData.group``)
 go to one part together, by the label of the first of them. Sizes that are equal are therefore equal in originals, which
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar
@@ -63,32 +64,45 @@ class Originals:
 
 
 class Partition(Spec):
-    """How each domain is divided among clients. A partition overrides :meth:`divide`."""
+    """How domains are divided among clients. A partition of each by itself overrides :meth:`divide` alone."""
 
     section: ClassVar[str] = "partition"
 
-    def assign(self, data: DomainData, streams: Streams) -> Tensor:
-        """The part of its own domain that each sample belongs to, (N,), int64, from 0; -1: nobody's.
+    def assign(self, data: DomainData, streams: Streams, target: int | None = None) -> tuple[Tensor, Tensor]:
+        """Whose each sample is: the domain in which its client is at home, and the client's part of that.
+
+        Args:
+            data: the samples.
+            streams: where the random numbers come from.
+            target: the domain in which nobody trains, whose samples stay among themselves; None: there is none.
+
+        Returns:
+            Domains and parts, both (N,), int64, from 0; a part of -1: nobody's.
 
         Raises:
             FedshiftError: the data cannot be divided like this; the message says why.
         """
         parts = torch.full((len(data.y),), NOBODY)
-        sizes = torch.bincount(data.domain, minlength=len(data.domains)).tolist()
-        rows = torch.split(data.domain.argsort(stable=True), sizes)
-        for domain, (name, inside) in enumerate(zip(data.domains, rows, strict=True)):
-            if not len(inside):
-                continue
-            first, original = _originals(data.group[inside])
-            first = inside[first]
-            environment = torch.zeros_like(first) if data.environment is None else data.environment[first]
-            originals = Originals(domain, name, data.classes, data.y[first], environment)
+        for originals, inside, original in of_each_domain(data):
             parts[inside] = self.divide(originals, streams)[original]
-        return parts
+        return data.domain, parts
 
     def divide(self, originals: Originals, streams: Streams) -> Tensor:
         """The part of each original of one domain, (U,), int64; -1: nobody's."""
         raise NotImplementedError
+
+
+def of_each_domain(data: DomainData) -> Iterator[tuple[Originals, Tensor, Tensor]]:
+    """The originals of each domain that has any, the domain's samples (n,), and the original of each of these (n,)."""
+    sizes = torch.bincount(data.domain, minlength=len(data.domains)).tolist()
+    rows = torch.split(data.domain.argsort(stable=True), sizes)
+    for domain, (name, inside) in enumerate(zip(data.domains, rows, strict=True)):
+        if not len(inside):
+            continue
+        first, original = _originals(data.group[inside])
+        first = inside[first]
+        environment = torch.zeros_like(first) if data.environment is None else data.environment[first]
+        yield Originals(domain, name, data.classes, data.y[first], environment), inside, original
 
 
 class Domains(Partition):

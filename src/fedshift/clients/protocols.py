@@ -3,12 +3,13 @@
 A protocol takes the clients from a partition (each domain one client, if nothing is said) and gives each environment a
 name and a role. What is reported of a role is, for each environment, the mean over clients, and then the mean and the
 worst over environments: so in-domain figures are means over domains of the means over their clients, and all-clients
-figures, which have a single environment, means over clients.
+figures, which have a single environment, means over clients. A client that holds samples of several domains has an
+environment for each.
 
-*Choices.* A split is stratified by client and class, and keeps images made from one original on one side everywhere.
-Fewer samples to train on are the first of those that more would be, and what is held out stays the same. A fraction
-counts of what validation and test leave: of 5,000 samples with half for the test and a tenth for validation, 600 are
-``fraction = 0.3``.
+*Choices.* A split is stratified by client, domain and class, and keeps images made from one original on one side
+everywhere. Fewer samples to train on are the first of those that more would be, and what is held out stays the same. A
+fraction counts of what validation and test leave: of 5,000 samples with half for the test and a tenth for validation,
+600 are ``fraction = 0.3``.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.partitions import NOBODY, Partition, split
-from fedshift.clients.samples import Client, Environment, Kind, Lazy, Samples, environments_of, views
+from fedshift.clients.samples import Client, Environment, Kind, Lazy, Role, Samples, environments_of, views
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.spec import Fraction, ProperFraction, Spec, WholeNumber, setting
 from fedshift.streams import Streams
 
 HELD_OUT = "held-out"
+ALL_CLIENTS = "all clients"  # their environments' one name
 
 
 class Protocol(Spec):
@@ -73,7 +75,7 @@ class Division:
     Attributes:
         data: the samples.
         holder: each sample's holder, (N,), int64, from 0; -1: nobody.
-        domains: the index of each holder's domain.
+        domains: the index of the domain in which each holder is at home.
         names: the holders' names: the domain's, with the part's number where the domain has several.
         target: the index of the domain in which nobody trains; None: there is none.
     """
@@ -96,10 +98,14 @@ class Division:
         domains, names = (tuple(each[n] for n in holders) for each in (self.domains, self.names))
         return replace(self, holder=number[self.holder], domains=domains, names=names, target=domain)
 
-    @property
-    def places(self) -> tuple[str, ...]:
-        """The name of each holder's domain."""
-        return tuple(self.data.domains[domain] for domain in self.domains)
+    @cached_property
+    def cells(self) -> tuple[Tensor, tuple[tuple[int, int], ...]]:
+        """Which (holder, domain of the samples) each sample is of, (N,), -1: nobody's; and all of these, in order."""
+        held, count = self.holder >= 0, len(self.data.domains)
+        pairs, own = torch.unique(self.holder[held] * count + self.data.domain[held], return_inverse=True)
+        cell = torch.full_like(self.holder, NOBODY)
+        cell[held] = own
+        return cell, tuple(divmod(pair, count) for pair in pairs.tolist())
 
     @cached_property
     def trained_in(self) -> tuple[Tensor, tuple[str, ...]]:
@@ -122,27 +128,38 @@ class Division:
         """Each holder's samples where the mask (N,) is true."""
         return views(self.whole, self.holder.where(mask, NOBODY), len(self))
 
+    def kind(self, role: Role, name: str, mask: Tensor) -> Kind:
+        """An environment of a name for each holder: its samples where the mask (N,) is true."""
+        return Kind(role, range(len(self)), (name,) * len(self), self.views(mask))
+
+    def by_domain(self, role: Role, mask: Tensor, own: bool = True) -> Kind:
+        """Environments of each holder for each domain of its samples, by the domain's name; whose model is scored."""
+        cell, cells = self.cells
+        names = tuple(self.data.domains[domain] for _, domain in cells)
+        samples = views(self.whole, cell.where(mask, NOBODY), len(cells))
+        return Kind(role, tuple(holder for holder, _ in cells), names, samples, own)
+
     def federated(
         self, train: Tensor, environments: Sequence[Environment], inputs: Inputs, *notes: str
     ) -> FederatedData:
         """The holders as clients, who train on their samples where the mask (N,) is true."""
-        own, places = self.views(train), self.places
-        clients = Lazy(lambda id: Client(id, self.names[id], places[id], own[id]), range(len(self)))
+        own, homes = self.views(train), [self.data.domains[domain] for domain in self.domains]
+        clients = Lazy(lambda id: Client(id, self.names[id], homes[id], own[id]), range(len(self)))
         return FederatedData(clients, environments, self.data.classes, inputs, notes, self.trained_in[1])
 
 
-def divide(data: DomainData, partition: Partition, streams: Streams) -> Division:
-    """The (domain, part) pairs that hold samples, in order.
+def divide(data: DomainData, partition: Partition, streams: Streams, target: int | None = None) -> Division:
+    """The (domain, part) pairs that hold samples, in order; those of the target, in which nobody trains, among them.
 
     Raises:
         FedshiftError: the partition gives no sample to anybody, or not one part for each sample.
     """
-    parts = partition.assign(data, streams)
+    home, parts = partition.assign(data, streams, target)
     if parts.shape != data.y.shape or not (parts >= 0).any():
         raise FedshiftError(f"{type(partition).__name__} must give each sample a part, and some not -1 (nobody).")
     held = parts >= 0
     most = int(parts.max()) + 1
-    pairs, own = torch.unique(data.domain[held] * most + parts[held], return_inverse=True)
+    pairs, own = torch.unique(home[held] * most + parts[held], return_inverse=True)
     holder = torch.full_like(parts, NOBODY)
     holder[held] = own
     domains, numbers = pairs // most, pairs % most
@@ -217,10 +234,10 @@ class LeaveOneDomainOut(PartlyTrained):
         if len(data.domains) < 2:
             raise FedshiftError("Leaving one domain out needs at least two domains.")
         target = data.domains.index(self.hold_out)
-        division = divide(data, partition, streams)
-        held_out, trained = self.split_off(data, (self.validation,), streams, division.holder)
+        division = divide(data, partition, streams, target)
+        held_out, trained = self.split_off(data, (self.validation,), streams, division.cells[0])
         sources = division.without(target)
-        validation = Kind("validation", sources.places, sources.views(held_out), self.own_models)
+        validation = sources.by_domain("validation", held_out, self.own_models)
         unseen = sources.whole.subset(data.domain == target)
         if self.scored == "clients":
             known = torch.zeros(len(sources), len(data.classes), dtype=torch.bool)
@@ -228,13 +245,13 @@ class LeaveOneDomainOut(PartlyTrained):
             known[sources.holder[seen], data.y[seen]] = True
             labels = unseen.y
             of_known = Lazy(lambda client: unseen.subset(known[client][labels]), range(len(sources)))
-            test = Kind("test", (self.hold_out,) * len(sources), of_known)
+            test = Kind("test", range(len(sources)), (self.hold_out,) * len(sources), of_known)
             environments = environments_of((validation, test))
         else:
             environments = environments_of((validation,), (Environment(self.hold_out, "test", None, unseen),))
-            before = sum(domain < target for domain in sources.domains)
+            before, last = sum(sources.domains[client] < target for client in validation.clients), len(validation.names)
             # The target stands among the sources in the order of the domains.
-            environments = environments.among((*range(before), len(sources), *range(before, len(sources))))
+            environments = environments.among((*range(before), last, *range(before, last)))
         return sources.federated(trained, environments, inputs)
 
 
@@ -255,15 +272,13 @@ class InDomain(PartlyTrained):
             raise FedshiftError("protocol.test + protocol.validation must leave samples to train on.")
         division = divide(data, partition, streams)
         sides = (self.test, self.validation)
-        tested, validated, trained = self.split_off(data, sides, streams, division.holder)
-        places = tuple(self.environment(domain) for domain in division.places)
-        validation = Kind("validation", places, division.views(validated))
-        test = Kind("test", places, division.views(tested))
-        return division.federated(trained, environments_of((validation, test)), inputs)
+        tested, validated, trained = self.split_off(data, sides, streams, division.cells[0])
+        kinds = self.kind(division, "validation", validated), self.kind(division, "test", tested)
+        return division.federated(trained, environments_of(kinds), inputs)
 
-    def environment(self, domain: str) -> str:
-        """The name of the environments of a domain's clients."""
-        return domain
+    def kind(self, division: Division, role: Role, mask: Tensor) -> Kind:
+        """The environments of a role: of each client and domain."""
+        return division.by_domain(role, mask)
 
 
 class AllClients(InDomain):
@@ -272,9 +287,9 @@ class AllClients(InDomain):
     question: ClassVar[str] = "How good are models on new samples of each client, all clients counted equally?"
     test_label: ClassVar[str] = "all clients"
 
-    def environment(self, domain: str) -> str:
-        """One name for all."""
-        return "all clients"
+    def kind(self, division: Division, role: Role, mask: Tensor) -> Kind:
+        """One environment of each client, under one name for all."""
+        return division.kind(role, ALL_CLIENTS, mask)
 
 
 class TrainOnAll(Protocol):
@@ -309,9 +324,9 @@ class TrainOnAll(Protocol):
         _refuse_environments(self, data)
         division = divide(data, partition, streams)
         nobody = torch.zeros_like(data.y, dtype=torch.bool)
-        held_out = split(data, (self.validation,), streams, division.holder)[0] if self.validation else nobody
-        scored = division.views(held_out if self.validation else ~held_out)
-        kinds = Kind("validation", division.places, scored), Kind("test", division.places, scored)
+        held_out = split(data, (self.validation,), streams, division.cells[0])[0] if self.validation else nobody
+        scored = held_out if self.validation else ~held_out
+        kinds = division.by_domain("validation", scored), division.by_domain("test", scored)
         return division.federated(~held_out, environments_of(kinds), inputs, self.caution)
 
 
@@ -367,11 +382,10 @@ class PersonalUnderShift(Protocol):
         native = data.environment == 0
         held_out = torch.zeros_like(native)
         if not looks_at_shift:
-            held_out = split(data, (self.held_out,), streams, division.holder.where(native, NOBODY))[0]
-        tests = {shift: division.views(data.environment == e) for e, shift in enumerate(shifts, 1)}
-        looked_at = tests[self.validation] if looks_at_shift else division.views(held_out)
-        kinds = [Kind("validation", (self.validation,) * len(division), looked_at)]
-        kinds += [Kind("test", (shift,) * len(division), views) for shift, views in tests.items()]
+            held_out = split(data, (self.held_out,), streams, division.cells[0].where(native, NOBODY))[0]
+        looked_at = data.environment == 1 + shifts.index(self.validation) if looks_at_shift else held_out
+        kinds = [division.kind("validation", self.validation, looked_at)]
+        kinds += [division.kind("test", shift, data.environment == e) for e, shift in enumerate(shifts, 1)]
         notes = filter(None, [self.caution])
         return division.federated(native & ~held_out, environments_of(kinds), inputs, *notes)
 

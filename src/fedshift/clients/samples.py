@@ -207,7 +207,7 @@ def views(whole: Samples, part: Tensor, parts: int) -> Lazy[Samples]:
 
 @dataclass(frozen=True)
 class Client:
-    """One participant: its id, by which merges are ordered, its name, its domain's, and its training samples."""
+    """One participant: its id, by which merges are ordered, its name, its home domain's, and its training samples."""
 
     id: int
     name: str
@@ -244,23 +244,25 @@ class Environment:
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """One environment of every client: its role, by the client's id its name and samples, and whose model is scored."""
+    """Environments of one role: by number their clients, ascending, names and samples, and whose model is scored."""
 
     role: Role
-    names: tuple[str, ...]
+    clients: Sequence[int]
+    names: Sequence[str]
     samples: Sequence[Samples]
     own: bool = True
 
 
 def environments_of(kinds: Sequence[Kind], unseen: Sequence[Environment] = ()) -> Lazy[Environment]:
-    """The environments of client 0, one of each kind, then those of client 1, and so on; last, those of no client."""
-    held = sum(len(kind.names) for kind in kinds)
+    """The environments of client 0, kind after kind, then those of client 1, and so on; last, those of no client."""
+    owned = [(client, kind, n) for kind, each in enumerate(kinds) for n, client in enumerate(each.clients)]
+    owned.sort()
 
     def environment(number: int) -> Environment:
-        if number >= held:
-            return unseen[number - held]
-        client, place = divmod(number, len(kinds))
+        if number >= len(owned):
+            return unseen[number - len(owned)]
+        client, place, n = owned[number]
         kind = kinds[place]
-        return Environment(kind.names[client], kind.role, client, kind.samples[client], kind.own)
+        return Environment(kind.names[n], kind.role, client, kind.samples[n], kind.own)
 
-    return Lazy(environment, range(held + len(unseen)))
+    return Lazy(environment, range(len(owned) + len(unseen)))

@@ -19,7 +19,7 @@ from annotated_types import Ge
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.partitions import Domains
 from fedshift.clients.preparation import Column
-from fedshift.clients.protocols import InDomain, PersonalUnderShift
+from fedshift.clients.protocols import ALL_CLIENTS, AllClients, PersonalUnderShift
 from fedshift.core.contract import Category
 from fedshift.core.method import Method
 from fedshift.core.preparation import PREPARATION
@@ -189,7 +189,7 @@ class Agreement:
         protocol = self.experiment.protocol
         if isinstance(protocol, PersonalUnderShift):
             return (*self.federation.environments, protocol.validation)
-        return (protocol.environment(site) if isinstance(protocol, InDomain) else site, *self.federation.environments)
+        return (ALL_CLIENTS if isinstance(protocol, AllClients) else site, *self.federation.environments)
 
     @cached_property
     def run(self) -> str:

@@ -11,7 +11,8 @@ Choices:
 
 - Weights are mixed, as the paper says; the public code mixes the logits of the two models.
 - v is moved on the batch on which w was, after it (public code), with the optimiser of ``[train]``, and starts as w.
-  grad_v has the factor a that the mixture gives it: with a = 0 v stands still, and w is FedAvg's for any a.
+  grad_v has the factor a that the mixture gives it: with a = 0 v stands still. w is FedAvg's for any a, on other
+  batches while a takes its own.
 - a takes one plain step a round, on a batch of its own, with the model in evaluation mode, at the rate of ``[train]``
   unless ``alpha_lr`` says otherwise. The public code adds 0.02 a to its gradient, which the paper does not.
   ``adaptive = False`` leaves it at ``alpha``; the paper shows 0.25, 0.5 and 0.75.

@@ -14,7 +14,8 @@ Choices:
   that does not answer there starts at 1/N.
 - No lambda_k is below ``floor``, so that none is forgotten: the projection is on the simplex less what that takes. The
   public code raises what is too small after the projection, and divides by the sum.
-- gamma_t = gamma decay^(t-1), as in the public code; the theory has a constant gamma.
+- gamma_t = gamma decay^(t-1); the public code lowers it before its first use as well, to gamma decay^t, and the theory
+  has a constant gamma.
 - The batches of *score* are drawn for the round; those of training stay what they would be. With
   ``score_batches = "all"`` the loss is that of all of a client's samples.
 - Where clients take unequally many steps, each is caught at the same fraction of its own, and tau is their mean.
@@ -60,7 +61,9 @@ class DRFA(RiskMeasured):
     paper: ClassVar[str] = "Deng, Kamani and Mahdavi, NeurIPS 2020, Algorithm 1"
 
     gamma: NonNegative = setting(0.1, help="step size of the clients' weights", search=Range(1e-3, 1, log=True))
-    decay: Fraction = setting(0.9, help="factor of gamma from round to round (public code); 1: a constant gamma")
+    decay: Fraction = setting(
+        0.9, help="factor of gamma from round to round; 1: a constant gamma", source="public code"
+    )
     floor: Floor = setting(1e-3, help="smallest weight of a client, below 1 / clients (public code)")
     score_batches: Literal["all"] | Steps = setting(1, help="batches on which a client's loss is measured")
 

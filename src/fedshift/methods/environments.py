@@ -9,10 +9,7 @@ Choices:
 
 - Pooled batches are drawn from all samples alike, and the risk is their mean, so that without its term a pooled method
   is :class:`~fedshift.methods.references.Centralised`. DomainBed draws equally many samples from each environment.
-- A square, or a product of two means, over a batch is too large by the batch's own noise. Where an equation has one, it
-  is taken as the product of the means over two halves of the batch, every other sample (:func:`halves`), which is right
-  in the mean (Arjovsky et al., 2019, for IRMv1).
-- An environment that is not in the batch, or not in both halves, is left out of that step's mean over environments.
+- An environment that is not in the batch is left out of that step's mean over environments.
 """
 
 from __future__ import annotations
@@ -30,13 +27,6 @@ def means(member: Tensor, values: Tensor) -> Tensor:
     """The mean of values (B, ...) over the samples of each environment, (E, ...); 0 of none."""
     share = member / member.sum(dim=1, keepdim=True).clamp(min=1)
     return (share.view(*share.shape, *[1] * (values.ndim - 1)) * values).sum(dim=1)
-
-
-def halves(batch: Batch, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Each environment's mean of values (B,) over either half of the batch, and 1 for those that are in both, (E,)."""
-    member = members(batch)
-    one, other = (means(member[:, start::2], values[start::2]) for start in (0, 1))
-    return one, other, among(member[:, 0::2]) * among(member[:, 1::2])
 
 
 def among(member: Tensor, least: int = 1) -> Tensor:

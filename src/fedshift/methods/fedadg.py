@@ -10,12 +10,16 @@ classification alone, then adversarial ones, in which on each batch (x, y), with
 
 F, C and G are averaged; D never leaves the client.
 
-Choices:
+Choices; the public code was read from a copy, https://github.com/Haoxiang-Wang/FedADG (``pacs-ours``, and ``src`` for
+VLCS):
 
-- The signs are those of the public code for PACS. In its other experiments D maximises D(y, G)^2 + (1 - D(y, F))^2, and
-  G's loss is (1 - D(y, G))^2 of a detached G, which therefore never moves.
+- The signs are those of the code for PACS. In that for VLCS D maximises D(y, G)^2 + (1 - D(y, F))^2, and G's loss is
+  (1 - D(y, G))^2 of a detached G, which therefore never moves.
 - D and G read the one-hot code of the class times ``code`` and e is uniform in [0, 1) (public code). D's first layer is
-  linear, without bias, from [z || code]; all layers start as PyTorch's do.
+  linear, without bias, from [z || code], as in the code for VLCS; that for PACS projects z alone and joins the code
+  behind it. All layers start as PyTorch's do.
+- The preset for VLCS has what its code sets of the method. F and C have a rate of 0.001 there, momentum 0.9, batches of
+  16 and a decay of 1e-5, which are for ``[train]``.
 - Smoothing gives the true class 1 - s and each of the others s / (classes - 1) (public code).
 - C is a linear head, as everywhere here (the public code has two linear layers). G's outputs are >= 0; whether z is
   depends on the model.
@@ -43,7 +47,13 @@ class FedADG(FedAvg):
     paper: ClassVar[str] = "Zhang et al., arXiv:2111.10487, 2021"
     presets: ClassVar[dict[str, dict[str, object]]] = {
         "pacs": {"classification_steps": 3, "adversarial_steps": 7},
-        "vlcs": {"classification_steps": 5, "adversarial_steps": 10, "adversarial_lr": 7e-4, "smoothing": 0.2},
+        "vlcs": {
+            "classification_steps": 5,
+            "adversarial_steps": 10,
+            "adversarial_lr": 7e-4,
+            "smoothing": 0.2,
+            "code": 0.6,
+        },
     }
 
     alpha: Probability = setting(

@@ -13,7 +13,7 @@ Choices:
 
 - The first sum is of each head's own cross-entropy (public code). The paper's Eq. 4 has that of the softmax of the mean
   logits, with labels drawn by their frequency, and its Eq. 5 has no term with b.
-- a and b are alpha and beta times 0.98^t in round t (public code, which counts rounds from 0). It takes plain SGD
+- a and b are alpha and beta times 0.98^(t-1) in round t (public code). It takes plain SGD
   steps at 0.01; with weights of 10, steps that FedAvg can take (0.05 with momentum 0.9) diverge.
 - The diversity term takes means over dimensions (public code). With the norms as they are printed it is about e^-130
   for a fresh G with d = 64, which leaves no gradient.
@@ -130,7 +130,7 @@ class FedGen(FedAvg):
         labels = labels_among(net.value(COUNTS), context.noise["labels"])
         with torch.no_grad():
             z = net.generator(context.noise["noise"], labels)
-        return self.alpha * self.decay**context.round * F.cross_entropy(net.head(z), labels)
+        return self.alpha * self.decay ** (context.round - 1) * F.cross_entropy(net.head(z), labels)
 
     def divergence(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """B KL(sg softmax(h(G(y))) || p(.|x))."""
@@ -138,7 +138,7 @@ class FedGen(FedAvg):
             predicted = net.head(net.generator(context.noise["noise_of_batch"], batch.y)).log_softmax(dim=1)
         logits = batch.once(net.head, batch.z)
         divergence = (predicted.exp() * (predicted - logits.log_softmax(dim=1))).sum(dim=1).mean()
-        return self.beta * self.decay**context.round * divergence
+        return self.beta * self.decay ** (context.round - 1) * divergence
 
     def upload(self, work: LocalWork) -> Mapping[str, Tensor]:
         """How many training samples of each class the client has."""

@@ -9,14 +9,15 @@ the projected representation z, prototypes c and s the cosine similarity
 After its steps it sends the sum of its representations of each class, and how many there are. The server divides the
 sums over all clients by the counts: prototypes are merged by class count.
 
-Choices:
+Choices; the public code is https://github.com/MuXutong/FedProc, of the paper's first author:
 
 - ``denominator``: whether the positive stands in the sum; the paper leaves it open, and "all" has it there.
 - A sample whose class has no prototype has its cross-entropy alone, with the weight 1. So have all samples of the first
   round. (The public code makes prototypes of the initial model, which no loss reads.)
-- The last round has a = 0. The public code counts rounds from 0, so that its last has a = 1/T.
+- The last round has a = 0. The public code counts rounds from 0, so that its last has a = 1/T, with T = 100 always.
 - ``unit_length``: the representation is scaled to length 1, and head and prototypes are of that (public code).
-- ``projection``: see :mod:`fedshift.methods.projection`. The temperature is MOON's; the public code takes 1.
+- ``projection``: see :mod:`fedshift.methods.projection`; the public code has it. The temperature is MOON's; the public
+  code has none, which is 1.
 - Prototypes are of the model as the client has trained it (public code), in evaluation mode, over all its samples
   without augmentation. A class that none of a round's clients has keeps its prototype (public code).
 - The mean of models is uniform; the paper's is by samples (``weighting = "samples"``).

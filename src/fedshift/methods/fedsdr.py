@@ -83,7 +83,7 @@ def dependence(phi: Tensor, psi: Tensor, y: Tensor) -> Tensor:
 class FedSDR(PersonalModel):
     """A personal model that is independent, given y, of shortcuts that all clients discover together."""
 
-    paper: ClassVar[str] = "Tang et al., ICLR 2024"
+    paper: ClassVar[str] = "Tang et al., ICLR 2024, in a form of ours: it has no public code"
     uploads: ClassVar[tuple[Upload, ...]] = (Upload(ENVIRONMENTS, (None,)),)
 
     lam: Positive = setting(

@@ -11,6 +11,8 @@ https://github.com/HaokunChen245/FRAug (``users/user_FRAug.py``, ``main.py``), r
 - z is uniform in [0, 1). The residual has its full weight where ``smoothing`` is off (Digits), else exp(gamma (t - T)).
 - Prototypes move by 0.3 from the start. Scale and shift of batch norm are averaged, its statistics stay on the client;
   clients weigh by samples, and momentum is kept from round to round.
+- Images are augmented (Digits: ``data.augment = true``). A client keeps the model of the round that was best on its
+  validation part, and is scored on that same part: so are the published rows. Here the last rounds count.
 
 Choices: the labels of u^_c and v are 0, 1, ... in turn, where the code begins elsewhere in every step. A class's first
 batch sets its prototype (there: 0, moved by 0.3) and m takes the batch and the u^_c together. Its OfficeHome keeps

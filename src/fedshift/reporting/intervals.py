@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import sqrt
+from dataclasses import dataclass, replace
+from math import hypot, sqrt
 from statistics import mean, stdev
 
 LEVEL = 0.95  # of intervals
@@ -35,6 +35,10 @@ class Interval:
         count = len(values)
         half = t_quantile(count - 1) * stdev(values) / sqrt(count) if count > 1 else None
         return cls(mean(values), half, count)
+
+    def widened(self, by: float) -> Interval:
+        """The interval with an independent source of error, whose own interval for 0 is as wide as ``by`` on a side."""
+        return replace(self, half=None if self.half is None else hypot(self.half, by))
 
     @property
     def clear(self) -> bool:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import resources
 from io import StringIO
+from math import sqrt
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, cast
 
 from fedshift.catalogue import built_in
 from fedshift.core.metrics import ACCURACY
@@ -18,7 +20,7 @@ from fedshift.errors import FedshiftError, needs
 from fedshift.experiments import load_plugins
 from fedshift.methods import METHODS
 from fedshift.reporting.curves import Line, Panel
-from fedshift.reporting.intervals import Interval, paired
+from fedshift.reporting.intervals import Interval, paired, t_quantile
 from fedshift.reporting.results import Row
 from fedshift.reporting.table import Table, render
 from fedshift.runs.events import Progress
@@ -225,20 +227,40 @@ class Benchmark(StudyResults):
         return paired(ours, base)
 
     def difference(self, scenario: str, method: str) -> Interval | None:
-        """The mean of these differences, with an interval over seeds."""
-        return Interval.of([*self.differences(scenario, method).values()])
+        """The mean of these differences, with an interval over seeds that null rows have calibrated."""
+        found = Interval.of([*self.differences(scenario, method).values()])
+        return found and found.widened(self._chance(self.differences(scenario, row) for row in self.null_rows))
 
     def overall(self, method: str) -> Interval | None:
-        """The difference to FedAvg averaged over the scenarios that both have, with an interval over seeds.
+        """The difference to FedAvg averaged over the scenarios that both have, with an interval as for one of them.
 
         It is of these federations: how far others would differ it does not say.
         """
+        found = Interval.of([*self._over_scenarios(method).values()])
+        return found and found.widened(self._chance(map(self._over_scenarios, self.null_rows)))
+
+    @property
+    def null_rows(self) -> list[str]:
+        """The rows that are FedAvg with other batches."""
+        return [row.name for row in self.plan.rows if row.method == AGAIN]
+
+    def _over_scenarios(self, method: str) -> dict[int, float]:
+        """By seed, the mean over scenarios of a method's differences."""
         found = [
             (each.weight, differences) for each in self.columns if (differences := self.differences(each.name, method))
         ]
         seeds = set.intersection(*(set(differences) for _, differences in found)) if found else set()
-        by_seed = [_weighted([(weight, differences[seed]) for weight, differences in found]) for seed in sorted(seeds)]
-        return Interval.of([value for value in by_seed if value is not None])
+        by_seed = {seed: _weighted([(weight, its[seed]) for weight, its in found]) for seed in sorted(seeds)}
+        return {seed: value for seed, value in by_seed.items() if value is not None}
+
+    @staticmethod
+    def _chance(null: Iterable[Mapping[int, float]]) -> float:
+        """How far from 0 chance takes a mean difference, at 95 %: Student's, from null rows, whose mean is 0.
+
+        Their rates are chosen as any row's, so it has what tuning adds to the spread over seeds. 0 without such rows.
+        """
+        means = [fmean(its.values()) for its in null if its]
+        return t_quantile(len(means)) * sqrt(fmean(mean**2 for mean in means)) if means else 0.0
 
     def equal_to_base(self) -> list[str]:
         """Which rows are FedAvg on a column to the last digit, in words."""
@@ -264,12 +286,14 @@ class Benchmark(StudyResults):
             *(f"{scenario.title}: {scenario.score}." for scenario in self.columns),
             f"'did not train': validation accuracy {BEHIND:g} points or more below {BASE}'s; such a cell has no rank "
             "and no difference.",
-            f"'{AGAIN}' is {BASE} with other batches: its rows differ from {BASE} by chance, and so show what "
-            "differences are worth.",
+            f"'{AGAIN}' is {BASE} with other batches: its rows differ from {BASE} by chance, and so calibrate the "
+            "intervals.",
             "Mean rank: over the columns on which a method has a rank, so it is no comparison of methods with other "
             "columns. Equal means share a rank, and what diverged is last. Columns of the same data count as one.",
-            f"Differences to {BASE} are paired by seed, whose data and split are the same; intervals are Student's "
-            "over seeds, 95 % each. 'overall' is the mean over the columns that both have: it is of these federations.",
+            f"Differences to {BASE} are paired by seed, whose data and split are the same. An interval, 95 % each, is "
+            "Student's over seeds, widened by how far from 0 the null rows are, which are tuned as all others: the "
+            "root of the sum of both squares. 'overall' is the mean over the columns that both have: it is of these "
+            "federations.",
         ]
         return [*words, *self.equal_to_base(), *self.what_is_lacking()]
 
@@ -363,7 +387,7 @@ class Benchmark(StudyResults):
         ours = {
             cell: [
                 Chosen(
-                    each.hold_out,
+                    each.hold_out or "",
                     ", ".join(
                         f"{name} = {value:.4g}" if isinstance(value, float) else f"{name} = {shown(value)}"
                         for name, value in each.settings.items()
@@ -390,16 +414,18 @@ class Benchmark(StudyResults):
 
     def measurements(self) -> list[dict[str, Any]]:
         """Every number; then, in the column "chosen", what tuning chose, and why cells have no number."""
-        found = [{**each, "note": ""} for each in super().measurements()]
-        empty = dict.fromkeys(found[0] if found else (), "")
-        for (scenario, row), choices in self.choices.items():
-            of = {"scenario": scenario, "row": row, "column": CHOSEN, "scale": self.plan.scale.name}
-            for each in choices:
-                found.append({**empty, **of, "value": each.validation, "unit": each.hold_out, "note": each.settings})
-        for (scenario, row, _), why in self.lacking.items():
-            of = {"scenario": scenario, "row": row, "column": why.kind, "scale": self.plan.scale.name}
-            found.append({**empty, **of, "note": why.reason})
-        return found
+        empty = {"value": "", "unit": "", "paper": "", "scale": self.plan.scale.name, "note": ""}
+
+        def line(scenario: str, row: str, column: str, **its: Any) -> dict[str, Any]:
+            return {"scenario": scenario, "row": row, "column": column, "seed": "", **empty, **its}
+
+        chosen = [
+            line(*cell, CHOSEN, value=each.validation, unit=each.hold_out, note=each.settings)
+            for cell, choices in self.choices.items()
+            for each in choices
+        ]
+        lacking = [line(*key[:2], why.kind, note=why.reason) for key, why in self.lacking.items()]
+        return [*({**each, "note": ""} for each in super().measurements()), *chosen, *lacking]
 
     def more_files(self) -> dict[str, str | bytes]:
         """The figures and the page."""
@@ -460,7 +486,7 @@ def records_of(text: str) -> Records:
         if column == CHOSEN:
             chosen.setdefault((scenario, row), []).append(Chosen(line["unit"], line["note"], float(line["value"])))
         elif column in LACKING:
-            lacking[scenario, row, ""] = Lacking(line["note"], column)
+            lacking[scenario, row, ""] = Lacking(line["note"], cast(Any, column))
         else:
             numbers.setdefault((scenario, row, column), {})[int(line["seed"])] = float(line["value"])
     return Records(numbers, lacking, chosen)

@@ -1,0 +1,59 @@
+"""Clients that hold samples of several domains: a partition that mixes domains by a parameter lambda.
+
+Bai, Bagchi and Inouye, Benchmarking algorithms for federated domain generalization, ICLR 2024, heterogeneous
+partitioning. Of C clients each is at home in one domain: every domain has one, and each further client goes to the
+domain that has the most samples a client. Of domain d, which has C_d clients, client i holds the part
+
+    lambda / C + (1 - lambda) [i is at home in d] / C_d.
+
+*Choices.* There are no fewer clients than domains that train. What a client holds is drawn without regard to labels,
+originals whole. A client's domain, in tables and names, is its home; it is validated and tested on each domain that it
+holds samples of, apart. A domain in which nobody trains is not mixed: C is the number of clients that train.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedshift.clients.domains import DomainData
+from fedshift.clients.partitions import Partition, of_each_domain
+from fedshift.errors import FedshiftError
+from fedshift.spec import Clients, Probability, setting
+from fedshift.streams import Streams
+
+
+class Mixed(Partition):
+    """Clients hold a share of every domain, and the rest from the domain of their home; lambda sets how much."""
+
+    clients: Clients = setting(help="clients in all, no fewer than domains")
+    lam: Probability = setting(
+        0.1,
+        help="lambda: 0: a client has samples of one domain; 1: of all domains alike",
+        source="Bai et al., Sec. 4 (varied)",
+    )
+
+    def assign(self, data: DomainData, streams: Streams, target: int | None = None) -> tuple[Tensor, Tensor]:
+        """Every domain is shared out at random by the clients' parts of it."""
+        home, parts = data.domain.clone(), torch.zeros_like(data.domain)
+        domains = [each for each in of_each_domain(data) if each[0].domain != target]
+        if self.clients < len(domains):
+            raise FedshiftError(
+                f"partition.clients = {self.clients} are fewer than the {len(domains)} domains in which clients are at "
+                f"home: --set partition.clients={len(domains)} or more"
+            )
+        sizes = torch.tensor([len(originals) for originals, _, _ in domains])
+        counts = torch.ones_like(sizes)
+        for _ in range(self.clients - len(domains)):
+            counts[(sizes / counts).argmax()] += 1
+        homes = torch.tensor([originals.domain for originals, _, _ in domains]).repeat_interleave(counts)
+        numbers = torch.cat([torch.arange(count) for count in counts.tolist()])
+        for (originals, inside, original), count in zip(domains, counts.tolist(), strict=True):
+            shares = self.lam / self.clients + (1 - self.lam) / count * (homes == originals.domain).double()
+            stops = (shares.cumsum(dim=0) * len(originals)).round()
+            stops[-1] = len(originals)
+            client = torch.empty(len(originals), dtype=torch.int64)
+            order = streams.permutation(len(originals), "partition", originals.domain)
+            client[order] = torch.searchsorted(stops, torch.arange(len(originals)).double(), right=True)
+            home[inside], parts[inside] = homes[client[original]], numbers[client[original]]
+        return home, parts
