@@ -63,10 +63,8 @@ def test_fixed_statistics_by_hand():
     norm = nn.BatchNorm1d(1)
     norm.running_var.fill_(4 - norm.eps)
     net = Net({"encoder": norm, "head": linear([1.0], [-1.0])})
-    batch, objective = (
-        Batch(torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0])),
-        FixBN(fixed_after=2).objective("train"),
-    )
+    ((objective,),) = (phase.objectives for phase in FixBN(fixed_after=2).phases())
+    batch = Batch(torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0]))
     for round, loss, moved in ((3, 0.1809245, False), (2, 1.1269280, True)):
         value = objective.loss(net, batch, at(round=round, rounds=4))
         assert value.item() == pytest.approx(loss, abs=1e-4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -51,7 +53,7 @@ def test_two_rounds_by_hand(make: Make):
         assert [state.tensors["last.head.w"].item() for _, state in states(simulation)] == pytest.approx(own, abs=1e-6)
     method = simulation.experiment.method
     for environment in simulation.federated.environments:
-        (model,) = models_of(simulation, environment)
+        (model,) = models_of(simulation, replace(environment, own=True))
         begun = model | method.begin(model, model)
         h = 1.0 if environment.client is None else [1.38, 0.62][environment.client]
         assert begun["head.w"].item() == pytest.approx(h, abs=1e-6)
@@ -60,7 +62,7 @@ def test_two_rounds_by_hand(make: Make):
 def test_with_batch_norm_of_its_own_it_is_fedbn_for_a_client_to_the_bit(make: Make):
     """All clients take part, and moments begin anew in every round, as those of shared layers do.
 
-    A client's batch norm, all that is averaged of the rest, and its scores are FedBN's. The average of the batch norms
+    A client's batch norm, all that is averaged of the rest, and its model are FedBN's. The average of the batch norms
     is there as well, and an unseen client is predicted for with it, which is FedBN's mean of them, to rounding.
     """
     changes = {"train.rounds": 3, **CNN_WITH_BN}
@@ -74,7 +76,11 @@ def test_with_batch_norm_of_its_own_it_is_fedbn_for_a_client_to_the_bit(make: Ma
         assert set(last) - {"done"} == set(kept[client].tensors) == mine.keys() - theirs.keys()
         assert all(torch.equal(last[name], tensor) for name, tensor in kept[client].tensors.items())
     rows = [evaluated(each, each.coordinator.schedule[-1])["environments"] for each in (ours, fedbn)]
-    assert [row for row in rows[0] if row["model"] == "own"] == [row for row in rows[1] if row["model"] == "own"]
+    for environment in ours.federated.environments[:2]:
+        (own,), (other,) = (models_of(each, replace(environment, own=True)) for each in (ours, fedbn))
+        begun = own | ours.experiment.method.begin(own, own)
+        assert other
+        assert all(torch.equal(begun[name], tensor) for name, tensor in other.items())
     for one, other in zip(*rows, strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
 
@@ -85,7 +91,7 @@ def test_with_no_layer_of_its_own_it_is_fedavg_and_with_all_local_training(make:
     ours = simulate(make({**changes, **FIX, "method.own": own}))
     other = simulate(make({**changes, "method.name": plain}))
     for environment in ours.federated.environments[:2]:
-        (mine,), (theirs,) = models_of(ours, environment), models_of(other, environment)
+        (mine,), (theirs,) = (models_of(each, replace(environment, own=True)) for each in (ours, other))
         model = mine | ours.experiment.method.begin(mine, mine)
         assert theirs
         assert all(torch.equal(model[name], tensor) for name, tensor in theirs.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -106,7 +107,7 @@ def test_promote_makes_the_tuned_model_the_copy_with_the_clients_own_batch_norms
 def test_tuning_moves_each_clients_copy_and_predicts_with_it(make: Make, bn: str):
     """From the global model of the end; the unseen, and everyone before, are predicted for with the global model."""
     simulation = Simulation(make(CNN_WITH_BN).replace(method=FineTuning(finetune_steps=3, bn=bn)))
-    environments = simulation.federated.environments
+    environments = [replace(each, own=True) for each in simulation.federated.environments]
     *training, tuning = simulation.coordinator.schedule
     for when in (*training, tuning):
         go_on(simulation)

@@ -10,7 +10,8 @@ Choices, where the paper leaves something open:
 
 - L_align is a sum over the d dimensions of z, so a weight says nothing without d. ``l_align`` is a dimension's weight:
   the paper's lambda_align times d. Presets are the paper's times ResNet-18's 512; at these the term is a thousandth of
-  the loss and less. The default is where it was seen to work (docs/results/fedcir.md), some hundred times as much.
+  the loss and less. What was seen to work is a thousand times as much (0.32, docs/results/fedcir.md); the default lies
+  between.
 - sigma = softplus(s) and prediction are FedSR's. Eq. 17 prints sigma(y) in one place; it is sigma(x).
 - The log in Eq. 15 is of the mixture of the *uploaded local* heads' probabilities: neither the mean of their
   losses nor the averaged head. p(k) is what a client weighs in the average, by default 1/|K_t|.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from fedshift.core.net import batch_norms
 from fedshift.methods.fedavg import FedAvg
@@ -57,6 +57,6 @@ class FixBN(FedAvg):
         None, help="rounds T* after which batch-norm statistics are fixed; by default half of all"
     )
 
-    def objective(self, name: str, **changes: Any) -> Objective:
-        """FedAvg's, by fixed statistics after round T*."""
-        return FixedAfter(**vars(super().objective(name, **changes)), last=self.fixed_after)
+    def phases(self) -> Phases:
+        """Local training, by fixed statistics after round T*."""
+        return (Phase("train", (FixedAfter(**vars(self.objective("train")), last=self.fixed_after),)),)
