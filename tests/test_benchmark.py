@@ -22,12 +22,13 @@ from fedshift.runs.events import Progress
 from fedshift.runs.run import locked
 from fedshift.study import benchmark as benchmarking
 from fedshift.study import execute
-from fedshift.study.benchmark import BASE, Benchmark, contents, exhibit_of_methods, plan_benchmark, records_of, rows
+from fedshift.study.benchmark import BASE, Benchmark, contents, exhibit_of_methods, plan_benchmark, rows
 from fedshift.study.execute import DIVERGED
 from fedshift.study.papers import ExhibitRow, published
 from fedshift.study.quantities import ranks
+from fedshift.study.records import Lacking, records_of
 from fedshift.study.scenarios import Scale, Scenario, Size, scales, scenarios
-from fedshift.study.study_plan import Lacking, StudyPlan
+from fedshift.study.study_plan import StudyPlan
 from fedshift.study.tune import plan_studies
 from fresh import ok
 from refusal import refuses

@@ -112,7 +112,7 @@ def test_a_plugin_is_listed_and_shown_with_defaults_ranges_and_sources():
     assert "my-prox" in ok("list", "methods", "--plugin", example)
     assert "mu = 0.1" in ok("show", "my-prox", "--plugin", example)
     lines = " ".join(ok("show", "fedsr").split())
-    assert "l2r = 0.1 weight of the norm of z number >= 0; search: 0.0001 to 1 (log); source: Eq. 9, 10-11" in lines
+    assert "l2r = 0.01 weight of the norm of z number >= 0; search: 0.0001 to 1 (log); source: Eq. 9, 10-11" in lines
 
 
 @pytest.mark.parametrize("words", [["--help"], ["list", "methods"], ["run", "--method", "fedsr", "--dry-run"]])

@@ -91,7 +91,7 @@ def test_two_rounds_by_hand(method: Method, means: tuple[float, ...], expected: 
 def takes_a_server_optimiser(name: str) -> bool:
     """Whether a method is given one; FedAvgM and its like have their own."""
     cls = METHODS.get(name)
-    return not (issubclass(cls, FedAvg) and "server" in vars(cls)["__annotations__"])
+    return not (issubclass(cls, FedAvg) and "server" in vars(cls).get("__annotations__", {}))
 
 
 @pytest.mark.parametrize("name", [*filter(takes_a_server_optimiser, BY_MEAN)])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from conftest import CNN_WITH_BN, Make, evaluated, exchanged, go_on, simulate, states
+from conftest import CNN_WITH_BN, Make, exchanged, go_on, simulate, states
 from fedshift.core.tensors import Tensors
 from fedshift.methods.pfedavg import PFedAvg
 from fedshift.runs.simulation import Simulation
@@ -37,7 +37,7 @@ def test_it_is_fedavg_and_one_more_local_phase_to_the_bit(make: Make, bn: str):
     changes = {"train.rounds": 3, "partition": {"name": "iid", "clients": 3}, "train.participation": 0.2}
     changes |= {"method.bn": bn, **CNN_WITH_BN}
     ours, plain = Simulation(make({**changes, "method.name": "pfedavg"})), simulate(make(changes))
-    *training, last = ours.coordinator.schedule
+    *training, _ = ours.coordinator.schedule
     for _ in training:
         go_on(ours)
     assert 0 < len(states(ours)) < 6
@@ -56,5 +56,5 @@ def test_it_is_fedavg_and_one_more_local_phase_to_the_bit(make: Make, bn: str):
         local = Tensors(plain.site.state(client).tensors).of_parts(("encoder",))
         for name, tensor in PFedAvg.own.named(up | local).items():
             assert torch.equal(kept[client].tensors[name], tensor)
-    rows = evaluated(ours, last)["environments"]
-    assert {row["model"] for row in rows if row["role"] == "validation"} == {"own"}
+    own = [replace(each, own=True) for each in ours.federated.environments if each.client is not None]
+    assert {ours.evaluation.whose(each) for each in own} == {"own"}

@@ -41,7 +41,8 @@ from refusal import refuses
 ROUGH = {"train.rounds": 12, "train.lr": 0.3, "train.steps": 1, "train.momentum": 0.0}
 MORE = {"data.per_class": 20}
 IN_DOMAIN = {"protocol": {"name": "in-domain"}, "train.min_answers": 0.5, "evaluate.batch": 6}
-PERSONAL = CNN_WITH_BN | {"method": {"name": "fedsr", "reference_scope": "client", "bn": "local"}}
+STRONG = {"l2r": 0.1, "cmi": 0.3}  # so that the last round is not the best
+PERSONAL = CNN_WITH_BN | {"method": {"name": "fedsr", "reference_scope": "client", "bn": "local", **STRONG}}
 
 
 def carried_out(make: Make, changes: dict[str, Any]) -> Run:

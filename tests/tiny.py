@@ -31,7 +31,7 @@ class Tiny(Dataset):
     def load(self, streams: Streams) -> DomainData:
         classes, domains = 3, self.domains
         pattern = torch.randn(classes, 1, 10, 10, generator=streams.generator("pattern"))
-        sizes = [self.per_class - self.fewer * domain for domain in range(domains)]
+        sizes = [max(0, self.per_class - self.fewer * domain) for domain in range(domains)]
         y = torch.arange(classes).repeat(sum(sizes))
         domain = torch.arange(domains).repeat_interleave(classes * torch.tensor(sizes))
         noise = torch.randn(len(y), 1, 10, 10, generator=streams.generator("noise of images"))

@@ -49,6 +49,10 @@ class FedProto(Prototypical):
         own = {name: replace(parts[name], scope="client", unseen="every") for name in self.moves()}
         return parts | own
 
+    def merge(self, state: ServerState, replies: Replies) -> ServerState:
+        """The prototypes; no part of a model is merged."""
+        return state.updated(self.after_mean(state, replies))
+
     def terms(self) -> dict[str, Term]:
         """CE + lam L_R."""
         return super().terms() | {"distance": Term(self.distance, self.lam)}

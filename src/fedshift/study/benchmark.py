@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from importlib import resources
-from io import StringIO
 from math import sqrt
 from pathlib import Path
 from statistics import fmean
-from typing import Any, cast
+from typing import Any
 
 from fedshift.catalogue import built_in
 from fedshift.core.metrics import ACCURACY
@@ -31,16 +28,16 @@ from fedshift.spec import Range
 from fedshift.study import papers
 from fedshift.study.papers import Exhibit, ExhibitRow
 from fedshift.study.quantities import ranks
+from fedshift.study.records import CHOSEN, LACKING, Chosen, published_records
 from fedshift.study.scenarios import Scenario, scale_of, scenarios, text_of
-from fedshift.study.study_plan import Chosen, Key, Lacking, Records, StudyPlan
-from fedshift.study.study_tables import LACKING, NONE, StudyResults
+from fedshift.study.study_plan import StudyPlan
+from fedshift.study.study_tables import NONE, StudyResults
 from fedshift.written import parse_toml, shown
 
 OUT = "runs/benchmark"
 BASE, AGAIN = "fedavg", "fedavg-again"  # with which rows are compared, and what differs from it by chance
 ALL = "all"
 LAST = float("-inf")  # the accuracy by which what diverged is ranked
-CHOSEN = "chosen"  # in the column of a CSV file's lines on what tuning chose
 BEHIND = 15.0  # points of validation accuracy below FedAvg's, from which a method did not train
 
 
@@ -468,28 +465,6 @@ def _weighted(values: Sequence[tuple[float, float]]) -> float | None:
     """The mean of (weight, value) pairs; None of none."""
     weight = sum(each for each, _ in values)
     return sum(each * value for each, value in values) / weight if values else None
-
-
-def published_records(scale: str) -> Records:
-    """The cells of a scale whose numbers come with the package."""
-    file = resources.files(__package__).joinpath("data", "benchmark", "published", f"{scale}.csv")
-    return records_of(file.read_text(encoding="utf-8")) if file.is_file() else Records()
-
-
-def records_of(text: str) -> Records:
-    """The cells of a benchmark's CSV file."""
-    numbers: dict[Key, dict[int, float]] = {}
-    lacking: dict[Key, Lacking] = {}
-    chosen: dict[tuple[str, str], list[Chosen]] = {}
-    for line in csv.DictReader(StringIO(text)):
-        scenario, row, column = line["scenario"], line["row"], line["column"]
-        if column == CHOSEN:
-            chosen.setdefault((scenario, row), []).append(Chosen(line["unit"], line["note"], float(line["value"])))
-        elif column in LACKING:
-            lacking[scenario, row, ""] = Lacking(line["note"], cast(Any, column))
-        else:
-            numbers.setdefault((scenario, row, column), {})[int(line["seed"])] = float(line["value"])
-    return Records(numbers, lacking, chosen)
 
 
 def _interval(found: Interval | None) -> str:

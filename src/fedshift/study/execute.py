@@ -23,7 +23,8 @@ from fedshift.runs.dry_run import estimate
 from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.simulation import Simulation
-from fedshift.study.study_plan import Cell, Forecast, Key, Lacking, Plan, of_seeds
+from fedshift.study.records import Key, Lacking
+from fedshift.study.study_plan import Cell, Forecast, Plan, of_seeds
 from fedshift.study.tuned import Found
 
 DIVERGED = "diverged.txt"  # in the folder of a run: why it has no end

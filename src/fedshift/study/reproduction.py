@@ -19,9 +19,10 @@ from fedshift.runs.run import Run
 from fedshift.runs.runner import run_path
 from fedshift.study.execute import CarriedOut
 from fedshift.study.papers import ExhibitRow, exhibit_of
+from fedshift.study.records import LACKING
 from fedshift.study.scenarios import AS_PRINTED, Scenario, scale_of
 from fedshift.study.study_plan import Cell, StudyPlan
-from fedshift.study.study_tables import LACKING, NONE, StudyResults
+from fedshift.study.study_tables import NONE, StudyResults
 from fedshift.written import clock, printable, shown
 
 if TYPE_CHECKING:

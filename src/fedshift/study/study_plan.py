@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import Experiment
@@ -21,11 +21,10 @@ from fedshift.runs.dry_run import Estimate
 from fedshift.spec import Spec
 from fedshift.study.grid import expand, override
 from fedshift.study.papers import Exhibit, ExhibitRow
+from fedshift.study.records import Key, Records
 from fedshift.study.scenarios import Scale, Scenario, choose
 from fedshift.study.search import Budget
 from fedshift.written import clock, shown
-
-Key = tuple[str, str, str]  # a scenario's name, a row's, and a point of a curve or ""
 
 
 @dataclass(frozen=True)
@@ -97,53 +96,6 @@ class Need(NamedTuple):
 
     what: str
     why: str
-
-
-@dataclass(frozen=True)
-class Lacking:
-    """Why a cell has no number.
-
-    Attributes:
-        reason: in words.
-        kind: its training diverged, the method refuses the scenario, or a user's method failed.
-    """
-
-    reason: str
-    kind: Literal["diverged", "refused", "failed"]
-
-
-class Chosen(NamedTuple):
-    """What tuning chose for a cell, in words, and the validation accuracy in %."""
-
-    hold_out: str
-    settings: str
-    validation: float
-
-
-@dataclass(frozen=True)
-class Records:
-    """Cells that were carried out elsewhere: their numbers, why others have none, and what was chosen for them."""
-
-    numbers: Mapping[Key, Mapping[int, float]] = field(default_factory=dict)
-    lacking: Mapping[Key, Lacking] = field(default_factory=dict)
-    chosen: Mapping[tuple[str, str], Sequence[Chosen]] = field(default_factory=dict)
-
-    @cached_property
-    def cells(self) -> frozenset[tuple[str, str]]:
-        """Their scenarios and rows."""
-        return frozenset((scenario, row) for scenario, row, _ in (*self.numbers, *self.lacking))
-
-    def of(self, scenarios: Collection[str], rows: Collection[str]) -> Records:
-        """Those of some scenarios and rows."""
-
-        def asked(key: Sequence[str]) -> bool:
-            return key[0] in scenarios and key[1] in rows
-
-        return Records(
-            {key: its for key, its in self.numbers.items() if asked(key)},
-            {key: why for key, why in self.lacking.items() if asked(key)},
-            {key: its for key, its in self.chosen.items() if asked(key)},
-        )
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from fedshift.runs.runner import run_path
 from fedshift.runs.selection import by_environment, last
 from fedshift.study.execute import CarriedOut, carry_out, why_diverged
 from fedshift.study.quantities import quantity
-from fedshift.study.study_plan import Cell, Key, Lacking, StudyPlan
+from fedshift.study.records import LACKING, Key, Lacking
+from fedshift.study.study_plan import Cell, StudyPlan
 from fedshift.study.tuned import Found
 
-LACKING = {"diverged": "diverged", "refused": "cannot run", "failed": "failed"}  # the cell of a table without a number
 NONE = "-"
 RUNS_FILE = "runs.json"  # in a table's folder: the folders of the runs of each of its cells
 WAIT = 600.0  # seconds for another process that reads and writes the same table
