@@ -271,6 +271,7 @@ PROX = {"method.name": "fedprox", "train.rounds": 4, "evaluate.every": 1}
 REAL: dict[str, Any] = {"train.rounds": 6, "evaluate.every": 1, "run.checkpoint_every": 2, "train.lr": 0.01}
 REAL["plugins"] = [PLUGIN]  # which a command needs, to know the tiny data
 REAL_BUDGET = Budget(trials=16, sampler="random")
+RATES = [0.001, 0.01, 0.1, 0.3]
 
 
 def outcome(found: Tuning) -> tuple[Any, ...]:
@@ -354,6 +355,31 @@ def test_the_first_seed_decides_what_is_pruned(tmp_path: Path):
         else:
             assert runs[0].path.exists()
             assert not runs[1].path.exists()
+
+
+def test_finalists_alone_run_with_the_other_seeds(tmp_path: Path):
+    """The two best of a grid of four by the last score of the first seed; the best is the best mean of these two."""
+    budget = Budget(trials=4, sampler="grid", parallel=4, search={"train.lr": RATES}, declared=False, finalists=2)
+    (study,) = search_all(experiments(tmp_path, REAL | {"seed": [0, 1]}), budget, Progress()).studies
+    first = [mean_score(Run(study.path / trial.runs[0]).records[-1], "validation") for trial in study.trials]
+    best = sorted(range(4), key=lambda number: -(first[number] or 0.0))[:2]
+    assert [trial.state for trial in study.trials] == ["complete" if n in best else "pruned" for n in range(4)]
+    for number, trial in enumerate(study.trials):
+        folders = [Run(study.path / name) for name in trial.runs]
+        assert folders[0].finished
+        assert folders[1].path.exists() == (number in best)
+        assert [score for _, score in trial.curve][-1] == first[number]
+    assert study.best() == max(best, key=lambda number: study.trials[number].value or 0.0)
+
+
+@pytest.mark.parametrize(
+    ("budget", "seeds", "runs"),
+    [(Budget(trials=15, parallel=15, finalists=3), 2, 18), (Budget(trials=15, parallel=15), 2, 30),
+     (Budget(trials=6, parallel=4, finalists=3), 3, 18), (Budget(trials=2, parallel=4, finalists=3), 3, 6)],
+)  # fmt: skip
+def test_how_many_runs_a_study_takes(budget: Budget, seeds: int, runs: int):
+    """15 + 3 and 15 x 2; of batches of 4 and 2, 6 + 2 x 6; of two trials both are finalists."""
+    assert budget.runs(seeds) == runs
 
 
 def test_test_scores_of_trials_are_not_to_be_seen(whole: Tuning):

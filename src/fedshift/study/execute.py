@@ -191,4 +191,4 @@ def unfinished_runs(cell: Cell) -> int:
     """How many runs of a cell are not finished, those of its tuning included."""
     held_out = len(cell.experiments) // len(cell.seeds)
     unfinished = sum(not Run(runner.run_path(each)).finished for each in cell.experiments)
-    return unfinished + (held_out * cell.budget.trials * len(cell.tuning_seeds) if cell.budget else 0)
+    return unfinished + (held_out * cell.budget.runs(len(cell.tuning_seeds)) if cell.budget else 0)

@@ -4,8 +4,9 @@ A scenario's file is an experiment without a method, and a table ``[scenario]``:
 the scenario a table with ``settings`` (dotted), and perhaps ``experiment``, the name of a shipped experiment that
 replaces the file's, and a ``title`` of its own. Of a paper it has ``columns``, what is read off its runs, by heading,
 and ``open``, what the paper leaves open; of the benchmark ``score``, what its number is, ``worst``, whether the lowest
-environment stands beside the mean, ``rates``, the learning rates that are tried, ascending, and ``weight``, how much it
-counts in means over scenarios, where several are of the same data.
+environment stands beside the mean, ``rates``, the learning rates that are tried, ascending, ``finalists``, how many
+choices the first tuning seed leaves to the others, and ``weight``, how much it counts in means over scenarios, where
+several are of the same data.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ class Scenario:
         score: what the benchmark compares.
         worst: whether the accuracy on the worst environment is shown beside the mean.
         rates: the learning rates that are tried, ascending.
+        finalists: how many choices, the best by the first tuning seed, run with the others; None: all.
         weight: how much it counts in means over scenarios.
     """
 
@@ -102,6 +104,7 @@ class Scenario:
     score: str = ""
     worst: bool = False
     rates: Sequence[float] = ()
+    finalists: int | None = None
     weight: float = 1.0
 
     @classmethod

@@ -7,7 +7,8 @@ of its own, so a search that was interrupted goes on to the trials that it would
 it. A trial that failed is to Optuna a pruned one without a value, so samplers count it as the worst. A trial's first
 seed decides whether it is pruned, by the median rule against complete trials of earlier batches: its best validation
 score so far is worse than the median of theirs after the same round, once five are complete and a quarter of the rounds
-is done. A grid tries every combination of choices (of an interval its ends and its middle) in order, and prunes nothing
+is done. Of several seeds, the others may be kept for the finalists, the best of a batch by the first. A grid tries
+every combination of choices (of an interval its ends and its middle) in order, and prunes nothing
 if its batch has all of them.
 """
 
@@ -59,6 +60,7 @@ class Budget(Spec):
             :class:`~fedshift.spec.Range`, choices, or "0.001..0.1".
         fixed: dotted names of settings that are not searched.
         declared: whether the ranges that pages declare are searched, beside those of ``search``.
+        finalists: how many trials of a batch run with more seeds than the first; None: all that are not pruned.
     """
 
     trials: Trials = 20
@@ -67,6 +69,12 @@ class Budget(Spec):
     search: dict[str, Any] = Field(default={})
     fixed: tuple[str, ...] = ()
     declared: bool = True
+    finalists: Trials | None = None
+
+    def runs(self, seeds: int) -> int:
+        """How many runs a study takes at most."""
+        batches = -(-self.trials // self.parallel)
+        return self.trials + (seeds - 1) * min(self.trials, batches * (self.finalists or self.parallel))
 
 
 @dataclass(frozen=True)

@@ -230,7 +230,14 @@ class StudyPlan:
         grid |= {key: values[: self.scale.choices] for key, values in row.choices.items() if key not in fixed}
         searched = {key: values for key, values in grid.items() if len(values) > 1}
         trials = prod(map(len, searched.values()))
-        return Budget(trials=trials, sampler="grid", parallel=trials, search=searched, declared=False)
+        return Budget(
+            trials=trials,
+            sampler="grid",
+            parallel=trials,
+            search=searched,
+            declared=False,
+            finalists=scenario.finalists,
+        )
 
     def experiments(self, scenario: Scenario, row: ExhibitRow, point: str, seeds: Collection[int]) -> list[Experiment]:
         """The runs of a cell: for each domain that is held out, if any is, one for each seed.

@@ -67,7 +67,13 @@ def _study(experiments: Sequence[Experiment], budget: Budget) -> Study:
             "--search train.lr=0.1,0.01 in the place of --set train.lr=0.1,0.01."
         )
     space = Space.of(first, budget.search, budget.fixed, budget.declared)
-    decides = [[each.fingerprint for each in experiments], space.table(), budget.sampler, budget.parallel]
+    decides = [
+        [each.fingerprint for each in experiments],
+        space.table(),
+        budget.sampler,
+        budget.parallel,
+        budget.finalists,
+    ]
     digest = files.digest_of(json.dumps(decides, sort_keys=True).encode())
     words = first.run_name.rsplit("-seed", 1)[0]
     path = run_path(first).parent / f"tune-{words}-{digest[:8]}"
@@ -167,6 +173,8 @@ class _Batch:
         for number, runs in list(self._runs.items()):
             if (end := self._pruned_at(folder := self._folder(runs[0]))) is not None:
                 self._end(number, state="pruned", curve=[scored for scored in _curve(folder) if scored[0] <= end])
+        for number in self._behind():
+            self._end(number, state="pruned", curve=_curve(self._folder(self._runs[number][0])))
         self._carry_out([run for runs in self._runs.values() for run in runs[1:]], to_the_end)
         for number, runs in list(self._runs.items()):
             values = [mean_score(last(self._folder(run).records), ROLE) for run in runs]
@@ -180,6 +188,15 @@ class _Batch:
             if (earlier := trials[number].repeats) is not None:
                 self._outcomes[number] = self._outcomes.get(earlier) or trials[earlier]
         return dict(sorted(self._outcomes.items()))
+
+    def _behind(self) -> list[int]:
+        """The trials that are no finalists: the first seed of others has a better score, or an equal one earlier."""
+        finalists, merit = self._study.budget.finalists, self._study.metric.merit
+        if finalists is None or len(self._study.experiments) == 1:
+            return []
+        scores = {number: mean_score(last(self._folder(runs[0]).records), ROLE) for number, runs in self._runs.items()}
+        known = {number: merit(score) for number, score in scores.items() if score is not None}
+        return sorted(known, key=lambda number: -known[number])[finalists:]
 
     def _prepare(self, number: int) -> None:
         """Make a trial's experiments."""
