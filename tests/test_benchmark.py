@@ -20,9 +20,10 @@ from fedshift.methods import METHODS
 from fedshift.reporting.intervals import Interval, paired, t_quantile
 from fedshift.runs.events import Progress
 from fedshift.runs.run import locked
-from fedshift.study import benchmark as benchmarking
+from fedshift.study import benchmark_plan as benchmarking
 from fedshift.study import execute
-from fedshift.study.benchmark import BASE, Benchmark, contents, exhibit_of_methods, plan_benchmark, rows
+from fedshift.study.benchmark import Benchmark
+from fedshift.study.benchmark_plan import BASE, contents, exhibit_of_methods, plan_benchmark, rows
 from fedshift.study.execute import DIVERGED
 from fedshift.study.papers import ExhibitRow, published
 from fedshift.study.quantities import ranks

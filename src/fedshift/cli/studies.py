@@ -70,7 +70,8 @@ def benchmark(
     ] = False,
 ) -> None:
     """Carry out the published benchmark: methods on a set of federations, tuned alike, with ranks and differences."""
-    from fedshift.study.benchmark import Benchmark, plan_benchmark
+    from fedshift.study.benchmark import Benchmark
+    from fedshift.study.benchmark_plan import plan_benchmark
 
     columns = listed(federation) if federation is not None else None
     data_by_name = paths_of(data or [])
