@@ -107,13 +107,17 @@ class Benchmark(StudyResults):
         return ranks(values)
 
     def mean_ranks(self) -> dict[str, float | None]:
-        """The mean of each method's ranks over the scenarios where it has one; the lowest first, None last."""
+        """The mean of each method's ranks over the scenarios where it has one.
+
+        Methods with most ranks come first, and of as many the lowest mean; None last.
+        """
         by_scenario = [(scenario.weight, self.ranks(scenario.name)) for scenario in self.columns]
         means = {
             method: _weighted([(weight, rank[method]) for weight, rank in by_scenario if method in rank])
             for method in self.methods
         }
-        return dict(sorted(means.items(), key=lambda item: (item[1] is None, item[1] or 0.0)))
+        count = {method: sum(method in rank for _, rank in by_scenario) for method in means}
+        return dict(sorted(means.items(), key=lambda item: (-count[item[0]], item[1] or 0.0)))
 
     def differences(self, scenario: str, method: str) -> dict[int, float]:
         """By seed, a method's accuracy less FedAvg's on the same split, in points; empty where one of them lacks it.
@@ -182,13 +186,19 @@ class Benchmark(StudyResults):
             f"the mean validation accuracy over seeds {', '.join(map(str, scale.tuning_seeds))}; the tables are of "
             f"seeds {', '.join(map(str, scale.seeds))}, on which nothing was chosen, and of the mean of the last "
             "evaluations.",
+            *(
+                f"{each.title}: tuning seeds after the first are for the {each.finalists} best choices by the first."
+                for each in self.columns
+                if each.finalists and len(scale.tuning_seeds) > 1
+            ),
             *(f"{scenario.title}: {scenario.score}." for scenario in self.columns),
             f"'did not train': validation accuracy {BEHIND:g} points or more below {BASE}'s; such a cell has no rank "
             "and no difference.",
             f"'{AGAIN}' is {BASE} with other batches: its rows differ from {BASE} by chance, and so calibrate the "
             "intervals.",
             "Mean rank: over the columns on which a method has a rank, so it is no comparison of methods with other "
-            "columns. Equal means share a rank, and what diverged is last. Columns of the same data count as one.",
+            "columns: those with most columns stand first. Equal means share a rank, and what diverged is last. "
+            "Columns of the same data count as one.",
             f"Differences to {BASE} are paired by seed, whose data and split are the same. An interval, 95 % each, is "
             "Student's over seeds, widened by how far from 0 the null rows are, which are tuned as all others: the "
             "root of the sum of both squares. 'overall' is the mean over the columns that both have: it is of these "
