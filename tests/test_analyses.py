@@ -18,6 +18,8 @@ from fedshift.reporting.analyses.domain_gap import gaps
 from fedshift.reporting.analyses.similarity import separation
 from fedshift.study.grid import Document, override
 
+SMALL = {"data.images_per_class": 30, "model.channels": [4, 8], "model.dim": 16}
+
 
 def test_the_calibration_error_of_a_known_table():
     """Two bins of width 1/2: 0.5, 0.4 in the first (it includes its end), 0.9, 0.7, 0.8 in the second.
@@ -104,7 +106,7 @@ def test_cka_of_features_by_hand():
 
 def test_clients_with_one_encoder_are_not_compared_and_personal_ones_are(tmp_path: Path):
     methods = ["fedavg", "ditto", "fedbn"]
-    settings = {"model.norm": "batch"}
+    settings = SMALL | {"model.norm": "batch"}
     fedshift.compare("rotated-mnist-in-domain", method=methods, rounds=2, seed=0, settings=settings, out=str(tmp_path))
     found = fedshift.analyse("cka", tmp_path)
     assert [*found.rows] == ["fedbn"]
@@ -117,7 +119,7 @@ def test_clients_with_one_encoder_are_not_compared_and_personal_ones_are(tmp_pat
 
 
 def test_files_of_an_analysis(tmp_path: Path):
-    fedshift.compare(method=["fedavg", "fedsr"], rounds=2, out=str(tmp_path))
+    fedshift.compare(method=["fedavg", "fedsr"], rounds=2, settings=SMALL, out=str(tmp_path))
     for name, charts in {"tsne": 2, "a-distance": 1, "calibration": 2, "domain-gap": 0}.items():
         written = fedshift.analyse(name, tmp_path).write(tmp_path / name)
         assert len({*written}) == len(written) == 1 + 3 * charts

@@ -19,7 +19,7 @@ from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.methods import METHODS
 from fedshift.reporting.intervals import Interval, paired, t_quantile
 from fedshift.runs.events import Progress
-from fedshift.runs.run import locked
+from fedshift.runs.locks import locked
 from fedshift.study import benchmark_plan as benchmarking
 from fedshift.study import execute
 from fedshift.study.benchmark import Benchmark

@@ -37,7 +37,8 @@ from fedshift.reporting.run_status import scores_text
 from fedshift.runs import runner
 from fedshift.runs.events import PlannedStage, Progress, RunEvents, moment
 from fedshift.runs.find import write_grid
-from fedshift.runs.run import EVENTS, Run, Times, locked
+from fedshift.runs.locks import locked
+from fedshift.runs.run import EVENTS, Run, Times
 from fedshift.runs.schema import Timed
 from fedshift.runs.simulation import make_federated
 from fedshift.study.api import compare

@@ -16,6 +16,7 @@ from fedshift.cli.options import (
     PluginOption,
     RunsArgument,
     SetOption,
+    ShardOption,
     TrustOption,
     all_names,
     app,
@@ -67,8 +68,9 @@ def run(asked: CommandLine) -> None:
     "compare --method fedavg,fedprox,fedsr --hold-out 0,75 --seed 0,1,2",
     "compare my-experiment.toml --set train.lr=0.1,0.01 --dry-run",
     "compare --method fedavg,fedsr --tuned runs/rotated-mnist/tuned-1a2b3c4d.toml",
+    "compare --seed 0,1,2 --shard 1/2    # and on another machine, in the same folder, --shard 2/2",
 )
-def compare(asked: CommandLine) -> None:
+def compare(asked: CommandLine, *, shard: ShardOption = None) -> None:
     """Carry out a grid of runs and print one table; finished runs are not repeated."""
     from fedshift.cli.before import print_estimates
     from fedshift.runs.runner import run_path
@@ -79,7 +81,7 @@ def compare(asked: CommandLine) -> None:
         return
     base = run_path(asked.experiments[0]).parent
     with interruptible(going_on(base)):
-        comparison = api.compare(asked.experiments)
+        comparison = api.compare(asked.experiments, shard=shard)
     print_report(comparison, base)
 
 
@@ -110,6 +112,7 @@ def tune(
             autocompletion=complete(setting_names),
         ),
     ] = None,
+    shard: ShardOption = None,
 ) -> None:
     """Search the settings of methods on validation data, with one budget for all; compare --tuned takes the best."""
     from fedshift.cli.before import print_searches
@@ -125,7 +128,7 @@ def tune(
         return
     again = shlex.join(["fedshift", *sys.argv[1:]])
     with interruptible(f". The same command carries on, and no trial is lost: {again}"), warnings_as_notes():
-        tuning = api.tune(asked.source, **how, **asked.options)
+        tuning = api.tune(asked.source, **how, shard=shard, **asked.options)
     page = tuning.report()
     print_tables(tuning.tables(), tuning.notes())
     typer.echo(

@@ -21,6 +21,7 @@ from fedshift.written import parse_assignments, parse_value, parse_words
 
 if TYPE_CHECKING:
     from fedshift.experiments import Experiment
+    from fedshift.runs.shard import Shard
 
 
 class Commands(TyperGroup):
@@ -166,6 +167,10 @@ SetOption = Annotated[
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="Say what would run and what it would cost; write nothing.")
 ]
+ShardOption = Annotated[
+    str | None,
+    typer.Option("--shard", help="Share the runs with other processes in the same folder, on any machine: 3/16."),
+]
 TrustOption = Annotated[
     bool, typer.Option("--trust", help="Import plugins that never ran on this machine; read them first.")
 ]
@@ -269,6 +274,13 @@ def on_experiment(*examples: str, more: str = "", method: str | None = None) -> 
         return command(*examples, more=more, name=act.__name__)(read)
 
     return make
+
+
+def shard_of(text: str | None) -> Shard | None:
+    """The shard that an option names, if it is given."""
+    from fedshift.runs.shard import Shard
+
+    return Shard.of(text) if text is not None else None
 
 
 def load_plugins(paths: list[Path] | None) -> None:

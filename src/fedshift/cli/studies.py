@@ -16,6 +16,7 @@ from fedshift.cli.options import (
     DryRunOption,
     PluginOption,
     RunsArgument,
+    ShardOption,
     TrustOption,
     complete,
     folder_names,
@@ -24,6 +25,7 @@ from fedshift.cli.options import (
     names_known_to,
     names_of,
     paths_of,
+    shard_of,
 )
 from fedshift.errors import FedshiftError
 
@@ -68,6 +70,7 @@ def benchmark(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say how many runs there are and how long they take; write nothing.")
     ] = False,
+    shard: ShardOption = None,
 ) -> None:
     """Carry out the published benchmark: methods on a set of federations, tuned alike, with ranks and differences."""
     from fedshift.study.benchmark import Benchmark
@@ -78,7 +81,7 @@ def benchmark(
     plan = plan_benchmark(
         scale, listed(method), columns, data=data_by_name, plugins=plugin or [], out=out, published=published
     )
-    done = _carry_out_or_estimate(plan, Benchmark.carried_out, dry_run)
+    done = _carry_out_or_estimate(plan, partial(Benchmark.carried_out, shard=shard_of(shard)), dry_run)
     if done and done.failed:
         raise typer.Exit(1)
 
@@ -115,6 +118,7 @@ def reproduce(
     out: Annotated[str | None, typer.Option("--out", help="The folder; by default runs/reproduce.")] = None,
     dry_run: DryRunOption = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
+    shard: ShardOption = None,
 ) -> None:
     """Carry out a table or curve of a paper (TABLE, such as fedsr-table1), and put it beside the paper's numbers."""
     from fedshift.study.reproduction import Reproduction, plan_table
@@ -140,7 +144,7 @@ def reproduce(
     plan = plan_table(
         table, scale or "smoke", panels=panel or None, rows=row or None, data=paths, settings=run, out=out
     )
-    _carry_out_or_estimate(plan, Reproduction.carried_out, dry_run)
+    _carry_out_or_estimate(plan, partial(Reproduction.carried_out, shard=shard_of(shard)), dry_run)
 
 
 def _carry_out_or_estimate(plan: StudyPlan, carry_out: Callable[[StudyPlan], R], dry_run: bool) -> R | None:

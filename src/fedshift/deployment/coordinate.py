@@ -29,8 +29,9 @@ from fedshift.rounds.coordinator import Received, Request
 from fedshift.rounds.outliers import GuardedCoordinator, Limits
 from fedshift.runs.checkpoint import Weights, current_weights
 from fedshift.runs.events import PlannedStage, Progress, RunEvents
+from fedshift.runs.locks import locked
 from fedshift.runs.recorder import Recorder
-from fedshift.runs.run import EVENTS, Run, locked
+from fedshift.runs.run import EVENTS, Run
 from fedshift.runs.simulation import choose_device
 
 RUNS = "runs"

@@ -173,7 +173,8 @@ def run(folder: Path) -> int:
         )
     from fedshift.deployment.agreement import Agreement
     from fedshift.deployment.coordinate import RUNS
-    from fedshift.runs.run import Run, is_locked
+    from fedshift.runs.locks import is_locked
+    from fedshift.runs.run import Run
 
     of_run = Run(folder / RUNS / Agreement.read(folder).run)
     command = shell.start_run(str(APP), federation.name)

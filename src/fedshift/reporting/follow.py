@@ -16,8 +16,9 @@ from fedshift.reporting.live import LiveProgress
 from fedshift.reporting.run_status import scores_text
 from fedshift.runs.events import AnyEvent, BeginEvent, EndEvent, EvaluatedEvent, FailedEvent, read_event
 from fedshift.runs.find import find, grid_files, read_grid
+from fedshift.runs.locks import is_locked
 from fedshift.runs.origin import STUDY, carried_on_by, study_of
-from fedshift.runs.run import EVENTS, Run, is_locked
+from fedshift.runs.run import EVENTS, Run
 from fedshift.written import moment, printable
 
 SECONDS_BETWEEN_LOOKS = 0.2  # at files that are known

@@ -28,6 +28,7 @@ from fedshift.runs.checkpoint import (
     tensors_name,
     unpack_server,
 )
+from fedshift.runs.locks import check_locked
 from fedshift.runs.origin import CLIENTS, RECORDS, SUMMARY
 from fedshift.runs.run import DATA_FACTS, MESSAGES, TIMINGS, WEIGHTS, Run
 from fedshift.runs.schema import Blueprint, Record, Timed, read_records
@@ -201,8 +202,10 @@ class Recorder:
 
         Raises:
             DiskError: the disk is full, say; the checkpoint before is kept.
+            LockedError: another process has taken the folder over.
         """
         path, position = self.folder.path, self.position
+        check_locked(path)
         tensors = tensors_name(position)
         named = {tensors: write_file(path / tensors, pack_server(self.coordinator.state))}
         if self._store is not None:

@@ -11,11 +11,10 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from filelock import FileLock, Timeout
 from pydantic import BaseModel
 
 from fedshift import files
-from fedshift.errors import DamagedError, DiskError, FedshiftError, LockedError, UnknownNameError
+from fedshift.errors import DamagedError, FedshiftError, UnknownNameError
 from fedshift.manifest import Manifest, check_file, read_file, read_lines, read_table
 from fedshift.runs.checkpoint import Checkpoint, Summary, read_checkpoint, saved_positions
 from fedshift.runs.events import FailedEvent, read_event
@@ -31,14 +30,14 @@ if TYPE_CHECKING:
 from fedshift.runs.checkpoint import WeightsFile
 
 WEIGHTS, MESSAGES, DATA_FACTS = "weights.safetensors", "messages.json", "data.json"
-TIMINGS, EVENTS, LOCK = "timings.jsonl", "events.jsonl", ".lock"
+TIMINGS, EVENTS = "timings.jsonl", "events.jsonl"
 # What carrying out makes, manifests first: without them it begins anew.
 MADE = (
     *(SUMMARY, "manifest-*.json", WEIGHTS, "checkpoint@*.safetensors", "selected@*.safetensors", CLIENTS),
     *(RECORDS, TIMINGS, EVENTS, MESSAGES, DATA_FACTS),
 )
 ASIDE = "damaged-"
-LOOKS = 0.2  # seconds in which who only looks at a lock has let go of it
+DIVERGED = "diverged.txt"  # in the folder of a run that is not tried again: why it has no end
 Picked = Literal["last", "selected"]
 
 
@@ -320,40 +319,3 @@ class Run(Origin):
         except DamagedError as error:
             first = "Move it away, and " if "federation" in self.carried_on_by else ""
             raise DamagedError(f"{error} {first}{self.carried_on_by} makes it again.") from error
-
-
-@contextmanager
-def locked(path: Path, wait: float = LOOKS) -> Iterator[None]:
-    """Keep other processes from what is done in a folder; it is made if there is none.
-
-    Args:
-        path: the folder.
-        wait: for so many seconds, if one is at work there.
-
-    Raises:
-        LockedError: one is at work there now.
-        DiskError: the folder cannot be written.
-    """
-    files.make_folder(path)
-    lock = FileLock(path / LOCK, timeout=wait)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise LockedError(f"Another process is running '{path}'; wait for it.") from None
-    except OSError as error:
-        raise DiskError(f"'{path}' cannot be written: {error.strerror or error}.") from error
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a process is at work in a folder, or it cannot be told."""
-    if not (path / LOCK).exists():
-        return False
-    try:
-        with FileLock(path / LOCK, timeout=0):
-            return False
-    except (Timeout, OSError):
-        return True

@@ -6,8 +6,9 @@ advanced together go on together. What of a run is damaged is set aside, and the
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,13 +20,16 @@ from fedshift.experiments import Experiment
 from fedshift.runs.checkpoint import Checkpoint, common_position, saved_positions
 from fedshift.runs.events import Progress
 from fedshift.runs.find import experiment_of, find, grid_files, read_grid, write_grid
+from fedshift.runs.locks import locked
 from fedshift.runs.origin import check_no_study, check_plugins
-from fedshift.runs.run import Run, locked
+from fedshift.runs.run import DIVERGED, Run
+from fedshift.runs.shard import Shard
 from fedshift.runs.simulation import Simulation, refused_by_method
 from fedshift.runs.together import Judge, carry_out, choice_of, to_the_end
 
 Failures = dict[Path, FedshiftError]  # what went wrong with runs, by their folders
 TOLD_APART = (DiskError, LockedError)  # kinds of failure that who asked for runs may tell apart
+LOOK_AGAIN = 1.0  # seconds, while other processes are at work on all runs that are left
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +73,15 @@ def start(experiment: Experiment, progress: Progress) -> Run:
     return folder
 
 
-def run_all(experiments: Sequence[Experiment], progress: Progress) -> tuple[list[Run], Failures]:
+def run_all(
+    experiments: Sequence[Experiment], progress: Progress, shard: Shard | None = None
+) -> tuple[list[Run], Failures]:
     """Carry out every run of a comparison, which is written down so that it can be resumed as a whole.
+
+    Args:
+        experiments: the runs.
+        progress: hears of the progress.
+        shard: carries them out with other processes, of whose runs it waits for the end.
 
     Returns:
         The folders of the runs that were carried out, and what went wrong with the others: one that fails does not
@@ -84,7 +95,7 @@ def run_all(experiments: Sequence[Experiment], progress: Progress) -> tuple[list
     for folder in {each.folder.path.parent for each in asked if not each.folder.finished}:
         files.check_folder(folder)
     write = partial(write_grid, experiments, run_path(experiments[0]).parent)
-    return _Grid(progress, before_first=write).carry_out(asked)
+    return _Grid(progress, before_first=write, shard=shard).carry_out(asked)
 
 
 def resume(asked: Sequence[PlannedRun], progress: Progress) -> tuple[list[Run], Failures]:
@@ -99,7 +110,7 @@ def resume(asked: Sequence[PlannedRun], progress: Progress) -> tuple[list[Run], 
     return _Grid(progress).carry_out(asked)
 
 
-def attempt(asked: Sequence[PlannedRun], progress: Progress, judge: Judge) -> Failures:
+def attempt(asked: Sequence[PlannedRun], progress: Progress, judge: Judge, shard: Shard | None = None) -> Failures:
     """Carry out runs, of which ``judge`` may give some up; see :func:`fedshift.runs.together.carry_out`.
 
     Returns:
@@ -108,7 +119,7 @@ def attempt(asked: Sequence[PlannedRun], progress: Progress, judge: Judge) -> Fa
     Raises:
         FedshiftError: as :func:`run_all`.
     """
-    grid = _Grid(progress, judge)
+    grid = _Grid(progress, judge, shard=shard)
     grid.carry_out(asked)
     return grid.failed
 
@@ -151,10 +162,15 @@ class _Grid:
     """Carries out many runs in groups."""
 
     def __init__(
-        self, progress: Progress, judge: Judge = to_the_end, before_first: Callable[[], None] = lambda: None
+        self,
+        progress: Progress,
+        judge: Judge = to_the_end,
+        before_first: Callable[[], None] = lambda: None,
+        shard: Shard | None = None,
     ) -> None:
         """Prepare; ``before_first`` is called before a run begins that has no folder yet."""
-        self._progress, self._judge, self._before_first = progress, judge, before_first
+        self._progress, self._judge, self._before_first, self._shard = progress, judge, before_first, shard
+        self._busy: set[Path] = set()  # runs that other processes are at work on
         self._waiting: list[tuple[PlannedRun, Simulation]] = []  # for others that are alike
         self.choice_of: Choice | None = None  # of those that wait
         self._folders: dict[Path, Run] = {}
@@ -164,6 +180,16 @@ class _Grid:
 
     def carry_out(self, asked: Sequence[PlannedRun]) -> tuple[list[Run], Failures]:
         """Carry out all; see :func:`run_all`."""
+        if self._shard is None:
+            self._carry_out_all(asked)
+        else:
+            self._share(self._shard.order(asked))
+        folders = [self._folders[each.folder.path] for each in asked if each.folder.path in self._folders]
+        if self._refusal and len(self.failed) == len(asked):
+            raise self._refusal
+        return folders, self.failed
+
+    def _carry_out_all(self, asked: Sequence[PlannedRun]) -> None:
         unfinished = [each for each in asked if not self._is_finished(each)]
         fresh = self._go_on_with_groups(unfinished)
         self._carry_out_fresh(fresh)
@@ -171,10 +197,41 @@ class _Grid:
         self._carry_out_fresh(damaged)
         for again in self._damaged:
             self._note_failure(again, FedshiftError("its files are damaged over and over; look at the disk."))
-        folders = [self._folders[each.folder.path] for each in asked if each.folder.path in self._folders]
-        if self._refusal and len(self.failed) == len(asked):
-            raise self._refusal
-        return folders, self.failed
+
+    # Runs that other processes carry out as well ------------------------------------------------
+
+    def _share(self, asked: Sequence[PlannedRun]) -> None:
+        """Carry out, each alone, what no other process is at work on, until all are over."""
+        waits = False
+        while asked:
+            left = [each for each in asked if not self._is_over(replace(each, folder=replace(each.folder)))]
+            if len(left) == len(asked):
+                if not waits:
+                    self._progress.note(f"Waiting for {len(left)} runs that other processes carry out.")
+                waits = True
+                time.sleep(LOOK_AGAIN)
+            asked = left
+
+    def _is_over(self, asked: PlannedRun) -> bool:
+        """Carry a run out, unless it is over; whether it is then, which it is not if another process is at it."""
+        path = asked.folder.path
+        if (path / DIVERGED).is_file() and not asked.folder.finished:
+            self._folders[path] = asked.folder
+            self.failed[path] = DivergedError(f"{path.name}: {(path / DIVERGED).read_text(encoding='utf-8')}")
+            return True
+        if asked.folder.begun and not asked.folder.finished and self._judge(asked.folder):
+            return True
+        try:
+            if not asked.folder.finished:
+                with locked(path):  # before its data are loaded; what a process left that is gone is free in the end
+                    pass
+        except LockedError:
+            return False
+        self._busy.discard(path)
+        self._carry_out_all([asked])
+        if isinstance(error := self.failed.get(path), DivergedError):
+            files.write(path / DIVERGED, error.what.removeprefix(f"{path.name}: "))
+        return path not in self._busy
 
     # Runs that have begun -----------------------------------------------------------------------
 
@@ -312,6 +369,10 @@ class _Grid:
 
         What is wrong with the first is most likely wrong with all, unless it diverged or its method refuses it.
         """
+        if self._shard and isinstance(error, LockedError):
+            self._busy.add(asked.folder.path)
+            self._folders.pop(asked.folder.path, None)
+            return
         if not isinstance(error, DivergedError):
             self._folders.pop(asked.folder.path, None)
             if not (self._folders or self.failed or self._refusal):

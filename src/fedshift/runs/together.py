@@ -20,9 +20,10 @@ from fedshift.errors import DamagedError, DiskError, FedshiftError, LockedError,
 from fedshift.runs.checkpoint import Checkpoint, common_position
 from fedshift.runs.dry_run import planned_stages
 from fedshift.runs.events import Progress, RunEvents
+from fedshift.runs.locks import locked
 from fedshift.runs.lockstep import advance
 from fedshift.runs.recorder import Recorder
-from fedshift.runs.run import EVENTS, Run, locked
+from fedshift.runs.run import EVENTS, Run
 from fedshift.runs.simulation import Simulation
 
 Failed = dict[Simulation, Exception]
@@ -109,7 +110,7 @@ def carry_out(
         engine = stack.enter_context(open_engine(choice, note))
         try:
             for simulation, folder in runs:
-                stack.enter_context(locked(folder.path))
+                stack.enter_context(_locked_unfinished(folder))
                 if not folder.begun:
                     Run.create(simulation.experiment, folder.path)
                 folder.check_is(simulation.experiment.fingerprint)
@@ -123,6 +124,14 @@ def carry_out(
                 group.append(_begin(simulation, folder, position, str(choice), progress, judge))
         _go_on(group, engine, choice, failed)
     return failed
+
+
+@contextmanager
+def _locked_unfinished(folder: Run) -> Iterator[None]:
+    with locked(folder.path):
+        if folder.finished:
+            raise LockedError(f"Another process has just finished '{folder.path}'; begin again to read it.")
+        yield
 
 
 def _begin(simulation: Simulation, folder: Run, position: int, engine: str, progress: Progress, judge: Judge) -> _Run:

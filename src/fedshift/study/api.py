@@ -20,6 +20,7 @@ from fedshift.runs import runner
 from fedshift.runs.events import Progress
 from fedshift.runs.predictions import Predictions, nobody, predictions
 from fedshift.runs.run import Picked, Run
+from fedshift.runs.shard import Shard
 from fedshift.study.asked import DEFAULT, Source, sources
 from fedshift.study.asked import FIELDS as FIELDS
 from fedshift.study.asked import Options as Options
@@ -57,13 +58,18 @@ def run(source: Source = DEFAULT, *, progress: Progress | None = None, **options
 
 
 def compare(
-    source: Source | Sequence[Source] = DEFAULT, *, progress: Progress | None = None, **options: Unpack[Options]
+    source: Source | Sequence[Source] = DEFAULT,
+    *,
+    progress: Progress | None = None,
+    shard: str | None = None,
+    **options: Unpack[Options],
 ) -> Comparison:
     """Carry out every run that a source describes; finished ones are not repeated.
 
     Args:
         source: what to run.
         progress: hears of the progress; by default a live display.
+        shard: "3/16" carries the runs out with 15 other processes in the same folder, on any machines.
         options: what differs from the source, see :class:`Options`.
 
     Raises:
@@ -71,7 +77,7 @@ def compare(
     """
     experiments = grid(source, **options)
     with display(progress, len(experiments)) as shown:
-        done = carry_out(Plan.of(experiments), shown)
+        done = carry_out(Plan.of(experiments), shown, Shard.of(shard) if shard else None)
     rows = [(cell.label, cell.experiments) for cell in done.cells]
     return Comparison.of(done.runs, done.failed, len(experiments), rows)
 
@@ -182,6 +188,7 @@ def tune(
     parallel: int = 4,
     search: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
+    shard: str | None = None,
     **options: Unpack[Options],
 ) -> Tuning:
     """Search the settings of every method that a source describes, on validation data and with one budget for all.
@@ -197,6 +204,7 @@ def tune(
         parallel: how many trials are chosen, and carried out, side by side; it decides what is tried.
         search: where to look, by dotted setting: ``{"train.lr": "0.001..0.1", "method.mu": [0.1, 0.5]}``.
         progress: callback for the progress; by default a live display.
+        shard: "3/16" carries the runs of trials out with 15 other processes, as in :func:`compare`.
         options: what differs from the source, see :class:`Options`.
 
     Returns:
@@ -215,7 +223,7 @@ def tune(
     budget = search_budget(source, trials, sampler, parallel, search, options.get("settings"))
     experiments = grid(source, **options)
     with display(progress, trials * len(experiments)) as shown:
-        return search_all(experiments, budget, shown)
+        return search_all(experiments, budget, shown, Shard.of(shard) if shard else None)
 
 
 def search_budget(

@@ -21,6 +21,7 @@ from fedshift.runs.events import Progress
 from fedshift.runs.find import find
 from fedshift.runs.run import Run
 from fedshift.runs.selection import mean_score
+from fedshift.runs.shard import Shard
 from fedshift.study import papers
 from fedshift.study.benchmark_plan import AGAIN, BASE, plan_benchmark
 from fedshift.study.quantities import ranks
@@ -43,6 +44,7 @@ def benchmark(
     out: str | Path | None = None,
     published: bool = False,
     progress: Progress | None = None,
+    shard: str | None = None,
 ) -> Benchmark:
     """Carry out the published benchmark: methods on a set of federations, tuned alike, with ranks and differences.
 
@@ -59,13 +61,14 @@ def benchmark(
         out: the folder; by default runs/benchmark.
         published: take the cells whose numbers come with the package as they are, and carry out the others alone.
         progress: callback for the progress; by default a live display.
+        shard: "3/16" carries the runs out with 15 other processes in the same folder, on any machines.
 
     Raises:
         FedshiftError: a name is not known, no column has its data, or runs cannot be carried out for a reason that is
             not their method's, such as a full disk; what is finished is kept, and no table is written.
     """
     plan = plan_benchmark(scale, methods, federations, data=data, plugins=plugins, out=out, published=published)
-    return Benchmark.carried_out(plan, progress)
+    return Benchmark.carried_out(plan, progress, Shard.of(shard) if shard else None)
 
 
 @dataclass(frozen=True, repr=False)

@@ -21,13 +21,12 @@ from fedshift.reporting.comparison import REFUSED
 from fedshift.runs import runner
 from fedshift.runs.dry_run import estimate
 from fedshift.runs.events import Progress
-from fedshift.runs.run import Run
+from fedshift.runs.run import DIVERGED, Run
+from fedshift.runs.shard import Shard
 from fedshift.runs.simulation import Simulation
 from fedshift.study.records import Key, Lacking
 from fedshift.study.study_plan import Cell, Forecast, Plan, of_seeds
 from fedshift.study.tuned import Found
-
-DIVERGED = "diverged.txt"  # in the folder of a run: why it has no end
 
 
 @dataclass
@@ -40,8 +39,10 @@ class CarriedOut:
         failed: what went wrong with others.
         lacking: why cells have no number, where it is their method's fault.
         chosen: what tuning found, one for each held-out domain, by scenario and row.
+        shard: carries the runs out with other processes.
     """
 
+    shard: Shard | None = None
     cells: list[Cell] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     failed: runner.Failures = field(default_factory=dict)
@@ -54,7 +55,7 @@ class CarriedOut:
         if cell.budget is not None:
             from fedshift.study.tune import search_all  # which a dry run does not need
 
-            tuning = search_all(cell.make(cell.tuning_seeds), cell.budget, progress)
+            tuning = search_all(cell.make(cell.tuning_seeds), cell.budget, progress, self.shard)
             self.chosen[cell.key[:2]] = sorted(tuning.found, key=lambda found: found.case)
             if tuning.failed:  # of one held-out domain among several
                 raise DivergedError(tuning.failed[0])
@@ -65,7 +66,7 @@ class CarriedOut:
 
     def carry_out(self, experiments: Sequence[Experiment], progress: Progress) -> runner.Failures:
         """Carry out runs; why one could not begin is written into its folder. Returns what went wrong."""
-        runs, failed = runner.run_all(experiments, progress)
+        runs, failed = runner.run_all(experiments, progress, self.shard)
         for path, error in failed.items():
             if not (Run(path).begun or isinstance(error, DiskError | LockedError)):
                 files.make_folder(path)
@@ -106,26 +107,33 @@ class CarriedOut:
                 raise
 
 
-def carry_out(plan: Plan, progress: Progress) -> CarriedOut:
+def carry_out(plan: Plan, progress: Progress, shard: Shard | None = None) -> CarriedOut:
     """Carry out the cells of a plan.
+
+    Args:
+        plan: the plan.
+        progress: hears of the progress.
+        shard: carries them out with other processes, beginning with cells of its own.
 
     Raises:
         FedshiftError: runs cannot be carried out for a reason that is not their method's, such as a full disk, or
             another process that is at work on them; or as :func:`fedshift.runs.runner.run_all`, where all are carried
             out at once.
     """
-    done = CarriedOut()
+    done = CarriedOut(shard)
+    order: Callable[[Sequence[Cell]], list[Cell]] = shard.order if shard else list
     for _, group in groupby(plan.cells, key=lambda cell: cell.key[0]):
-        cells: list[Cell] = []
-        for cell in group:
+        there, tuned = [*group], dict[Key, Cell]()
+        for cell in order(there):
             with done.noting(replace(cell, seeds=(*cell.tuning_seeds, *cell.seeds))):
-                cells.append(done.tune(cell, progress))
+                tuned[cell.key] = done.tune(cell, progress)
+        cells = [tuned[cell.key] for cell in there if cell.key in tuned]
         done.cells += cells
         if not plan.seed_by_seed:
             done.carry_out([each for cell in cells for each in cell.experiments], progress)
             continue
         for seed in dict.fromkeys(seed for cell in cells for seed in cell.seeds):
-            for cell in cells:
+            for cell in order(cells):
                 of_seed = replace(cell, seeds=(seed,))
                 if cell.key not in done.lacking:
                     with done.noting(of_seed):

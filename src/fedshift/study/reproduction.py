@@ -17,6 +17,7 @@ from fedshift.reporting.table import Table, marked
 from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.runner import run_path
+from fedshift.runs.shard import Shard
 from fedshift.study.execute import CarriedOut
 from fedshift.study.papers import ExhibitRow, exhibit_of
 from fedshift.study.records import LACKING
@@ -85,6 +86,7 @@ def reproduce(
     settings: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     progress: Progress | None = None,
+    shard: str | None = None,
 ) -> Reproduction:
     """Carry out a table or figure of one of the five papers, and put it beside what the paper has.
 
@@ -101,13 +103,14 @@ def reproduce(
         settings: dotted settings of [run] that differ, such as ``{"run.threads": 2}``.
         out: the folder; by default runs/reproduce.
         progress: callback for the progress; by default a live display.
+        shard: "3/16" carries the runs out with 15 other processes in the same folder, on any machines.
 
     Raises:
         FedshiftError: a name is not known, nothing that the table needs is here, or runs cannot be carried out for a
             reason that is not their method's, such as a full disk; what is finished is kept.
     """
     plan = plan_table(table, scale, panels=panels, rows=rows, data=data, settings=settings, out=out)
-    return Reproduction.carried_out(plan, progress)
+    return Reproduction.carried_out(plan, progress, Shard.of(shard) if shard else None)
 
 
 @dataclass(frozen=True, repr=False)

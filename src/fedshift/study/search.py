@@ -15,7 +15,7 @@ if its batch has all of them.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -243,6 +243,11 @@ class Study:
     def _batch_of(self, number: int) -> int:
         """The first trial of the batch that a trial is in."""
         return number - number % self.budget.parallel
+
+    def beside(self, number: int) -> Mapping[int, Trial]:
+        """The trials of a batch, by number, as far as they were asked for."""
+        first = self._batch_of(number)
+        return dict(enumerate(self.trials[first : first + self.budget.parallel], first))
 
     def _choose(self, number: int) -> Any:
         """A trial with all its parameters, which the journal takes as one line: a kill leaves none half chosen."""

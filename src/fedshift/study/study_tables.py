@@ -17,9 +17,11 @@ from fedshift.reporting.live import display
 from fedshift.reporting.results import MeanStd
 from fedshift.reporting.table import Tabled
 from fedshift.runs.events import Progress
-from fedshift.runs.run import Run, locked
+from fedshift.runs.locks import locked
+from fedshift.runs.run import Run
 from fedshift.runs.runner import run_path
 from fedshift.runs.selection import by_environment, last
+from fedshift.runs.shard import Shard
 from fedshift.study.execute import CarriedOut, carry_out, why_diverged
 from fedshift.study.quantities import quantity
 from fedshift.study.records import LACKING, Key, Lacking
@@ -96,8 +98,13 @@ class StudyResults(Tabled):
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def carried_out(cls, plan: StudyPlan, progress: Progress | None = None) -> Self:
+    def carried_out(cls, plan: StudyPlan, progress: Progress | None = None, shard: Shard | None = None) -> Self:
         """Carry out a plan, and write the files of all that is there then, whoever carried it out.
+
+        Args:
+            plan: what is asked for.
+            progress: callback for the progress; by default a live display.
+            shard: carries it out with other processes.
 
         Raises:
             FedshiftError: no scenario has its data here; or as :func:`fedshift.study.execute.carry_out`.
@@ -110,7 +117,7 @@ class StudyResults(Tabled):
                 files.write(plan.folder / RUNS_FILE, json.dumps(run_folders(plan), indent=1))
             for why in plan.left_out.values():
                 shown.note(why)
-            carried_out = carry_out(asked, shown)
+            carried_out = carry_out(asked, shown, shard)
         with locked(plan.folder, WAIT):  # another process may have finished more runs since these were read
             done = cls.read(plan, carried_out.cells if tuned else plan.whole.cells, carried_out)
             done.write()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from statistics import mean
 from typing import Any, cast
@@ -14,9 +15,11 @@ from fedshift.core.metrics import Metric
 from fedshift.errors import DamagedError, DiskError, DivergedError, FedshiftError, FedshiftWarning, LockedError
 from fedshift.experiments import Experiment
 from fedshift.runs.events import AnyEvent, EvaluatedEvent, Progress
-from fedshift.runs.run import Run, locked
+from fedshift.runs.locks import TURN, locked
+from fedshift.runs.run import Run
 from fedshift.runs.runner import PlannedRun, attempt, run_path
 from fedshift.runs.selection import last, mean_score
+from fedshift.runs.shard import Shard
 from fedshift.runs.together import Judge, to_the_end
 from fedshift.study.search import Budget, Curve, Study, Trial
 from fedshift.study.space import Space, unused_ranges, with_settings
@@ -80,10 +83,13 @@ def _study(experiments: Sequence[Experiment], budget: Budget) -> Study:
     return Study(path, experiments, space, budget, digest)
 
 
-def search_all(experiments: Sequence[Experiment], budget: Budget, progress: Progress) -> Tuning:
+def search_all(
+    experiments: Sequence[Experiment], budget: Budget, progress: Progress, shard: Shard | None = None
+) -> Tuning:
     """Carry out the studies of experiments, and write the best settings down; what is there already is not repeated.
 
-    A study that fails does not keep the others from theirs.
+    A study that fails does not keep the others from theirs. Processes that share the work carry out the runs of each
+    batch together.
 
     Warns:
         FedshiftWarning: as :func:`plan_studies`; or the file of the best settings had other entries for these methods.
@@ -98,7 +104,7 @@ def search_all(experiments: Sequence[Experiment], budget: Budget, progress: Prog
     done: list[Study] = []
     for study in studies:
         try:
-            _carry_out(study, cast(Progress, _ValidationProgress(progress)))
+            _carry_out(study, cast(Progress, _ValidationProgress(progress)), shard)
         except NO_TRIALS_FAULT:
             raise
         except FedshiftError as error:
@@ -130,17 +136,21 @@ def chosen_on(experiment: Experiment) -> str:
 # One study ---------------------------------------------------------------------------------------
 
 
-def _carry_out(study: Study, progress: Progress) -> None:
+def _carry_out(study: Study, progress: Progress, shard: Shard | None) -> None:
     """Carry out the trials of a study, of which it may have some already.
 
     Raises:
-        FedshiftError: another process is at work on it, or its runs cannot be carried out.
+        FedshiftError: another process is at work on it that shares nothing, or its runs cannot be carried out.
     """
-    with locked(study.path):
-        study.read()
-        while numbers := study.ask():
-            for number, outcome in _Batch(study, numbers, progress).outcomes().items():
-                study.tell(number, outcome)
+    with nullcontext() if shard else locked(study.path):
+        while numbers := _asked(study, shard):
+            outcomes = _Batch(study, numbers, progress, shard).outcomes()
+            with _turn(study, shard):
+                study.read()
+                for number, outcome in outcomes.items():
+                    if study.trials[number].state == "asked":  # no other process was before us
+                        study.tell(number, outcome)
+            for number, outcome in outcomes.items():
                 pruned = f"pruned after round {outcome.curve[-1][0]}" if outcome.state == "pruned" else ""
                 top = study.best(number + 1)
                 so_far = f"; best so far {study.trials[top].percent} %, trial {top + 1}" if top is not None else ""
@@ -150,11 +160,23 @@ def _carry_out(study: Study, progress: Progress) -> None:
                 )
 
 
+def _asked(study: Study, shard: Shard | None) -> list[int]:
+    """The numbers of the trials that are next."""
+    with _turn(study, shard):
+        study.read()
+        return study.ask()
+
+
+def _turn(study: Study, shard: Shard | None) -> AbstractContextManager[None]:
+    """Where processes share a study, one at a time reads and writes its journal."""
+    return locked(study.path, TURN) if shard else nullcontext()
+
+
 class _Batch:
     """Trials of a study that are carried out side by side."""
 
-    def __init__(self, study: Study, numbers: Sequence[int], progress: Progress) -> None:
-        self._study, self._numbers, self._progress = study, numbers, progress
+    def __init__(self, study: Study, numbers: Sequence[int], progress: Progress, shard: Shard | None = None) -> None:
+        self._study, self._numbers, self._progress, self._shard = study, numbers, progress, shard
         self._runs: dict[int, list[Experiment]] = {}  # one for each seed, of trials whose outcome is not known
         self._rounds: dict[str, int] = {}  # all rounds of these runs, by the folder's name
         self._outcomes: dict[int, Trial] = {}
@@ -194,9 +216,13 @@ class _Batch:
         finalists, merit = self._study.budget.finalists, self._study.metric.merit
         if finalists is None or len(self._study.experiments) == 1:
             return []
-        scores = {number: mean_score(last(self._folder(runs[0]).records), ROLE) for number, runs in self._runs.items()}
+        first = {number: trial.runs[0] for number, trial in self._study.beside(self._numbers[0]).items() if trial.runs}
+        first |= {number: runs[0].run_name for number, runs in self._runs.items()}
+        folders = {number: Run(self._study.path / name) for number, name in first.items()}
+        scores = {number: mean_score(last(run.records), ROLE) for number, run in folders.items() if run.finished}
         known = {number: merit(score) for number, score in scores.items() if score is not None}
-        return sorted(known, key=lambda number: -known[number])[finalists:]
+        best = sorted(known, key=lambda number: (-known[number], number))[:finalists]
+        return [number for number in known if number in self._runs and number not in best]
 
     def _prepare(self, number: int) -> None:
         """Make a trial's experiments."""
@@ -215,7 +241,7 @@ class _Batch:
     def _carry_out(self, runs: Sequence[Experiment], judge: Judge) -> None:
         """Carry out runs, but for those that are known to be given up; a trial fails with any of its runs."""
         asked = [PlannedRun.of(run, folder.path) for run in runs if not judge(folder := self._folder(run))]
-        failed = attempt(asked, self._progress, judge) if asked else {}
+        failed = attempt(asked, self._progress, judge, self._shard) if asked else {}
         for number, of_trial in list(self._runs.items()):
             errors = [failed[path] for run in of_trial if (path := self._folder(run).path) in failed]
             if other := next((error for error in errors if isinstance(error, NO_TRIALS_FAULT)), None):

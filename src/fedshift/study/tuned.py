@@ -21,6 +21,7 @@ from fedshift.experiments import Experiment
 from fedshift.manifest import checked
 from fedshift.reporting.results import flat
 from fedshift.reporting.table import Table, Tabled
+from fedshift.runs.locks import TURN, locked
 from fedshift.runs.schema import File
 from fedshift.study.search import Study, all_trials
 from fedshift.study.space import key_here, settings_of, with_settings
@@ -167,6 +168,11 @@ class TunedSettings(File):
             FedshiftError: the file is there and cannot be read, or it cannot be written.
         """
         path = folder / f"tuned-{self.digest[:8]}.toml"
+        with locked(folder, TURN):  # other processes may add entries of other methods
+            self._merge_into(path)
+        return path
+
+    def _merge_into(self, path: Path) -> None:
         entries = {found.case: found for found in (type(self).read(path).tuned if path.exists() else ())}
         for now in self.tuned:
             before = entries.get(now.case, now)
@@ -175,14 +181,12 @@ class TunedSettings(File):
                     f"The entry for {_in_words(now.case)} in '{path}' is replaced: there were {before.budget}, now "
                     f"{now.budget}.",
                     FedshiftWarning,
-                    stacklevel=2,
+                    stacklevel=3,
                 )
             entries[now.case] = now
         whole = self.model_copy(update={"tuned": [entries[case] for case in sorted(entries)]})
-        files.make_folder(folder)
         files.remove_abandoned(path)
         files.write(path, ABOUT + tomli_w.dumps(whole.model_dump(exclude_none=True)))
-        return path
 
     def apply(
         self, experiments: Sequence[Experiment], given: Collection[str] = (), where: str = ""

@@ -1,0 +1,47 @@
+"""Several processes that share the runs of one folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fedshift.errors import FedshiftError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of several processes, on any number of machines, that carry out the same runs in one folder.
+
+    Each begins with a part of its own and then goes on to whatever no other is at work on, until all is done: so a
+    process that dies costs its own work since the last checkpoint, and nothing depends on how many there are. Runs
+    are carried out one by one.
+
+    Attributes:
+        number: which it is, 1 to ``count``.
+        count: how many parts there are.
+    """
+
+    number: int
+    count: int
+
+    @classmethod
+    def of(cls, text: str) -> Shard:
+        """The shard that a text such as "3/16" names.
+
+        Raises:
+            FedshiftError: it names none.
+        """
+        found = re.fullmatch(r"(\d+)/(\d+)", text)
+        number, count = map(int, found.groups()) if found else (0, 0)
+        if not 1 <= number <= count:
+            raise FedshiftError(f"shard = {text!r}: give its number and how many there are, from 1/16 to 16/16, say.")
+        return cls(number, count)
+
+    def order(self, items: Sequence[T]) -> list[T]:
+        """All items: its own first, with which no other shard begins, then the next shard's, and so on."""
+        firsts = [(self.number - 1 + step) % self.count for step in range(self.count)]
+        return [each for first in firsts for each in items[first :: self.count]]
