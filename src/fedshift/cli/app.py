@@ -17,6 +17,7 @@ from fedshift.cli.options import (
     RunsArgument,
     SetOption,
     ShardOption,
+    SlurmOption,
     TrustOption,
     all_names,
     app,
@@ -70,9 +71,9 @@ def run(asked: CommandLine) -> None:
     "compare --method fedavg,fedsr --tuned runs/rotated-mnist/tuned-1a2b3c4d.toml",
     "compare --seed 0,1,2 --shard 1/2    # and on another machine, in the same folder, --shard 2/2",
 )
-def compare(asked: CommandLine, *, shard: ShardOption = None) -> None:
+def compare(asked: CommandLine, *, shard: ShardOption = None, slurm: SlurmOption = None) -> None:
     """Carry out a grid of runs and print one table; finished runs are not repeated."""
-    from fedshift.cli.before import print_estimates
+    from fedshift.cli.before import print_estimates, write_slurm
     from fedshift.runs.runner import run_path
     from fedshift.study import api
 
@@ -80,6 +81,9 @@ def compare(asked: CommandLine, *, shard: ShardOption = None) -> None:
         print_estimates(asked.experiments)
         return
     base = run_path(asked.experiments[0]).parent
+    if slurm:
+        write_slurm(api.estimate(asked.experiments), base, slurm, asked.experiments[0].run)
+        return
     with interruptible(going_on(base)):
         comparison = api.compare(asked.experiments, shard=shard)
     print_report(comparison, base)
@@ -113,18 +117,28 @@ def tune(
         ),
     ] = None,
     shard: ShardOption = None,
+    slurm: SlurmOption = None,
 ) -> None:
     """Search the settings of methods on validation data, with one budget for all; compare --tuned takes the best."""
-    from fedshift.cli.before import print_searches
+    from fedshift.cli.before import forecasts_of_searches, print_searches, write_slurm
+    from fedshift.runs.runner import run_path
     from fedshift.study import api
+    from fedshift.study.tune import plan_studies
     from fedshift.written import parse_assignments
 
     ranges = parse_assignments(search or [], "--search")
     how: dict[str, Any] = {"trials": trials, "sampler": sampler, "parallel": parallel, "search": ranges}
-    if asked.dry_run:
+    if asked.dry_run or slurm:
         with warnings_as_notes():
             budget = api.search_budget(asked.source, settings=asked.options.get("settings"), **how)
-            print_searches(asked.experiments, budget)
+            if asked.dry_run:
+                print_searches(asked.experiments, budget)
+            elif slurm:
+                forecasts, first = (
+                    forecasts_of_searches(plan_studies(asked.experiments, budget)[0]),
+                    asked.experiments[0],
+                )
+                write_slurm(forecasts, run_path(first).parent, slurm, first.run)
         return
     again = shlex.join(["fedshift", *sys.argv[1:]])
     with interruptible(f". The same command carries on, and no trial is lost: {again}"), warnings_as_notes():

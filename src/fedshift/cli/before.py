@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,8 @@ from fedshift.study.study_plan import Forecast, StudyPlan
 from fedshift.written import bytes_text, clock
 
 if TYPE_CHECKING:
-    from fedshift.study.search import Budget
+    from fedshift.core.training import RunOptions
+    from fedshift.study.search import Budget, Study
 
 WIDTH = 120
 COLUMNS = [
@@ -33,20 +36,38 @@ def print_estimates(experiments: Sequence[Experiment]) -> None:
     print_forecasts(api.estimate(experiments))
 
 
+def forecasts_of_searches(studies: Iterable[Study]) -> list[Forecast]:
+    """What studies would cost, were no trial given up."""
+    found = []
+    for study in studies:
+        (forecast,) = api.estimate(list(study.experiments))
+        found.append(replace(forecast, label=study.label, runs=study.count * len(study.experiments)))
+    return found
+
+
 def print_searches(experiments: Sequence[Experiment], budget: Budget) -> None:
     """Print what would be searched, on which data, and about how long it would take; nothing is written."""
     from fedshift.study.tune import chosen_on, plan_studies
 
     studies, refused = plan_studies(experiments, budget)
-    forecasts = []
-    for study in studies:
-        (forecast,) = api.estimate(list(study.experiments))
-        forecasts.append(replace(forecast, label=study.label, runs=study.count * len(study.experiments)))
     notes = [*(f"{study.label} searches {study.space}." for study in studies), *map(str, refused)]
     notes.append(f"Chosen on {chosen_on(experiments[0])}.")
     print_forecasts(
-        forecasts, [*notes, "Trials that fall behind are given up early, and repeated choices cost nothing."]
+        forecasts_of_searches(studies),
+        [*notes, "Trials that fall behind are given up early, and repeated choices cost nothing."],
     )
+
+
+def write_slurm(forecasts: Sequence[Forecast], folder: Path, shards: int, options: RunOptions) -> None:
+    """Write the script of a job array that carries out this command."""
+    from fedshift.study.slurm import Slurm
+
+    words = iter(sys.argv[1:])
+    asked = [word for word in words if not (word.startswith("--slurm") and ("=" in word or next(words, None)))]
+    job = Slurm.of(forecasts, folder, [sys.executable, "-m", "fedshift", *asked], shards, options)
+    path = job.write()
+    typer.echo(job.script)
+    typer.echo(f"Written: {path}\nsbatch {shlex.quote(str(path))}")
 
 
 def print_study(plan: StudyPlan) -> None:

@@ -171,6 +171,10 @@ ShardOption = Annotated[
     str | None,
     typer.Option("--shard", help="Share the runs with other processes in the same folder, on any machine: 3/16."),
 ]
+SlurmOption = Annotated[
+    int | None,
+    typer.Option("--slurm", help="Write the script of a Slurm job array of so many shards, and run nothing.", min=1),
+]
 TrustOption = Annotated[
     bool, typer.Option("--trust", help="Import plugins that never ran on this machine; read them first.")
 ]

@@ -17,6 +17,7 @@ from fedshift.cli.options import (
     PluginOption,
     RunsArgument,
     ShardOption,
+    SlurmOption,
     TrustOption,
     complete,
     folder_names,
@@ -71,6 +72,7 @@ def benchmark(
         bool, typer.Option("--dry-run", help="Say how many runs there are and how long they take; write nothing.")
     ] = False,
     shard: ShardOption = None,
+    slurm: SlurmOption = None,
 ) -> None:
     """Carry out the published benchmark: methods on a set of federations, tuned alike, with ranks and differences."""
     from fedshift.study.benchmark import Benchmark
@@ -81,7 +83,7 @@ def benchmark(
     plan = plan_benchmark(
         scale, listed(method), columns, data=data_by_name, plugins=plugin or [], out=out, published=published
     )
-    done = _carry_out_or_estimate(plan, partial(Benchmark.carried_out, shard=shard_of(shard)), dry_run)
+    done = _carry_out_or_estimate(plan, partial(Benchmark.carried_out, shard=shard_of(shard)), dry_run, slurm)
     if done and done.failed:
         raise typer.Exit(1)
 
@@ -119,6 +121,7 @@ def reproduce(
     dry_run: DryRunOption = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
     shard: ShardOption = None,
+    slurm: SlurmOption = None,
 ) -> None:
     """Carry out a table or curve of a paper (TABLE, such as fedsr-table1), and put it beside the paper's numbers."""
     from fedshift.study.reproduction import Reproduction, plan_table
@@ -144,17 +147,25 @@ def reproduce(
     plan = plan_table(
         table, scale or "smoke", panels=panel or None, rows=row or None, data=paths, settings=run, out=out
     )
-    _carry_out_or_estimate(plan, partial(Reproduction.carried_out, shard=shard_of(shard)), dry_run)
+    _carry_out_or_estimate(plan, partial(Reproduction.carried_out, shard=shard_of(shard)), dry_run, slurm)
 
 
-def _carry_out_or_estimate(plan: StudyPlan, carry_out: Callable[[StudyPlan], R], dry_run: bool) -> R | None:
-    """Carry out a study and print its tables, or print what it would cost."""
-    from fedshift.cli.before import print_study
+def _carry_out_or_estimate(
+    plan: StudyPlan, carry_out: Callable[[StudyPlan], R], dry_run: bool, slurm: int | None
+) -> R | None:
+    """Carry out a study and print its tables, or print what it would cost, or write a cluster's script."""
+    from fedshift.cli.before import print_study, write_slurm
+    from fedshift.study.execute import forecast, unfinished_runs
     from fedshift.written import printable
 
     if dry_run:
         with interruptible("."):
             print_study(plan)
+        return None
+    if slurm:
+        available = plan.available
+        first = available.cells[0].experiments[0]
+        write_slurm(forecast(available, unfinished_runs), plan.folder, slurm, first.run)
         return None
     again = shlex.join(["fedshift", *sys.argv[1:]])
     with interruptible(f". The same command carries on: {again}"):
