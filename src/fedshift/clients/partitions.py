@@ -279,11 +279,10 @@ def shuffled(stratum: Tensor, streams: Streams, purpose: str, *key: Key) -> tupl
         The samples' indices (N,), strata ascending, and the sizes of the strata that have samples.
     """
     values, sizes = torch.unique(stratum, return_counts=True)
-    order = torch.empty_like(stratum)
-    start = 0
-    for value, size in zip(values.tolist(), sizes.tolist(), strict=True):
-        torch.add(streams.permutation(size, purpose, *key, value), start, out=order[start : start + size])
-        start += size
+    order, starts = torch.arange(len(stratum)), sizes.cumsum(0) - sizes
+    several = sizes > 1  # a stratum of one sample has one order
+    for value, start, size in zip(*(each[several].tolist() for each in (values, starts, sizes)), strict=True):
+        order[start : start + size] = start + streams.permutation(size, purpose, *key, value)
     return stratum.argsort(stable=True)[order], sizes
 
 
@@ -312,7 +311,8 @@ def split(
     classes = labels[first] if torch.equal(labels[first][group], labels) else torch.zeros_like(first)
     stratum = classes * count + holder[held][first]
     order, sizes = shuffled(stratum, streams, "split")
-    stops = torch.tensor([_stops(size, fractions, most) for size in sizes.tolist()]).view(-1, len(fractions))
+    different, which = sizes.unique(return_inverse=True)
+    stops = torch.tensor([_stops(size, fractions, most) for size in different.tolist()]).view(-1, len(fractions))[which]
     starts = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
     place = torch.arange(len(order)) - starts  # in the stratum
     side = torch.empty_like(order)
