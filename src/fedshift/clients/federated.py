@@ -160,7 +160,7 @@ class FederatedData:
 
     def to(self, device: torch.device) -> FederatedData:
         """The same federation on a device, to which every pool is copied once, and of which views go on sharing it."""
-        return self._moved(mover(device))
+        return self if self._pool.x.device == device else self._moved(mover(device))
 
     def _moved(self, move: Move) -> FederatedData:
         """The same federation with views of the pools' copies."""
