@@ -311,7 +311,7 @@ def split(
     classes = labels[first] if torch.equal(labels[first][group], labels) else torch.zeros_like(first)
     stratum = classes * count + holder[held][first]
     order, sizes = shuffled(stratum, streams, "split")
-    different, which = sizes.unique(return_inverse=True)
+    different, which = torch.unique(sizes, return_inverse=True)
     stops = torch.tensor([_stops(size, fractions, most) for size in different.tolist()]).view(-1, len(fractions))[which]
     starts = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
     place = torch.arange(len(order)) - starts  # in the stratum

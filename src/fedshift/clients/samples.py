@@ -196,11 +196,11 @@ def views(whole: Samples, part: Tensor, parts: int) -> Lazy[Samples]:
     held = (part >= 0).nonzero().flatten()
     rows = held[part[held].argsort(stable=True)]  # those of part 0 in order, then those of part 1, and so on
     sizes = torch.bincount(part[held], minlength=parts)
-    starts = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    starts: list[int] = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]).tolist()
+    rows = rows if whole.rows is None else whole.rows[rows]
 
     def view(number: int) -> Samples:
-        start, stop = starts[number : number + 2].tolist()
-        return whole.subset(rows[start:stop])
+        return whole.view_of(rows[starts[number] : starts[number + 1]])
 
     return Lazy(view, range(parts))
 
