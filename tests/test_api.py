@@ -19,7 +19,7 @@ from fedshift.clients.partitions import IID
 from fedshift.clients.protocols import LeaveOneDomainOut
 from fedshift.datasets.mnist import RotatedMNIST
 from fedshift.models.small import MLP
-from fedshift.runs import runner
+from fedshift.runs import scheduling
 from fedshift.runs.events import Progress
 from fedshift.study.grid import override
 from fresh import ok
@@ -169,7 +169,7 @@ def test_interrupted_runs_are_resumed_and_loaded(make: Make):
     one = make({"train.rounds": 3})
     with pytest.raises(KeyboardInterrupt):
         fedshift.run(one, progress=interrupt_after(2))
-    path = runner.run_path(one)
+    path = scheduling.run_path(one)
     assert [run.finished for run in fedshift.load(path).runs] == [False]
     (resumed,) = fedshift.resume(path, SILENT).runs
     assert resumed.finished

@@ -24,7 +24,7 @@ from fedshift.engines.kernels import Kernels
 from fedshift.engines.workers import can_fork
 from fedshift.errors import FedshiftError
 from fedshift.methods import METHODS
-from fedshift.runs import runner
+from fedshift.runs import runner, scheduling
 from fedshift.runs import simulation as simulation_module
 from fedshift.runs.run import Run
 from fedshift.study.grid import expand, override
@@ -101,7 +101,7 @@ def test_auto_is_chosen_once_and_a_resumed_run_keeps_it(
     )
     with pytest.raises(KeyboardInterrupt):
         runner.start(experiment, interrupt_after(2))
-    folder = Run.open(runner.run_path(experiment))
+    folder = Run.open(scheduling.run_path(experiment))
     resume(folder)
     assert folder.times.engines == ("vectorised on 1 thread",)
     assert next(choices).engine == "sequential"  # nobody asked again

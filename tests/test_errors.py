@@ -22,7 +22,7 @@ from fedshift.cli import main
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.samples import Samples
 from fedshift.errors import DivergedError
-from fedshift.runs import runner
+from fedshift.runs import runner, scheduling
 from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.simulation import Simulation
@@ -72,7 +72,7 @@ def test_a_loss_that_is_not_finite_names_its_place_and_keeps_the_checkpoint(make
 
     experiment = make({"train.rounds": 6, "run.checkpoint_every": 3})
     simulation = Simulation(experiment)
-    folder = Run.create(experiment, runner.run_path(experiment))
+    folder = Run.create(experiment, scheduling.run_path(experiment))
     (error,) = runner.carry_out(
         [(simulation, folder)], simulation.choice(lambda text: None), AfterRound(poison)
     ).values()

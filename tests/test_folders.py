@@ -21,7 +21,7 @@ from fedshift.cli.app import app
 from fedshift.experiments import Experiment
 from fedshift.manifest import digested_json
 from fedshift.reporting.comparison import Comparison
-from fedshift.runs import runner
+from fedshift.runs import runner, scheduling
 from fedshift.runs.events import Progress
 from fedshift.runs.find import Grid, GridRun, find
 from fedshift.runs.origin import EXPERIMENT, RECORDS, RUN, UntrustedError
@@ -225,7 +225,7 @@ def from_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run
     experiment = plugged(tmp_path / "mine.py", tmp_path / "runs", **{"train.rounds": 3, "run.checkpoint_every": 1})
     with pytest.raises(KeyboardInterrupt):
         runner.start(experiment, interrupt_after(2))
-    folder = Run(runner.run_path(experiment))
+    folder = Run(scheduling.run_path(experiment))
     monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "our cache"))
     return folder, tmp_path
 

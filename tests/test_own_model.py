@@ -30,7 +30,7 @@ from fedshift.errors import FedshiftError
 from fedshift.manifest import digested_json
 from fedshift.models.kept import meaning_of, read
 from fedshift.models.own import Own
-from fedshift.runs import runner
+from fedshift.runs import runner, scheduling
 from fedshift.runs.events import Progress
 from fedshift.runs.origin import RUN, UntrustedError
 from fedshift.runs.run import Run
@@ -297,7 +297,7 @@ def from_elsewhere(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(KeyboardInterrupt):
         runner.start(experiment, interrupt_after(2))
     monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "another cache"))
-    return Run(runner.run_path(experiment))
+    return Run(scheduling.run_path(experiment))
 
 
 def test_a_module_from_elsewhere_needs_trust(from_elsewhere: Run):

@@ -33,7 +33,7 @@ from fedshift.errors import AuditError
 from fedshift.experiments import Experiment
 from fedshift.methods import METHODS
 from fedshift.methods.fedavg import FedAvg
-from fedshift.runs import runner
+from fedshift.runs import runner, scheduling
 from fedshift.runs.events import Progress
 from fedshift.runs.simulation import Simulation, make_federated
 from refusal import refuses
@@ -220,8 +220,8 @@ def test_a_run_that_is_interrupted_goes_on_to_the_same_bits(tmp_path: Path, stat
     whole = carried_out(asked.replace(run=asked.run.replace(out=str(tmp_path / "whole"))))
     with pytest.raises(KeyboardInterrupt):
         runner.start(asked, interrupt_after(2))
-    fedshift.resume(runner.run_path(asked), progress=Progress())
-    (resumed,) = fedshift.load(runner.run_path(asked)).runs
+    fedshift.resume(scheduling.run_path(asked), progress=Progress())
+    (resumed,) = fedshift.load(scheduling.run_path(asked)).runs
     assert all(torch.equal(tensor, resumed.weights[name]) for name, tensor in whole.weights.items())
     assert whole.records == resumed.records
 

@@ -19,7 +19,7 @@ from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.reporting.analyses import ANALYSES
 from fedshift.reporting.results import MeanStd
-from fedshift.runs import runner
+from fedshift.runs import scheduling
 from fedshift.runs.events import Progress
 from fedshift.runs.find import find
 from fedshift.runs.run import Run
@@ -271,7 +271,7 @@ def test_a_cell_that_diverged_is_counted_alike_everywhere(tmp_path: Path):
     plan = plan_table("fedsr-table1", "short", rows="FedAVG", out=tmp_path)
     folders = [[Run(tmp_path / name) for name in names] for names in run_folders(plan)]
     first = plan.cells[0].experiments[0]
-    folder = Run.create(first, runner.run_path(first))
+    folder = Run.create(first, scheduling.run_path(first))
     (folder.path / DIVERGED).write_text("The loss is not finite.")
     runs, over = sum(map(len, folders)), len(plan.cells[0].experiments)
     assert str(Count.of(folders)) == f"0 of {runs} runs finished, {over} diverged"

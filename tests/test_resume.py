@@ -25,7 +25,7 @@ from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.demo import rehearse
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
-from fedshift.runs import runner
+from fedshift.runs import runner, scheduling
 from fedshift.runs.events import Progress
 from fedshift.runs.find import write_grid
 from fedshift.runs.run import Run
@@ -48,7 +48,7 @@ def test_kept_moments_go_on_whatever_their_layout(tmp_path: Path, optimiser: str
     reference = runner.start(whole, Progress())
     with pytest.raises(KeyboardInterrupt):
         runner.start(cut, interrupt_after(3))
-    folder = Run(runner.run_path(cut))
+    folder = Run(scheduling.run_path(cut))
     resume(folder)
     assert results(folder) == results(reference)
 
@@ -91,7 +91,7 @@ def test_an_interrupted_grid_is_resumed_as_the_grid_that_it_was(
 def test_a_run_whose_stack_is_gone_says_so(tmp_path: Path):
     with pytest.raises(KeyboardInterrupt):
         runner.run_all(grid_in(tmp_path), interrupt_after_all(7))
-    first, second = (Run(runner.run_path(experiment)) for experiment in grid_in(tmp_path)[:2])
+    first, second = (Run(scheduling.run_path(experiment)) for experiment in grid_in(tmp_path)[:2])
     shutil.rmtree(second.path)
     noted: list[str] = []
     progress = Progress()
@@ -128,7 +128,7 @@ def interrupt_after_all(last: int) -> Progress:
 def test_what_a_kill_left_of_a_grid_is_removed_by_the_next_run(make: Make):
     """Unless its process still writes it, or it is no leftover of this file."""
     experiments = [make({"seed": seed}) for seed in (0, 1)]
-    folder = runner.run_path(experiments[0]).parent
+    folder = scheduling.run_path(experiments[0]).parent
     write_grid(experiments, folder)
     (grid,) = folder.iterdir()
     grid.unlink()
@@ -233,7 +233,7 @@ def test_killed_anywhere_it_ends_as_it_would(tmp_path: Path, early: Run, before_
     (experiment,) = expand(override(TINY, {**EARLY, "run.out": str(tmp_path)}))
     with pytest.raises(KeyboardInterrupt):
         runner.start(experiment, interrupt_after(early.records[-1]["round"] - before_its_end))
-    folder = Run(runner.run_path(experiment))
+    folder = Run(scheduling.run_path(experiment))
     runner.resume(runner.below(folder.path), Progress())
     assert results(folder) == results(early)
     assert folder.final.ended == early.final.ended

@@ -26,7 +26,7 @@ from fedshift.deployment.demo import rehearse
 from fedshift.errors import DamagedError, FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.methods.fedavg import FedAvg
-from fedshift.runs import runner
+from fedshift.runs import runner, scheduling
 from fedshift.runs.checkpoint import selected_name
 from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
@@ -122,13 +122,13 @@ def test_runs_that_advance_together_keep_their_own(make: Make, tmp_path: Path):
     asked = [make({**changes, "seed": seed}) for seed in (0, 1, 2)]
     with pytest.raises(KeyboardInterrupt):
         runner.run_all(asked, interrupt_after(7))
-    for folder in runner.resume(runner.below(runner.run_path(asked[0]).parent), Progress())[0]:
+    for folder in runner.resume(runner.below(scheduling.run_path(asked[0]).parent), Progress())[0]:
         run = Run(folder.path)
         assert selected_file(folder).name == selected_name(picked(run))
         run.model(round="selected")
     whole = [make({**changes, "seed": seed, "run.out": str(tmp_path / "whole")}) for seed in (0, 1, 2)]
     for one, other in zip(asked, runner.run_all(whole, Progress())[0], strict=True):
-        again = Run(runner.run_path(one))
+        again = Run(scheduling.run_path(one))
         assert selected_file(again).read_bytes() == selected_file(other).read_bytes()
 
 

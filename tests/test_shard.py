@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedshift.errors import DivergedError, LockedError
-from fedshift.runs import locks, runner, together
+from fedshift.runs import locks, runner, scheduling, together
 from fedshift.runs.events import Progress
 from fedshift.runs.locks import CLAIM, Claim, check_locked, is_locked, locked
 from fedshift.runs.run import Run
@@ -60,7 +60,7 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return real(simulation, folder, position, *rest)
 
     monkeypatch.setattr(together, "_begin", begin)
-    monkeypatch.setattr(runner, "LOOK_AGAIN", 0.02)
+    monkeypatch.setattr(scheduling, "LOOK_AGAIN", 0.02)
     return log
 
 
@@ -106,7 +106,7 @@ def test_each_run_is_carried_out_once_whatever_the_clocks_say(tiny_document: Doc
 
     assert [ended(pid) for pid in [child(lambda number=number: work(number)) for number in (1, 2, 3)]] == [0, 0, 0]
     assert sorted(begun.read_text().split("\n")[:-1]) == sorted(f"{each.run_name} 0" for each in asked)
-    assert weights([Run(runner.run_path(each)) for each in asked]) == weights(alone)
+    assert weights([Run(scheduling.run_path(each)) for each in asked]) == weights(alone)
 
 
 def test_the_run_of_a_process_that_dies_goes_on(tiny_document: Document, tmp_path: Path, begun: Path):

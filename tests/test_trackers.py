@@ -24,7 +24,7 @@ from fedshift.reporting.trackers import TRACKERS
 from fedshift.reporting.trackers.mlflow import MLflow
 from fedshift.reporting.trackers.prometheus import Prometheus
 from fedshift.reporting.trackers.tracker import TrackedRun, Tracker
-from fedshift.runs import runner
+from fedshift.runs import runner, scheduling
 from fedshift.runs.events import PlannedStage, Progress, RunEvents
 from fedshift.runs.origin import STUDY
 from fedshift.runs.run import EVENTS, Run
@@ -154,7 +154,7 @@ def test_a_run_that_ends_without_another_evaluation_keeps_its_scores(make: Make,
 def test_tracking_a_run_while_it_goes_on_changes_nothing_of_it(make: Make, tracker: Recording):
     alone = carry_out(make({**EXPERIMENT, "run.out": str(Path(tracker.file).parent / "alone")}))
     experiment, seen = make(EXPERIMENT), list[int]()
-    path = runner.run_path(experiment)
+    path = scheduling.run_path(experiment)
 
     def look(position: int) -> None:
         fedshift.track(path, tracker)
@@ -184,7 +184,7 @@ def test_after_a_kill_and_a_resume_every_step_is_there_once(make: Make, tracker:
     """The checkpoint is after round 3, and round 4 is evaluated before the kill: its evaluation comes twice."""
     whole = carry_out(make({**EXPERIMENT, "run.out": str(Path(tracker.file).parent / "whole")}))
     experiment = make(EXPERIMENT)
-    path = runner.run_path(experiment)
+    path = scheduling.run_path(experiment)
     process = fresh.start(kill_itself, experiment)
     assert process.wait() == -signal.SIGKILL
     assert fedshift.track(path, tracker) == {path: 4}
@@ -202,7 +202,7 @@ def test_after_a_kill_and_a_resume_every_step_is_there_once(make: Make, tracker:
 def test_it_waits_for_a_run_until_that_is_over(make: Make, tracker: Recording):
     experiment = make(EXPERIMENT)
     process = fresh.start(carry_out, experiment)
-    path = runner.run_path(experiment)
+    path = scheduling.run_path(experiment)
     assert fedshift.track(path, tracker, wait=True) == {path: 6}
     assert process.wait() == 0
     assert logged(tracker) == recorded(Run(path))
@@ -382,7 +382,7 @@ def test_what_a_tracker_stored_is_read_back(name: str, read: Callable[[Path], St
     if find_spec(name) is None:
         pytest.skip(f"the extra {name} is not installed")
     experiment = make({**EXPERIMENT, "evaluate.metrics": ["macro-f1"]})
-    path, words = runner.run_path(experiment), ("track", tmp_path / "runs", "--to", name)
+    path, words = scheduling.run_path(experiment), ("track", tmp_path / "runs", "--to", name)
 
     def look(position: int) -> None:
         if position == 4:

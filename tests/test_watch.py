@@ -34,7 +34,7 @@ from fedshift.errors import DiskError, FedshiftError, Problems, UnknownNameError
 from fedshift.reporting.follow import RunWatch, WatchedRun, follow
 from fedshift.reporting.live import LOADING, LiveProgress
 from fedshift.reporting.run_status import scores_text
-from fedshift.runs import runner
+from fedshift.runs import runner, scheduling
 from fedshift.runs.events import PlannedStage, Progress, RunEvents, moment
 from fedshift.runs.find import write_grid
 from fedshift.runs.locks import locked
@@ -164,7 +164,7 @@ def test_a_run_that_goes_on_adds_to_its_file_and_a_damaged_one_harms_nothing(mak
     experiment = make({"train.rounds": 4, "run.checkpoint_every": 1})
     with pytest.raises(KeyboardInterrupt):
         runner.start(experiment, interrupt_after(2))
-    folder = Run.open(runner.run_path(experiment))
+    folder = Run.open(scheduling.run_path(experiment))
     with (folder.path / EVENTS).open("ab") as file:
         file.write(
             b'\xff\n[1]\n{"kind": "end"}\n' + b"[" * 100_000 + b'\n{"when": "2026-13-01T00:00:00Z", "kind": "end"}\n5'
@@ -234,9 +234,9 @@ def test_runs_that_nobody_begins_are_noted(make: Make, monkeypatch: pytest.Monke
     """A comparison of two that was interrupted before the second began; it is noted once."""
     monkeypatch.setattr("fedshift.reporting.follow.STALLED", 0.0)
     first, second = make({"seed": 0}), make({"seed": 1})
-    write_grid([first, second], runner.run_path(first).parent)
+    write_grid([first, second], scheduling.run_path(first).parent)
     runner.start(first, Progress())
-    path = runner.run_path(first).parent
+    path = scheduling.run_path(first).parent
     watch, shown = watching(path)
     watch.look()
     assert watch.expected == 2

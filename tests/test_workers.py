@@ -26,7 +26,7 @@ from fedshift.engines.sequential import Sequential
 from fedshift.engines.workers import Workers, can_fork
 from fedshift.errors import FedshiftError
 from fedshift.methods.fedavg import FedAvg
-from fedshift.runs import runner
+from fedshift.runs import runner, scheduling
 from fedshift.runs.events import Progress
 from fedshift.runs.lockstep import advance
 from fedshift.runs.run import Run
@@ -123,7 +123,7 @@ def test_a_killed_worker_loses_nothing(make: Make, tmp_path: Path, monkeypatch: 
     else:
         with refuses("'gray'", "twice", "round 3", "killed"):
             runner.start(experiment, progress)
-        folder = Run.open(runner.run_path(experiment))
+        folder = Run.open(scheduling.run_path(experiment))
         assert not folder.finished
         resume(folder)
     assert "A worker process died in round 3 (killed by signal 9), at work for client 'gray'" in notes[0]

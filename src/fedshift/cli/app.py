@@ -51,7 +51,7 @@ def going_on(path: Path) -> str:
 def run(asked: CommandLine) -> None:
     """Carry out one run: one method (by default the experiment's first), one seed, one federation."""
     from fedshift.cli.before import print_estimates
-    from fedshift.runs.runner import run_path
+    from fedshift.runs.scheduling import run_path
     from fedshift.study import api
 
     with warnings_as_notes():
@@ -74,7 +74,7 @@ def run(asked: CommandLine) -> None:
 def compare(asked: CommandLine, *, shard: ShardOption = None, slurm: SlurmOption = None) -> None:
     """Carry out a grid of runs and print one table; finished runs are not repeated."""
     from fedshift.cli.before import print_estimates, write_slurm
-    from fedshift.runs.runner import run_path
+    from fedshift.runs.scheduling import run_path
     from fedshift.study import api
 
     if asked.dry_run:
@@ -121,7 +121,7 @@ def tune(
 ) -> None:
     """Search the settings of methods on validation data, with one budget for all; compare --tuned takes the best."""
     from fedshift.cli.before import forecasts_of_searches, print_searches, write_slurm
-    from fedshift.runs.runner import run_path
+    from fedshift.runs.scheduling import run_path
     from fedshift.study import api
     from fedshift.study.tune import plan_studies
     from fedshift.written import parse_assignments

@@ -19,7 +19,7 @@ from fedshift.reporting.table import Table, Tabled
 from fedshift.runs.find import find, grid_files, read_grid
 from fedshift.runs.origin import check_no_study
 from fedshift.runs.run import Run
-from fedshift.runs.runner import Failures, run_path
+from fedshift.runs.scheduling import Failures, run_path
 from fedshift.runs.schema import Record
 from fedshift.runs.selection import ORACLES, RULES, moment, selects
 

@@ -18,7 +18,7 @@ from fedshift.catalogue import built_in
 from fedshift.errors import DamagedError, DiskError, DivergedError, FedshiftError, FedshiftWarning, LockedError
 from fedshift.experiments import Experiment
 from fedshift.reporting.comparison import REFUSED
-from fedshift.runs import runner
+from fedshift.runs import runner, scheduling
 from fedshift.runs.dry_run import estimate
 from fedshift.runs.events import Progress
 from fedshift.runs.run import DIVERGED, Run
@@ -45,7 +45,7 @@ class CarriedOut:
     shard: Shard | None = None
     cells: list[Cell] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
-    failed: runner.Failures = field(default_factory=dict)
+    failed: scheduling.Failures = field(default_factory=dict)
     lacking: dict[Key, Lacking] = field(default_factory=dict)
     chosen: dict[tuple[str, str], list[Found]] = field(default_factory=dict)
 
@@ -64,7 +64,7 @@ class CarriedOut:
                 asked = tuning.tuned.apply(asked, where=str(tuning.path))
         return replace(cell, make=of_seeds(asked), budget=None)
 
-    def carry_out(self, experiments: Sequence[Experiment], progress: Progress) -> runner.Failures:
+    def carry_out(self, experiments: Sequence[Experiment], progress: Progress) -> scheduling.Failures:
         """Carry out runs; why one could not begin is written into its folder. Returns what went wrong."""
         runs, failed = runner.run_all(experiments, progress, self.shard)
         for path, error in failed.items():
@@ -77,7 +77,7 @@ class CarriedOut:
 
     def carry_out_seed(self, experiments: Sequence[Experiment], progress: Progress) -> None:
         """Carry out the runs of a cell that have a seed; the first error is raised."""
-        there = [Run(runner.run_path(each)) for each in experiments]
+        there = [Run(scheduling.run_path(each)) for each in experiments]
         if before := why_diverged(there):
             raise DivergedError(before)
         failed = self.carry_out(experiments, progress).values()
@@ -198,5 +198,5 @@ def forecast(plan: Plan, count: Callable[[Cell], int]) -> list[Forecast]:
 def unfinished_runs(cell: Cell) -> int:
     """How many runs of a cell are not finished, those of its tuning included."""
     held_out = len(cell.experiments) // len(cell.seeds)
-    unfinished = sum(not Run(runner.run_path(each)).finished for each in cell.experiments)
+    unfinished = sum(not Run(scheduling.run_path(each)).finished for each in cell.experiments)
     return unfinished + (held_out * cell.budget.runs(len(cell.tuning_seeds)) if cell.budget else 0)

@@ -16,7 +16,7 @@ from fedshift.reporting.results import MeanStd, flat
 from fedshift.reporting.table import Table, marked
 from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
-from fedshift.runs.runner import run_path
+from fedshift.runs.scheduling import run_path
 from fedshift.runs.shard import Shard
 from fedshift.study.execute import CarriedOut
 from fedshift.study.papers import ExhibitRow, exhibit_of

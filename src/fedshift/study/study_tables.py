@@ -19,7 +19,7 @@ from fedshift.reporting.table import Tabled
 from fedshift.runs.events import Progress
 from fedshift.runs.locks import locked
 from fedshift.runs.run import Run
-from fedshift.runs.runner import run_path
+from fedshift.runs.scheduling import run_path
 from fedshift.runs.selection import by_environment, last
 from fedshift.runs.shard import Shard
 from fedshift.study.execute import CarriedOut, carry_out, why_diverged

@@ -17,7 +17,8 @@ from fedshift.experiments import Experiment
 from fedshift.runs.events import AnyEvent, EvaluatedEvent, Progress
 from fedshift.runs.locks import TURN, locked
 from fedshift.runs.run import Run
-from fedshift.runs.runner import PlannedRun, attempt, run_path
+from fedshift.runs.runner import attempt
+from fedshift.runs.scheduling import PlannedRun, run_path
 from fedshift.runs.selection import last, mean_score
 from fedshift.runs.shard import Shard
 from fedshift.runs.together import Judge, to_the_end
