@@ -17,12 +17,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import Make
 from fedshift.errors import DivergedError, LockedError
 from fedshift.runs import locks, runner, scheduling, together
 from fedshift.runs.events import Progress
 from fedshift.runs.locks import CLAIM, Claim, check_locked, is_locked, locked
 from fedshift.runs.run import Run
 from fedshift.runs.shard import Shard
+from fedshift.runs.simulation import Simulation
 from fedshift.study.grid import Document, expand, override
 from fedshift.study.search import Budget
 from fedshift.study.tune import search_all
@@ -129,6 +131,17 @@ def test_the_run_of_a_process_that_dies_goes_on(tiny_document: Document, tmp_pat
     assert [ended(pid) for pid in pids] == [0, 0]
     lines = Counter(begun.read_text().split("\n")[:-1])
     assert lines == Counter([f"{each.run_name} 0" for each in asked] + [f"{first} 2"])
+
+
+def test_a_run_that_another_process_has_just_finished_is_not_begun_again(make: Make, begun: Path):
+    """It may end while this one loads its data."""
+    experiment = make(LONG)
+    done = runner.start(experiment, Progress())
+    simulation = Simulation(experiment)
+    choice = simulation.choice(lambda text: None)
+    (error,) = together.carry_out([(simulation, Run(done.path))], choice, Progress()).values()
+    assert isinstance(error, LockedError)
+    assert len(begun.read_text().split("\n")[:-1]) == 1
 
 
 def test_a_run_that_diverged_is_not_tried_by_the_others(tiny_document: Document, begun: Path):
