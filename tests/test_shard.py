@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -244,6 +245,29 @@ def test_a_process_that_was_killed_leaves_nothing_locked(tmp_path: Path):
     with locked(tmp_path):
         pass
     assert time.monotonic() - began < locks.SILENT / 2
+
+
+def test_where_there_are_no_links_a_claim_is_made_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As on exFAT. Another's that comes in between is not overwritten."""
+
+    def refuse(*given: Any) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with locked(tmp_path):
+        assert Claim.of(tmp_path)
+        check_locked(tmp_path)
+    assert [each.name for each in tmp_path.iterdir() if each.name.startswith(CLAIM)] == []
+    (tmp_path / "draft").write_bytes(b"ours")
+    write(tmp_path, Claim("ward-7", "another boot", 4711, "abc"))
+    with pytest.raises(FileExistsError):
+        locks._put(tmp_path / "draft", tmp_path / CLAIM)
+    assert Claim.of(tmp_path)
+
+
+def test_a_pipe_in_the_place_of_a_claim_is_not_waited_for(tmp_path: Path):
+    os.mkfifo(tmp_path / CLAIM)
+    assert Claim.of(tmp_path) is None
 
 
 def test_a_claim_that_cannot_be_read_is_nobodys(tmp_path: Path):

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import fedshift
 from conftest import TINY
 from fedshift.cli.app import app
+from fedshift.cli.before import write_slurm
 from fedshift.core.training import RunOptions
 from fedshift.runs.dry_run import Estimate
 from fedshift.runs.find import find
@@ -82,6 +83,12 @@ def test_limits_by_hand(tmp_path: Path, shards: int, minutes: int):
     assert "#SBATCH --mem=4096M\n" in job.script  # 1.5 x 2 GiB + 1 GiB
     assert "--gpus" not in job.script
     assert "#SBATCH --gpus=1\n" in Slurm.of([forecast(1, 1.0, 1)], tmp_path, ["a"], 1, RunOptions(device="cuda")).script
+
+
+def test_a_shard_writes_no_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.argv", ["fedshift", "compare", "--shard=1/2", "--slurm", "2"])
+    with refuses("--slurm", "--shard"):
+        write_slurm([forecast(1, 1.0, 1)], tmp_path, 2, RunOptions())
 
 
 def test_what_is_finished_needs_no_script(tmp_path: Path):

@@ -134,11 +134,8 @@ def tune(
             if asked.dry_run:
                 print_searches(asked.experiments, budget)
             elif slurm:
-                forecasts, first = (
-                    forecasts_of_searches(plan_studies(asked.experiments, budget)[0]),
-                    asked.experiments[0],
-                )
-                write_slurm(forecasts, run_path(first).parent, slurm, first.run)
+                studies, first = plan_studies(asked.experiments, budget)[0], asked.experiments[0]
+                write_slurm(forecasts_of_searches(studies), run_path(first).parent, slurm, first.run)
         return
     again = shlex.join(["fedshift", *sys.argv[1:]])
     with interruptible(f". The same command carries on, and no trial is lost: {again}"), warnings_as_notes():

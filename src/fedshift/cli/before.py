@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from fedshift.cli.console import interruptible, open_console, print_tables
-from fedshift.errors import needs
+from fedshift.errors import FedshiftError, needs
 from fedshift.experiments import Experiment
 from fedshift.reporting.table import Table
 from fedshift.runs.dry_run import StageCost
@@ -59,9 +59,15 @@ def print_searches(experiments: Sequence[Experiment], budget: Budget) -> None:
 
 
 def write_slurm(forecasts: Sequence[Forecast], folder: Path, shards: int, options: RunOptions) -> None:
-    """Write the script of a job array that carries out this command."""
+    """Write the script of a job array that carries out this command.
+
+    Raises:
+        FedshiftError: the command is a shard already.
+    """
     from fedshift.study.slurm import Slurm
 
+    if any(word.partition("=")[0] == "--shard" for word in sys.argv[1:]):
+        raise FedshiftError("--slurm gives each task its --shard: leave out one of the two.")
     words = iter(sys.argv[1:])
     asked = [word for word in words if not (word.startswith("--slurm") and ("=" in word or next(words, None)))]
     job = Slurm.of(forecasts, folder, [sys.executable, "-m", "fedshift", *asked], shards, options)

@@ -21,7 +21,6 @@ from fedshift.written import parse_assignments, parse_value, parse_words
 
 if TYPE_CHECKING:
     from fedshift.experiments import Experiment
-    from fedshift.runs.shard import Shard
 
 
 class Commands(TyperGroup):
@@ -278,13 +277,6 @@ def on_experiment(*examples: str, more: str = "", method: str | None = None) -> 
         return command(*examples, more=more, name=act.__name__)(read)
 
     return make
-
-
-def shard_of(text: str | None) -> Shard | None:
-    """The shard that an option names, if it is given."""
-    from fedshift.runs.shard import Shard
-
-    return Shard.of(text) if text is not None else None
 
 
 def load_plugins(paths: list[Path] | None) -> None:

@@ -26,7 +26,6 @@ from fedshift.cli.options import (
     names_known_to,
     names_of,
     paths_of,
-    shard_of,
 )
 from fedshift.errors import FedshiftError
 
@@ -75,6 +74,7 @@ def benchmark(
     slurm: SlurmOption = None,
 ) -> None:
     """Carry out the published benchmark: methods on a set of federations, tuned alike, with ranks and differences."""
+    from fedshift.runs.shard import Shard
     from fedshift.study.benchmark import Benchmark
     from fedshift.study.benchmark_plan import plan_benchmark
 
@@ -83,7 +83,7 @@ def benchmark(
     plan = plan_benchmark(
         scale, listed(method), columns, data=data_by_name, plugins=plugin or [], out=out, published=published
     )
-    done = _carry_out_or_estimate(plan, partial(Benchmark.carried_out, shard=shard_of(shard)), dry_run, slurm)
+    done = _carry_out_or_estimate(plan, partial(Benchmark.carried_out, shard=Shard.of(shard)), dry_run, slurm)
     if done and done.failed:
         raise typer.Exit(1)
 
@@ -124,6 +124,7 @@ def reproduce(
     slurm: SlurmOption = None,
 ) -> None:
     """Carry out a table or curve of a paper (TABLE, such as fedsr-table1), and put it beside the paper's numbers."""
+    from fedshift.runs.shard import Shard
     from fedshift.study.reproduction import Reproduction, plan_table
     from fedshift.study.states import reproductions
     from fedshift.written import parse_assignments
@@ -147,7 +148,7 @@ def reproduce(
     plan = plan_table(
         table, scale or "smoke", panels=panel or None, rows=row or None, data=paths, settings=run, out=out
     )
-    _carry_out_or_estimate(plan, partial(Reproduction.carried_out, shard=shard_of(shard)), dry_run, slurm)
+    _carry_out_or_estimate(plan, partial(Reproduction.carried_out, shard=Shard.of(shard)), dry_run, slurm)
 
 
 def _carry_out_or_estimate(

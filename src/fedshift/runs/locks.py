@@ -5,13 +5,15 @@ the server, from version 4 on as a part of the protocol, before by lockd. And a 
 counts its beats, for file systems whose locks end at the machine (mounts with nolock or local_lock, some of Lustre's).
 
 *Choices.* A claim is made by link(2), which fails if there is one, and renewed and taken over by rename(2): both are
-atomic on NFS of every version. A claim that was left behind is recognised without a clock: on its own machine by the
-system's lock, which is free, on another since the number of its beats stands still for :data:`SILENT` seconds of
-whoever looks. A process that stood still for so long finds its claim gone, and ends before it writes a checkpoint.
+atomic on NFS of every version. Where there are no links, it is made by an exclusive open. A claim that was left behind
+is recognised without a clock: on its own machine by the system's lock, which is free, on another since the number of
+its beats stands still for :data:`SILENT` seconds of whoever looks. A process that stood still for so long finds its
+claim gone, and ends before it writes a checkpoint.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -34,6 +36,8 @@ LOCK, CLAIM = ".lock", ".claim"
 LOOKS = 0.2  # seconds in which who only looks at a lock has let go of it
 TURN = 60.0  # seconds in which who reads and writes something short has done it
 BEAT = 5.0  # seconds between two beats of a claim
+LARGEST = 4096  # bytes of a claim
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # what says that there are none
 SILENT = 60.0  # seconds without a beat after which a process of another machine is gone
 
 
@@ -59,7 +63,7 @@ class Claim:
     def of(cls, folder: Path) -> Claim | None:
         """The claim on a folder, if there is one; a damaged one is nobody's."""
         try:
-            return _CLAIMS.validate_json((folder / CLAIM).read_bytes())
+            return _CLAIMS.validate_json(files.read(folder / CLAIM, LARGEST))
         except (OSError, ValidationError):
             return None
 
@@ -152,12 +156,27 @@ def _claim(folder: Path) -> Claim:
         aside.unlink()
     draft.write_text(json.dumps(asdict(mine)), encoding="utf-8")
     try:
-        os.link(draft, folder / CLAIM)
+        _put(draft, folder / CLAIM)
     except FileExistsError:
         raise LockedError(_at_work(folder)) from None
     finally:
         draft.unlink()
     return mine
+
+
+def _put(draft: Path, claim: Path) -> None:
+    """Make a claim of a draft.
+
+    Raises:
+        FileExistsError: there is one.
+    """
+    try:
+        os.link(draft, claim)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        with claim.open("xb") as file:
+            file.write(draft.read_bytes())
 
 
 def _wait_for_silence(folder: Path, before: Claim) -> None:

@@ -29,12 +29,14 @@ class Shard:
     count: int
 
     @classmethod
-    def of(cls, text: str) -> Shard:
-        """The shard that a text such as "3/16" names.
+    def of(cls, text: str | None) -> Shard | None:
+        """The shard that a text such as "3/16" names; None of None, where one process has all.
 
         Raises:
             FedshiftError: it names none.
         """
+        if text is None:
+            return None
         found = re.fullmatch(r"(\d+)/(\d+)", text)
         number, count = map(int, found.groups()) if found else (0, 0)
         if not 1 <= number <= count:

@@ -77,7 +77,7 @@ def compare(
     """
     experiments = grid(source, **options)
     with display(progress, len(experiments)) as shown:
-        done = carry_out(Plan.of(experiments), shown, Shard.of(shard) if shard else None)
+        done = carry_out(Plan.of(experiments), shown, Shard.of(shard))
     rows = [(cell.label, cell.experiments) for cell in done.cells]
     return Comparison.of(done.runs, done.failed, len(experiments), rows)
 
@@ -223,7 +223,7 @@ def tune(
     budget = search_budget(source, trials, sampler, parallel, search, options.get("settings"))
     experiments = grid(source, **options)
     with display(progress, trials * len(experiments)) as shown:
-        return search_all(experiments, budget, shown, Shard.of(shard) if shard else None)
+        return search_all(experiments, budget, shown, Shard.of(shard))
 
 
 def search_budget(

@@ -68,7 +68,7 @@ def benchmark(
             not their method's, such as a full disk; what is finished is kept, and no table is written.
     """
     plan = plan_benchmark(scale, methods, federations, data=data, plugins=plugins, out=out, published=published)
-    return Benchmark.carried_out(plan, progress, Shard.of(shard) if shard else None)
+    return Benchmark.carried_out(plan, progress, Shard.of(shard))
 
 
 @dataclass(frozen=True, repr=False)

@@ -110,7 +110,7 @@ def reproduce(
             reason that is not their method's, such as a full disk; what is finished is kept.
     """
     plan = plan_table(table, scale, panels=panels, rows=rows, data=data, settings=settings, out=out)
-    return Reproduction.carried_out(plan, progress, Shard.of(shard) if shard else None)
+    return Reproduction.carried_out(plan, progress, Shard.of(shard))
 
 
 @dataclass(frozen=True, repr=False)

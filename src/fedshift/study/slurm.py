@@ -18,13 +18,13 @@ MEMORY_MARGIN = 1.5  # times the peak of a dry run, which trains on no batch
 OWN_MEMORY = 2**30  # bytes on top
 SCRIPT = """\
 #!/bin/bash
-#SBATCH --job-name={name}
+#SBATCH --job-name="{name}"
 #SBATCH --array=1-{shards}
 #SBATCH --cpus-per-task={cpus}
 #SBATCH --mem={megabytes}M
 #SBATCH --time={time}
 #SBATCH --requeue
-#SBATCH --output={log}
+#SBATCH --output="{log}"
 {gpus}
 # {runs} runs, about {hours} in all on one process. A task that ends early, or a job
 # that is submitted again, goes on where the runs were.
