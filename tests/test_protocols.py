@@ -194,6 +194,45 @@ def test_a_held_out_validation_looks_at_no_shift():
         assert {int(data.environment[n]) for n in numbers(validation.samples)} == {0}
 
 
+def copies(per_class: int = 10) -> DomainData:
+    """Three domains and two classes; each original once in every environment but training, whose originals differ."""
+    data = shifted(per_class)
+    assert data.environment is not None
+    original = torch.empty_like(data.group)
+    for domain in range(len(DOMAINS)):
+        for y in range(2):
+            for e in range(len(SHIFTS)):
+                which = ((data.domain == domain) & (data.y == y) & (data.environment == e)).nonzero().flatten()
+                original[which] = 1000 * (e == 0) + 100 * domain + 50 * y + torch.arange(len(which))
+    return replace(data, group=original)
+
+
+def test_a_validation_apart_shares_neither_environment_nor_originals_with_the_test():
+    """0.2 of 10 originals of each of 2 classes: 4 to look at, in p=0.1, and 16 to test in p=0 and p=1 each."""
+    protocol, data = PersonalUnderShift(apart=True, held_out=0.2), copies()
+    protocol.check_choosing()
+    federation = federate(protocol, data=data)
+    assert data.environment is not None
+    assert not federation.notes
+    for client in federation.clients:
+        tests = of(federation, "test", client.id)
+        (validation,) = of(federation, "validation", client.id)
+        assert [(e.name, len(e.samples)) for e in tests] == [("p=0", 16), ("p=1", 16)]
+        assert (validation.name, len(validation.samples), len(client.train)) == ("p=0.1", 4, 20)
+        assert {int(data.environment[n]) for n in numbers(validation.samples)} == {SHIFTS.index("p=0.1")}
+        looked_at = {int(data.group[n]) for n in numbers(validation.samples)}
+        for test in tests:
+            assert looked_at.isdisjoint(int(data.group[n]) for n in numbers(test.samples))
+
+
+def test_an_only_test_environment_cannot_be_apart():
+    data = shifted()
+    assert data.environment is not None
+    one = replace(data, environment=data.environment.clamp(max=1), environments=("train", "p=0"))
+    with refuses("leaves nothing to test"):
+        federate(PersonalUnderShift(validation="p=0", apart=True), data=one)
+
+
 @pytest.mark.parametrize(
     ("protocol", "data", "words"),
     [

@@ -140,9 +140,9 @@ def test_validation_that_is_a_test_is_refused():
     changes = {"protocol.name": "personal-under-shift"}
     with refuses("--set protocol.validation=held-out"):
         planned(expand(override({"data": {"name": "colored-mnist"}}, changes)), Budget())
-    changes["protocol.validation"] = "held-out"
-    (study,) = planned(expand(override({"data": {"name": "colored-mnist"}}, changes)), Budget())
-    assert study.label == "fedavg"
+    for change in ({"protocol.validation": "held-out"}, {"protocol.apart": True}):
+        (study,) = planned(expand(override({"data": {"name": "colored-mnist"}}, changes | change)), Budget())
+        assert study.label == "fedavg"
 
 
 # What is tried ------------------------------------------------------------------------------------

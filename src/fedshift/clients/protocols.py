@@ -343,28 +343,36 @@ class PersonalUnderShift(Protocol):
 
     validation: str = setting(
         "p=0.1",
-        help="the environment that a selection may look at, although it is a test environment as well; or 'held-out': "
-        "a part of each client's training samples, which shows no shift",
+        help="the environment that a selection may look at; or 'held-out': a part of each client's training samples, "
+        "which shows no shift",
         source="FedPIN, App. E.3: p=0.1",
     )
-    held_out: ProperFraction = setting(0.1, help="that part, where validation is 'held-out'")
+    apart: bool = setting(
+        False,
+        help="whether that environment is no test environment, and shows originals that no test shows",
+        source="FedPIN, App. E.3: false; its validation is one of the tests",
+    )
+    held_out: ProperFraction = setting(
+        0.1, help="part for validation: of each client's training samples if 'held-out', of its test's if apart"
+    )
 
     @property
     def caution(self) -> str:
         """That validation looks at a test environment, if so."""
-        if self.validation == HELD_OUT:
+        if self.validation == HELD_OUT or self.apart:
             return ""
         return (
-            f"Validation looks at '{self.validation}', which is a test environment as well (as in FedPIN); "
-            f"protocol.validation = '{HELD_OUT}' looks at no shift."
+            f"Validation looks at '{self.validation}', which is a test environment as well (as in FedPIN): "
+            f"protocol.apart = true leaves it out of the test; protocol.validation = '{HELD_OUT}' looks at no shift."
         )
 
     def check_choosing(self) -> None:
-        """Raise an error unless validation is on held-out samples of the clients' own distribution."""
-        if self.validation != HELD_OUT:
+        """Raise an error if validation is on a test environment."""
+        if self.validation != HELD_OUT and not self.apart:
             raise FedshiftError(
                 f"protocol.validation = '{self.validation}' is a test environment as well, and neither settings nor "
-                f"the end of training (train.patience) must be chosen on the test: --set protocol.validation={HELD_OUT}"
+                "the end of training (train.patience) must be chosen on the test: --set protocol.apart=true leaves it "
+                f"out of the test, and --set protocol.validation={HELD_OUT} looks at training samples"
             )
 
     def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> FederatedData:
@@ -375,19 +383,33 @@ class PersonalUnderShift(Protocol):
                 "say); for others: --set protocol.name=in-domain or leave-one-domain-out"
             )
         shifts = data.environments[1:]
-        looks_at_shift = self.validation != HELD_OUT
-        if looks_at_shift and self.validation not in shifts:
+        if self.validation not in (*shifts, HELD_OUT):
             raise UnknownNameError("environment in protocol.validation", self.validation, [*shifts, HELD_OUT])
+        if self.apart and shifts == (self.validation,):
+            raise FedshiftError("protocol.apart = true leaves nothing to test: these data have one test environment.")
         division = divide(data, partition, streams)
-        native = data.environment == 0
-        held_out = torch.zeros_like(native)
-        if not looks_at_shift:
-            held_out = split(data, (self.held_out,), streams, division.cells[0].where(native, NOBODY))[0]
-        looked_at = data.environment == 1 + shifts.index(self.validation) if looks_at_shift else held_out
-        kinds = [division.kind("validation", self.validation, looked_at)]
-        kinds += [division.kind("test", shift, data.environment == e) for e, shift in enumerate(shifts, 1)]
+        trained, validated, tested = self._masks(data, division.cells[0], streams)
+        kinds = [division.kind("validation", self.validation, validated)]
+        kinds += [
+            division.kind("test", shift, tested & (data.environment == number))
+            for number, shift in enumerate(shifts, 1)
+            if not (self.apart and shift == self.validation)
+        ]
         notes = filter(None, [self.caution])
-        return division.federated(native & ~held_out, environments_of(kinds), inputs, *notes)
+        return division.federated(trained, environments_of(kinds), inputs, *notes)
+
+    def _masks(self, data: DomainData, holder: Tensor, streams: Streams) -> tuple[Tensor, Tensor, Tensor]:
+        """Masks (N,) of training, validation and all tests; holder: who has each sample, (N,)."""
+        assert data.environment is not None
+        native = data.environment == 0
+        if self.validation == HELD_OUT:
+            held_out = split(data, (self.held_out,), streams, holder.where(native, NOBODY))[0]
+            return native & ~held_out, held_out, ~native
+        shifted = data.environment == data.environments.index(self.validation)
+        if not self.apart:
+            return native, shifted, ~native
+        looked_at = split(data, (self.held_out,), streams, holder.where(shifted, NOBODY))[0]
+        return native, looked_at, ~native & ~torch.isin(data.group, data.group[looked_at])
 
 
 def _refuse_environments(protocol: Protocol, data: DomainData) -> None:
