@@ -211,6 +211,20 @@ def test_tables_name_what_cannot_run_and_what_diverged(small: Benchmark):
     assert "A, fediir: diverged. Not finite." in said
 
 
+def test_a_picture_says_why_a_method_has_no_difference(small: Benchmark):
+    """FedSR does not train on b; Ditto cannot run there; nobody carried out GroupDRO."""
+    plan = planned(SCALE, SCENARIOS, (*small.methods, "groupdro"), Path("nowhere"))
+    numbers = dict(small.numbers)
+    numbers["b", "fedavg", "validation"] = dict.fromkeys(SEEDS, 80.0)
+    numbers["b", "fedsr", "validation"] = dict.fromkeys(SEEDS, 65.0)
+    cells = dict(replace(small, numbers=numbers, plan=plan).by_column())
+    assert cells["fedavg"] == [Interval(0.0, 0.0, 3)] * 2
+    assert cells["fedsr"] == [small.difference("a", "fedsr"), "did not train"]
+    assert cells["ditto"] == [Interval(0.0, 0.0, 3), "-"]
+    assert cells["fediir"] == ["diverged", "diverged"]
+    assert cells["groupdro"] == ["", ""]
+
+
 def test_what_did_not_train_has_no_rank_and_no_difference(small: Benchmark):
     """FedSR's validation accuracy is 65 on a and 66 on b, FedAvg's 80: 15 below is too far, 14 is not."""
     numbers = dict(small.numbers)

@@ -145,6 +145,13 @@ class Benchmark(StudyResults):
         found = Interval.of([*self._over_scenarios(method).values()])
         return found and found.widened(self._chance(map(self._over_scenarios, self.null_rows)))
 
+    def by_column(self) -> list[tuple[str, list[Interval | str]]]:
+        """Each method's difference to FedAvg on every column, or why there is none, in a word."""
+        return [
+            (name, [self.difference(each.name, name) or self._why_none(each.name, name) for each in self.columns])
+            for name in self.mean_ranks()
+        ]
+
     @property
     def null_rows(self) -> list[str]:
         """The rows that are FedAvg with other batches."""
@@ -238,6 +245,13 @@ class Benchmark(StudyResults):
         words = NONE if lacking is None or lacking.kind == "refused" else LACKING[lacking.kind]
         note = f" ({rank:g})" if rank else " (did not train)" if found else ""
         return f"{found.text() if found else words}{note}"
+
+    def _why_none(self, scenario: str, method: str) -> str:
+        """Why a method has no difference on a column, in a word; empty if it was not carried out."""
+        lacking = self.lacking.get((scenario, method, ""))
+        if lacking is not None:
+            return NONE if lacking.kind == "refused" else LACKING[lacking.kind]
+        return "" if self.trained(scenario, method) else "did not train"
 
     def _plateau(self) -> list[Table]:
         """How much FedAvg still gained at the end; none where it is not known."""
@@ -341,15 +355,10 @@ class Benchmark(StudyResults):
 
     def more_files(self) -> dict[str, str | bytes]:
         """The figures and the page."""
-        from fedshift.study.figures import draw_curve, draw_ranks  # with matplotlib
+        from fedshift.study.figures import draw_curve, draw_differences  # with matplotlib
 
-        its = [
-            (name, rank, self.overall(name) if name != BASE else None)
-            for name, rank in self.mean_ranks().items()
-            if rank is not None
-        ]
         curves = [*self._curves()]
-        png = draw_ranks(its, BASE)
+        png = draw_differences(self.by_column(), [each.title for each in self.columns], BASE)
         page = render(
             "benchmark.html.jinja",
             title=f"Benchmark, scale {self.plan.scale.name}",

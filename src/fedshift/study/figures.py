@@ -1,4 +1,4 @@
-"""Figures as PNG files: of a benchmark's ranks, of a paper's curve, and Optuna's of a search."""
+"""Figures as PNG files: of a benchmark's differences, of a paper's curve, and Optuna's of a search."""
 
 from __future__ import annotations
 
@@ -19,27 +19,40 @@ from fedshift.reporting.intervals import Interval
 from fedshift.study.search import Study, quiet
 from fedshift.written import printable
 
-WIDTH, BESIDE_ROWS, OF_A_ROW = 9.6, 1.1, 0.24  # inches of the benchmark's figure
-CLEAR, OPEN = "#1f77b4", "#8c8c8c"
+BESIDE_COLUMNS, OF_A_COLUMN, BESIDE_ROWS, OF_A_ROW = 2.4, 0.8, 1.1, 0.2  # inches of the benchmark's figure
+SATURATED = 5.0  # points of difference with the darkest colour
+MISSING = "#e4e4e4"
 PANEL_WIDTH, PANEL_HEIGHT = 5.2, 3.8  # inches of a curve's panel
 MARKERS, DASHES = "osD^vP*X", ("-", "--", "-.", ":")  # so that lines that coincide can be told apart
 
 
-def draw_ranks(rows: Sequence[tuple[str, float, Interval | None]], base: str) -> bytes:
-    """Mean ranks, and the overall differences to a base with their intervals, as a PNG file; the first row above."""
-    drawn = Figure(figsize=(WIDTH, BESIDE_ROWS + OF_A_ROW * len(rows)), layout="constrained")
-    ranks, differences = drawn.subplots(1, 2, sharey=True, width_ratios=(1, 1.6))
-    ranks.set_yticks(range(len(rows)), [printable(method) for method, *_ in rows[::-1]], parse_math=False)
-    for height, (_, rank, found) in enumerate(rows[::-1]):
-        ranks.plot(rank, height, "o", color=CLEAR, markersize=5)
-        if found is not None:
-            colour = CLEAR if found.clear else OPEN
-            differences.errorbar(found.mean, height, xerr=found.half, fmt="o", color=colour, markersize=5, capsize=2.5)
-    differences.axvline(0, color="black", linewidth=0.8)
-    ranks.set(xlabel="mean rank", ylim=(-0.8, len(rows) - 0.2))
-    differences.set_xlabel(f"accuracy less {base}'s (points), mean over columns, 95 % over seeds")
-    for axis in (ranks, differences):
-        make_plain(axis)
+def draw_differences(rows: Sequence[tuple[str, Sequence[Interval | str]]], columns: Sequence[str], base: str) -> bytes:
+    """A heat map of differences to a base, as a PNG file; the first row above, clear differences in bold.
+
+    Args:
+        rows: each method with its difference on every column, or a word where there is none.
+        columns: the columns' titles.
+        base: the method that they are differences to.
+    """
+    size = BESIDE_COLUMNS + OF_A_COLUMN * len(columns), BESIDE_ROWS + OF_A_ROW * len(rows)
+    drawn = Figure(figsize=size, layout="constrained")
+    axis = drawn.subplots()
+    axis.set_facecolor(MISSING)
+    values = [[cell.mean if isinstance(cell, Interval) else np.nan for cell in cells] for _, cells in rows]
+    image = axis.imshow(values, cmap="RdBu", vmin=-SATURATED, vmax=SATURATED, aspect="auto")
+    for y, (_, cells) in enumerate(rows):
+        for x, cell in enumerate(cells):
+            found = cell if isinstance(cell, Interval) else None
+            style: dict[str, Any] = {
+                "weight": "bold" if found and found.clear else "normal",
+                "color": "white" if found and abs(found.mean) > 0.6 * SATURATED else "black",
+            }
+            axis.text(x, y, f"{found.mean:+.1f}" if found else str(cell), ha="center", va="center", fontsize=7, **style)
+    axis.set_xticks(range(len(columns)), [*map(printable, columns)], rotation=30, ha="left", fontsize=8)
+    axis.set_yticks(range(len(rows)), [printable(name) for name, _ in rows], parse_math=False, fontsize=8)
+    axis.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
+    axis.spines[:].set_visible(False)
+    drawn.colorbar(image, ax=axis, label=f"accuracy less {base}'s (points)", extend="both", aspect=40)
     return as_png(drawn)
 
 
