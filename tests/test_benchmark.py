@@ -240,6 +240,16 @@ def test_what_did_not_train_has_no_rank_and_no_difference(small: Benchmark):
     assert cells["fedsr"][0] == "70.0 ± 10.0 (did not train)"
 
 
+def test_a_column_may_have_its_own_choices_of_a_method():
+    """On Colored Fashion-MNIST IRM's penalty weighs from 1e4 on, not from 0.1; other methods have the rows' choices."""
+    grids = {cell.key[:2]: cell.budget.search for cell in plan_benchmark("short", ["irm", "ditto"]).cells if cell.budget}
+    assert grids["colored-fashion-mnist", "irm"]["method.lam"] == [1e3, 1e4, 1e5]
+    assert grids["rotated-mnist-0", "irm"]["method.lam"] != [1e3, 1e4, 1e5]
+    ditto = {column: grid["method.lam"] for (column, row), grid in grids.items() if row == "ditto"}
+    assert len(ditto) > 1
+    assert all(values == ditto["rotated-mnist-0"] for values in ditto.values())
+
+
 def test_columns_of_the_same_data_count_as_one(small: Benchmark):
     """FedSR's ranks are 1 and 1.5; with a quarter of the weight on the second, (1 + 1.5 / 4) / (5 / 4) = 1.1."""
     light = replace(SCENARIOS[1], weight=0.25)

@@ -17,6 +17,7 @@ from fedshift import files
 from fedshift.errors import FedshiftError
 
 KEPT = b"fedshift kept object "  # how a file begins whose first line goes on with a digest of what it means
+PLUGIN = "fedshift_plugin_"  # how the names of modules begin that are plugins
 RAN_HERE = "plugins"  # the cache's folder that knows, by the digests of their bytes, which code ran on this machine
 
 
@@ -152,7 +153,7 @@ def module_of(path: str | Path) -> ModuleType:
 def _loaded(path: str, content: str) -> ModuleType:
     if not content:
         raise FedshiftError(f"The plugin '{path}' does not exist; give the path of a Python file.")
-    name = f"fedshift_plugin_{Path(path).stem}_{blake2b(path.encode(), digest_size=4).hexdigest()}"
+    name = f"{PLUGIN}{Path(path).stem}_{blake2b(path.encode(), digest_size=4).hexdigest()}"
     spec = util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise FedshiftError(f"The plugin '{path}' is no Python file.")

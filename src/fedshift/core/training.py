@@ -18,6 +18,7 @@ from fedshift.spec import (
     Momentum,
     NonNegative,
     Positive,
+    Probability,
     Processors,
     Range,
     Rounds,
@@ -246,12 +247,27 @@ class RunOptions(Spec):
     device: str = setting("auto", help="'auto' (an accelerator if there is one), 'cpu', 'cuda', 'cuda:1', 'mps'")
     out: FolderPath = setting("runs", help="the folder that holds run folders")
     checkpoint_every: Rounds = setting(10, help="rounds between checkpoints")
-    engine: Literal["auto", "sequential", "vectorised", "workers"] = setting(
+    engine: Literal["auto", "sequential", "vectorised", "workers", "ray"] = setting(
         "auto",
-        help="what runs clients: 'auto' measures briefly and picks; one after the other; stacked; or in processes",
+        help="what runs clients: 'auto' measures briefly and picks; one after the other; stacked; in processes; or on "
+        "a Ray cluster",
     )
     workers: Processors = setting(
-        0, help="processes of the engine 'workers'; 0: one for each core, at most OMP_NUM_THREADS"
+        0,
+        help="processes of the engine 'workers', or actors of 'ray'; 0: one for each core, at most OMP_NUM_THREADS, or "
+        "for each processor of the cluster",
+    )
+    spread: Literal["clients", "runs"] = setting(
+        "clients",
+        help="what the engine 'ray' shares out: the clients of a cohort, or the runs of a table, each on one processor",
+    )
+    gpus: Probability = setting(
+        0.0, help="the part of a GPU that an actor of the engine 'ray' takes; 0: it works on a CPU"
+    )
+    address: str = setting(
+        "auto",
+        help="the Ray cluster: 'auto' takes one that runs here or that RAY_ADDRESS names, or else starts one of this "
+        "machine; 'local' starts one",
     )
     threads: Processors = setting(
         0,

@@ -22,9 +22,9 @@ from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers, can_fork
 from fedshift.errors import FedshiftError
-from fedshift.spec import Processors
+from fedshift.spec import Probability, Processors
 
-Name = Literal["sequential", "vectorised", "workers"]
+Name = Literal["sequential", "vectorised", "workers", "ray"]
 # What users limit the threads of numerical programs with; fedshift takes it for the cores that it may use in all.
 LIMITS = ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "MKL_NUM_THREADS")
 # mallopt's parameters and values (malloc.h of the GNU C library), in bytes: from how much unused memory at the end of
@@ -38,25 +38,32 @@ class Choice:
 
     Attributes:
         engine: its name.
-        workers: processes of the engine 'workers'; 1 for the others.
+        workers: processes of the engine 'workers'; actors of 'ray', or 0 for as many as there is room for; 1 for the
+            others.
         threads: threads of each process.
         kernels: how modules are prepared.
+        gpus: the part of a GPU that an actor of 'ray' takes.
+        address: of the cluster of 'ray'.
     """
 
     engine: Name
-    workers: Annotated[Processors, Ge(1)]
+    workers: Processors
     threads: Annotated[Processors, Ge(1)]
     kernels: Kernels
+    gpus: Probability = 0.0
+    address: str = "auto"
 
     @property
     def together(self) -> int:
         """How many runs of a table advance together if nobody says: as many as there is gain from."""
-        return {"sequential": 1, "workers": self.workers, "vectorised": 16}[self.engine]
+        return {"sequential": 1, "workers": self.workers, "vectorised": 16, "ray": 1}[self.engine]
 
     def __str__(self) -> str:
         """In a few words, for people."""
         workers = f"{self.workers} worker{'s' if self.workers > 1 else ''} of"
-        who = workers if self.engine == "workers" else f"{self.engine} on"
+        who = {"workers": workers, "ray": f"{self.workers or 'all'} Ray actors of"}.get(
+            self.engine, f"{self.engine} on"
+        )
         layout = ", channels last" if self.kernels.channels_last else ""
         linear = ", oneDNN for linear layers" if self.kernels.linear == "onednn" else ""
         return f"{who} {self.threads} thread{'s' if self.threads > 1 else ''}{layout}{linear}"
@@ -85,7 +92,9 @@ def asked_for(setup: Setup, options: RunOptions) -> Choice:
                 f"{sys.platform} system: --set run.device=cpu on Linux, or try auto."
             )
         return Choice("workers", options.workers or cores(), 1, kernels)
-    engine: Any = "sequential" if options.engine == "auto" else options.engine
+    if options.engine == "ray" and options.spread == "clients":
+        return Choice("ray", options.workers, 1, kernels, options.gpus, options.address)
+    engine: Any = "sequential" if options.engine in ("auto", "ray") else options.engine
     return Choice(engine, 1, options.threads or cores(), kernels)
 
 
@@ -130,6 +139,17 @@ def open_engine(choice: Choice, tell: Callable[[str], None] = lambda text: None)
             engine = Vectorised(choice.kernels, tell)
         case "workers":
             engine = Workers(choice.kernels, choice.workers, tell)
+        case "ray":
+            from fedshift.engines.ray_actors import RayActors
+
+            engine = RayActors(
+                choice.kernels,
+                choice.workers,
+                min(choice.workers or cores(), cores()),
+                choice.gpus,
+                choice.address,
+                tell,
+            )
     try:
         yield engine
     finally:

@@ -212,6 +212,8 @@ def choice_of(checkpoint: Checkpoint, simulation: Simulation, progress: Progress
 def _still_right(before: Choice, simulation: Simulation) -> bool:
     """Whether the engine that a run had can be had here, and is what its options ask for."""
     options = simulation.experiment.run
+    if before.engine == "ray":
+        return False
     if before.engine == "workers":
         here = can_fork() and simulation.setup.device.type == "cpu"
         return here and options.workers in (0, before.workers)

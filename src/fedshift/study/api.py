@@ -8,6 +8,7 @@ options change it and are those of :class:`Options`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -21,6 +22,7 @@ from fedshift.runs.events import Progress
 from fedshift.runs.predictions import Predictions, nobody, predictions
 from fedshift.runs.run import Picked, Run
 from fedshift.runs.shard import Shard
+from fedshift.runs.spread import spread
 from fedshift.study.asked import DEFAULT, Source, sources
 from fedshift.study.asked import FIELDS as FIELDS
 from fedshift.study.asked import Options as Options
@@ -77,7 +79,8 @@ def compare(
     """
     experiments = grid(source, **options)
     with display(progress, len(experiments)) as shown:
-        done = carry_out(Plan.of(experiments), shown, Shard.of(shard))
+        share = partial(carry_out, Plan.of(experiments), Progress())
+        done = carry_out(Plan.of(experiments), shown, spread(share, experiments, Shard.of(shard), shown))
     rows = [(cell.label, cell.experiments) for cell in done.cells]
     return Comparison.of(done.runs, done.failed, len(experiments), rows)
 
@@ -223,7 +226,8 @@ def tune(
     budget = search_budget(source, trials, sampler, parallel, search, options.get("settings"))
     experiments = grid(source, **options)
     with display(progress, trials * len(experiments)) as shown:
-        return search_all(experiments, budget, shown, Shard.of(shard))
+        share = partial(search_all, experiments, budget, Progress())
+        return search_all(experiments, budget, shown, spread(share, experiments, Shard.of(shard), shown))
 
 
 def search_budget(

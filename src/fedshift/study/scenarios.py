@@ -5,8 +5,9 @@ the scenario a table with ``settings`` (dotted), and perhaps ``experiment``, the
 replaces the file's, and a ``title`` of its own. Of a paper it has ``columns``, what is read off its runs, by heading,
 and ``open``, what the paper leaves open; of the benchmark ``score``, what its number is, ``worst``, whether the lowest
 environment stands beside the mean, ``rates``, the learning rates that are tried, ascending, ``finalists``, how many
-choices the first tuning seed leaves to the others, and ``weight``, how much it counts in means over scenarios, where
-several are of the same data.
+choices the first tuning seed leaves to the others, ``choices``, what is tried there of methods whose setting has
+another scale on these data, and ``weight``, how much it counts in means over scenarios, where several are of the same
+data.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ class Scenario:
         worst: whether the accuracy on the worst environment is shown beside the mean.
         rates: the learning rates that are tried, ascending.
         finalists: how many choices, the best by the first tuning seed, run with the others; None: all.
+        choices: by method, values that are tried here of its settings, by dotted name, in the place of the row's.
         weight: how much it counts in means over scenarios.
     """
 
@@ -105,6 +107,7 @@ class Scenario:
     worst: bool = False
     rates: Sequence[float] = ()
     finalists: int | None = None
+    choices: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)
     weight: float = 1.0
 
     @classmethod

@@ -227,7 +227,8 @@ class StudyPlan:
         if not count:
             return None
         grid: dict[str, Sequence[Any]] = {"train.lr": scenario.rates[-count:]}
-        grid |= {key: values[: self.scale.choices] for key, values in row.choices.items() if key not in fixed}
+        choices = scenario.choices.get(row.method, row.choices)
+        grid |= {key: values[: self.scale.choices] for key, values in choices.items() if key not in fixed}
         searched = {key: values for key, values in grid.items() if len(values) > 1}
         trials = prod(map(len, searched.values()))
         return Budget(

@@ -1,0 +1,188 @@
+"""Messages between processes: what is pickled, and tensors, which lie in a memory that both can read."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import traceback
+import warnings
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import cloudpickle
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import Parameter
+
+ALIGNMENT = 64  # bytes; vector loads like it
+
+Place = tuple[torch.dtype, tuple[int, ...], int]  # of a tensor: its type, its shape and where it begins
+Bytes = NDArray[np.uint8]
+
+
+def aligned(size: int) -> int:
+    """The next multiple of the alignment, in bytes."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+class Memory(Protocol):
+    """Where the tensors of messages lie."""
+
+    def put(self, tensor: Tensor) -> Any:
+        """Write a tensor; returns what it is found by."""
+
+    def get(self, place: Any) -> Tensor:
+        """The tensor that lies there."""
+
+
+class _Numbered:
+    """What picklers write in the place of tensors, and of objects that both processes know."""
+
+    def __init__(self, memory: Memory, known: Mapping[int, object]) -> None:
+        self._memory, self._known = memory, known
+
+    def __call__(self, obj: object) -> Any:
+        if isinstance(obj, Tensor) and not isinstance(obj, Parameter):  # which is pickled around its tensor
+            return self._memory.put(obj)
+        return id(obj) if id(obj) in self._known else None
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, numbered: _Numbered) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._numbered = numbered
+
+    def persistent_id(self, obj: object) -> Any:
+        return self._numbered(obj)
+
+
+class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # the library has no types
+    def __init__(self, file: io.BytesIO, numbered: _Numbered) -> None:
+        super().__init__(file)
+        self._numbered = numbered
+
+    def persistent_id(self, obj: object) -> Any:
+        return self._numbered(obj)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, memory: Memory, known: Mapping[int, object], copy: bool) -> None:
+        super().__init__(io.BytesIO(data))
+        self._memory, self._known, self._copy = memory, known, copy
+
+    def persistent_load(self, pid: Any) -> object:
+        if isinstance(pid, int):
+            return self._known[pid]
+        tensor = self._memory.get(pid)
+        return tensor.clone() if self._copy else tensor
+
+
+def written(message: object, memory: Memory, known: Mapping[int, object], *, code: bool = False) -> io.BytesIO:
+    """A message as bytes, its tensors in the memory.
+
+    Args:
+        message: what can be pickled.
+        memory: takes its tensors.
+        known: by ``id()``, objects that the reader has, of which the number is written alone.
+        code: whether functions and classes that the reader cannot import go with it.
+    """
+    file, numbered = io.BytesIO(), _Numbered(memory, known)
+    pickler = _CodePickler(file, numbered) if code else _Pickler(file, numbered)
+    pickler.dump(message)
+    return file
+
+
+def read(data: bytes, memory: Memory, known: Mapping[int, object], copy: bool) -> Any:
+    """The inverse of :func:`written`; tensors are copies, or views of the memory."""
+    return _Unpickler(data, memory, known, copy).load()
+
+
+def portable(error: Exception, where: str) -> Exception:
+    """An exception that another process can read; where it happened goes with it as a note."""
+    error.add_note(f"In {where}:\n" + "".join(traceback.format_exception(error)).rstrip())
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # an exception with a constructor of its own, say; its text must do
+        plain = RuntimeError(f"{type(error).__name__}: {error}")
+        plain.__notes__ = error.__notes__
+        return plain
+    return error
+
+
+class Packing:
+    """A memory that is written once and sent as a whole.
+
+    Args:
+        begins: the first place; what lies below is in parcels that the reader has.
+        placed: by ``id()``, where tensors lie there.
+    """
+
+    def __init__(self, begins: int = 0, placed: Mapping[int, Any] | None = None) -> None:
+        self._begins = self.ends = begins
+        self._placed = dict(placed or {})
+        self._tensors: list[tuple[Tensor, int]] = []
+
+    @property
+    def placed(self) -> Mapping[int, Any]:
+        """By ``id()``, where tensors lie."""
+        return self._placed
+
+    def put(self, tensor: Tensor) -> tuple[Place, bool]:
+        """Take a tensor; returns its place, and whether it is on an accelerator."""
+        if id(tensor) not in self._placed:
+            place = tensor.dtype, tuple(tensor.shape), self.ends
+            self._tensors.append((tensor, self.ends))  # which keeps its id from being another's
+            self._placed[id(tensor)] = place, tensor.device.type != "cpu"
+            self.ends += aligned(tensor.nbytes)
+        found: tuple[Place, bool] = self._placed[id(tensor)]
+        return found
+
+    def get(self, place: Any) -> Tensor:
+        """Nothing is read here."""
+        raise NotImplementedError
+
+    def packed(self) -> Bytes:
+        """All that was put, in one piece."""
+        memory = np.zeros(self.ends - self._begins, dtype=np.uint8)
+        whole = torch.from_numpy(memory)
+        for tensor, place in self._tensors:
+            if tensor.nbytes:
+                begins = place - self._begins
+                its = whole[begins : begins + tensor.nbytes].view(tensor.dtype)
+                its.view(tensor.shape).copy_(tensor.detach())
+        return memory
+
+
+class Packed:
+    """Parcels as they came, one behind the other; what is read from them may not be written to.
+
+    Args:
+        parcels: what :meth:`Packing.packed` gave.
+        device: where tensors belong that were on an accelerator.
+    """
+
+    def __init__(self, *parcels: Bytes, device: torch.device | None = None) -> None:
+        self._parcels, self._device = parcels, device
+
+    def put(self, tensor: Tensor) -> Any:
+        """Nothing is written here."""
+        raise NotImplementedError
+
+    def get(self, place: tuple[Place, bool]) -> Tensor:
+        """The tensor at a place, a view where it stays on the CPU."""
+        (dtype, shape, begins), moves = place
+        size = torch.Size(shape).numel() * dtype.itemsize
+        if not size:
+            found = torch.empty(shape, dtype=dtype)
+        else:
+            number = 0
+            while begins >= len(self._parcels[number]):
+                begins -= len(self._parcels[number])
+                number += 1
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+                whole = torch.from_numpy(self._parcels[number])
+            found = whole[begins : begins + size].view(dtype).view(shape)
+        return found.to(self._device) if moves and self._device else found

@@ -1,0 +1,281 @@
+"""Actors of a Ray cluster: the clients of a cohort side by side, on any number of machines.
+
+What runs and data are goes to the cluster's object store once, which keeps one copy on each node: data are read there
+and not copied. In each round, what several clients receive goes there once as well; a client's own state goes with its
+job and comes back with its answer, so that this process alone has and keeps it.
+
+Choices: objects are sent, with the code of notebooks and plugins, and not files to be loaded again, so nodes need
+fedshift and nothing else. Ray would set the number of threads; an actor sets its own. An actor that died is replaced by
+one that waits until the cluster has a processor for it, while the others go on.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fedshift.clients.federated import FederatedData
+from fedshift.content import PLUGIN
+from fedshift.core.messages import Down
+from fedshift.core.setup import Round
+from fedshift.engines.engine import Job, Outcome
+from fedshift.engines.kernels import Kernels
+from fedshift.engines.parcels import Bytes, Packed, Packing, portable, read, written
+from fedshift.engines.pool import Attempt, Pool, refers
+from fedshift.engines.sequential import Sequential
+from fedshift.errors import FedshiftError, needs
+
+LOOK_AGAIN = 1.0  # seconds, while no actor has anything to say
+PATIENCE = 30.0  # seconds without any actor after which a user should know that the cluster has no room
+FALSE_STARTS = 3  # actors that died before they were ready, one after the other: then none will be
+
+Parcel = tuple[bytes, Bytes]  # a message, and its tensors
+
+
+def connect(address: str) -> Any:
+    """Ray, connected to a cluster, or to one of this machine that is started for this process.
+
+    Args:
+        address: of the cluster; "auto": the one that runs here or that RAY_ADDRESS names, or else a new one; "local": a
+            new one.
+
+    Raises:
+        FedshiftError: Ray is not installed, or there is no cluster at the address.
+    """
+    with needs("ray", "The engine 'ray'"):
+        import ray
+
+    if ray.is_initialized():
+        return ray
+    quiet: Any = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
+    try:
+        try:
+            ray.init(None if address == "auto" else address, **quiet)
+        except ConnectionError:
+            if address != "auto":
+                raise
+            ray.init("local", include_dashboard=False, **quiet)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise FedshiftError(
+            f"run.address = '{address}': there is no Ray cluster ({error}); `ray start --head` begins one, and "
+            "--set run.address=local one of this machine alone."
+        ) from error
+    return ray
+
+
+class RayActors(Pool["_Actor"]):
+    """Has an actor for each processor of a cluster, or for a part of each GPU."""
+
+    member = "A Ray actor"
+    advice = "Fewer actors on a node need less memory: run.workers."
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        count: int,
+        threads: int,
+        gpus: float = 0.0,
+        address: str = "auto",
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Actors start when there is work.
+
+        Args:
+            kernels: how modules are prepared.
+            count: how many actors; 0: one for each processor of the cluster, or as many as its GPUs have room for.
+            threads: of this process while it scores.
+            gpus: the part of a GPU that an actor takes.
+            address: of the cluster, see :func:`connect`.
+            tell: hears of an actor that died and was replaced.
+        """
+        super().__init__(kernels, count, threads, tell)
+        self._ray, self._gpus = connect(address), gpus
+        if not count:
+            resources = self._ray.cluster_resources()
+            self._count = max(int(resources.get("GPU", 0) / gpus if gpus else resources.get("CPU", 1)), 1)
+        # References to parcels of what actors have to know, and whether they copy the tensors.
+        self._lessons: list[tuple[Any, Any, bool]] = []
+        self._false_starts = 0
+        self._round = _Round((), self._ray)
+
+    def train(self, jobs: Sequence[Job]) -> Iterator[Outcome | Exception]:
+        """Let every client work; actors that have nothing to do let go of what they have."""
+        self._round = _Round(jobs, self._ray)
+        for actor in self._pool[len(jobs) :]:
+            actor.rest()
+        yield from super().train(jobs)
+
+    def _know(self, refers: dict[int, object]) -> None:
+        new = {number: thing for number, thing in refers.items() if number not in self._known}
+        data = {number: thing for number, thing in new.items() if isinstance(thing, FederatedData)}
+        rest = {number: thing for number, thing in new.items() if number not in data}
+        send_plugins()
+        for its, copy in ((data, False), (rest, True)):
+            if its:
+                parcel = _parcel(its, self._known, code=True)
+                self._lessons.append((*map(self._ray.put, parcel), copy))
+                self._known |= its
+
+    def _begin(self) -> _Actor:
+        return _Actor(self)
+
+    def _answered(self) -> list[_Actor]:
+        """Wait for actors to answer, or to die, or to be ready for work."""
+        waited = 0.0
+        while True:
+            awaited = {actor.next: actor for actor in self._pool if actor.queue or not actor.ready}
+            done, _ = self._ray.wait([*awaited], num_returns=1, timeout=LOOK_AGAIN)
+            found = [awaited[each] for each in done]
+            if found and found[0].ready:
+                return found
+            if found:
+                self._greet(found[0])
+                return []
+            waited += LOOK_AGAIN
+            if waited == PATIENCE and not any(actor.ready for actor in self._pool):
+                self._tell(f"No actor of {self._count} has begun yet: the cluster has no free processor (or GPU).")
+
+    def _greet(self, actor: _Actor) -> None:
+        """Let an actor work that has begun, or replace it."""
+        try:
+            actor.greet()
+            self._false_starts = 0
+        except EOFError as error:
+            self._false_starts += 1
+            if self._false_starts == FALSE_STARTS:
+                raise FedshiftError(f"No actor of the Ray cluster can begin: {error}") from error
+            self._replace(actor)
+
+
+class _Round:
+    """What several clients of a cohort receive, which is in the object store once."""
+
+    def __init__(self, jobs: Sequence[Job], ray: Any) -> None:
+        counts = Counter(id(tensor) for job in jobs for tensor in job.down.values())
+        packing = Packing()
+        for tensor in (tensor for job in jobs for tensor in job.down.values() if counts[id(tensor)] > 1):
+            packing.put(tensor)
+        self.ends, self.placed = packing.ends, packing.placed
+        self.parcel = ray.put(packing.packed()) if jobs else None
+
+
+class _Actor:
+    """An actor that does one job after the other, seen from this process."""
+
+    def __init__(self, engine: RayActors) -> None:
+        self.queue: deque[Attempt] = deque()
+        self._engine, self._ray = engine, engine._ray
+        self._answers: deque[tuple[Any, torch.device]] = deque()
+        self._learnt, self.ready, self._rested, self._ending = 0, False, True, "stopped"
+        place = self._ray.remote(Site).options(num_cpus=1, num_gpus=engine._gpus or None)
+        self._handle = place.remote(engine.kernels)
+        self._begun = self._handle.__ray_ready__.remote()
+
+    @property
+    def next(self) -> Any:
+        """A reference to what it says next."""
+        return self._answers[0][0] if self.ready else self._begun
+
+    def greet(self) -> None:
+        """Take it for ready, once it has begun.
+
+        Raises:
+            EOFError: it died.
+        """
+        try:
+            self._ray.get(self._begun)
+        except self._ray.exceptions.RayError as error:
+            self._ending = _first_line(error)
+            raise EOFError(self._ending) from error
+        self.ready = True
+
+    def ask(self, attempt: Attempt, job: Job) -> None:
+        for lesson in self._engine._lessons[self._learnt :]:
+            self._handle.learn.remote(*lesson)
+        self._learnt, self._rested = len(self._engine._lessons), False
+        shared = self._engine._round
+        message = (*refers(job), job.round.number, job.client.id, dict(job.down), job.state)
+        packing = Packing(shared.ends, shared.placed)
+        data = written(message, packing, self._engine._known).getvalue()
+        answer = self._handle.work.remote(data, shared.parcel, packing.packed(), str(job.setup.device))
+        self._answers.append((answer, job.setup.device))
+        self.queue.append(attempt)
+
+    def answer(self) -> Outcome | Exception:
+        reference, device = self._answers[0]
+        try:
+            data, tensors = self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as error:
+            self._answers.popleft(), self.queue.popleft()
+            return FedshiftError(f"A Ray actor could not read its job: {_first_line(error)}")
+        except self._ray.exceptions.RayError as error:
+            self._ending = _first_line(error)
+            raise EOFError(self._ending) from error
+        self._answers.popleft(), self.queue.popleft()
+        # Copies: the store's memory may not be written to, and is not to be kept for what a run keeps.
+        answer: Outcome | Exception = read(data, Packed(tensors, device=device), {}, copy=True)
+        return answer
+
+    def rest(self) -> None:
+        """Let it give back the memory of what it did before."""
+        if self.ready and not self._rested:
+            self._handle.rest.remote()
+            self._rested = True
+
+    def stop(self) -> str:
+        self._ray.kill(self._handle)
+        return self._ending
+
+
+class Site:
+    """Where clients work: what an actor does, in its own process."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        torch.set_num_threads(1)
+        self._engine = Sequential(kernels)
+        self._known: dict[int, object] = {}
+
+    def learn(self, data: bytes, tensors: Bytes, copy: bool) -> None:
+        """Read what runs are, or data, whose tensors may stay views of the object store."""
+        device = torch.device("cuda") if torch.cuda.is_available() else None
+        self._known |= read(data, Packed(tensors, device=device), self._known, copy)
+
+    def work(self, data: bytes, shared: Bytes, tensors: Bytes, device: str) -> Parcel:
+        """Let a client work; gives back its outcome, or the exception that it ended with."""
+        memory = Packed(shared, tensors, device=torch.device(device))
+        setup, federated, exchange, stage, number, client, down, state = read(data, memory, self._known, copy=True)
+        job = Job(setup, federated, exchange, Round(stage, number), federated.client(client), Down(down), state)
+        (outcome,) = self._engine.train([job])
+        try:
+            return _parcel(outcome if isinstance(outcome, Outcome) else portable(outcome, "a Ray actor"))
+        except Exception as error:  # a sparse tensor, say
+            return _parcel(portable(error, "a Ray actor"))
+
+    def rest(self) -> None:
+        """Let go of modules, and of what they had of clients."""
+        self._engine.close()
+        gc.collect()
+
+
+def _parcel(message: object, known: Mapping[int, object] | None = None, *, code: bool = False) -> Parcel:
+    packing = Packing()
+    return written(message, packing, known or {}, code=code).getvalue(), packing.packed()
+
+
+def send_plugins() -> None:
+    """Let the code of plugins go with what is sent, since nodes may not have their files."""
+    import cloudpickle
+
+    registered = cloudpickle.list_registry_picklesend_plugins()
+    for name, module in list(sys.modules.items()):
+        if name.startswith(PLUGIN) and name not in registered:
+            cloudpickle.register_pickle_by_value(module)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

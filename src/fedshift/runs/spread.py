@@ -1,0 +1,71 @@
+"""The runs of a table on a Ray cluster: tasks that share them as shards do, each run whole on one processor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from fedshift.errors import FedshiftError
+from fedshift.experiments import Experiment
+from fedshift.runs.events import Progress
+from fedshift.runs.shard import Shard
+
+
+def spread(
+    call: Callable[[Shard], Any], experiments: Sequence[Experiment], shard: Shard | None, progress: Progress
+) -> Shard | None:
+    """Let tasks of a Ray cluster carry out runs first, if the experiments ask for it; the cluster shares a folder.
+
+    Tasks claim runs as shards do. One that dies leaves its runs to the others, and to the caller, who carries out
+    whatever is left when all have ended.
+
+    Args:
+        call: carries out the runs as the shard that it is given.
+        experiments: what is asked for; how many tasks there are (``workers``; 0: one for each processor) and in which
+            cluster, the first one says.
+        shard: which shard the caller is; a shard leaves the others to whoever started them.
+        progress: hears of the tasks.
+
+    Returns:
+        The shard that the caller is now.
+
+    Raises:
+        FedshiftError: there is no cluster.
+    """
+    options = experiments[0].run
+    if shard or options.engine != "ray" or options.spread != "runs":
+        return shard
+    from fedshift.engines.ray_actors import connect, send_plugins
+
+    ray = connect(options.address)
+    count = max(options.workers or int(ray.cluster_resources().get("CPU", 1)), 1)
+    send_plugins()
+    task = ray.remote(_called).options(num_cpus=1, num_gpus=options.gpus or None, max_retries=0)
+    shards = [Shard(number, count) for number in range(1, count + 1)]
+    waiting = {task.remote(call, each): each for each in shards}
+    out = f"{options.out}/{experiments[0].name}"
+    progress.note(f"{count} Ray tasks carry the runs out; `fedshift watch {out}` shows how far they are.")
+    while waiting:
+        (done,), _ = ray.wait([*waiting], num_returns=1)
+        its = waiting.pop(done)
+        if reason := _death(ray, done):
+            progress.note(f"Ray task {its.number} of {count} died ({reason}); its runs go to the others.")
+    return Shard(1, 1)
+
+
+def _called(call: Callable[[Shard], Any], shard: Shard) -> None:
+    """What a task does; what is wrong with runs, the caller sees when it looks at them."""
+    with suppress(FedshiftError):
+        call(shard)
+
+
+def _death(ray: Any, done: Any) -> str:
+    """How a task died, in a line; empty if it did not."""
+    try:
+        ray.get(done)
+    except ray.exceptions.RayTaskError:
+        raise
+    except ray.exceptions.RayError as error:
+        return str(error).strip().partition("\n")[0]
+    return ""
