@@ -242,7 +242,8 @@ def test_what_did_not_train_has_no_rank_and_no_difference(small: Benchmark):
 
 def test_a_column_may_have_its_own_choices_of_a_method():
     """On Colored Fashion-MNIST IRM's penalty weighs from 1e4 on, not from 0.1; other methods have the rows' choices."""
-    grids = {cell.key[:2]: cell.budget.search for cell in plan_benchmark("short", ["irm", "ditto"]).cells if cell.budget}
+    plan = plan_benchmark("short", ["irm", "ditto"])
+    grids = {cell.key[:2]: cell.budget.search for cell in plan.cells if cell.budget}
     assert grids["colored-fashion-mnist", "irm"]["method.lam"] == [1e3, 1e4, 1e5]
     assert grids["rotated-mnist-0", "irm"]["method.lam"] != [1e3, 1e4, 1e5]
     ditto = {column: grid["method.lam"] for (column, row), grid in grids.items() if row == "ditto"}
