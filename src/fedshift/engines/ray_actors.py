@@ -271,7 +271,7 @@ def send_plugins() -> None:
     """Let the code of plugins go with what is sent, since nodes may not have their files."""
     import cloudpickle
 
-    registered = cloudpickle.list_registry_picklesend_plugins()
+    registered = cloudpickle.list_registry_pickle_by_value()
     for name, module in list(sys.modules.items()):
         if name.startswith(PLUGIN) and name not in registered:
             cloudpickle.register_pickle_by_value(module)

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+import cloudpickle
+
 from fedshift.errors import FedshiftError
-from fedshift.experiments import Experiment
+from fedshift.experiments import Experiment, load_plugins
 from fedshift.runs.events import Progress
 from fedshift.runs.shard import Shard
 
@@ -36,14 +38,14 @@ def spread(
     options = experiments[0].run
     if shard or options.engine != "ray" or options.spread != "runs":
         return shard
-    from fedshift.engines.ray_actors import connect, send_plugins
+    from fedshift.engines.ray_actors import connect
 
     ray = connect(options.address)
     count = max(options.workers or int(ray.cluster_resources().get("CPU", 1)), 1)
-    send_plugins()
     task = ray.remote(_called).options(num_cpus=1, num_gpus=options.gpus or None, max_retries=0)
     shards = [Shard(number, count) for number in range(1, count + 1)]
-    waiting = {task.remote(call, each): each for each in shards}
+    work, plugins = cloudpickle.dumps(call), list(dict.fromkeys(path for each in experiments for path in each.plugins))
+    waiting = {task.remote(plugins, work, each): each for each in shards}
     out = f"{options.out}/{experiments[0].name}"
     progress.note(f"{count} Ray tasks carry the runs out; `fedshift watch {out}` shows how far they are.")
     while waiting:
@@ -54,10 +56,11 @@ def spread(
     return Shard(1, 1)
 
 
-def _called(call: Callable[[Shard], Any], shard: Shard) -> None:
+def _called(plugins: Sequence[str], call: bytes, shard: Shard) -> None:
     """What a task does; what is wrong with runs, the caller sees when it looks at them."""
+    load_plugins(plugins)  # which the call refers to
     with suppress(FedshiftError):
-        call(shard)
+        cloudpickle.loads(call)(shard)
 
 
 def _death(ray: Any, done: Any) -> str:
