@@ -19,6 +19,7 @@ from pathlib import Path
 
 FEW = ["--set", "data.images_per_class=5"]  # of the digits that are shipped
 SMALL = ["--rounds", "1", "--set", "train.steps=1", "--set", "run.device=cpu", "--set", "run.engine=sequential"]
+LOCAL = ["--set", "run.workers=2", "--set", "run.address=local"]
 SITES, CLASSES = ("north", "south"), ("a", "b")
 
 
@@ -271,6 +272,7 @@ FEATURES = [
         Feature(name, "a tracker", ["-c", TRACKED.replace("TRACKER", name)])
         for name in ("tensorboard", "mlflow", "wandb")
     ),
+    Feature("ray", "a cluster", ["run", *FEW, "--method", "fedavg", *SMALL[:-1], "run.engine=ray", *LOCAL]),
     Feature("flower", "a federation's folders", ["federation", "init", "it", "--sites", "a,b", "--method", "fedavg"]),
     Feature("flower", "a federation's processes", ["federation", "demo", "--rounds", "1", "--sites", "2"]),
 ]
