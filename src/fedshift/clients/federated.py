@@ -16,8 +16,9 @@ from torch import Tensor
 
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.preparation import Column, recoded
-from fedshift.clients.samples import Client, Environment, Move, Pool, joined, lazy, mover
+from fedshift.clients.samples import Client, Environment, Move, Pool, Samples, class_counts, joined, lazy, mover
 from fedshift.errors import FedshiftError
+from fedshift.streams import Streams
 
 
 @dataclass(frozen=True)
@@ -77,17 +78,30 @@ class FederatedData:
     def _pool(self) -> Pool:
         return (self.clients[0].train if self.clients else self.environments[0].samples).pool
 
+    @cached_property
+    def trained_sizes(self) -> tuple[int, ...]:
+        """How many training samples each client has, in id order."""
+        return tuple(len(client.train) for client in self.clients)
+
+    @cached_property
+    def scored_sizes(self) -> tuple[int, ...]:
+        """How many samples each environment has."""
+        return tuple(len(each.samples) for each in self.environments)
+
     def trained_classes(self) -> dict[int, tuple[int, ...]]:
         """By each client's id, how many training samples of each class it has."""
-        return {client.id: client.train.class_counts(len(self.classes)) for client in self.clients}
+        counts = class_counts([client.train for client in self.clients], len(self.classes))
+        return dict(zip(self.ids, map(tuple, counts.tolist()), strict=True))
 
     def scored_classes(self) -> dict[str, dict[str, tuple[int, ...]]]:
         """By role and environment, how many samples of each class are scored, over all clients."""
-        found: dict[str, dict[str, tuple[int, ...]]] = {}
+        parts: dict[tuple[str, str], list[Samples]] = {}
         for each in self.environments:
-            of_role, counts = found.setdefault(each.role, {}), each.samples.class_counts(len(self.classes))
-            before = of_role.get(each.name, (0,) * len(counts))
-            of_role[each.name] = tuple(map(sum, zip(before, counts, strict=True)))
+            parts.setdefault((each.role, each.name), []).append(each.samples)
+        found: dict[str, dict[str, tuple[int, ...]]] = {}
+        for (role, name), samples in parts.items():
+            counts = class_counts(samples, len(self.classes)).sum(dim=0)
+            found.setdefault(role, {})[name] = tuple(counts.tolist())
         return found
 
     def checked(self) -> FederatedData:
@@ -96,13 +110,14 @@ class FederatedData:
         Raises:
             FedshiftError: a client has nothing to train on, or nobody has a sample of some environment.
         """
-        for client in self.clients:
-            if not len(client.train):
-                raise FedshiftError(
-                    f"Client '{client.name}' has no training sample: give it more samples, or divide the domains among "
-                    "fewer clients (partition.clients, partition.min_samples)."
-                )
-        sizes = [((each.role, each.name), len(each.samples)) for each in self.environments]
+        if 0 in self.trained_sizes:
+            empty = self.clients[self.trained_sizes.index(0)]
+            raise FedshiftError(
+                f"Client '{empty.name}' has no training sample: give it more samples, or divide the domains among "
+                "fewer clients (partition.clients, partition.min_samples)."
+            )
+        keys = ((each.role, each.name) for each in self.environments)
+        sizes = [*zip(keys, self.scored_sizes, strict=True)]
         some = {key for key, size in sizes if size}
         for role, name in (key for key, _ in sizes if key not in some):
             raise FedshiftError(
@@ -119,6 +134,19 @@ class FederatedData:
             "means over clients are over the others."
         )
         return replace(self, environments=lazy(self.environments).among(scored), notes=(*self.notes, note))
+
+    def scoring(self, most: int, streams: Streams) -> FederatedData:
+        """The same federation with the environments of at most so many clients, drawn at random; a note tells of it."""
+        if len(self.clients) <= most:
+            return self
+        ids = self.ids
+        drawn = {ids[place] for place in streams.permutation(len(ids), "scored clients")[:most].tolist()}
+        kept = [n for n, each in enumerate(self.environments) if each.client is None or each.client in drawn]
+        note = (
+            f"{most:,} of {len(ids):,} clients, drawn by the seed, are scored: means over clients are of these "
+            f"(evaluate.clients = {most})."
+        )
+        return replace(self, environments=lazy(self.environments).among(kept), notes=(*self.notes, note))
 
     def by_training(self, columns: Sequence[Column]) -> FederatedData:
         """The same federation, of rows whose categories are those that occur in training.
@@ -154,9 +182,8 @@ class FederatedData:
         environments = lazy(self.environments).mapped(
             lambda environment: environment if environment.client is None else replace(environment, client=0)
         )
-        sizes = tuple(len(client.train) for client in self.clients)
         alone = Client(0, "all", "all", together)
-        return replace(self, clients=(alone,), environments=environments, pooled_sizes=sizes)
+        return replace(self, clients=(alone,), environments=environments, pooled_sizes=self.trained_sizes)
 
     def to(self, device: torch.device) -> FederatedData:
         """The same federation on a device, to which every pool is copied once, and of which views go on sharing it."""

@@ -29,6 +29,7 @@ from fedshift.spec import Clients, Positive, Range, Spec, WholeNumber, setting
 from fedshift.streams import Key, Streams
 
 NOBODY = -1
+MANY_STRATA = 200_000  # (class, client) pairs, say
 
 
 @dataclass(frozen=True)
@@ -269,6 +270,8 @@ def first_of_each(group: Tensor) -> tuple[Tensor, Tensor]:
 def shuffled(stratum: Tensor, streams: Streams, purpose: str, *key: Key) -> tuple[Tensor, Tensor]:
     """The samples of one stratum after another, each stratum's in an order drawn by ``(purpose, *key, stratum)``.
 
+    Beyond :data:`MANY_STRATA` one stream, ``(purpose, *key)``, orders all: so many streams take longer than the rest.
+
     Args:
         stratum: each sample's stratum, (N,), int64.
         streams: where the random numbers come from.
@@ -279,6 +282,9 @@ def shuffled(stratum: Tensor, streams: Streams, purpose: str, *key: Key) -> tupl
         The samples' indices (N,), strata ascending, and the sizes of the strata that have samples.
     """
     values, sizes = torch.unique(stratum, return_counts=True)
+    if len(values) > MANY_STRATA:
+        drawn = streams.permutation(len(stratum), purpose, *key)
+        return drawn[stratum[drawn].argsort(stable=True)], sizes
     order, starts = torch.arange(len(stratum)), sizes.cumsum(0) - sizes
     several = sizes > 1  # a stratum of one sample has one order
     for value, start, size in zip(*(each[several].tolist() for each in (values, starts, sizes)), strict=True):

@@ -99,10 +99,6 @@ class Samples:
         """The samples at some rows of the pool, (n,), int64, whether they are among these or not."""
         return Samples(self.pool.x, self.pool.y, rows, self.pool.environment)
 
-    def class_counts(self, classes: int) -> tuple[int, ...]:
-        """How many samples of each of so many classes there are."""
-        return tuple(torch.bincount(self.y.cpu(), minlength=classes).tolist())
-
     def shares_pool(self, other: Samples) -> bool:
         """Whether both are views of one pool."""
         return self.pool.x is other.pool.x and self.pool.y is other.pool.y
@@ -130,6 +126,17 @@ def joined(parts: Sequence[Samples]) -> Samples:
         return Samples(x, y, environment=environment)
     everything = torch.arange(len(first.pool.y), device=first.pool.y.device)
     return first.view_of(torch.cat([everything if part.rows is None else part.rows for part in parts]))
+
+
+def class_counts(parts: Sequence[Samples], classes: int) -> Tensor:
+    """How many samples of each of so many classes each part has, (parts, classes), int64, on the CPU."""
+    if not parts:
+        return torch.zeros(0, classes, dtype=torch.int64)
+    sizes = torch.tensor([len(part) for part in parts])
+    shared = all(parts[0].shares_pool(part) for part in parts)
+    labels = joined(parts).y if shared else torch.cat([part.y for part in parts])
+    cell = torch.arange(len(parts)).repeat_interleave(sizes) * classes + labels.cpu()
+    return torch.bincount(cell, minlength=len(parts) * classes).view(len(parts), classes)
 
 
 def mover(device: torch.device) -> Move:

@@ -13,6 +13,7 @@ from fedshift.core.metrics import ACCURACY, DECLARED, PER_CLASS, check_metrics
 from fedshift.errors import FedshiftError
 from fedshift.spec import (
     BatchSize,
+    Clients,
     Fraction,
     LearningRate,
     Momentum,
@@ -205,6 +206,7 @@ class Evaluate(Spec):
         "chance; a stage with fewer has those that it has",
     )
     batch: BatchSize = setting(512, help="samples predicted at a time")
+    clients: Clients = setting(10_000, help="clients that are scored at most; of more, so many are drawn by the seed")
     metrics: tuple[str, ...] = setting(
         (),
         help="metrics beside accuracy and loss: balanced-accuracy, macro-f1, auroc, average-precision, "

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
+from zipfile import ZIP_STORED
 
 import numpy as np
 import torch
@@ -33,6 +35,7 @@ from fedshift.streams import Streams
 
 SUFFIX = ".npz"
 NEEDED, OPTIONAL = ("x", "y"), ("domain", "group", "classes", "notes")
+MAPPED = 2**20  # bytes from which an array is mapped
 KINDS = ("uint8", "int64", "float32", "float64")
 
 
@@ -69,7 +72,7 @@ class Arrays(Dataset):
         """The array ``x``."""
         with _opened(file, ("x",)) as arrays:
             others = [name for name in arrays.files if name != "x"]
-            x = inputs_of(arrays["x"], f"x of '{file}'")
+            x = inputs_of(_mapped(file, "x", arrays), f"x of '{file}'")
         note = f"Arrays that are not looked at: {', '.join(others)} (of '{file}')."
         return Unlabelled(x, range(len(x)), (note,) if others else ())
 
@@ -86,7 +89,7 @@ class Arrays(Dataset):
     def _arrays(self, file: Path, *names: str) -> dict[str, Array]:
         """Some arrays of a file, where it has them."""
         with _opened(file) as found:
-            arrays = {name: found[name] for name in names if name in found}
+            arrays = {name: _mapped(file, name, found) for name in names if name in found}
         if "domain" in arrays and not Path(self.path).expanduser().is_file():
             raise FedshiftError(
                 f"'{file}' holds an array domain, but in a folder each file is a domain, named like the file; "
@@ -110,6 +113,28 @@ def _opened(file: Path, needed: Sequence[str] = NEEDED) -> Iterator[NpzFile]:
         arrays = np.load(opened, allow_pickle=False)
         _check_file(file, arrays, needed)
         yield arrays
+
+
+def _mapped(file: Path, name: str, arrays: NpzFile) -> Array:
+    """An array of a file: mapped into memory, or read if it is compressed or small.
+
+    What is mapped is a private copy where it is written to, and costs memory only where it is.
+    """
+    assert arrays.zip is not None
+    about = next((each for each in arrays.zip.infolist() if each.filename == f"{name}.npy"), None)
+    if about is None or about.compress_type != ZIP_STORED or about.file_size < MAPPED:
+        found: Array = arrays[name]
+        return found
+    with file.open("rb") as opened:
+        opened.seek(about.header_offset + 26)  # of the local header, where the lengths of its last two fields stand
+        lengths = struct.unpack("<HH", opened.read(4))
+        opened.seek(about.header_offset + 30 + sum(lengths))
+        version = np.lib.format.read_magic(opened)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = header(opened)
+        if dtype.hasobject or fortran:
+            return arrays[name]
+        return np.memmap(file, dtype, "c", opened.tell(), shape)
 
 
 def _check_file(file: Path, arrays: object, needed: Sequence[str]) -> None:

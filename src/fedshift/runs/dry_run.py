@@ -146,7 +146,7 @@ def _declared_bytes(simulation: Simulation, exchange: Exchange) -> int:
 
 def planned_stages(simulation: Simulation) -> list[PlannedStage]:
     """The stages of a run, each with the mean number of steps of a round over all cohorts it may have."""
-    sizes = Counter(len(client.train) for client in simulation.federated.clients)
+    sizes = Counter(simulation.federated.trained_sizes)
     return [
         PlannedStage(
             name=stage.name,

@@ -186,16 +186,17 @@ class Blueprint(BaseModel):
     @classmethod
     def of(cls, federated: FederatedData) -> Self:
         """That of a federation."""
+        clients = [(client.id, client.name, client.domain) for client in federated.clients]
         return cls(
             shape=federated.shape,
             classes=federated.classes,
-            clients={client.id: client.name for client in federated.clients},
+            clients={id: name for id, name, _ in clients},
             inputs=federated.inputs,
             environments=federated.train_environments,
             type=federated.type,
             columns=federated.columns,
-            domains={client.id: client.domain for client in federated.clients},
-            samples={client.id: len(client.train) for client in federated.clients},
+            domains={id: domain for id, _, domain in clients},
+            samples=dict(zip(federated.ids, federated.trained_sizes, strict=True)),
             trained_classes=federated.trained_classes(),
             scored_classes=federated.scored_classes(),
             pooled=federated.pooled_sizes,

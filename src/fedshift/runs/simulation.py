@@ -71,7 +71,7 @@ class Simulation:
         self.setup = self.blueprint.setup(experiment, f"{experiment.name}-seed{experiment.seed}", device)
         _check_patience(experiment, federated)
         self.site = Site(self.setup, federated, audit=experiment.run.audit)
-        self.coordinator = Coordinator(self.setup, {client.id: client.name for client in federated.clients})
+        self.coordinator = Coordinator(self.setup, self.blueprint.clients)
         self.evaluation = Evaluation(self.site)
         self.notes = [
             *federated.notes,
@@ -169,9 +169,9 @@ def make_federated(experiment: Experiment, tell: Embedding = silent) -> Federate
     drawn_by = seed if experiment.data.seeded else 0  # data without chance are read once for all seeds
     data = load_data(experiment.data, network, drawn_by, str(experiment.contents), tell)
     with streams.as_global("global draws in federation"):
-        federated = divided(experiment, data, streams).checked()
-        noted = replace(federated, notes=(*data.notes, *federated.notes))
-        return experiment.method.regroup(noted)
+        federated = divided(experiment, data, streams)
+        noted = replace(federated, notes=(*data.notes, *federated.notes)).checked()
+        return experiment.method.regroup(noted.scoring(experiment.evaluate.clients, streams))
 
 
 def read_federated(experiment: Experiment) -> tuple[DomainData, FederatedData]:
@@ -202,8 +202,7 @@ def divided(experiment: Experiment, data: DomainData, streams: Streams) -> Feder
 
 def _check_batches(experiment: Experiment, federated: FederatedData) -> None:
     """Refuse batches whose inputs alone cannot fit; a batch is never larger than what it is drawn from."""
-    trained = max((len(client.train) for client in federated.clients), default=0)
-    scored = max((len(environment.samples) for environment in federated.environments), default=0)
+    trained, scored = (max(sizes, default=0) for sizes in (federated.trained_sizes, federated.scored_sizes))
     for name, batch in (
         ("train.batch", min(experiment.train.batch, trained)),
         ("evaluate.batch", min(experiment.evaluate.batch, scored)),
@@ -217,8 +216,10 @@ def _check_batches(experiment: Experiment, federated: FederatedData) -> None:
 
 def _check_patience(experiment: Experiment, federated: FederatedData) -> None:
     """Refuse to wait for better validation scores where there is nothing to score."""
-    validated = (environment for environment in federated.environments if environment.role == "validation")
-    if experiment.train.patience != "off" and not any(len(environment.samples) for environment in validated):
+    if experiment.train.patience == "off":
+        return
+    sizes = zip(federated.environments, federated.scored_sizes, strict=True)
+    if not any(size for environment, size in sizes if environment.role == "validation"):
         raise FedshiftError(
             f"train.patience = {experiment.train.patience} ends training by validation scores, but no client has "
             "validation samples: give the protocol some (--set protocol.validation=0.1), or set train.patience = 'off'."
