@@ -87,7 +87,7 @@ def print_forecasts(forecasts: Sequence[Forecast], more: Iterable[str] = ()) -> 
     """Print a line for each forecast, with ``more`` notes; seeds and held-out domains cost the same."""
     rows: list[list[str]] = []
     notes = dict[str, None]()
-    count, seconds = 0, 0.0
+    count, seconds, scoring = 0, 0.0, 0.0
     for forecast in forecasts:
         name, runs, cost = forecast.label, str(forecast.runs), forecast.cost
         if cost is None:
@@ -96,6 +96,7 @@ def print_forecasts(forecasts: Sequence[Forecast], more: Iterable[str] = ()) -> 
             continue
         count += forecast.runs
         seconds += forecast.runs * (cost.seconds or 0.0)
+        scoring += forecast.runs * cost.scored * (cost.scoring or 0.0)
         notes |= dict.fromkeys(f"{name}: {note}" if note.startswith("Engine") else note for note in cost.notes)
         clients, cohort = cost.clients
         everybody = str(clients) if clients == cohort else f"{cohort} of {clients}"
@@ -115,8 +116,8 @@ def print_forecasts(forecasts: Sequence[Forecast], more: Iterable[str] = ()) -> 
     )
     if seconds:
         typer.echo(
-            f"Training takes about {clock(seconds)} in all on one process, by a few steps of one client; evaluation is "
-            "not included."
+            f"Training takes about {clock(seconds)} in all on one process, by a few steps of one client; evaluation "
+            f"takes about {clock(scoring)}."
         )
     typer.echo("Nothing was written.")
 

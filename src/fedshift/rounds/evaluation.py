@@ -41,28 +41,42 @@ class Evaluation:
         self.site, self.setup = site, site.setup
         self.simulated = False
 
-    def rows(self, state: ServerState, send: Send, round: Round, engine: Engine) -> list[Row]:
-        """Score every environment; each row says which model was used on whose data.
+    def rows(
+        self,
+        state: ServerState,
+        send: Send,
+        round: Round,
+        engine: Engine,
+        environments: Sequence[Environment] | None = None,
+    ) -> list[Row]:
+        """Score environments; each row says which model was used on whose data.
 
         Args:
             state: the server's.
             send: what the server would send to a client.
             round: after which round.
             engine: does the work.
+            environments: which; None: all of the site's.
         """
         self.simulated = False
         about: list[tuple[Row, int]] = []
-        scores = iter(list(engine.score(self._questions(state, send, round, about))))
+        asked = self.site.federated.environments if environments is None else environments
+        scores = iter(list(engine.score(self._questions(asked, state, send, round, about))))
         return [row | _mean([next(scores) for _ in range(models)]) for row, models in about]
 
     def _questions(
-        self, state: ServerState, send: Send, round: Round, about: list[tuple[Row, int]]
+        self,
+        environments: Sequence[Environment],
+        state: ServerState,
+        send: Send,
+        round: Round,
+        about: list[tuple[Row, int]],
     ) -> Iterator[Question]:
         """Every model on its environment; ``about`` gets what a row says of it, and how many models there are."""
         strangers: list[Tensors] = []
         last: list[Tensors] = []
         federated = self.site.federated
-        for environment in federated.environments:
+        for environment in environments:
             models = self.models(environment, state, send, strangers)
             if not _same_models(models, last):
                 last = models  # models that are the same object are predicted with together

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from fedshift import memory
@@ -21,6 +23,9 @@ from fedshift.errors import DivergedError
 from fedshift.experiments import Experiment
 from fedshift.runs.events import PlannedStage
 from fedshift.runs.simulation import Simulation
+from fedshift.written import clock
+
+FEW = 40  # environments by which an evaluation is timed
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class Estimate(StageCost):
     Attributes:
         clients: how many clients there are, and how many take part in a round of the main stage.
         stages: each stage, in order.
+        scoring: seconds of an evaluation in one process; None where it could not be timed.
         memory: the peak so far as :func:`fedshift.memory.peak` has it, with the data and the model, and a round's
             messages, in bytes; what a batch takes while it is trained on comes on top.
         notes: what a reader of its results must know.
@@ -62,6 +68,7 @@ class Estimate(StageCost):
     stages: tuple[StageCost, ...]
     memory: int
     notes: list[str]
+    scoring: float | None = None
 
 
 def estimate(experiment: Experiment) -> Estimate:
@@ -76,18 +83,24 @@ def estimate(experiment: Experiment) -> Estimate:
     step = _step(simulation)
     costs = {stage: _cost(simulation, stage, step if stage is main else None) for stage in simulation.setup.stages}
     cost, stages = costs[main], tuple(costs.values())
+    scoring, clients = _scoring(simulation, main), len(simulation.federated.clients)
+    notes, most = [*simulation.notes], experiment.evaluate.clients
+    if scoring is not None and clients > most:
+        every = clock(scoring * clients / most)
+        notes.append(f"An evaluation takes about {clock(scoring)}; one of all {clients:,} clients would take {every}.")
     return Estimate(
         name=experiment.run_name,
         rounds=sum(stage.rounds for stage in stages),
         steps=sum(stage.steps for stage in stages),
         scored=sum(stage.scored for stage in stages),
         seconds=sum(stage.seconds for stage in stages if stage.seconds is not None) or None,
-        clients=(len(simulation.federated.clients), simulation.coordinator.cohort(main)),
+        clients=(clients, simulation.coordinator.cohort(main)),
         stages=stages,
         bytes_down=cost.bytes_down,
         bytes_up=cost.bytes_up,
         memory=peak + cost.bytes_down + cost.bytes_up,
-        notes=simulation.notes,
+        notes=notes,
+        scoring=scoring,
     )
 
 
@@ -98,6 +111,31 @@ def _step(simulation: Simulation) -> float | None:
         return seconds_a_step(simulation.example(), plain)
     except DivergedError:
         return None
+
+
+def _scoring(simulation: Simulation, stage: Stage) -> float | None:
+    """Seconds of an evaluation, by those of a few environments with the first model; None if its loss is not finite."""
+    coordinator, environments = simulation.coordinator, simulation.federated.environments
+    every = -(-len(environments) // FEW)
+    few = [environments[place] for place in range(0, len(environments), every)]
+    engine = Sequential()
+    score = partial(
+        simulation.evaluation.rows,
+        coordinator.state,
+        lambda client: coordinator.down(stage.training, client),
+        Round(stage, 1),
+        engine,
+        few,
+    )
+    try:
+        score()  # modules are made, and what environments have in common
+        started = time.perf_counter()
+        score()
+        return (time.perf_counter() - started) * len(environments) / len(few)
+    except DivergedError:
+        return None
+    finally:
+        engine.close()
 
 
 def _cost(simulation: Simulation, stage: Stage, step: float | None) -> StageCost:
