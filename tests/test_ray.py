@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,6 +24,7 @@ from fedshift.engines.choice import Choice
 from fedshift.engines.engine import Outcome
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.parcels import Packed, Packing, read, written
+from fedshift.engines.ray_actors import Site
 from fedshift.experiments import Experiment
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs import runner
@@ -268,6 +271,16 @@ def test_a_plugins_code_goes_with_the_job(make: Make, tmp_path: Path, nodes: Nod
     changes = {**THREE, "plugins": [str(plugin)], "method.name": "mine"}
     expected = results(by_workers(make, changes, tmp_path))
     assert results(carried_out(make({**changes, **RAY, "run.out": str(tmp_path / "ray")}))) == expected
+
+
+def test_an_actor_that_cannot_read_what_a_run_is_says_why():
+    """As where a node has another version of fedshift."""
+    site = Site(Kernels())
+    site.learn(b"no pickle", np.zeros(0, np.uint8), True)
+    data, tensors = site.work(b"", np.zeros(0, np.uint8), np.zeros(0, np.uint8), "cpu")
+    error = read(data, Packed(tensors), {}, copy=True)
+    assert isinstance(error, pickle.UnpicklingError)
+    assert error.__notes__[0].startswith("In a Ray actor, which has read what the run is:")
 
 
 @cluster

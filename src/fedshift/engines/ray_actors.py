@@ -210,9 +210,6 @@ class _Actor:
         reference, device = self._answers[0]
         try:
             data, tensors = self._ray.get(reference)
-        except self._ray.exceptions.RayTaskError as error:
-            self._answers.popleft(), self.queue.popleft()
-            return FedshiftError(f"A Ray actor could not read its job: {_first_line(error)}")
         except self._ray.exceptions.RayError as error:
             self._ending = _first_line(error)
             raise EOFError(self._ending) from error
@@ -239,14 +236,20 @@ class Site:
         torch.set_num_threads(1)
         self._engine = Sequential(kernels)
         self._known: dict[int, object] = {}
+        self._lacks: Exception | None = None  # why it does not know what its jobs refer to
 
     def learn(self, data: bytes, tensors: Bytes, copy: bool) -> None:
         """Read what runs are, or data, whose tensors may stay views of the object store."""
         device = torch.device("cuda") if torch.cuda.is_available() else None
-        self._known |= read(data, Packed(tensors, device=device), self._known, copy)
+        try:
+            self._known |= read(data, Packed(tensors, device=device), self._known, copy)
+        except Exception as error:  # a node with another fedshift, say; nobody waits for this answer
+            self._lacks = error
 
     def work(self, data: bytes, shared: Bytes, tensors: Bytes, device: str) -> Parcel:
         """Let a client work; gives back its outcome, or the exception that it ended with."""
+        if self._lacks is not None:
+            return _parcel(portable(self._lacks, "a Ray actor, which has read what the run is"))
         memory = Packed(shared, tensors, device=torch.device(device))
         setup, federated, exchange, stage, number, client, down, state = read(data, memory, self._known, copy=True)
         job = Job(setup, federated, exchange, Round(stage, number), federated.client(client), Down(down), state)
