@@ -118,7 +118,18 @@ def test_a_plugin_is_listed_and_shown_with_defaults_ranges_and_sources():
 @pytest.mark.parametrize("words", [["--help"], ["list", "methods"], ["run", "--method", "fedsr", "--dry-run"]])
 def test_what_answers_at_once_imports_little(words: list[str]):
     """In an interpreter of its own, as imports are the claim; pages import torch, so that a list does as well."""
-    heavy = {"matplotlib", "pandas", "scipy", "sklearn", "transformers", "datasets", "optuna", "flwr", "torch._dynamo"}
+    heavy = {
+        "matplotlib",
+        "pandas",
+        "scipy",
+        "sklearn",
+        "transformers",
+        "datasets",
+        "optuna",
+        "flwr",
+        "ray",
+        "torch._dynamo",
+    }
     heavy |= {"fedshift.study.tune"}
     heavy |= {"torch"} if words == ["--help"] else set()
     code = f"""

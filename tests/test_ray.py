@@ -168,16 +168,7 @@ def test_parcels_lie_one_behind_the_other_and_hold_every_kind_of_tensor():
     assert torch.equal(read(data, Packed(*parcels), {}, copy=True)["again"], tensors[0])
 
 
-# Where Ray is not asked for ------------------------------------------------------------------------
-
-
-def test_nothing_of_ray_is_imported_unless_it_is_asked_for(tmp_path: Path):
-    code = (
-        "import sys, fedshift; "
-        f"fedshift.compare(rounds=1, settings={{'run.out': {str(tmp_path)!r}, 'data.images_per_class': 20}}); "
-        "sys.exit('ray' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
+# Where Ray is not installed -------------------------------------------------------------------------
 
 
 def test_without_ray_the_extra_is_named(make: Make, monkeypatch: pytest.MonkeyPatch):
