@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -45,7 +47,7 @@ def spread(
     task = ray.remote(_called).options(num_cpus=1, num_gpus=options.gpus or None, max_retries=0)
     shards = [Shard(number, count) for number in range(1, count + 1)]
     work, plugins = cloudpickle.dumps(call), list(dict.fromkeys(path for each in experiments for path in each.plugins))
-    waiting = {task.remote(plugins, work, each): each for each in shards}
+    waiting = {task.remote(str(Path.cwd()), plugins, work, each): each for each in shards}
     out = f"{options.out}/{experiments[0].name}"
     progress.note(f"{count} Ray tasks carry the runs out; `fedshift watch {out}` shows how far they are.")
     while waiting:
@@ -56,8 +58,9 @@ def spread(
     return Shard(1, 1)
 
 
-def _called(plugins: Sequence[str], call: bytes, shard: Shard) -> None:
+def _called(folder: str, plugins: Sequence[str], call: bytes, shard: Shard) -> None:
     """What a task does; what is wrong with runs, the caller sees when it looks at them."""
+    os.chdir(folder)  # where paths that a user gave begin
     load_plugins(plugins)  # which the call refers to
     with suppress(FedshiftError):
         cloudpickle.loads(call)(shard)
