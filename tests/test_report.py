@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 import fresh
 from conftest import TINY, a_record, a_row
 from fedshift.cli.app import app
+from fedshift.clients.protocols import PersonalUnderShift
 from fedshift.errors import FedshiftError
 from fedshift.reporting.charts import Chart, row_id
 from fedshift.reporting.comparison import Comparison
@@ -399,10 +400,7 @@ def test_each_reason_to_doubt_a_number_is_a_warning_that_names_the_value():
 def test_a_validation_that_looks_at_the_test_is_a_warning_once():
     table = table_of("fedavg") | {"protocol": {"name": "personal-under-shift", "validation": "p=0.1"}}
     run = made(table, [record(1, "train", 1, {"p=0.1": 0.9}, {"p=0.1": 0.9})])
-    vars(run)["final"].notes = ["The feature index does not separate the clients.", "Validation looks at 'p=0.1', "]
-    vars(run)["final"].notes[1] += (
-        "which is a test environment as well (as in FedPIN); protocol.validation = 'held-out' looks at no shift."
-    )
+    vars(run)["final"].notes = ["The feature index does not separate the clients.", PersonalUnderShift().caution]
     assert kinds(Comparison([run])) == ["selected on the test", "noted by a run", "one seed"]
 
 

@@ -79,7 +79,7 @@ def test_forged(forks: Forks, victims: Victims, tmp_path: Path, large: bool, sta
     draw = random.Random(f"forged {state}")
     (run,) = (path.relative_to(victim.folder) for path in run_folders(victim.folder))
     names = sorted(path.name for path in (victim.folder / run).iterdir() if path.suffix in (".json", ".jsonl"))
-    for name in names * (30 if large else 3):
+    for name in names * (30 if large else 2):
         folder = copied(victim.folder, tmp_path / "case" / "forged")
         file = folder / run / name
         digested = name.endswith(".json") and b'"digest"' in file.read_bytes()
