@@ -28,10 +28,10 @@ from ours import Opened
 
 COUNT = 2  # processes of an engine
 PARTS = {
-    "what all receive, put once": (ray_actors, "_Round"),
-    "a job: written and handed over": (ray_actors._Actor, "ask"),
+    "what all receive, put once": (ray_actors, "_Broadcast"),
+    "a job: written and handed over": (ray_actors._RemoteActor, "ask"),
     "waiting for actors": (ray_actors.RayActors, "_answered"),
-    "an answer: fetched and copied": (ray_actors._Actor, "answer"),
+    "an answer: fetched and copied": (ray_actors._RemoteActor, "answer"),
 }
 
 

@@ -24,7 +24,7 @@ from fedshift.engines.choice import Choice
 from fedshift.engines.engine import Outcome
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.parcels import Packed, Packing, read, written
-from fedshift.engines.ray_actors import Site
+from fedshift.engines.ray_actors import Actor
 from fedshift.experiments import Experiment
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs import runner
@@ -266,7 +266,7 @@ def test_a_plugins_code_goes_with_the_job(make: Make, tmp_path: Path, nodes: Nod
 
 def test_an_actor_that_cannot_read_what_a_run_is_says_why():
     """As where a node has another version of fedshift."""
-    site = Site(Kernels())
+    site = Actor(Kernels())
     site.learn(b"no pickle", np.zeros(0, np.uint8), True)
     data, tensors = site.work(b"", np.zeros(0, np.uint8), np.zeros(0, np.uint8), "cpu")
     error = read(data, Packed(tensors), {}, copy=True)

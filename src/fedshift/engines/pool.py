@@ -52,7 +52,7 @@ class Member(Protocol):
 M = TypeVar("M", bound=Member)
 
 
-class Pool(Sequential, Generic[M]):
+class WorkerPool(Sequential, Generic[M]):
     """Gives each client of a cohort to the next member that is free."""
 
     member: ClassVar[str]  # what one is, as the beginning of a sentence

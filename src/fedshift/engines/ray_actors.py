@@ -26,7 +26,7 @@ from fedshift.core.setup import Round
 from fedshift.engines.engine import Job, Outcome
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.parcels import Bytes, Packed, Packing, portable, read, written
-from fedshift.engines.pool import Attempt, Pool, refers
+from fedshift.engines.pool import Attempt, WorkerPool, refers
 from fedshift.engines.sequential import Sequential
 from fedshift.errors import FedshiftError, needs
 
@@ -68,7 +68,7 @@ def connect(address: str) -> Any:
     return ray
 
 
-class RayActors(Pool["_Actor"]):
+class RayActors(WorkerPool["_RemoteActor"]):
     """Has an actor for each processor of a cluster, or for a part of each GPU."""
 
     member = "A Ray actor"
@@ -101,11 +101,11 @@ class RayActors(Pool["_Actor"]):
         # References to parcels of what actors have to know, and whether they copy the tensors.
         self._lessons: list[tuple[Any, Any, bool]] = []
         self._false_starts = 0
-        self._round = _Round((), self._ray)
+        self._broadcast = _Broadcast((), self._ray)
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Outcome | Exception]:
         """Let every client work; actors that have nothing to do let go of what they have."""
-        self._round = _Round(jobs, self._ray)
+        self._broadcast = _Broadcast(jobs, self._ray)
         for actor in self._pool[len(jobs) :]:
             actor.rest()
         yield from super().train(jobs)
@@ -121,10 +121,10 @@ class RayActors(Pool["_Actor"]):
                 self._lessons.append((*map(self._ray.put, parcel), copy))
                 self._known |= its
 
-    def _begin(self) -> _Actor:
-        return _Actor(self)
+    def _begin(self) -> _RemoteActor:
+        return _RemoteActor(self)
 
-    def _answered(self) -> list[_Actor]:
+    def _answered(self) -> list[_RemoteActor]:
         """Wait for actors to answer, or to die, or to be ready for work."""
         waited = 0.0
         while True:
@@ -140,7 +140,7 @@ class RayActors(Pool["_Actor"]):
             if waited == PATIENCE and not any(actor.ready for actor in self._pool):
                 self._tell(f"No actor of {self._count} has begun yet: the cluster has no free processor (or GPU).")
 
-    def _greet(self, actor: _Actor) -> None:
+    def _greet(self, actor: _RemoteActor) -> None:
         """Let an actor work that has begun, or replace it."""
         try:
             actor.greet()
@@ -152,7 +152,7 @@ class RayActors(Pool["_Actor"]):
             self._replace(actor)
 
 
-class _Round:
+class _Broadcast:
     """What several clients of a cohort receive, which is in the object store once."""
 
     def __init__(self, jobs: Sequence[Job], ray: Any) -> None:
@@ -164,7 +164,7 @@ class _Round:
         self.parcel = ray.put(packing.packed()) if jobs else None
 
 
-class _Actor:
+class _RemoteActor:
     """An actor that does one job after the other, seen from this process."""
 
     def __init__(self, engine: RayActors) -> None:
@@ -172,7 +172,7 @@ class _Actor:
         self._engine, self._ray = engine, engine._ray
         self._answers: deque[tuple[Any, torch.device]] = deque()
         self._learnt, self.ready, self._rested, self._ending = 0, False, True, "stopped"
-        place = self._ray.remote(Site).options(num_cpus=1, num_gpus=engine._gpus or None)
+        place = self._ray.remote(Actor).options(num_cpus=1, num_gpus=engine._gpus or None)
         self._handle = place.remote(engine.kernels)
         self._begun = self._handle.__ray_ready__.remote()
 
@@ -198,7 +198,7 @@ class _Actor:
         for lesson in self._engine._lessons[self._learnt :]:
             self._handle.learn.remote(*lesson)
         self._learnt, self._rested = len(self._engine._lessons), False
-        shared = self._engine._round
+        shared = self._engine._broadcast
         message = (*refers(job), job.round.number, job.client.id, dict(job.down), job.state)
         packing = Packing(shared.ends, shared.placed)
         data = written(message, packing, self._engine._known).getvalue()
@@ -229,7 +229,7 @@ class _Actor:
         return self._ending
 
 
-class Site:
+class Actor:
     """Where clients work: what an actor does, in its own process."""
 
     def __init__(self, kernels: Kernels) -> None:

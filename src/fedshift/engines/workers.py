@@ -31,7 +31,7 @@ from fedshift.core.setup import Round
 from fedshift.engines.engine import Job, Outcome
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.parcels import Place, aligned, portable, read, written
-from fedshift.engines.pool import AHEAD, Attempt, Pool, refers
+from fedshift.engines.pool import AHEAD, Attempt, WorkerPool, refers
 from fedshift.engines.sequential import Sequential
 
 
@@ -40,7 +40,7 @@ def can_fork() -> bool:
     return sys.platform == "linux"
 
 
-class Workers(Pool["_Worker"]):
+class Workers(WorkerPool["_Worker"]):
     """Forks a process for each core, and gives each client of a cohort to the next that is free."""
 
     member = "A worker process"
@@ -49,7 +49,7 @@ class Workers(Pool["_Worker"]):
     )
 
     def __init__(self, kernels: Kernels, count: int, tell: Callable[[str], None] = lambda text: None) -> None:
-        """Workers start when there is work; see :class:`Pool`."""
+        """Workers start when there is work; see :class:`WorkerPool`."""
         super().__init__(kernels, count, count, tell)
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Outcome | Exception]:
