@@ -35,7 +35,7 @@ from fedshift.streams import Streams
 
 SUFFIX = ".npz"
 NEEDED, OPTIONAL = ("x", "y"), ("domain", "group", "classes", "notes")
-MAPPED = 2**20  # bytes from which an array is mapped
+MAPPED = 2**27  # bytes from which an array is mapped; a file that is rewritten meanwhile would end the process
 KINDS = ("uint8", "int64", "float32", "float64")
 
 

@@ -27,11 +27,15 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-class Memory(Protocol):
-    """Where the tensors of messages lie."""
+class Writable(Protocol):
+    """Where the tensors of messages are written."""
 
     def put(self, tensor: Tensor) -> Any:
         """Write a tensor; returns what it is found by."""
+
+
+class Readable(Protocol):
+    """Where the tensors of messages are read."""
 
     def get(self, place: Any) -> Tensor:
         """The tensor that lies there."""
@@ -40,7 +44,7 @@ class Memory(Protocol):
 class _Numbered:
     """What picklers write in the place of tensors, and of objects that both processes know."""
 
-    def __init__(self, memory: Memory, known: Mapping[int, object]) -> None:
+    def __init__(self, memory: Writable, known: Mapping[int, object]) -> None:
         self._memory, self._known = memory, known
 
     def __call__(self, obj: object) -> Any:
@@ -68,7 +72,7 @@ class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # the library ha
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, memory: Memory, known: Mapping[int, object], copy: bool) -> None:
+    def __init__(self, data: bytes, memory: Readable, known: Mapping[int, object], copy: bool) -> None:
         super().__init__(io.BytesIO(data))
         self._memory, self._known, self._copy = memory, known, copy
 
@@ -79,7 +83,7 @@ class _Unpickler(pickle.Unpickler):
         return tensor.clone() if self._copy else tensor
 
 
-def written(message: object, memory: Memory, known: Mapping[int, object], *, code: bool = False) -> io.BytesIO:
+def written(message: object, memory: Writable, known: Mapping[int, object], *, code: bool = False) -> io.BytesIO:
     """A message as bytes, its tensors in the memory.
 
     Args:
@@ -94,7 +98,7 @@ def written(message: object, memory: Memory, known: Mapping[int, object], *, cod
     return file
 
 
-def read(data: bytes, memory: Memory, known: Mapping[int, object], copy: bool) -> Any:
+def read(data: bytes, memory: Readable, known: Mapping[int, object], copy: bool) -> Any:
     """The inverse of :func:`written`; tensors are copies, or views of the memory."""
     return _Unpickler(data, memory, known, copy).load()
 
@@ -139,10 +143,6 @@ class Packing:
         found: tuple[Place, bool] = self._placed[id(tensor)]
         return found
 
-    def get(self, place: Any) -> Tensor:
-        """Nothing is read here."""
-        raise NotImplementedError
-
     def packed(self) -> Bytes:
         """All that was put, in one piece."""
         memory = np.zeros(self.ends - self._begins, dtype=np.uint8)
@@ -165,10 +165,6 @@ class Packed:
 
     def __init__(self, *parcels: Bytes, device: torch.device | None = None) -> None:
         self._parcels, self._device = parcels, device
-
-    def put(self, tensor: Tensor) -> Any:
-        """Nothing is written here."""
-        raise NotImplementedError
 
     def get(self, place: tuple[Place, bool]) -> Tensor:
         """The tensor at a place, a view where it stays on the CPU."""

@@ -190,7 +190,7 @@ class _RemoteActor:
         try:
             self._ray.get(self._begun)
         except self._ray.exceptions.RayError as error:
-            self._ending = _first_line(error)
+            self._ending = first_line(error)
             raise EOFError(self._ending) from error
         self.ready = True
 
@@ -211,7 +211,7 @@ class _RemoteActor:
         try:
             data, tensors = self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
-            self._ending = _first_line(error)
+            self._ending = first_line(error)
             raise EOFError(self._ending) from error
         self._answers.popleft(), self.queue.popleft()
         # Copies: the store's memory may not be written to, and is not to be kept for what a run keeps.
@@ -280,5 +280,6 @@ def send_plugins() -> None:
             cloudpickle.register_pickle_by_value(module)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What Ray says first of how something ended, of many lines."""
     return str(error).strip().partition("\n")[0]

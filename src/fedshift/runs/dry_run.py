@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
+import torch
+
 from fedshift import memory
+from fedshift.clients.samples import Environment
 from fedshift.core.contract import Exchange, Phase, Stage
 from fedshift.core.messages import Up, wire_bytes
 from fedshift.core.setup import Round
@@ -25,7 +28,7 @@ from fedshift.runs.events import PlannedStage
 from fedshift.runs.simulation import Simulation
 from fedshift.written import clock
 
-FEW = 40  # environments by which an evaluation is timed
+FEW, SAMPLES = 40, 64  # environments by which an evaluation is timed, and about how many of their samples
 
 
 @dataclass(frozen=True)
@@ -114,10 +117,14 @@ def _step(simulation: Simulation) -> float | None:
 
 
 def _scoring(simulation: Simulation, stage: Stage) -> float | None:
-    """Seconds of an evaluation, by those of a few environments with the first model; None if its loss is not finite."""
-    coordinator, environments = simulation.coordinator, simulation.federated.environments
-    every = -(-len(environments) // FEW)
-    few = [environments[place] for place in range(0, len(environments), every)]
+    """Seconds of an evaluation, by those of a few samples of a few environments; None if the loss is not finite."""
+    coordinator, federated = simulation.coordinator, simulation.federated
+    environments, sizes = federated.environments, federated.scored_sizes
+    places = range(0, len(environments), -(-len(environments) // FEW))
+    most = max(SAMPLES // len(places), 4)
+    few = [_cut(environments[place], most) for place in places]
+    # Small environments cost by their number, large ones by their samples.
+    part = min(len(few) / len(environments), sum(len(each.samples) for each in few) / sum(sizes))
     engine = Sequential()
     score = partial(
         simulation.evaluation.rows,
@@ -125,17 +132,21 @@ def _scoring(simulation: Simulation, stage: Stage) -> float | None:
         lambda client: coordinator.down(stage.training, client),
         Round(stage, 1),
         engine,
-        few,
     )
     try:
-        score()  # modules are made, and what environments have in common
+        score(few[:1])  # modules are made, and what environments have in common
         started = time.perf_counter()
-        score()
-        return (time.perf_counter() - started) * len(environments) / len(few)
+        score(few)
+        return (time.perf_counter() - started) / part
     except DivergedError:
         return None
     finally:
         engine.close()
+
+
+def _cut(environment: Environment, most: int) -> Environment:
+    """The first samples of an environment."""
+    return replace(environment, samples=environment.samples.subset(torch.arange(min(most, len(environment.samples)))))
 
 
 def _cost(simulation: Simulation, stage: Stage, step: float | None) -> StageCost:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ def spread(
     options = experiments[0].run
     if shard or options.engine != "ray" or options.spread != "runs":
         return shard
-    from fedshift.engines.ray_actors import connect
+    from fedshift.engines.ray_actors import connect, first_line
 
     ray = connect(options.address)
     count = max(options.workers or int(ray.cluster_resources().get("CPU", 1)), 1)
@@ -53,25 +52,23 @@ def spread(
     while waiting:
         (done,), _ = ray.wait([*waiting], num_returns=1)
         its = waiting.pop(done)
-        if reason := _death(ray, done):
-            progress.note(f"Ray task {its.number} of {count} died ({reason}); its runs go to the others.")
+        try:
+            reason = ray.get(done)
+        except ray.exceptions.RayTaskError:  # a defect, not a death
+            raise
+        except ray.exceptions.RayError as error:
+            reason = first_line(error)
+        if reason:
+            progress.note(f"Ray task {its.number} of {count} ended early: {reason} Its runs go to the others.")
     return Shard(1, 1)
 
 
-def _called(folder: str, plugins: Sequence[str], call: bytes, shard: Shard) -> None:
-    """What a task does; what is wrong with runs, the caller sees when it looks at them."""
+def _called(folder: str, plugins: Sequence[str], call: bytes, shard: Shard) -> str:
+    """What a task does; returns what is wrong with runs, or with this node."""
     os.chdir(folder)  # where paths that a user gave begin
     load_plugins(plugins)  # which the call refers to
-    with suppress(FedshiftError):
-        cloudpickle.loads(call)(shard)
-
-
-def _death(ray: Any, done: Any) -> str:
-    """How a task died, in a line; empty if it did not."""
     try:
-        ray.get(done)
-    except ray.exceptions.RayTaskError:
-        raise
-    except ray.exceptions.RayError as error:
-        return str(error).strip().partition("\n")[0]
+        cloudpickle.loads(call)(shard)
+    except FedshiftError as error:
+        return str(error)
     return ""

@@ -79,8 +79,9 @@ def compare(
     """
     experiments = grid(source, **options)
     with display(progress, len(experiments)) as shown:
-        share = partial(carry_out, Plan.of(experiments), Progress())
-        done = carry_out(Plan.of(experiments), shown, spread(share, experiments, Shard.of(shard), shown))
+        plan = Plan.of(experiments)
+        share = spread(partial(carry_out, plan, Progress()), experiments, Shard.of(shard), shown)
+        done = carry_out(plan, shown, share)
     rows = [(cell.label, cell.experiments) for cell in done.cells]
     return Comparison.of(done.runs, done.failed, len(experiments), rows)
 
@@ -226,8 +227,8 @@ def tune(
     budget = search_budget(source, trials, sampler, parallel, search, options.get("settings"))
     experiments = grid(source, **options)
     with display(progress, trials * len(experiments)) as shown:
-        share = partial(search_all, experiments, budget, Progress())
-        return search_all(experiments, budget, shown, spread(share, experiments, Shard.of(shard), shown))
+        share = spread(partial(search_all, experiments, budget, Progress()), experiments, Shard.of(shard), shown)
+        return search_all(experiments, budget, shown, share)
 
 
 def search_budget(
