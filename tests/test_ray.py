@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import threading
@@ -33,7 +32,7 @@ from fedshift.runs.run import Run
 from fedshift.runs.simulation import Simulation
 from fedshift.study.grid import expand
 from refusal import refuses
-from test_workers import jobs_of
+from test_workers import jobs_of, kill_workers
 
 cluster = pytest.mark.cluster
 THREE = {"protocol": {"name": "in-domain"}, "train.rounds": 4, "run.checkpoint_every": 1}
@@ -84,19 +83,8 @@ def by_workers(make: Make, changes: dict[str, Any], tmp_path: Path) -> Run:
 
 
 def dying(monkeypatch: pytest.MonkeyPatch, marker: Path, times: int) -> None:
-    """Have the process that trains client 1 in round 3 killed so many times; a file counts them."""
-    plain, test = FedAvg.risk, os.getpid()
-    marker.touch()
-
-    def risk(self: FedAvg, net: Any, batch: Any, context: Any) -> Any:
-        if os.getpid() != test and context.round == 3 and int(context.client) == 1:
-            begun = marker.stat().st_size
-            if begun < times:
-                marker.write_bytes(b"x" * (begun + 1))
-                os.kill(os.getpid(), signal.SIGKILL)
-        return plain(self, net, batch, context)
-
-    monkeypatch.setattr(FedAvg, "risk", risk)
+    """Have the actor that trains client 1 in round 3 killed so many times."""
+    kill_workers(monkeypatch, marker, times)
     by_value(monkeypatch)
 
 
