@@ -83,6 +83,24 @@ def test_what_stands_for_nothing_is_said(tmp_path: Path):
     assert cells(data) == [[-99, -99], [1, 0]]
 
 
+def test_excluded_columns_are_not_read(tmp_path: Path):
+    """Neither as inputs nor as categories, whatever stands in them; they have to be there."""
+    text = "age,id,when,label\n1,P1,3.4.2020,x\n2,P2,,y\n"
+    left_out = ["id", "when"]
+    for more in ({}, {"columns": ["id", "age"]}, {"categories": ["id"]}):
+        dataset = table(tmp_path / "x.csv", text, exclude=left_out, **more)
+        data = read(dataset)
+        assert data.columns == (Column("age"),)
+        assert data.x.equal(dataset.rows(tmp_path / "x.csv", data.columns))
+        assert cells(data) == [[1], [2]]
+    with refuses("'idd'", "Did you mean 'id'?", "data.exclude"):
+        read(table(tmp_path / "x.csv", text, exclude=["idd", "when"]))
+    with refuses("label", "each column once"):
+        table(tmp_path / "x.csv", text, exclude=["label"])
+    with refuses("data.exclude=when"):
+        read(table(tmp_path / "x.csv", text, exclude=["id"]))
+
+
 @pytest.mark.parametrize("values", [("1.234,5", "7,0"), ("12:30", "1:05"), ("31.1.2020", "1/2/20"), ("10 %", "20 %")])
 def test_numbers_dates_and_times_of_another_notation_are_no_categories(tmp_path: Path, values: tuple[str, str]):
     one, other = values

@@ -99,7 +99,8 @@ class ColumnFiles(Dataset):
         """
         check_present(file, column_names(file), {**named, **dict.fromkeys(inputs, "")}, self.kind)
         names = [name for name, setting in named.items() if setting in ("data.domain", "data.recording", "data.group")]
-        return read_columns(file, [*inputs, *named], texts, names)
+        read = [name for name, setting in named.items() if setting != "data.exclude"]
+        return read_columns(file, [*inputs, *read], texts, names)
 
     def label_of(self, file: Path, frame: Any) -> Names:
         """The classes of a file's rows."""
@@ -113,15 +114,18 @@ class ColumnFiles(Dataset):
 class InputColumns(ColumnFiles):
     """Files in which all columns that have no other use are inputs, unless they are named."""
 
+    apart: ClassVar[tuple[str, ...]] = ("domain", "exclude")
+
     columns: tuple[str, ...] = setting((), help="the columns of the inputs, in order; none: all others")
+    exclude: tuple[str, ...] = setting((), help="columns that are no inputs and are not read, such as a patient's id")
 
     def inputs_named(self) -> tuple[str, ...]:
         """The columns of the inputs, where they are named."""
-        return self.columns
+        return tuple(name for name in self.columns if name not in self.exclude)
 
     def input_columns(self) -> tuple[str, ...]:
         """The columns of the inputs: those that are named, or all others of the first file."""
-        return self.columns or tuple(self.others(self.files()[0]))
+        return self.inputs_named() or tuple(self.others(self.files()[0]))
 
     def others(self, file: Path) -> list[str]:
         """The columns of a file that have no other use.
@@ -307,7 +311,7 @@ class Cells(NamedTuple):
         if word is not None:
             raise FedshiftError(
                 f"{self.where} holds {shown(word[1])} in row {word[0]}, and should hold numbers; write one, say what "
-                "stands for nothing (--set data.missing=...), or name the columns to read (--set data.columns=...)."
+                "stands for nothing (--set data.missing=...), or leave the column out (--set data.exclude=...)."
                 f"{more}"
             )
         return self.numbers

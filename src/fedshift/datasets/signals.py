@@ -29,7 +29,7 @@ class Signals(InputColumns, WindowedDataset):
     """
 
     kind: ClassVar[str] = "channels"
-    apart: ClassVar[tuple[str, ...]] = ("recording", "domain", "group", "time")
+    apart: ClassVar[tuple[str, ...]] = ("recording", "domain", "group", "time", "exclude")
 
     label: str = setting("label", help="the column of the class, at each step")
     recording: tuple[str, ...] = setting(

@@ -111,7 +111,7 @@ class TableFile(InputColumns, TableDataset):
         files = self.files()
         names = self.input_columns()
         for name in self.categories:
-            if name not in names:
+            if name not in (*names, *self.exclude):
                 raise UnknownNameError("column in data.categories", name, names)
         rows = each_read(lambda file: self._rows(file, names), files, f"things are wrong with the table '{self.path}'")
         cells = zip(*(read.cells for read in rows), strict=True)
@@ -191,7 +191,7 @@ class TableFile(InputColumns, TableDataset):
         if len(categories) > MOST_CATEGORIES:
             raise FedshiftError(
                 f"{cells[0].where} has {len(categories)} categories, {MOST_CATEGORIES} at most can be inputs: leave it "
-                "out (--set data.columns=...), or write fewer."
+                f"out (--set data.exclude={name}), or write fewer."
             )
         return Column(name, categories)
 
@@ -246,7 +246,7 @@ def _check_categories(name: str, words: Sequence[Cells], numbers: Sequence[Cells
         raise FedshiftError(
             f"{words[0].where} holds {shown(value)} in row {row}, and the like in every row: write numbers (1234.5 for "
             "1.234,5, 0.1 for 10 %, the days since some day for a date), leave the column out (--set "
-            f"data.columns=...), or take it as categories (--set data.categories={name})."
+            f"data.exclude={name}), or take it as categories (--set data.categories={name})."
         )
 
 
