@@ -35,6 +35,7 @@ class FederatedData:
             numbers; by default each domain is one.
         columns: of rows of a table, the columns' names, in order.
         pooled_sizes: how many training samples each of the clients had whose samples a single one holds.
+        oddity: what is most serious about the data, a sentence; empty: nothing is.
     """
 
     clients: Sequence[Client]
@@ -45,6 +46,7 @@ class FederatedData:
     train_environments: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     pooled_sizes: tuple[int, ...] = ()
+    oddity: str = ""
 
     def __repr__(self) -> str:
         counts = f"clients: {len(self.clients)}, environments: {len(self.environments)}, classes: {len(self.classes)}"

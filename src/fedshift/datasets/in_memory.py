@@ -44,8 +44,9 @@ def in_memory(
     * vectors, signals (N, channels, time) and whatever else: float32, (N, ...); float64 and float16 become float32;
     * sequences of tokens: int64, (N, length), as lists of whole numbers are.
 
-    ``y`` holds a class a row, as a whole number, true or false, or text: (N,) or (N, 1). Samples of one ``group`` (one patient, say), at several sites
-    too, stay on one side of every split. What is converted is said in the notes of a run.
+    ``y`` holds a class a row, as a whole number, true or false, or text: (N,) or (N, 1). Samples of one ``group`` (one
+    patient, say), at several sites too, stay on one side of every split. What is converted is said in the notes of a
+    run.
 
     Args:
         sites: the sites by name; they are numbered in the order of their names.
@@ -192,7 +193,8 @@ def _converted(x: Array) -> tuple[Array, list[str]]:
         return x[:, None], [f"in_memory: images (N, {shape}) are taken as gray, with one channel."]
     notes = list[str]()
     if _channels_last(x, shape):
-        x, notes = x.transpose(0, 3, 1, 2), [f"in_memory: images (N, {shape}) are taken as (N, height, width, channels)."]
+        x = x.transpose(0, 3, 1, 2)
+        notes.append(f"in_memory: images (N, {shape}) are taken as (N, height, width, channels).")
     if x.dtype.kind == "f" and x.dtype != np.float32:
         return x.astype(np.float64), [*notes, f"in_memory: x is {x.dtype.name} and becomes float32."]
     return x, notes

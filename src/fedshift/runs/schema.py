@@ -164,6 +164,7 @@ class Blueprint(BaseModel):
         trained_classes: by a client's id, how many training samples of each class it has; none where only sites know.
         scored_classes: by role and environment, how many samples of each class are scored; likewise.
         pooled: how many training samples each of the clients had whose samples a single one holds; none otherwise.
+        oddity: what is most serious about the data, a sentence; None: nothing is.
         norm_factor: in a federation, how much larger than usual an answer may be.
     """
 
@@ -181,6 +182,7 @@ class Blueprint(BaseModel):
     trained_classes: dict[int, tuple[Size, ...]] = Field(default_factory=dict)
     scored_classes: dict[str, dict[str, tuple[Size, ...]]] = Field(default_factory=dict)
     pooled: tuple[Size, ...] = ()
+    oddity: str | None = None
     norm_factor: float | None = None
 
     @classmethod
@@ -200,6 +202,7 @@ class Blueprint(BaseModel):
             trained_classes=federated.trained_classes(),
             scored_classes=federated.scored_classes(),
             pooled=federated.pooled_sizes,
+            oddity=federated.oddity or None,
         )
 
     def modules(self, experiment: Experiment) -> tuple[ModelBuilder, dict[str, Part]]:

@@ -14,6 +14,7 @@ from fedshift import memory
 from fedshift.clients.checks import check_data
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
+from fedshift.clients.oddities import most_serious
 from fedshift.core.contract import Stage
 from fedshift.core.frozen import Embedding, FrozenNetwork, embedded, silent
 from fedshift.core.messages import Missing, Order
@@ -171,6 +172,8 @@ def make_federated(experiment: Experiment, tell: Embedding = silent) -> Federate
     with streams.as_global("global draws in federation"):
         federated = divided(experiment, data, streams)
         noted = replace(federated, notes=(*data.notes, *federated.notes)).checked()
+        table = network is None and getattr(experiment.data, "frozen", "none") == "none"
+        noted = replace(noted, oddity=most_serious(data, noted, experiment.train.batch, table))
         return experiment.method.regroup(noted.scoring(experiment.evaluate.clients, streams))
 
 

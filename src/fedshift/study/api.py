@@ -314,6 +314,7 @@ def inspect_data(
             seed=asked.seed_of_data,
             experiment=asked.name,
             dataset=NAMED["data"].name_of(asked.data),
+            batch=asked.train.batch,
             test=test,
             refused=refused,
             notes=notes,
