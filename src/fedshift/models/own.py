@@ -6,6 +6,7 @@ Choices: where a method, or ``dim``, asks for another number of features than th
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from fedshift.content import digest, module_of
-from fedshift.core.model import Model, Shape
+from fedshift.core.model import GaussianEncoder, Model, Shape
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.models.kept import keep, read
 from fedshift.spec import OptionalWidth, setting
 from fedshift.streams import Streams
 
 FOLDER = "runs/models"
+AUTO = "auto"  # the head that is found
 BATCH = 2  # of zeros, by which it is found what a module gives
 
 
@@ -38,6 +40,24 @@ class Widened(nn.Module):
         return projected
 
 
+class Before(nn.Module):
+    """A module (B, ...) up to a submodule: what this is given, (B, features), whatever follows it."""
+
+    def __init__(self, body: nn.Module, head: str) -> None:
+        super().__init__()
+        self.body, self.head = body, head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Inputs (B, ...) to (B, features)."""
+        given: list[Tensor] = []
+        hook = self.body.get_submodule(self.head).register_forward_pre_hook(lambda _, values: given.append(values[0]))
+        try:
+            self.body(x)
+        finally:
+            hook.remove()
+        return given[-1]
+
+
 class Own(Model):
     """A module of yours: what fedshift.own_model kept, or a class or function in a Python file (net.py:Net)."""
 
@@ -47,7 +67,11 @@ class Own(Model):
         code=True,
     )
     maker: str = setting("", help="the class or function in a Python file, which net.py:Net names as well")
-    head: str = setting("", help="the submodule that is left out, as the method's own classifier takes its place")
+    head: str = setting(
+        "",
+        help="of a whole classifier the submodule that gives the logits, which the method's own classifier replaces; "
+        "auto: the linear layer that does is found",
+    )
     dim: OptionalWidth = setting(
         0, help="dimension d of the representation z, by a linear layer if need be; 0: as many as the module gives"
     )
@@ -79,19 +103,79 @@ class Own(Model):
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Inputs (B, *shape) to (B, out)."""
         features = self._features(shape)
-        module = self.module()
+        module = self.body(shape)
         check_output(module, shape)  # which gives lazy layers their weights
         return module if features == out else Widened(module, features, out)
 
-    def module(self) -> nn.Module:
-        """The module anew, without its head.
+    def body(self, shape: Shape) -> nn.Module:
+        """The module anew, without its head, for inputs (B, *shape).
+
+        Raises:
+            FedshiftError: it cannot be made, or has no such head.
+        """
+        whole = self.whole()
+        head = self.head_of(whole, shape)
+        module = without(whole, head)
+        return Before(module, head) if head and is_normalised(output(module, shape)) else module
+
+    def head_of(self, whole: nn.Module, shape: Shape) -> str:
+        """The submodule that gives the logits; empty: the module is an encoder.
+
+        Raises:
+            FedshiftError: none is found, of which the settings ask for.
+        """
+        if self.head != AUTO or hasattr(whole, AUTO):
+            return self.head
+        head = logits_of(whole, shape)
+        if not head:
+            raise FedshiftError(
+                f"model.head = 'auto', but no linear layer of {type(whole).__name__} gives its logits; name the "
+                f"submodule that does: {', '.join(name for name, _ in whole.named_modules() if name)}."
+            )
+        return head
+
+    def looks_whole(self, shape: Shape, classes: int) -> str:
+        """Why the module is likely a whole classifier, though it is taken as an encoder; empty: it is not."""
+        return "" if self.head else _suspicion(self, shape, classes, digest(self.path))
+
+    def filled(self, encoder: nn.Module, classifier: nn.Module | None, shape: Shape) -> nn.Module:
+        """The module anew with trained weights, and with the classifier in the place of its head, if it has one.
+
+        Args:
+            encoder: what :meth:`encoder` gave for inputs (B, *shape), perhaps within another module.
+            classifier: the method's.
+            shape: of a sample.
+
+        Raises:
+            FedshiftError: the classifier does not work on what the module gives.
+        """
+        with Streams(0).as_global("a module that is given other weights"):
+            whole = self.whole()
+            head = self.head_of(whole, shape)
+            output(whole, shape)  # which gives lazy layers their weights
+        trained: Any = encoder
+        while isinstance(trained, GaussianEncoder | Widened):
+            trained = trained.body
+        if head and (trained is not encoder or not isinstance(classifier, nn.Linear)):
+            raise FedshiftError(
+                f"The method puts more than a linear layer in the place of '{head}', so {type(whole).__name__} alone "
+                "does not predict as the run does; run.model() does."
+            )
+        trained = trained.body if isinstance(trained, Before) else trained
+        without(whole, head).load_state_dict(trained.state_dict())
+        if head:
+            put(whole, head, deepcopy(classifier).float())
+        return whole.eval()
+
+    def whole(self) -> nn.Module:
+        """The module anew, with its head.
 
         Raises:
             FedshiftError: it cannot be made.
         """
         self.check_here()
         if not self.path.endswith(".py"):
-            return without(made(read(Path(self.path).expanduser())), self.head)
+            return made(read(Path(self.path).expanduser()))
         file = module_of(self.path)
         defined = vars(file)
         if self.maker not in defined:
@@ -103,7 +187,7 @@ class Own(Model):
                 f"'{self.maker}' in '{self.path}' is no class or function that makes a module; name one, or keep the "
                 "module itself by fedshift.own_model."
             )
-        return without(made(maker), self.head)
+        return made(maker)
 
     def _features(self, shape: Shape) -> int:
         return _found(self, shape, digest(self.path))
@@ -113,7 +197,24 @@ class Own(Model):
 def _found(model: Own, shape: Shape, content: str) -> int:
     """How many features a module gives; found again when its file has changed."""
     with Streams(0).as_global("a module of which only the width is asked"):
-        return check_output(model.module(), shape)
+        return check_output(model.body(shape), shape)
+
+
+@lru_cache(maxsize=64)
+def _suspicion(model: Own, shape: Shape, classes: int, content: str) -> str:
+    """Why a module is likely a whole classifier; found again when its file has changed."""
+    with Streams(0).as_global("a module that is only looked at"):
+        whole = model.whole()
+        given = output(whole, shape)
+        head = logits_of(whole, shape)
+    ends = ", which sum to 1 as after a softmax" if is_normalised(given) else ""
+    if not ends and not (head and given.shape[1] == classes):
+        return ""
+    return (
+        f"{type(whole).__name__} gives {given.shape[1]} numbers for {classes} classes{ends}: it looks like a whole "
+        "classifier, but is taken as an encoder, behind which the method puts its own classifier. If it is one, name "
+        f"the layer that gives the logits: own_model(..., head='{head or AUTO}') (--set model.head={head or AUTO})."
+    )
 
 
 def own_model(
@@ -131,8 +232,9 @@ def own_model(
     Args:
         what: a module, whose weights are the initial ones whatever the seed; or a class or function that makes one
             without arguments, whose initial weights are drawn from the run's seed.
-        head: of a whole classifier the submodule to leave out, such as "fc" or "classifier.1": what comes before it is
-            the representation.
+        head: of a whole classifier the submodule that gives the logits, such as "fc" or "classifier.1", or "auto", by
+            which the linear layer that does is found: what comes before it is the representation, and the method's
+            classifier takes its place. A softmax after it is left out.
         dim: dimension of the representation, by a linear layer if need be; by default F.
         folder: where the file is written, unless it is there. A run reads it, so it should stay.
 
@@ -146,7 +248,9 @@ def own_model(
     if not callable(what):
         raise FedshiftError(f"{type(what).__name__} is no module, nor a class or function that makes one.")
     with Streams(0).as_global("a module that is only looked at"):
-        check_head(made(what), head or "")
+        module = made(what)
+        if head != AUTO:
+            check_head(module, head or "")
     name = type(what).__name__ if isinstance(what, nn.Module) else getattr(what, "__name__", type(what).__name__)
     path = keep(what, name.strip("<>"), Path(folder).expanduser().resolve())
     return Own(path=str(path), head=head or "", dim=dim or 0)
@@ -183,9 +287,50 @@ def without(module: nn.Module, head: str) -> nn.Module:
     """
     check_head(module, head)
     if head:
-        parent, _, name = head.rpartition(".")
-        setattr(module.get_submodule(parent), name, nn.Identity())
+        put(module, head, nn.Identity())
     return module
+
+
+def put(module: nn.Module, path: str, layer: nn.Module) -> None:
+    """Put a layer in the place of a submodule."""
+    parent, _, name = path.rpartition(".")
+    setattr(module.get_submodule(parent), name, layer)
+
+
+def logits_of(module: nn.Module, shape: Shape) -> str:
+    """The linear layer that gives the logits, for inputs (B, *shape); empty: none does.
+
+    It is the last one that runs, if the module gives what it gives, or the softmax or log-softmax of that.
+    """
+    ran: list[tuple[str, Tensor]] = []
+    hooks = [
+        layer.register_forward_hook(lambda _, values, given, name=name: ran.append((name, given)))
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.Linear) and name
+    ]
+    try:
+        given = output(module, shape)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not ran or ran[-1][1].shape != given.shape:
+        return ""
+    name, logits = ran[-1]
+    ends = (logits.softmax(dim=1), logits.log_softmax(dim=1))
+    return name if given.equal(logits) or any(torch.allclose(given, each, atol=1e-6) for each in ends) else ""
+
+
+def log_probabilities(given: Tensor) -> Tensor:
+    """What logits (B, F), or the softmax or log-softmax of them, say of each class, (B, F)."""
+    return given.log() if is_normalised(given) and bool((given >= 0).all()) else given.log_softmax(dim=1)
+
+
+def is_normalised(given: Tensor) -> bool:
+    """Whether rows (B, F) are probabilities or their logarithms, as after a softmax."""
+    return given.shape[1] > 1 and any(
+        bool((each >= 0).all()) and torch.allclose(each.sum(dim=1), torch.ones(len(each)), atol=1e-4)
+        for each in (given, given.exp())
+    )
 
 
 def check_head(module: nn.Module, head: str) -> None:
@@ -195,9 +340,18 @@ def check_head(module: nn.Module, head: str) -> None:
         raise UnknownNameError(f"submodule of {type(module).__name__} (head)", head, known[1:])
 
 
-@torch.no_grad()
 def check_output(module: nn.Module, shape: Shape) -> int:
     """How many features a module gives for inputs (B, *shape), found by running it once.
+
+    Raises:
+        FedshiftError: such inputs do not fit it, or it gives something else.
+    """
+    return int(output(module, shape).shape[1])
+
+
+@torch.no_grad()
+def output(module: nn.Module, shape: Shape) -> Tensor:
+    """What a module gives for two inputs of zeros (2, *shape), (2, F), in evaluation mode.
 
     Raises:
         FedshiftError: such inputs do not fit it, or it gives something else.
@@ -228,4 +382,4 @@ def check_output(module: nn.Module, shape: Shape) -> int:
             f"The module {name} gives {shaped} for {BATCH} inputs; it should give features (B, F) in float32: end it "
             "with pooling or nn.Flatten()."
         )
-    return int(given.shape[1])
+    return given

@@ -28,7 +28,7 @@ from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.methods.fedavg import FedAvg
 from fedshift.models import MODELS
-from fedshift.models.own import Widened
+from fedshift.models.own import Own, Widened
 from fedshift.rounds.coordinator import Coordinator, Received
 from fedshift.rounds.evaluation import Evaluation
 from fedshift.rounds.site import Site
@@ -78,6 +78,7 @@ class Simulation:
             *federated.notes,
             *_notes_on_batch_norm(self.setup),
             *_notes_on_widths(self.setup),
+            *_notes_on_classifiers(self.setup),
             *self.setup.notes_on_rates,
         ]
 
@@ -256,6 +257,13 @@ def _notes_on_widths(setup: Setup) -> list[str]:
         for layer in part.module.modules()
         if isinstance(layer, Widened)
     ]
+
+
+def _notes_on_classifiers(setup: Setup) -> list[str]:
+    """That a module of the user's is likely no encoder."""
+    model = setup.model.model
+    note = model.looks_whole(setup.model.shape, setup.model.classes) if isinstance(model, Own) else ""
+    return [note] if note else []
 
 
 def choose_device(name: str) -> torch.device:

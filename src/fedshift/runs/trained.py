@@ -19,10 +19,14 @@ from fedshift.core.tensors import part_of
 from fedshift.engines.kernels import Kernels, prepare
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
+from fedshift.models import MODELS
+from fedshift.models.own import Own, log_probabilities
 from fedshift.rounds.evaluation import parts_predicted
 from fedshift.runs.checkpoint import check_alike
 from fedshift.runs.schema import Blueprint
 from fedshift.streams import sample_draws
+
+SAMPLES = 4  # on which it is seen whether a module predicts as a run does
 
 
 def rebuilt(
@@ -169,6 +173,42 @@ class Trained(nn.Module):
                     self._method.core.predict(net, x, noise)
                 self.eval()
                 return self._method.core.predict(net, x, noise)
+
+    def own_module(self) -> nn.Module:
+        """The module of yours (``own_model``) that the run trained, whose parameters are called as you called them.
+
+        Of a whole classifier (``head``) the method's classifier is where its head was, so that it gives logits; of an
+        encoder it gives features. It takes inputs as a network does: images of 0..1, normalised as in the run, and
+        rows of a table that are prepared already.
+
+        Raises:
+            FedshiftError: the model is none of yours, or the method predicts with more than it.
+        """
+        model, own = self._model.model, {name: self.get_submodule(name) for name in self._parts}
+        if not isinstance(model, Own) or "encoder" not in own:
+            raise FedshiftError(
+                "own_module() is of a module that fedshift.own_model kept, as the part 'encoder'; this run has the "
+                f"model '{MODELS.name_of(model)}' and the parts {', '.join(own)}, whose state_dict() has their names."
+            )
+        module = model.filled(own["encoder"], own.get("head"), self._model.shape)
+        if model.head:
+            self._check_predicts(module, own)
+        return module
+
+    @torch.no_grad()
+    def _check_predicts(self, module: nn.Module, own: Mapping[str, nn.Module]) -> None:
+        """Raise an error unless a module that gives logits predicts as the run does, but for rounding."""
+        drawn = torch.rand(SAMPLES, *self._model.shape, generator=torch.Generator().manual_seed(0))
+        x = drawn.to(self.blueprint.inputs.like(self.blueprint.shape).dtype)
+        draws = self._method.core.prediction_draws(self._model, SAMPLES)
+        noise = sample_draws(draws, torch.Generator().manual_seed(0), x.device)
+        noise = {name: self._typed(each) for name, each in noise.items()}
+        expected = self._method.core.predict(Net(dict(own)), self._typed(x), noise)
+        if not torch.allclose(log_probabilities(module(x)), expected.float(), atol=1e-4):
+            raise FedshiftError(
+                f"The method predicts with more than {type(module).__name__} and its head, so the module alone does "
+                "not predict as the run does; run.model() does."
+            )
 
     def _typed(self, x: Tensor) -> Tensor:
         return x.to(self._dtype) if x.is_floating_point() else x
