@@ -145,6 +145,7 @@ def test_of_a_whole_classifier_the_layer_that_gives_the_logits_is_found(end: str
 def test_an_encoder_is_not_taken_for_a_classifier():
     """Neither one of another width, nor one whose numbers are no linear layer's; probabilities of any number are."""
     layers = [nn.Flatten(), nn.Linear(100, 3)]
+    nn.init.ones_(layers[1].bias)  # so that a ReLU changes nothing of what zeros give
     encoders = [([*layers], 4), ([*layers, nn.ReLU()], 3), ([nn.Flatten(), nn.Linear(100, 3), nn.BatchNorm1d(3)], 3)]
     for modules, classes in encoders:
         assert fedshift.own_model(nn.Sequential(*modules)).looks_whole((1, 10, 10), classes) == ""

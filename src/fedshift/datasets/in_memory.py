@@ -88,10 +88,10 @@ def _arrays(sites: Any, classes: Sequence[str]) -> dict[str, Array]:
                 columns[name] = [*given["x"].columns]
                 first = next(iter(columns))
                 if columns[name] != columns[first]:
-                    own, others = (", ".join(map(str, columns[site])) for site in (name, first))
+                    here, there = (", ".join(map(str, columns[site])) for site in (name, first))
                     raise FedshiftError(
-                        f"x of the site '{name}' has the columns {own:.200}, but of the site '{first}' "
-                        f"{others:.200}; give the same at every site, in the same order."
+                        f"x of the site '{name}' has the columns {here:.200}, but of the site '{first}' "
+                        f"{there:.200}; give the same at every site, in the same order."
                     )
             _check_index(given["x"], given["y"], name)
             arrays = {key: _array(value, f"{key} of the site '{name}'") for key, value in given.items()}

@@ -24,6 +24,7 @@ from fedshift.streams import Streams
 FOLDER = "runs/models"
 AUTO = "auto"  # the head that is found
 BATCH = 2  # of zeros, by which it is found what a module gives
+DRAWN = 16  # inputs, by which it is found which layer gives it
 
 
 class Widened(nn.Module):
@@ -309,7 +310,7 @@ def logits_of(module: nn.Module, shape: Shape) -> str:
         if isinstance(layer, nn.Linear) and name
     ]
     try:
-        given = output(module, shape)
+        given = output(module, shape, drawn=True)
     finally:
         for hook in hooks:
             hook.remove()
@@ -349,9 +350,16 @@ def check_output(module: nn.Module, shape: Shape) -> int:
     return int(output(module, shape).shape[1])
 
 
+def _probe(shape: Shape, drawn: bool) -> Tensor:
+    """Inputs (B, *shape): zeros, or drawn so widely that what bends numbers, such as a ReLU, bends some."""
+    if not drawn:
+        return torch.zeros(BATCH, *shape)
+    return 10 * torch.randn(DRAWN, *shape, generator=torch.Generator().manual_seed(0))
+
+
 @torch.no_grad()
-def output(module: nn.Module, shape: Shape) -> Tensor:
-    """What a module gives for two inputs of zeros (2, *shape), (2, F), in evaluation mode.
+def output(module: nn.Module, shape: Shape, drawn: bool = False) -> Tensor:
+    """What a module gives for two inputs of zeros, or for sixteen that are drawn, (B, F), in evaluation mode.
 
     Raises:
         FedshiftError: such inputs do not fit it, or it gives something else.
@@ -364,11 +372,11 @@ def output(module: nn.Module, shape: Shape) -> Tensor:
                 "float32 (module.float()); a run that computes in another precision says so (train.precision)."
             )
     module.eval()
-    given, refused = None, list[str]()
+    x, given, refused = _probe(shape, drawn), None, list[str]()
     dtypes = (torch.float32, torch.int64) if len(shape) == 1 else (torch.float32,)  # sequences may be of tokens
     for dtype in dtypes:
         try:
-            given = module(torch.zeros(BATCH, *shape, dtype=dtype))
+            given = module(x.to(dtype) if dtype.is_floating_point else torch.zeros_like(x, dtype=dtype))
             break
         except Exception as error:  # whatever the user's code raises
             refused.append(f"as {dtype}: {type(error).__name__}: {error}".splitlines()[0])
@@ -376,10 +384,10 @@ def output(module: nn.Module, shape: Shape) -> Tensor:
     if given is None:
         sample = ", ".join(["B", *map(str, shape)])
         raise FedshiftError(f"Inputs ({sample}) do not fit the module {name}, {'; '.join(refused)}")
-    if not isinstance(given, Tensor) or given.ndim != 2 or len(given) != BATCH or given.dtype is not torch.float32:
+    if not isinstance(given, Tensor) or given.ndim != 2 or len(given) != len(x) or given.dtype is not torch.float32:
         shaped = f"{given.dtype} of shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
         raise FedshiftError(
-            f"The module {name} gives {shaped} for {BATCH} inputs; it should give features (B, F) in float32: end it "
+            f"The module {name} gives {shaped} for {len(x)} inputs; it should give features (B, F) in float32: end it "
             "with pooling or nn.Flatten()."
         )
     return given
