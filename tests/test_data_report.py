@@ -341,6 +341,14 @@ def test_everything_is_in_the_text_the_notebook_and_the_json():
     assert table["findings"][0]["kind"] == "absent class"
 
 
+def test_samples_of_one_group_that_cannot_be_split_are_named():
+    data = replace(clean(), where=lambda row: f"row {row} of 'x'")
+    one = replace(data, group=data.group.where(data.domain != 1, 200))
+    with refuses("sample of 'south'", "its 200 samples are of one group, that of row 200 of 'x'"):
+        federated(one).checked(one)
+    assert len(federated(data).checked(data).environments) == 6
+
+
 # Columns by themselves ------------------------------------------------------------------------------
 
 

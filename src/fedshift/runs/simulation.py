@@ -172,7 +172,7 @@ def make_federated(experiment: Experiment, tell: Embedding = silent) -> Federate
     data = load_data(experiment.data, network, drawn_by, str(experiment.contents), tell)
     with streams.as_global("global draws in federation"):
         federated = divided(experiment, data, streams)
-        noted = replace(federated, notes=(*data.notes, *federated.notes)).checked()
+        noted = replace(federated, notes=(*data.notes, *federated.notes)).checked(data)
         table = network is None and getattr(experiment.data, "frozen", "none") == "none"
         noted = replace(noted, oddity=most_serious(data, noted, experiment.train.batch, table))
         return experiment.method.regroup(noted.scoring(experiment.evaluate.clients, streams))
