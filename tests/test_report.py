@@ -371,6 +371,43 @@ def test_a_difference_counts_the_environments_that_both_rows_have():
     assert [table.rows[0][1] for table in differences(Comparison(runs))] == ["+30.0", "+30.0"]
 
 
+def targets(**scores: str) -> Comparison:
+    """Rows of one seed whose scores on held-out domains, in %, are given as "a 10, b 20"."""
+    cells = [(method, *cell.split()) for method, its in scores.items() for cell in its.split(", ")]
+    return Comparison(
+        [
+            made(
+                table_of(method, 0, domain),
+                [record(1, "train", 1, {domain: int(score) / 100}, {"v": int(score) / 200})],
+            )
+            for method, domain, score in cells
+        ]
+    )
+
+
+def test_means_of_rows_with_other_targets_are_over_those_that_all_have():
+    """Of fedavg a and b count: their mean is 15, the worst 10, the validation scores' mean 7.5; c alone stands apart."""
+    results = targets(fedavg="a 10, b 20, c 90, d 95", client2vec="b 40, a 30")
+    headline = results.tables()[0]
+    assert headline.columns[1:3] == ["target worst", "target mean"]
+    rows = {row[0]: row[1:8] for row in headline.rows}
+    assert rows["fedavg"] == ["10.0", "15.0", "10.0", "20.0", "90.0", "95.0", "7.5"]
+    assert rows["client2vec"] == ["30.0", "35.0", "30.0", "40.0", "", "", "17.5"]
+    assert (results.accuracy("fedavg"), results.worst("fedavg")) == pytest.approx((0.15, 0.1))
+    (note,) = [note for note in results.notes() if "targets" in note]
+    assert "that all rows have: a, b;" in note
+    assert "others of fedavg (c, d)" in note
+    assert "uneven seeds" not in kinds(results)
+
+
+def test_means_are_over_all_targets_where_rows_have_the_same_or_none_in_common():
+    same, none = targets(fedavg="a 10, b 20", client2vec="a 30, b 40"), targets(fedavg="a 10, b 20", client2vec="c 30")
+    assert [row[2] for row in same.tables()[0].rows] == ["15.0", "35.0"]
+    assert [row[2] for row in none.tables()[0].rows] == ["15.0", "30.0"]
+    assert not [note for note in same.notes() if "target" in note]
+    assert [note for note in none.notes() if note.startswith("Rows have no target in common")]
+
+
 FACTS = {"classes": ["a", "b"], "scored_classes": {"test": {"t": [50, 3]}, "validation": {"v": [9, 0]}}}
 
 

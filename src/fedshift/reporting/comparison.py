@@ -14,7 +14,7 @@ from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import Experiment
 from fedshift.reporting.comparison_notes import Caution, cautions, notes
 from fedshift.reporting.comparison_tables import more_tables, tables
-from fedshift.reporting.results import MeanStd, Row, described, flattened, labels
+from fedshift.reporting.results import MeanStd, Row, common_targets, described, flattened, labels
 from fedshift.reporting.table import Table, Tabled
 from fedshift.runs.find import find, grid_files, read_grid
 from fedshift.runs.origin import check_no_study
@@ -132,7 +132,8 @@ class Comparison(Tabled):
         called = self.labels or labels(
             {series: described(runs[0].table, runs[0].identity.contents) for series, runs in groups.items()}
         )
-        return [Row(called[series], runs, self.metric) for series, runs in groups.items()]
+        common = common_targets(groups.values())
+        return [Row(called[series], runs, self.metric, common) for series, runs in groups.items()]
 
     @property
     def seeds(self) -> list[int]:

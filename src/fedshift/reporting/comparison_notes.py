@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedshift.clients import PROTOCOLS
 from fedshift.core.metrics import ACCURACY, AUROC, Metric
-from fedshift.reporting.results import Row
+from fedshift.reporting.results import Row, held_out
 from fedshift.runs.run import Run
 from fedshift.runs.schema import Record
 from fedshift.runs.selection import endings, mean_score, selects, source_validation, value_of
@@ -95,8 +95,10 @@ def _unfinished(comparison: Comparison) -> Iterator[Caution]:
 
 
 def _uneven(comparison: Comparison) -> Iterator[Caution]:
-    for row in comparison.rows():
-        if lacking := sorted(_cases(comparison.runs) - _cases(row.runs)):
+    rows = [row.compared for row in comparison.rows()]
+    every = {case for row in rows for case in _cases(row.runs)}
+    for row in rows:
+        if lacking := sorted(every - _cases(row.runs)):
             words = (f"seed {seed}" + (f" with {domain} held out" if domain else "") for seed, domain in lacking)
             yield Caution(
                 "uneven seeds",
@@ -107,7 +109,7 @@ def _uneven(comparison: Comparison) -> Iterator[Caution]:
 
 def _cases(runs: Sequence[Run]) -> set[tuple[int, str]]:
     """Which seeds and held-out domains were run."""
-    return {(run.table["seed"], str(run.table["protocol"].get("hold_out", ""))) for run in runs}
+    return {(run.table["seed"], held_out(run)) for run in runs}
 
 
 def _absent(comparison: Comparison) -> Iterator[Caution]:
@@ -256,6 +258,7 @@ def shortened(words: Sequence[str], kind: str) -> str:
 def explanations(comparison: Comparison) -> Iterator[str]:
     """How the numbers came about, where that is not the same for all runs or not plain to see."""
     yield from _of_runs(comparison.runs)
+    yield from _of_targets(comparison)
     yield from _of_metrics(comparison)
     for role in ROLES:
         if (count := len(comparison.environments(role))) > MOST_ENVIRONMENTS:
@@ -278,6 +281,21 @@ def _of_runs(runs: Sequence[Run]) -> Iterator[str]:
         )
     if any(row["models"] > 1 for run in runs for row in run.records[-1]["environments"]):
         yield "A domain that no client has seen is scored with each client's own model; the mean is shown."
+
+
+def _of_targets(comparison: Comparison) -> Iterator[str]:
+    """Over which held-out domains means are, where rows have different ones."""
+    rows = comparison.rows()
+    targets = {row.label: sorted(set(map(held_out, row.runs))) for row in rows}
+    if common := rows[0].common:
+        own = {label: [name for name in names if name not in common] for label, names in targets.items()}
+        others = [f"{label} ({', '.join(names[:MOST_NAMED])})" for label, names in own.items() if names]
+        yield (
+            f"Means, and worst scores, are over the targets that all rows have: {', '.join(sorted(common))}; they "
+            f"leave out others of {shortened(others, 'rows')}."
+        )
+    elif len({*map(tuple, targets.values())}) > 1:
+        yield "Rows have no target in common, so their means are over different ones and cannot be compared."
 
 
 def _of_metrics(comparison: Comparison) -> Iterator[str]:
