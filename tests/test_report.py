@@ -386,7 +386,7 @@ def targets(**scores: str) -> Comparison:
 
 
 def test_means_of_rows_with_other_targets_are_over_those_that_all_have():
-    """Of fedavg a and b count: their mean is 15, the worst 10, the validation scores' mean 7.5; c alone stands apart."""
+    """Of fedavg a and b count: their mean is 15, the worst 10, and the mean of their validation scores 7.5."""
     results = targets(fedavg="a 10, b 20, c 90, d 95", client2vec="b 40, a 30")
     headline = results.tables()[0]
     assert headline.columns[1:3] == ["target worst", "target mean"]

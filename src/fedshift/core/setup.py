@@ -83,6 +83,7 @@ class Setup:
         device: where tensors live.
         classes: the classes' names.
         preparation: what prepares rows of a table, whose part is among ``parts``; None: samples are none.
+        columns: what the columns of rows are called; none where nobody knows.
     """
 
     run: str
@@ -95,6 +96,7 @@ class Setup:
     device: torch.device
     classes: tuple[str, ...]
     preparation: Preparation | None = None
+    columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check what the method declares.

@@ -18,10 +18,11 @@ from fedshift.core.setup import Setup
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import SAMPLES, Tensors, full_name
 from fedshift.engines.banks import Bank, Resident
+from fedshift.engines.divergence import explained
 from fedshift.engines.engine import SERVER, Job, Outcome, Question, Score, ServerJob
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.lane import Lane, even_chunks
-from fedshift.engines.local import advice, set_modes, work
+from fedshift.engines.local import set_modes, work
 from fedshift.errors import DivergedError
 from fedshift.streams import sample_draws
 
@@ -251,10 +252,8 @@ def _score_of(question: Question, sums: Sequence[float], log_probabilities: Tens
     """
     (right, loss), n, setup = sums, len(question.environment.samples), question.setup
     if not math.isfinite(loss) or (setup.metrics and not log_probabilities.exp().isfinite().all()):
-        raise DivergedError(
-            f"The loss on '{question.environment.name}' is not finite after round {question.round.number}.",
-            advice(setup),
-        )
+        what = f"The loss on '{question.environment.name}' is not finite after round {question.round.number}"
+        raise DivergedError(*explained(setup, what, question.inputs, question.environment.samples))
     metrics = measured(setup.evaluate.metrics, setup.classes, log_probabilities, y) if setup.metrics else {}
     return Score(right / n, loss / n, n, metrics)
 

@@ -219,7 +219,7 @@ class Blueprint(BaseModel):
         """
         model, parts = self.modules(experiment)
         train = experiment.train.pooling(self.pooled)
-        agreed = train, experiment.evaluate, model.streams, device, self.classes, self.inputs.preparation
+        agreed = train, experiment.evaluate, model.streams, device, self.classes, self.inputs.preparation, self.columns
         return Setup(run, experiment.method, model, parts, *agreed)
 
     def client(self, asked: int | str) -> int:
