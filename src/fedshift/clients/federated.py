@@ -206,7 +206,9 @@ class FederatedData:
 
 def _one_group(data: DomainData, domain: str) -> str:
     """That all samples of a domain are of one group, and what to do; empty: they are not."""
-    rows = (data.domain == data.domains.index(domain)).nonzero().flatten() if domain in data.domains else []
+    if domain not in data.domains:
+        return ""
+    rows = (data.domain == data.domains.index(domain)).nonzero().flatten()
     if len(rows) < 2 or len(torch.unique(data.group[rows])) > 1:
         return ""
     return (

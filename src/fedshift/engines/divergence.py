@@ -20,8 +20,8 @@ def too_large(setup: Setup, inputs: Inputs, samples: Samples | None) -> tuple[st
     """Which inputs of some samples are too large, and what to do; empty where none is."""
     if samples is None or not len(samples) or not samples.pool.x.is_floating_point():
         return "", ""
-    largest, place = 0.0, ()
-    for rows in torch.arange(len(samples), device=samples.pool.y.device).split(PIECE):
+    largest, place = 0.0, tuple[int, ...]()
+    for rows in torch.split(torch.arange(len(samples), device=samples.pool.y.device), PIECE):
         x = inputs.evaluation(samples.batch(rows)[0]).abs().amax(dim=0)
         if (most := float(x.max())) > largest:
             largest, place = most, tuple(int(at) for at in torch.unravel_index(x.argmax(), x.shape))

@@ -157,15 +157,16 @@ class Own(Model):
         trained: Any = encoder
         while isinstance(trained, GaussianEncoder | Widened):
             trained = trained.body
-        if head and (trained is not encoder or not isinstance(classifier, nn.Linear)):
+        linear = classifier if isinstance(classifier, nn.Linear) and trained is encoder else None
+        if head and linear is None:
             raise FedshiftError(
                 f"The method puts more than a linear layer in the place of '{head}', so {type(whole).__name__} alone "
                 "does not predict as the run does; run.model() does."
             )
         trained = trained.body if isinstance(trained, Before) else trained
         without(whole, head).load_state_dict(trained.state_dict())
-        if head:
-            put(whole, head, deepcopy(classifier).float())
+        if head and linear is not None:
+            put(whole, head, deepcopy(linear).float())
         return whole.eval()
 
     def whole(self) -> nn.Module:
