@@ -31,10 +31,9 @@ from pydantic import (
     ValidationInfo,
 )
 from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
-from fedshift.core.messages import Answer, Down, Order, Telemetry, Up, metadata, pack
+from fedshift.core.messages import Answer, Down, Order, Telemetry, Up, metadata, pack, unpack
 from fedshift.core.tensors import Tensors
 from fedshift.errors import FedshiftError
 from fedshift.written import printable
@@ -386,7 +385,7 @@ def _read(data: bytes, *words: str) -> Any:
     ((word, header),) = metadata(data).items()
     if word not in words:
         raise ValueError(f"it is of the kind {word:.100}")
-    tensors = Tensors(load(data))
+    tensors = unpack(data)
     try:
         message = _PACKETS[word].validate_json(header, context=tensors)
     except ValidationError as error:
