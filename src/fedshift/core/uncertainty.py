@@ -196,19 +196,18 @@ def intervals(
 def resampled(
     declared: Sequence[str], classes: Sequence[str], log_probabilities: Tensor, y: Tensor, group: Array, seed: int
 ) -> dict[str, Bounds]:
-    """Intervals of the declared metrics of which :func:`intervals` knows none, by resampling, with that seed."""
+    """Intervals of the declared metrics of which :func:`intervals` knows none, with the seed of their resamples."""
     known = intervals(declared, classes, log_probabilities, y, group)
     found: dict[str, Bounds] = {}
     for name in declared:
-        for own in names([name], classes):
-            if own not in known and not name.startswith(PER_CLASS):
-                bounds = bootstrap(
-                    lambda rows, name=name, own=own: measured([name], classes, log_probabilities[rows], y[rows])[own],  # type: ignore[misc]
-                    group,
-                    seed,
-                )
-                if bounds is not None:
-                    found[own] = bounds
+        if name.startswith(PER_CLASS) or name in known:
+            continue
+
+        def statistic(rows: Array, name: str = name) -> float | None:
+            return measured([name], classes, log_probabilities[rows], y[rows])[name]
+
+        if (bounds := bootstrap(statistic, group, seed)) is not None:
+            found[name] = bounds
     return found
 
 
