@@ -227,8 +227,10 @@ def _why_diverged(x: Any, **asked: Any) -> str:
     y = np.arange(80) % 2
     data = pd.DataFrame(x, columns=["age", "iron"])
     sites = {"a": (data[:40], y[:40]), "b": (data[40:], y[40:])}
+    settings = {"run.engine": "sequential", **asked.pop("settings", {})}
+    asked = {"data": sites, "method": "fedavg", "model": "mlp", "rounds": 3, "settings": settings, **asked}
     with pytest.raises(DivergedError) as caught:
-        fedshift.compare(data=sites, method="fedavg", progress=Progress(), **{"model": "mlp", "rounds": 3, **asked})
+        fedshift.compare(progress=Progress(), **asked)
     return str(caught.value)
 
 

@@ -108,6 +108,7 @@ def test_it_is_said_once_and_stays_with_the_run():
             self.notes.append(text)
 
     heard, asked = Heard(), {"model": "mlp", "method": ["fedavg", "fedprox"], "rounds": 1, "seed": [0, 1]}
+    asked["settings"] = {"run.engine": "sequential"}
     odd = fedshift.compare(data={"a": revealing(0), "b": revealing(1)}, progress=heard, **asked)
     for lines in (heard.notes, odd.notes(), fedshift.load("runs").notes(), [each.text for each in cautions(odd)]):
         assert sum(line.startswith("Data: the column '3'") for line in lines) == 1
@@ -123,6 +124,7 @@ def test_a_perfect_score_is_noted():
     """On 56 test samples, of 45 of a class and site 14 (30 %, 13.5); not where it is perfect on a single class."""
     asked: dict[str, Any] = {"model": "mlp", "method": "fedavg", "progress": Progress()}
     settings = {"protocol": {"name": "in-domain", "test": 0.3}, "train.steps": 30, "evaluate.metrics": ["auroc"]}
+    settings["run.engine"] = "sequential"
 
     def noted(y: Any, distance: float, rounds: int) -> str:
         draw = np.random.default_rng(0)

@@ -70,8 +70,8 @@ def _revealing(federated: FederatedData) -> Iterator[str]:
     parts = [part.subset(torch.randperm(len(part), generator=draw)[:each]) for part in parts if len(part)]
     if not parts:
         return
-    x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
-    found = [one for one in each_alone(x, y, torch.arange(len(y)), columns, draw) if one.reveals]
+    x, y, group = (torch.cat([getattr(part, name) for part in parts]) for name in ("x", "y", "group"))
+    found = [one for one in each_alone(x, y, group, columns, draw) if one.reveals]
     if found:
         best = max(found, key=lambda one: one.auroc or 0)
         more = f", as {len(found) - 1} more do" if len(found) > 1 else ""
