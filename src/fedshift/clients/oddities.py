@@ -44,7 +44,7 @@ def most_serious(data: DomainData, federated: FederatedData, batch: int, rows: b
         rows: whether inputs (n, columns) are the columns of a table, and no features that a network made.
     """
     found = [*(_revealing(federated) if rows else ()), *_shared(data)]
-    if len(federated.clients) <= CLIENTS:
+    if 0 < len(federated.clients) <= CLIENTS:
         found += [*_rare(federated), *_one_class(federated)]
     found += [*_batch(federated, batch)]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""

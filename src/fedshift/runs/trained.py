@@ -20,7 +20,8 @@ from fedshift.engines.kernels import Kernels, prepare
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.models import MODELS
-from fedshift.models.own import Own, log_probabilities
+from fedshift.models.own import Own
+from fedshift.models.probed import log_probabilities
 from fedshift.rounds.evaluation import parts_predicted
 from fedshift.runs.checkpoint import check_alike
 from fedshift.runs.schema import Blueprint
