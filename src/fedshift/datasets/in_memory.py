@@ -106,12 +106,17 @@ def _arrays(sites: Any, classes: Sequence[str]) -> dict[str, Array]:
     arrays["classes"] = np.array(data.classes)
     if len(np.unique(data.group.numpy())) < len(data.group):
         arrays["group"] = data.group.numpy()
-    words = next(iter(columns.values()), [])
-    if len(columns) == len(sites) and len({*words}) == len(words) and all(isinstance(word, str) for word in words):
+    if len(columns) == len(sites) and (words := _names_of_columns(columns[min(sites)])):
         arrays["columns"] = np.array(words)
     if data.notes:
         arrays["notes"] = np.array(data.notes)
     return arrays
+
+
+def _names_of_columns(columns: Sequence[Any]) -> list[str]:
+    """The names that a table of pandas gives its columns; none where they are numbers, or not all different."""
+    named = len({*columns}) == len(columns) and all(isinstance(name, str) for name in columns)
+    return [*columns] if named else []
 
 
 def _check_index(x: Any, y: Any, name: str) -> None:

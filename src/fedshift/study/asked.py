@@ -176,7 +176,8 @@ def _of_yours(options: Mapping[str, Any]) -> dict[str, Any]:
 
     Both are written beside the folders of runs, so that they move together.
     """
-    found, folder = dict(options), Path(options.get("out") or "runs")
+    found, out = dict(options), options.get("out")
+    folder = Path(out if out and isinstance(out, str | Path) else "runs")
     data, model = found.get("data"), found.get("model")
     # A table of settings has a name or a path, which are texts; what a site has is none, nor a number.
     if isinstance(data, Mapping) and not any(isinstance(value, str | int | float) for value in data.values()):
