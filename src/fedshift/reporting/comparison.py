@@ -273,8 +273,9 @@ class Comparison(Tabled):
         ``rule``, whether it is an ``oracle`` that looks at test data, and the ``position`` (rounds done), ``stage`` and
         ``round`` it picks; the ``environment`` and its ``role`` (test or validation), whose ``model`` is scored on it
         (global, own, unseen), the mean over how many ``models``, the ``accuracy`` in 0..1, the ``loss`` in nats,
-        over how many samples ``n``, and each metric by its name (None where it is undefined). An environment of several
-        clients comes once for each.
+        over how many samples ``n``, and each metric by its name (None where it is undefined); ``accuracy low`` and
+        ``accuracy high`` are the ends of its 95 % interval within the environment, and those of metrics are called
+        alike. An environment of several clients comes once for each.
         """
         return [
             {
@@ -285,8 +286,13 @@ class Comparison(Tabled):
                 "rule": name,
                 "oracle": name in ORACLES,
                 **{key: record[key] for key in ("position", "stage", "round")},
-                **{name: value for name, value in scored.items() if name not in ("metrics", "undefined")},
+                **{name: value for name, value in scored.items() if name not in ("metrics", "undefined", "intervals")},
                 **scored.get("metrics", {}),
+                **{
+                    f"{name} {end}": bound
+                    for name, ends in scored.get("intervals", {}).items()
+                    for end, bound in zip(("low", "high"), ends, strict=True)
+                },
             }
             for row in self.rows()
             for run in row.runs
