@@ -380,8 +380,8 @@ class Cells(NamedTuple):
         if wrong is not None:
             raise FedshiftError(
                 f"{self.where} (data.dates) holds {shown(wrong[1])} in row {wrong[0]}, and should hold dates that "
-                "nobody reads in two ways, 2020-01-31 or 2020-01-31 08:30 (ISO 8601): write it so, or say that it stands "
-                "for nothing (--set data.missing=...)."
+                "nobody reads in two ways, 2020-01-31 or 2020-01-31 08:30 (ISO 8601): write it so, or say that it "
+                "stands for nothing (--set data.missing=...)."
             )
         return self._replace(numbers=days)
 
