@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from math import sqrt
 from datetime import UTC, datetime
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,7 @@ def test_chance_by_hand():
         ({"name": "ditto", "lam": 0.5}, {"pull": ("method.lam", 0.5)}),
         (
             {"name": "client2vec", "base": FEDPROX, "index": "random", "local_training": True, "local_weight": 5.0},
-            {"proximal": ("method.base.mu", 0.5), "orth": ("method.local_weight", 5.0)},
+            {"proximal": ("method.base.mu", 0.5), "index_orth": ("method.local_weight", 5.0)},
         ),
     ],
 )
