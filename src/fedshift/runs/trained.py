@@ -81,9 +81,8 @@ def of_unseen(experiment: Experiment, blueprint: Blueprint, weights: Mapping[str
     found = []
     for own in private:
         model, parts = blueprint.modules(experiment)
-        tensors = (sent | own).of_parts(read)
-        its = {name: part for name, part in parts.items() if name in read}
-        found.append(_loaded(experiment, blueprint, model, its, tensors, unseen=True))
+        parts = {name: part for name, part in parts.items() if name in read}
+        found.append(_loaded(experiment, blueprint, model, parts, (sent | own).of_parts(read), unseen=True))
     return found
 
 
