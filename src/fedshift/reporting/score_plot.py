@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import matplotlib
 from matplotlib.figure import Figure
 
 from fedshift.core.metrics import Metric
 from fedshift.reporting.charts import MARKERS, style
-from fedshift.reporting.comparison import Comparison
 from fedshift.reporting.curves import MOST_PANELS, colours, upright
 from fedshift.reporting.intervals import Interval
 from fedshift.reporting.results import Row
 from fedshift.runs.run import Run
 from fedshift.runs.selection import by_environment, last
 from fedshift.written import printable
+
+if TYPE_CHECKING:
+    from fedshift.reporting.comparison import Comparison
 
 MEAN = "mean"
 HEIGHT = 3.2  # inches

@@ -1,4 +1,4 @@
-"""Whether a run ended at chance because a term of its loss outweighed the classification, and which setting it has."""
+"""Whether a run ended near chance since a term of its loss outweighed the classification, and which setting it has."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from fedshift.runs.schema import Blueprint, Record
 from fedshift.runs.selection import by_environment, shares
 
 RISK = "cross_entropy"  # how pages call the classification loss of what they predict with
+LEARNED = 0.1  # of the way from chance to 1, below which a run has learned nothing to speak of
 NORMAL = 1.645  # standard errors above a mean that one in twenty exceeds
-MARGIN = 0.02  # where sites do not tell how many samples they have
+UNTOLD = 0.02  # in their place where sites do not tell how many samples they have
 LEAST = 0.25  # of the loss, from which a term beside the classification is taken for the reason
 
 
@@ -30,7 +31,8 @@ class Chance:
     Attributes:
         accuracy: the mean over environments, in 0..1.
         guessed: what the best single class has in that mean; of models of a site's own, the best class of each site.
-        margin: by how much a run that learned nothing may exceed it: 1.645 standard errors, one run in twenty.
+        margin: by how much a run that learned nothing may exceed it: a tenth of what there is to learn, and for luck
+            1.645 standard errors, which one run in twenty exceeds.
         n: validation samples; 0: unknown.
     """
 
@@ -41,12 +43,12 @@ class Chance:
 
     @property
     def reached(self) -> bool:
-        """Whether the run is no better than chance."""
+        """Whether the run is hardly better than chance."""
         return self.accuracy <= self.guessed + self.margin
 
 
 def notes_on_collapse(setup: Setup, blueprint: Blueprint, records: Sequence[Record]) -> list[str]:
-    """A note that names the setting, if a run ended at chance and terms beside the classification outweighed it.
+    """A note that names the setting, if a run ended near chance and terms beside the classification outweighed it.
 
     They are weighed by settings, and made up a quarter of the loss in some record: half would miss an L2R that has
     won, since the norm of a z that is nearly a point is nearly 0.
@@ -67,9 +69,8 @@ def notes_on_collapse(setup: Setup, blueprint: Blueprint, records: Sequence[Reco
     setting, value = weighed[term]
     samples = f" on {chance.n:,} samples" if chance.n else ""
     return [
-        f"{setup.method.label} ended at chance: its validation accuracy is {100 * chance.accuracy:.1f} %{samples}, and "
-        f"naming one class throughout has {100 * chance.guessed:.1f} % (luck: {100 * chance.margin:.1f} points). "
-        f"In round {round} its term '{term}' was {100 * its[term]:.0f} % of the loss, and the classification "
+        f"{setup.method.label} ended near chance: its validation accuracy is {100 * chance.accuracy:.1f} %{samples}, "
+        f"and naming one class throughout has {100 * chance.guessed:.1f} %. In round {round} its term '{term}' was {100 * its[term]:.0f} % of the loss, and the classification "
         f"{100 * (1 - max(sums)):.0f} %: lower {setting}, which was {value:g} (--set {setting}={value / 10:g}, say)."
     ]
 
@@ -88,8 +89,9 @@ def chance_of(blueprint: Blueprint, record: Record) -> Chance:
         sizes[row["environment"]] += row.get("n") or 0
     known = all(sizes.values())
     variance = sum(p * (1 - p) / n for p, n in zip(best, sizes.values(), strict=True)) if known else 0.0
-    margin = NORMAL * sqrt(variance) / len(best) if known else MARGIN
-    return Chance(fmean(found.values()), fmean(best), margin, sum(sizes.values()) if known else 0)
+    luck, guessed = NORMAL * sqrt(variance) / len(best) if known else UNTOLD, fmean(best)
+    margin = LEARNED * (1 - guessed) + luck
+    return Chance(fmean(found.values()), guessed, margin, sum(sizes.values()) if known else 0)
 
 
 def _best_class(of_classes: Sequence[Sequence[float]]) -> list[float]:
