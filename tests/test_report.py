@@ -43,6 +43,7 @@ from fedshift.runs.run import Run, Times
 from fedshift.runs.schema import Identity, MessageTable, Record
 from fedshift.study.api import compare
 from fedshift.written import printable
+from refusal import refuses
 
 NOW = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
 AWKWARD = (
@@ -485,6 +486,38 @@ def test_a_figure_as_a_file_has_a_legend_and_is_the_same_each_time():
     assert "fedavg" not in re.sub("<desc.*?</desc>", "", chart.inline("x"))
     assert isinstance(chart, Chart)
     assert [*chart.data[0]] == ["line", "training round", "mean", "std"]
+
+
+def test_a_plot_has_the_mean_and_the_t_interval_of_every_row_and_environment(tmp_path: Path):
+    """50, 60 and 70 % have the mean 60 and the deviation 10; t of two degrees is 4.3027, so the half is 24.84.
+
+    The mean over t and u, at 80 % each time, is 65, 70 and 75 %, with half of that.
+    """
+    runs = [
+        made(table_of("fedavg", seed), [record(1, "train", 1, {"t": value, "u": 0.8}, {"v": 0.5})])
+        for seed, value in enumerate((0.5, 0.6, 0.7))
+    ]
+    runs.append(made(table_of("$fedsr$"), [record(1, "train", 1, {"t": 0.9, "u": 0.7}, {"v": 0.4})]))
+    results = Comparison(runs)
+    (axis,) = results.plot().axes
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["t", "u", "mean"]
+    marks = {}
+    for bars in axis.containers:
+        ends = [segment[:, 1].tolist() for segment in bars[2][0].get_segments()]
+        marks[bars.get_label()] = bars[0].get_ydata().tolist(), [(high - low) / 2 for low, high in ends]
+    assert marks["fedavg"][0] == pytest.approx([60, 80, 70])
+    assert marks["fedavg"][1] == pytest.approx([24.84, 0, 12.42], abs=0.005)
+    assert marks["$fedsr$"] == (pytest.approx([90, 70, 80]), pytest.approx([0, 0, 0]))
+    results.plot().savefig(tmp_path / "scores.png")
+    (axis,) = results.plot("validation").axes
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["v"]
+    many = {str(number): number / 20 for number in range(20)}
+    (axis,) = Comparison([made(table_of("fedavg"), [record(1, "train", 1, many, {"v": 0.5})])]).plot().axes
+    assert axis.containers[0][0].get_ydata().tolist() == pytest.approx([47.5])
+    with refuses("'auroc'", "accuracy"):
+        results.plot(metric="auroc")
+    with refuses("role = 'tests'", "'validation'"):
+        results.plot("tests")  # type: ignore[arg-type]  # that is the point
 
 
 def test_a_table_as_latex_and_csv():

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedshift.clients import PROTOCOLS
 from fedshift.core.metrics import ACCURACY, Metric
@@ -24,6 +24,8 @@ from fedshift.runs.schema import Record
 from fedshift.runs.selection import ORACLES, RULES, moment, selects
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from fedshift.reporting.analyses.analysed import Analysed
 
 REFUSED = "refused.txt"  # in the folder of a run that could not begin: why
@@ -245,10 +247,33 @@ class Comparison(Tabled):
         Raises:
             FedshiftError: no row has that label, or its runs no such metric.
         """
-        row, known = self._row(method), [one.name for one in self.metrics]
-        if metric is not None and metric not in known:
-            raise UnknownNameError("metric", metric, known)
-        return _mean(row.score("test", metric=metric))
+        row = self._row(method)
+        return _mean(row.score("test", metric=self._metric(metric).name))
+
+    def _metric(self, name: str | None) -> Metric:
+        known = {one.name: one for one in self.metrics}
+        if name is not None and name not in known:
+            raise UnknownNameError("metric", name, [*known])
+        return self.metric if name is None else known[name]
+
+    def plot(self, role: Literal["test", "validation"] = "test", metric: str | None = None) -> Figure:
+        """Every row's score by environment as one figure: means over seeds with t intervals of 95 %, one seed without.
+
+        Show it in a notebook, or keep it: ``comparison.plot().savefig("scores.pdf")``. With more than twelve
+        environments it is their mean alone.
+
+        Args:
+            role: whose environments.
+            metric: as in :meth:`score`; None: the one that selects.
+
+        Raises:
+            FedshiftError: there are no such environments, or no such metric.
+        """
+        from fedshift.reporting.score_plot import score_plot
+
+        if not self.environments(role):
+            raise FedshiftError(f"role = {role!r}: give 'test' or 'validation'.")
+        return score_plot(self, role, self._metric(metric))
 
     def worst(self, method: str) -> float:
         """A row's test score, by the metric that selects, at the end, on each seed's worst environment.

@@ -9,13 +9,14 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from fedshift.core.contract import Part, ServerState
 from fedshift.core.frozen import Front
 from fedshift.core.method import tensor_scopes
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, batch_norms
 from fedshift.core.preparation import PREPARATION
 from fedshift.core.setup import DTYPES
-from fedshift.core.tensors import part_of
+from fedshift.core.tensors import Tensors, part_of
 from fedshift.engines.kernels import Kernels, prepare
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
@@ -59,6 +60,46 @@ def rebuilt(
     names = {name: f"client.{id}.{name}" for name in scopes}
     found = {name: mine if mine in weights else name for name, mine in names.items()}
     tensors = {name: weights[where] for name, where in found.items() if where in weights}
+    return _loaded(experiment, blueprint, model, parts, tensors, unseen=id is None)
+
+
+def of_unseen(experiment: Experiment, blueprint: Blueprint, weights: Mapping[str, Tensor]) -> list[Trained]:
+    """The models that the method gives a client that never trained, where every client has its own.
+
+    That is :class:`fedshift.core.contract.Part`'s ``unseen``, as models are scored on a held-out domain: one model, or
+    that of every client. Rows of a table are not prepared.
+
+    Raises:
+        DamagedError: what it follows from is not among the weights.
+    """
+    setup = blueprint.setup(experiment, "unseen", torch.device("cpu"))
+    modules = setup.model, setup.parts, blueprint.inputs, blueprint.inputs.like(blueprint.shape)
+    read = parts_predicted(experiment.method, *modules)
+    sent = Tensors(
+        {name: weights[name] for name, scope in setup.scopes.items() if scope != "client" and name in weights}
+    )
+    clients = [
+        Tensors({name: weights[its] for name in setup.scopes if (its := f"client.{number}.{name}") in weights})
+        for number in blueprint.clients
+    ]
+    private = setup.unseen(ServerState(sent), [kept for kept in clients if kept] or [setup.initial("client")], read)
+    found = []
+    for own in private:
+        model, parts = blueprint.modules(experiment)
+        parts = {name: part for name, part in parts.items() if name in read}
+        found.append(_loaded(experiment, blueprint, model, parts, (sent | own).of_parts(read), unseen=True))
+    return found
+
+
+def _loaded(
+    experiment: Experiment,
+    blueprint: Blueprint,
+    model: ModelBuilder,
+    parts: Mapping[str, Part],
+    tensors: Mapping[str, Tensor],
+    unseen: bool,
+) -> Trained:
+    """The module of parts, which take these tensors."""
     for part in parts.values():
         prepare(part.module, Kernels(), experiment.train.precision)
     held = {name: part.module.state_dict() for name, part in parts.items()}
@@ -70,7 +111,7 @@ def rebuilt(
     network = experiment.model.frozen_network()
     front = None if network is None else Front(network)
     modules = {name: part.module for name, part in parts.items()}
-    return Trained(experiment, blueprint, model, modules, front, unseen=id is None)
+    return Trained(experiment, blueprint, model, modules, front, unseen)
 
 
 def _why_own(experiment: Experiment, kept: Iterable[str]) -> str:
