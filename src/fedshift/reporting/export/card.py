@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from fedshift.clients import PROTOCOLS
+from fedshift.core.method import tensor_scopes
 from fedshift.core.setup import told
+from fedshift.core.tensors import part_of
 from fedshift.reporting.export.formats import FORMATS, Format
 from fedshift.reporting.export.function import Probabilities
 from fedshift.reporting.table import Table, marked
@@ -70,7 +72,7 @@ class Card:
 
     def json(self) -> str:
         """What a program must know to prepare samples and to name classes."""
-        preparation = self.blueprint.inputs.preparation
+        preparation = self.whole.inputs.preparation
         columns: list[dict[str, Any]] = [{"name": name} for name in self.blueprint.columns]
         if preparation is not None:
             columns = [{"name": each.name, "categories": each.categories} for each in preparation.columns]
@@ -78,7 +80,7 @@ class Card:
             "classes": self.blueprint.classes,
             "input": {"shape": ["batch", *self.made.shape[1:]], "type": str(self.made.dtype).removeprefix("torch.")},
             "columns": columns,
-            "vocabulary": self.blueprint.inputs.vocabulary,
+            "vocabulary": self.whole.inputs.vocabulary,
         }
         return json.dumps({name: value for name, value in about.items() if value}, indent=2, ensure_ascii=False) + "\n"
 
@@ -106,10 +108,13 @@ class Card:
         )
 
     def private(self) -> list[str]:
-        """The parts of a client's model that never left it in the run."""
+        """The parts of a client's model of which tensors never left it in the run."""
+        if not self.owner:
+            return []
         _, parts = self.blueprint.modules(self.run.experiment)
-        there = dict(self.whole.model.named_children())
-        return [name for name, part in parts.items() if part.scope == "client" and name in there]
+        scopes, there = tensor_scopes(self.run.experiment.method, parts), dict(self.whole.model.named_children())
+        kept = (part_of(name) for name, scope in scopes.items() if scope == "client")
+        return [name for name in dict.fromkeys(kept) if name in there]
 
     def accuracies(self) -> Table:
         """What was scored in the model's round, a row for each site or environment."""
@@ -130,7 +135,7 @@ class Card:
 
     def categories(self) -> Table:
         """What columns of categories may hold."""
-        preparation = self.blueprint.inputs.preparation
+        preparation = self.whole.inputs.preparation
         columns = () if preparation is None else preparation.columns
         rows = [
             [str(place), each.name, "a number" if each.categories is None else _coded(each.categories)]

@@ -11,7 +11,7 @@ from fedshift.core.preparation import PREPARATION
 from fedshift.errors import FedshiftError
 from fedshift.reporting.export.function import Probabilities
 from fedshift.runs.run import Run
-from fedshift.runs.simulation import load_data, read_federated
+from fedshift.runs.simulation import read_federated
 
 MADE, REAL = 32, 64  # how many there are of each, at most
 
@@ -34,7 +34,7 @@ def real(run: Run, whole: Probabilities) -> Tensor:
 
 def made(whole: Probabilities, shape: tuple[int, ...]) -> Tensor:
     """Samples (MADE, *shape) over the whole range of values, among them what is rare: gaps, padding, no such category."""
-    draw, inputs = torch.Generator().manual_seed(0), whole.model.blueprint.inputs
+    draw, inputs = torch.Generator().manual_seed(0), whole.inputs
     if whole.type == torch.uint8:
         return _images(shape, draw)
     if whole.type == torch.int64:

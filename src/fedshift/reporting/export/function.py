@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from fedshift.clients.inputs import Inputs
 from fedshift.core.frozen import Front
 from fedshift.errors import FedshiftError
 from fedshift.runs.run import Picked, Run
@@ -26,9 +27,10 @@ class Probabilities(nn.Module):
     Attributes:
         model: the trained model.
         front: the frozen network of ``data.frozen``, which reads the samples before the model does; None: there is none.
+        inputs: what samples are.
     """
 
-    def __init__(self, model: Trained, front: Front | None = None) -> None:
+    def __init__(self, model: Trained, front: Front | None, inputs: Inputs) -> None:
         """Take a model.
 
         Raises:
@@ -42,7 +44,7 @@ class Probabilities(nn.Module):
                 "(--client) if the method measures for unseen clients only (method.cold), or train with another method.bn "
                 "or method.cold."
             )
-        self.model, self.front = model, front
+        self.model, self.front, self.inputs = model, front, inputs
         self._noise = tuple(model.noise(1))
         for name, tensor in model.noise(1).items():
             self.register_buffer(f"noise_{name}", tensor)
@@ -53,7 +55,10 @@ class Probabilities(nn.Module):
         """That of a run; see :meth:`Run.model`."""
         model = run.model(client, round)
         run.check_readers()
-        return cls(model, run.experiment.data.front())
+        front, inputs = run.experiment.data.front(), model.blueprint.inputs
+        if front is not None or model.front is not None:  # that is then of what the frozen network gives
+            inputs = run.experiment.data.inputs()
+        return cls(model, front, inputs)
 
     @property
     def reader(self) -> Front | None:
@@ -69,9 +74,9 @@ class Probabilities(nn.Module):
         if blueprint.type:
             found: torch.dtype = getattr(torch, blueprint.type)
             return found
-        if blueprint.inputs.ids:
+        if self.inputs.ids:
             return torch.int64
-        return torch.float64 if blueprint.inputs.preparation is not None else torch.float32
+        return torch.float64 if self.inputs.preparation is not None else torch.float32
 
     def forward(self, samples: Tensor) -> Tensor:
         """Samples (B, ...) as the data set stores them to probabilities (B, classes)."""
