@@ -20,8 +20,8 @@ import fedshift
 import fresh
 from conftest import CNN_WITH_BN, TINY, Make
 from fedshift.errors import MissingExtraError
-from fedshift.reporting.export.export import TOLERANCE, Checks
 from fedshift.reporting.export.example_inputs import made
+from fedshift.reporting.export.export import TOLERANCE, Checks
 from fedshift.reporting.export.function import Probabilities
 from fedshift.runs.run import Run
 from fedshift.study.grid import expand, override
@@ -81,9 +81,9 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("texts")
     words = Tokenizer(WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
     words.pre_tokenizer = Whitespace()
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, unk_token="[UNK]", pad_token="[PAD]"
-    ).save_pretrained(folder / "tokenizer")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", pad_token="[PAD]").save_pretrained(
+        folder / "tokenizer"
+    )
     small = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8}
     config = transformers.BertConfig(vocab_size=len(WORDS), max_position_embeddings=8, **small)
     transformers.BertModel(config).save_pretrained(folder / "bert")
@@ -209,7 +209,7 @@ def test_draws_of_a_single_sample_for_every_sample(fedsr: Run, tmp_path: Path):
 
 
 def test_an_exporter_that_is_wrong_leaves_nothing(table: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """PyTorch's exporter adds 0.001 to one of the last layer's two biases: with p a class's probability, p (1 - p) 0.001."""
+    """PyTorch's exporter adds 0.001 to a bias of the last layer, and so about p (1 - p) / 1000 to a probability p."""
     export = torch.onnx.export
 
     def wrong(program: torch.export.ExportedProgram, *args: Any, **options: Any) -> Any:

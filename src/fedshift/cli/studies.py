@@ -299,7 +299,11 @@ def export(
     with interruptible(". Nothing was written."):
         typer.echo("Writing and executing the model...", err=True)
         done = api.export(
-            opened, client=named_client(opened, client), format=cast("Any", listed(format_)), to=to, round=cast("Any", round_)
+            opened,
+            client=named_client(opened, client),
+            format=cast("Any", listed(format_)),
+            to=to,
+            round=cast("Any", round_),
         )
     for name, difference in done.differences.items():
         typer.echo(f"{name}: differs from the run's model by {difference:.1e} at most")

@@ -1,4 +1,4 @@
-"""The model card: what a reader must know of an exported model (Mitchell et al., Model cards for model reporting, 2019)."""
+"""The model card (Mitchell et al., Model cards for model reporting, FAT* 2019) and the input for programs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedshift.clients import PROTOCOLS
+from fedshift.core.contract import Category
 from fedshift.core.method import tensor_scopes
 from fedshift.core.setup import told
 from fedshift.core.tensors import part_of
@@ -142,7 +143,9 @@ class Card:
             for place, each in enumerate(columns)
         ]
         rows = rows or [[str(place), name, "a number"] for place, name in enumerate(self.blueprint.columns)]
-        return Table("Columns, in this order; NaN where a cell is missing", ["place", "column", "values"], rows, words=2)
+        return Table(
+            "Columns, in this order; NaN where a cell is missing", ["place", "column", "values"], rows, words=2
+        )
 
     def sent(self) -> Table:
         """What left the clients in the run, by exchange and category."""
@@ -152,9 +155,9 @@ class Card:
         for exchange, ways in self.run.messages.items():
             for way in ("up", "telemetry"):
                 tensors = ways.get(way, {}).get("tensors", {})
-                by_category: dict[str, list[str]] = {}
+                by_category: dict[Category, list[str]] = {}
                 for name in tensors:
-                    said = told(name) if way == "telemetry" else declared[exchange].categories[name]
+                    said: Category = told(name) if way == "telemetry" else declared[exchange].categories[name]
                     by_category.setdefault(said, []).append(name)
                 for said, names in by_category.items():
                     heads = ", ".join(dict.fromkeys(name.partition(".")[0] for name in names))

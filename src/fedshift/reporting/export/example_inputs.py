@@ -27,23 +27,23 @@ def real(run: Run, whole: Probabilities) -> Tensor:
     _, federated = read_federated(run.experiment)
     x = (federated.clients[0].train if federated.clients else federated.environments[0].samples).pool.x
     x = x[torch.linspace(0, len(x) - 1, min(REAL, len(x))).long()]
-    if x.dtype != whole.type:
-        raise FedshiftError(f"they are of type {x.dtype} now, and the model takes {whole.type}")
+    if x.dtype != whole.dtype:
+        raise FedshiftError(f"they are of type {x.dtype} now, and the model takes {whole.dtype}")
     return x
 
 
 def made(whole: Probabilities, shape: tuple[int, ...]) -> Tensor:
-    """Samples (MADE, *shape) over the whole range of values, among them what is rare: gaps, padding, no such category."""
+    """Samples (MADE, *shape) over the whole range of values, also what is rare: gaps, padding, unknown categories."""
     draw, inputs = torch.Generator().manual_seed(0), whole.inputs
-    if whole.type == torch.uint8:
+    if whole.dtype == torch.uint8:
         return _images(shape, draw)
-    if whole.type == torch.int64:
+    if whole.dtype == torch.int64:
         return _tokens(inputs, shape, draw)
     if inputs.preparation is not None:
         statistics = dict(whole.model.get_submodule(PREPARATION).named_buffers())
-        return _rows(inputs.preparation, statistics, draw).to(whole.type)
+        return _rows(inputs.preparation, statistics, draw).to(whole.dtype)
     scale = torch.tensor([0.0, 0.1, 1.0, 3.0]).repeat(MADE // 4).view(-1, *[1] * len(shape))
-    return (torch.randn(MADE, *shape, generator=draw) * scale).to(whole.type)
+    return (torch.randn(MADE, *shape, generator=draw) * scale).to(whole.dtype)
 
 
 def _images(shape: tuple[int, ...], draw: torch.Generator) -> Tensor:

@@ -151,14 +151,12 @@ def _shape(run: Run, whole: Probabilities, found: Tensor | None) -> tuple[int, .
     if isinstance(data, ImageDataset):
         return data.channels, data.size, data.size
     raise FedshiftError(
-        "The samples that the frozen network reads have a shape that only the data tell, which cannot be read any more: "
-        "put them where they were."
+        "Which shape the samples have that the frozen network reads is known from the data alone, and these cannot be "
+        "read any more: put them where they were."
     )
 
 
-def _written(
-    whole: Probabilities, checks: Checks, formats: Sequence[Format], folder: Path
-) -> dict[Format, float]:
+def _written(whole: Probabilities, checks: Checks, formats: Sequence[Format], folder: Path) -> dict[Format, float]:
     """Write the files of each format, and return how far they are from the run's model.
 
     Raises:
@@ -170,7 +168,8 @@ def _written(
         if not differences[name] <= TOLERANCE:
             others = " or ".join(f"--format {other}" for other in FORMATS if other != name)
             raise FedshiftError(
-                f"The model as {name} is wrong: executed, it gives a probability that differs by {differences[name]:.2g} "
-                f"from that of run.model(), and {TOLERANCE:g} is allowed. Nothing was written; try {others}."
+                f"The model as {name} is wrong: executed, it gives a probability that differs by "
+                f"{differences[name]:.2g} from that of run.model(), and {TOLERANCE:g} is allowed. Nothing was written; "
+                f"try {others}."
             )
     return differences

@@ -51,7 +51,9 @@ def write_onnx(program: ExportedProgram, folder: Path) -> Predict:
     size = sum(tensor.nbytes for tensor in program.state_dict.values())
     try:
         with quiet():
-            made = torch.onnx.export(program, (), dynamo=True, verbose=False, input_names=[INPUT], output_names=[OUTPUT])
+            made = torch.onnx.export(
+                program, (), dynamo=True, verbose=False, input_names=[INPUT], output_names=[OUTPUT]
+            )
             assert made is not None
             made.save(file, external_data=size > LARGEST_ONNX)
         onnx.checker.check_model(file)
@@ -191,7 +193,15 @@ class Model(torch.nn.Module):
 {function}
 '''
 RELEASED = re.compile(r";  [\w =]+ = None$", re.MULTILINE)  # variables that are not read any more
-KNOWN = {"torch", "device", "inf", "nan", "NoneType", "fx_pytree", "pytree"}  # what such code may name; two are not used
+KNOWN = {
+    "torch",
+    "device",
+    "inf",
+    "nan",
+    "NoneType",
+    "fx_pytree",
+    "pytree",
+}  # what such code may name; two are not used
 
 
 def as_code(program: ExportedProgram) -> tuple[str, dict[str, Tensor]]:
@@ -230,8 +240,8 @@ def _plain(program: ExportedProgram) -> Graph:
     graph.eliminate_dead_code()
     if nested := graph.find_nodes(op="get_attr"):
         raise FedshiftError(
-            f"This model cannot be written as a Python module of its own: it runs {len(nested)} graphs within its graph "
-            "(as mixed precision does). Try --format torch."
+            f"This model cannot be written as a Python module of its own: it has {len(nested)} graphs within its "
+            "graph, as with mixed precision. Try --format torch."
         )
     return graph
 

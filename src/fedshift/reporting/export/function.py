@@ -26,7 +26,8 @@ class Probabilities(nn.Module):
 
     Attributes:
         model: the trained model.
-        front: the frozen network of ``data.frozen``, which reads the samples before the model does; None: there is none.
+        front: the frozen network of ``data.frozen``, which reads the samples before the model does; None: there is
+            none.
         inputs: what samples are.
     """
 
@@ -39,10 +40,9 @@ class Probabilities(nn.Module):
         super().__init__()
         if model.measures:
             raise FedshiftError(
-                "This model measures batch-norm statistics on the samples that it predicts for, so a probability depends "
-                "on the whole batch, and no file could give the same for a sample alone. Export a client's model "
-                "(--client) if the method measures for unseen clients only (method.cold), or train with another method.bn "
-                "or method.cold."
+                "This model measures batch-norm statistics on the samples that it predicts for, so what it says of a "
+                "sample depends on the others of the batch, and no file could give the same. Train with statistics "
+                "that stay, as with --set method.bn=shared."
             )
         self.model, self.front, self.inputs = model, front, inputs
         self._noise = tuple(model.noise(1))
@@ -66,7 +66,7 @@ class Probabilities(nn.Module):
         return self.front or self.model.front
 
     @property
-    def type(self) -> torch.dtype:
+    def dtype(self) -> torch.dtype:
         """The type of samples."""
         blueprint = self.model.blueprint
         if self.reader is not None:
@@ -107,8 +107,8 @@ class Probabilities(nn.Module):
         except Exception as error:  # of many kinds, by what the model's code does
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise FedshiftError(
-                f"torch.export cannot write this model as a graph ({type(error).__name__}: {reason}). Its code must not "
-                "decide by the values of samples; run.model() gives it as a module."
+                f"torch.export cannot write this model as a graph ({type(error).__name__}: {reason}). Its code must "
+                "not branch on the values of samples; run.model() gives it as a module."
             ) from error
         for node in program.graph.nodes:
             node.meta.pop("stack_trace", None)  # the folders of this machine
