@@ -59,7 +59,7 @@ def write_onnx(program: ExportedProgram, folder: Path) -> Predict:
         onnx.checker.check_model(file)
         session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     except Exception as error:  # of many kinds, by the operation that is not known
-        raise _cannot("ONNX", error) from error
+        raise _cannot("onnx", error) from error
 
     def predict(x: Tensor) -> Tensor:
         return torch.from_numpy(session.run([OUTPUT], {INPUT: x.numpy()})[0])
@@ -81,7 +81,7 @@ def write_torch(program: ExportedProgram, folder: Path) -> Predict:
         torch.export.save(program, file)
         predict: Predict = torch.export.load(file).module()
     except Exception as error:  # of many kinds
-        raise _cannot("torch.export", error) from error
+        raise _cannot("torch", error) from error
     return predict
 
 
@@ -149,11 +149,11 @@ print(Model()(samples))""",
 }
 
 
-def _cannot(what: str, error: Exception) -> FedshiftError:
+def _cannot(name: Format, error: Exception) -> FedshiftError:
     lines = [line for line in str(error).splitlines() if line.strip()]
     reason = re.sub(r"\x1b\[\d+m", "", lines[-1] if lines else "")
-    others = " or ".join(f"--format {name}" for name in FORMATS)
-    return FedshiftError(f"{what} cannot write this model ({type(error).__name__}: {reason:.300}). Try {others}.")
+    others = " or ".join(f"--format {other}" for other in FORMATS if other != name)
+    return FedshiftError(f"This model cannot be {name} ({type(error).__name__}: {reason:.300}). Try {others}.")
 
 
 # The module as code -------------------------------------------------------------------------------
