@@ -256,6 +256,13 @@ def test_a_model_that_measures_on_the_batch_is_none_of_a_sample(make: Make):
         fedshift.export(run)
 
 
+def test_mixed_precision_is_no_plain_code(make: Make, tmp_path: Path):
+    run = fedshift.run(make({"train.precision": "bfloat16"}))
+    with refuses("Python module of its own", "--format torch"):
+        fedshift.export(run, format=["torch", "safetensors"], to=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_cannot_be_exported(table: Run, photos: Run, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with refuses("There is no global model", "0 ('north'), 1 ('south')"):
         fedshift.export(photos)

@@ -22,6 +22,8 @@ from fedshift.reporting.export.example_inputs import made, real
 from fedshift.reporting.export.formats import FORMATS, Format, Predict
 from fedshift.reporting.export.function import Probabilities
 from fedshift.runs.run import Picked, Run
+from fedshift.runs.schema import Blueprint
+from fedshift.written import file_name
 
 TOLERANCE = 1e-5  # how far a probability may lie from that of the run's model
 CHECKS, CARD, ABOUT = "checks.npz", "README.md", "model.json"
@@ -134,9 +136,6 @@ def export(
 def _name(run: Run, client: int | str | None) -> str:
     if client is None:
         return "export"
-    from fedshift.runs.schema import Blueprint
-    from fedshift.written import file_name
-
     blueprint = Blueprint.model_validate(run.data_facts)
     return file_name("export", blueprint.clients[blueprint.client(client)])
 
