@@ -225,6 +225,17 @@ with tempfile.TemporaryDirectory() as folder:
     except fedshift.FedshiftError as error:
         raise SystemExit(f"Error: {error}")
 """
+EXPORT = """
+import tempfile
+import fedshift
+with tempfile.TemporaryDirectory() as folder:
+    settings = {"train.steps": 1, "data.images_per_class": 5}
+    done = fedshift.run("rotated-mnist", method="fedavg", rounds=1, settings=settings, out=folder)
+    try:
+        assert fedshift.export(done).differences["onnx"] <= 1e-5
+    except fedshift.FedshiftError as error:
+        raise SystemExit(f"Error: {error}")
+"""
 GRAD_CAM = ANALYSIS.replace('"tsne", done.path, samples=20', '"grad-cam", done.path')
 VIT = ["model.name=transformers", "model.path=network", "data.path=photos", "data.size=16"]
 TABLE = ["data.path=table.csv", "data.domain=site", "model.name=mlp"]
@@ -266,6 +277,7 @@ FEATURES = [
     Feature("sklearn", "a comparison of sites", ["data", *FEW]),
     Feature("analyse", "t-SNE and A-distance", ["-c", ANALYSIS]),
     Feature("analyse", "Grad-CAM", ["-c", GRAD_CAM]),
+    Feature("onnx", "ONNX files", ["-c", EXPORT]),
     Feature("sklearn", "FederatedClassifier", ["-c", CLASSIFIER]),
     Feature("benchmark", "a table", ["benchmark", "--method", "fedavg,fedprox", "--federation", "rotated-mnist-0"]),
     *(

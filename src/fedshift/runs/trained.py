@@ -189,8 +189,7 @@ class Trained(nn.Module):
             FedshiftError: samples have another shape.
         """
         given = tuple(x.shape)
-        if self.front is not None and not x.is_floating_point():
-            x = self.front(x)
+        x = self._embedded(x)
         if tuple(x.shape[1:]) != self.blueprint.shape:
             instead = ""
             if self.front is not None:
@@ -199,22 +198,44 @@ class Trained(nn.Module):
             raise FedshiftError(
                 f"Give samples of shape (B, {', '.join(map(str, self.blueprint.shape))}){instead}, not {given}."
             )
-        draws = self._method.core.prediction_draws(self._model, len(x))
-        noise = (
-            sample_draws(draws, self._model.streams.generator("prediction", "model", len(x)), x.device) if draws else {}
-        )
-        statistics = dict(self.get_submodule(PREPARATION).named_buffers()) if PREPARATION in self._parts else {}
-        x = self._typed(self.blueprint.inputs.fitted(statistics).evaluation(x))
-        noise = {name: self._typed(drawn) for name, drawn in noise.items()}
-        net = Net({name: self.get_submodule(name) for name in self._parts})
+        x, noise = self._inputs(x), self.noise(len(x), x.device)
         with self._model.streams.as_global("global draws in prediction", "model", len(x)):
             if not self._reestimates:
-                return self._method.core.predict(net, x, noise)
+                return self._predicted(x, noise)
             with _measured_again([self.get_submodule(name) for name in self._parts]):
                 with torch.no_grad():
-                    self._method.core.predict(net, x, noise)
+                    self._predicted(x, noise)
                 self.eval()
-                return self._method.core.predict(net, x, noise)
+                return self._predicted(x, noise)
+
+    def given_noise(self, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
+        """As :meth:`forward`, with noise that is given: nothing is checked, drawn or measured, so it can be traced."""
+        return self._predicted(self._inputs(self._embedded(x)), noise)
+
+    def noise(self, batch: int, device: torch.device | None = None) -> dict[str, Tensor]:
+        """The noise with which so many samples at once are predicted for; none for most methods."""
+        draws = self._method.core.prediction_draws(self._model, batch)
+        if not draws:
+            return {}
+        generator = self._model.streams.generator("prediction", "model", batch)
+        drawn = sample_draws(draws, generator, device or torch.device("cpu"))
+        return {name: self._typed(tensor) for name, tensor in drawn.items()}
+
+    @property
+    def measures(self) -> bool:
+        """Whether batch-norm statistics are measured on each batch, so that samples change what is said of others."""
+        return self._reestimates and any(True for name in self._parts for _ in batch_norms(self.get_submodule(name)))
+
+    def _embedded(self, x: Tensor) -> Tensor:
+        return x if self.front is None or x.is_floating_point() else self.front(x)
+
+    def _inputs(self, x: Tensor) -> Tensor:
+        statistics = dict(self.get_submodule(PREPARATION).named_buffers()) if PREPARATION in self._parts else {}
+        return self._typed(self.blueprint.inputs.fitted(statistics).evaluation(x))
+
+    def _predicted(self, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
+        net = Net({name: self.get_submodule(name) for name in self._parts})
+        return self._method.core.predict(net, x, noise)
 
     def own_module(self) -> nn.Module:
         """The module of yours (``own_model``) that the run trained, whose parameters are called as you called them.
