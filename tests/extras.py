@@ -258,6 +258,7 @@ FEATURES = [
     Feature("text", "texts by a tokenizer", run(*TEXTS, *TOKENS, data="text"), tokenizer),
     Feature("adapters", "low-rank adapters", run(*VIT, "model.adapter_rank=1", data="folder"), network),
     Feature("signals", "the watch data set", ["run", "watch-in-domain", "--method", "fedavg", "--seed", "0", *SMALL]),
+    Feature("clinics", "a table of hospitals", ["run", "opt", "--method", "fedavg", "--seed", "0", *SMALL]),
     Feature("medical", "DICOM", run("data.path=dicom", *SCANS, data="medical"), dicom),
     Feature("medical", "NIfTI", run("data.path=nifti", *SCANS, data="medical"), nifti),
     Feature("tune", "a search", ["tune", "--method", "fedprox", "--trials", "2", *FEW, *SMALL]),
