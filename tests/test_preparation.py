@@ -103,7 +103,7 @@ def test_each_site_alone_equals_scikit_learn_on_its_training_rows(tmp_path: Path
     asked = experiment(tmp_path, frame, {"statistics": "site", "impute": impute})
     simulation = Simulation(asked)
     for client in simulation.federated.clients:
-        statistics = simulation.site.prepared_by(client.id).of(PREPARATION)
+        statistics = simulation.site.prepared_by(client.id, {}).of(PREPARATION)
         reference = sklearns(frame.iloc[client.train.rows.numpy()], impute)
         x = simulation.federated.inputs.fitted(statistics).evaluation(client.train.pool.x)
         expected = torch.tensor(reference.transform(frame), dtype=torch.float32)
@@ -156,7 +156,7 @@ def test_a_site_that_never_trained_is_given_the_mean_of_those_that_know_a_column
     preparation = Preparation("site", columns=(Column("a"), Column("c", ("u", "v"))))
     nan = float("nan")
     sites = [[[0, 1], [2, 1]], [[2, 0], [8, 0]], [[nan, nan]]]
-    given = preparation.of_unseen([preparation.of_rows(torch.tensor(rows, dtype=torch.float64)) for rows in sites])
+    given = preparation.of_unseen([preparation.of_rows(torch.tensor(rows, dtype=torch.float64)) for rows in sites], {})
     assert {name: tensor.tolist() for name, tensor in given.items()} == {
         "rows": 5,
         "fill": [3, 0],

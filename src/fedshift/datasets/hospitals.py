@@ -60,8 +60,9 @@ class _Hospitals(TableFile):
     """A table whose columns are known."""
 
     path: str = setting(help="the CSV or Parquet file", path=True)
-    statistics: Literal["site", "pooled"] = setting(
-        "pooled", help="what prepares rows: statistics of training rows of each site alone, or of all together"
+    statistics: Literal["site", "pooled", "combat"] = setting(
+        "pooled",
+        help="what prepares rows: statistics of training rows of each site alone, of all together, or ComBat's",
     )
     missing: tuple[str, ...] = fixed(("", "NA", "?", "."))
     unlabelled: Literal["refused", "left-out"] = fixed("left-out")

@@ -39,13 +39,23 @@ class TableDataset(Dataset):
 
     seeded: ClassVar[bool] = False
 
-    statistics: Literal["none", "site", "pooled"] = setting(
+    statistics: Literal["none", "site", "pooled", "combat"] = setting(
         "none",
         help="what prepares rows: nothing, which takes numbers as they are; statistics of training rows, of each site "
-        "alone; or of all sites together, from sums that each sends once",
+        "alone; of all sites together, from sums that each sends once; or these, and ComBat takes from each site's "
+        "numbers what they differ in location and scale",
     )
     impute: Literal["mean", "median"] = setting(
         "mean", help="what stands for a missing number; for a missing category it is the most frequent one"
+    )
+    indicate: tuple[str, ...] = setting(
+        (), help="columns of which an input more says whether the cell is missing, such as one that a site lacks"
+    )
+    pool: tuple[str, ...] = setting(
+        (), help="with statistics = site, columns that statistics of all sites prepare, such as one that a site lacks"
+    )
+    covariates: tuple[str, ...] = setting(
+        (), help="with statistics = combat, columns that stay as they are, and whose effects on the others it preserves"
     )
 
     def __post_init__(self) -> None:
@@ -55,11 +65,22 @@ class TableDataset(Dataset):
             FedshiftError: one is wrong, or they contradict each other.
         """
         super().__post_init__()
-        if self.impute == "median" and self.statistics == "pooled":
+        pooled = f"data.statistics = '{self.statistics}'" if self.statistics in ("pooled", "combat") else ""
+        if self.pool:
+            pooled = f"data.pool = {list(self.pool)}"
+        if self.impute == "median" and pooled:
             raise FedshiftError(
-                "data.impute = 'median': the median of all sites' rows does not follow from what each can send of its "
-                "own. Take the mean (--set data.impute=mean), or each site's own (--set data.statistics=site)."
+                f"data.impute = 'median', but {pooled}: the median of all sites' rows does not follow from what each "
+                "can send of its own. Take the mean (--set data.impute=mean), or each site's own (--set "
+                "data.statistics=site, and no data.pool)."
             )
+        for name, fits in (("indicate", self.prepared), ("pool", self.statistics == "site"), ("covariates", self.statistics == "combat")):
+            if getattr(self, name) and not fits:
+                value = {"indicate": "site (or pooled, or combat)", "pool": "site"}.get(name, "combat")
+                raise FedshiftError(
+                    f"data.{name} = {list(getattr(self, name))}, but data.statistics = '{self.statistics}', which does "
+                    f"not prepare columns so: --set data.statistics={value}"
+                )
 
     @property
     def prepared(self) -> bool:
@@ -68,7 +89,10 @@ class TableDataset(Dataset):
 
     def inputs(self) -> Inputs:
         """Rows as they are, or as they are prepared; the columns are known when the rows are read and divided."""
-        return Inputs(preparation=Preparation(self.statistics, self.impute) if self.statistics != "none" else None)
+        if self.statistics == "none":
+            return Inputs()
+        named = {"pool": self.pool, "indicate": self.indicate, "covariates": self.covariates}
+        return Inputs(preparation=Preparation(self.statistics, self.impute, **named))
 
 
 class TableFile(InputColumns, TableDataset):
