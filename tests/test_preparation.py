@@ -22,7 +22,7 @@ from conftest import interrupt_after
 from federated import Local, members, set_site
 from fedshift.clients.preparation import UNSEEN, Column, Preparation
 from fedshift.core.contract import Upload
-from fedshift.core.preparation import PREPARATION
+from fedshift.core.preparation import COMMON, PREPARATION
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.demo import rehearse
@@ -40,6 +40,12 @@ from refusal import refuses
 
 CLINICS = ("Berlin", "Oslo", "Rome")
 EACH = 40
+WAYS: dict[str, dict[str, Any]] = {
+    "site": {"statistics": "site"},
+    "pooled": {"statistics": "pooled", "indicate": ["marker"]},
+    "combat": {"statistics": "combat", "covariates": ["dose", "sex"]},
+    "some pooled": {"statistics": "site", "pool": ["marker", "region"], "indicate": ["region"]},
+}
 
 
 def table(seed: int = 0) -> pd.DataFrame:
@@ -168,9 +174,9 @@ def test_a_site_that_never_trained_is_given_the_mean_of_those_that_know_a_column
 # Training rows alone -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("statistics", "impute"), [("site", "mean"), ("site", "median"), ("pooled", "mean")])
-def test_rows_of_validation_and_test_change_no_bit_of_the_weights(tmp_path: Path, statistics: str, impute: str):
-    frame, data = table(), {"statistics": statistics, "impute": impute}
+@pytest.mark.parametrize("data", [*WAYS.values(), {"statistics": "site", "impute": "median"}], ids=[*WAYS, "median"])
+def test_rows_of_validation_and_test_change_no_bit_of_the_weights(tmp_path: Path, data: dict[str, Any]):
+    frame = table()
     clean = experiment(tmp_path / "clean", frame, data)
     others = np.setdiff1d(np.arange(len(frame)), training_rows(clean))
     poisoned = frame.copy()
@@ -195,28 +201,30 @@ OTHER_METHODS = [
 ]
 
 
-@pytest.mark.parametrize("statistics", ["site", "pooled"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("method", OTHER_METHODS, ids=lambda method: method["name"])
-def test_methods_and_engines(tmp_path: Path, method: dict[str, Any], statistics: str):
+def test_methods_and_engines(tmp_path: Path, method: dict[str, Any], way: str):
     """Every method runs unchanged, sends nothing else than it declares, and engines agree."""
     tables = {"method": method, "train": {"rounds": 2, "steps": 2, "batch": 8, "lr": 0.001, "precision": "float64"}}
-    asked = experiment(tmp_path, table(), {"statistics": statistics}, **tables)
+    asked = experiment(tmp_path, table(), WAYS[way], **tables)
     run = carried_out(asked)
     other = carried_out(asked.replace(run=asked.run.replace(engine="vectorised", out=str(tmp_path / "stacked"))))
     assert run.weights.keys() == other.weights.keys()
     for name, tensor in run.weights.items():
         torch.testing.assert_close(tensor, other.weights[name], rtol=1e-7, atol=1e-9)
     assert run.messages.keys() == other.messages.keys()
-    expected = {"rows", "present", "mean", "squares", "frequencies", "steps"} if statistics == "pooled" else set()
+    expected = {"rows", "present", "mean", "squares", "frequencies", "steps"} if way != "site" else set()
+    expected |= {"covariates", "covariate_squares", "covariate_products"} if way == "combat" else set()
     assert {name for way in run.messages.get("preparation", {}).values() for name in way["tensors"]} == expected
     crossed = {name for exchange in run.messages.values() for way in exchange.values() for name in way["tensors"]}
-    assert any(name.startswith("preparation.") for name in crossed) == (statistics == "pooled")
+    assert any(name.startswith("preparation.") for name in crossed) == (way == "pooled")
+    assert any(name.startswith("common_preparation.") for name in crossed) == (way in {"combat", "some pooled"})
 
 
-@pytest.mark.parametrize("statistics", ["site", "pooled"])
-def test_a_run_that_is_interrupted_goes_on_to_the_same_bits(tmp_path: Path, statistics: str):
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_that_is_interrupted_goes_on_to_the_same_bits(tmp_path: Path, way: str):
     run_table = {"out": str(tmp_path / "runs"), "engine": "sequential", "threads": 1, "checkpoint_every": 1}
-    asked = experiment(tmp_path, table(), {"statistics": statistics}, run=run_table)
+    asked = experiment(tmp_path, table(), WAYS[way], run=run_table)
     whole = carried_out(asked.replace(run=asked.run.replace(out=str(tmp_path / "whole"))))
     with pytest.raises(KeyboardInterrupt):
         runner.start(asked, interrupt_after(2))
@@ -226,17 +234,17 @@ def test_a_run_that_is_interrupted_goes_on_to_the_same_bits(tmp_path: Path, stat
     assert whole.records == resumed.records
 
 
-@pytest.mark.parametrize("statistics", ["site", "pooled"])
-def test_the_model_of_a_run_takes_rows_as_they_are_stored(tmp_path: Path, statistics: str):
-    run = carried_out(experiment(tmp_path, table(), {"statistics": statistics}))
+@pytest.mark.parametrize("way", WAYS)
+def test_the_model_of_a_run_takes_rows_as_they_are_stored(tmp_path: Path, way: str):
+    run = carried_out(experiment(tmp_path, table(), WAYS[way]))
     for environment in make_federated(run.experiment).environments:
-        model = run.model(None if statistics == "pooled" else environment.client)
+        model = run.model(None if way == "pooled" else environment.client)
         x, y = environment.samples.x, environment.samples.y
         with torch.no_grad():
             accuracy = float((model(x).argmax(dim=1) == y).double().mean())
         rows = {(row["environment"], row["role"]): row for row in run.records[-1]["environments"]}
         assert rows[environment.name, environment.role]["accuracy"] == pytest.approx(accuracy)
-    if statistics == "site":
+    if WAYS[way]["statistics"] == "site":
         with refuses("data.statistics = 'site'", "client="):
             run.model()
 
@@ -247,6 +255,35 @@ def test_a_held_out_site_has_the_mean_of_the_others_and_the_record_says_so(tmp_p
     (rome,) = [row for row in run.records[-1]["environments"] if row["environment"] == "Rome"]
     assert rome["model"] == "unseen"
     assert run.records[-1]["only_in_simulation"] is True
+
+
+def test_a_held_out_site_is_not_harmonised_and_needs_nothing_but_what_sites_share(tmp_path: Path):
+    """So its model is the global one, also for rows of a hospital that nobody knew of, and in a federation."""
+    held_out = {"name": "leave-one-domain-out", "hold_out": "Rome"}
+    run = carried_out(experiment(tmp_path, table(), WAYS["combat"], protocol=held_out))
+    (rome,) = [row for row in run.records[-1]["environments"] if row["environment"] == "Rome"]
+    assert rome["model"] == "global"
+    assert not run.records[-1].get("only_in_simulation")
+    (environment,) = [each for each in make_federated(run.experiment).environments if each.name == "Rome"]
+    with torch.no_grad():
+        right = run.model()(environment.samples.x).argmax(dim=1) == environment.samples.y
+    assert rome["accuracy"] == pytest.approx(float(right.double().mean()))
+    folder = institutions(tmp_path / "apart", "combat", protocol=held_out)
+    ours, theirs = coordinate(folder / "coordinator", Local(folder), Progress()), rehearse(folder, Progress())
+    scored = [
+        [(row["environment"], row["accuracy"]) for row in each.records[-1]["environments"]] for each in (ours, theirs)
+    ]
+    assert scored[0] == scored[1]
+    assert "Rome" in dict(scored[0])
+
+
+def test_a_site_keeps_its_gamma_and_delta(tmp_path: Path):
+    """Of three clinics the weights have three preparations, and what crossed only sums and what all share."""
+    run = carried_out(experiment(tmp_path, table(), {"statistics": "combat"}))
+    centers = [run.weights[f"client.{number}.{PREPARATION}.center"] for number in range(3)]
+    assert len({tuple(center.tolist()) for center in centers}) == 3
+    crossed = {name for exchange in run.messages.values() for way in exchange.values() for name in way["tensors"]}
+    assert not any(name.startswith(f"{PREPARATION}.") for name in crossed)
 
 
 class Leaking(FedAvg):
@@ -274,10 +311,10 @@ def test_statistics_of_a_site_alone_are_private(tmp_path: Path, monkeypatch: pyt
 AGREED = [["time"], ["marker"], ["sex", "f", "m"], ["region", "east", "north", "west"], ["dose"]]
 
 
-def institutions(tmp_path: Path, statistics: str, **tables: Any) -> Path:
+def institutions(tmp_path: Path, way: str, **tables: Any) -> Path:
     """A federation of three clinics, each with its own rows."""
     frame = table()
-    columns = {"statistics": statistics, "columns": [name for name, *_ in AGREED], "domain": ""}
+    columns = {**WAYS[way], "columns": [name for name, *_ in AGREED], "domain": ""}
     train = {"rounds": 2, "steps": 2, "batch": 8, "lr": 0.01, "min_answers": 0.5}
     asked = experiment(tmp_path, frame, columns, train=train, **tables)
     said = {"shape": [5], "classes": ["ill", "well"], "columns": AGREED}
@@ -289,15 +326,16 @@ def institutions(tmp_path: Path, statistics: str, **tables: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("statistics", ["site", "pooled"])
-def test_a_federation_ends_with_the_bits_of_a_simulation(tmp_path: Path, statistics: str):
-    folder = institutions(tmp_path, statistics)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_federation_ends_with_the_bits_of_a_simulation(tmp_path: Path, way: str):
+    folder = institutions(tmp_path, way)
     run = coordinate(folder / "coordinator", Local(folder), Progress())
     other = rehearse(folder, Progress())
     ours, theirs = load_file(run.path / "weights.safetensors"), load_file(other.path / "weights.safetensors")
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
     assert run.messages == other.messages
-    assert (f"{PREPARATION}.scale" in ours) == (statistics == "pooled")
+    assert (f"{PREPARATION}.scale" in ours) == (way == "pooled")
+    assert (f"{COMMON}.scale" in ours) == (way in {"combat", "some pooled"})
 
 
 def test_what_leaves_says_the_statistics_and_a_policy_refuses_them(tmp_path: Path):

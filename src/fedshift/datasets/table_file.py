@@ -74,7 +74,11 @@ class TableDataset(Dataset):
                 "can send of its own. Take the mean (--set data.impute=mean), or each site's own (--set "
                 "data.statistics=site, and no data.pool)."
             )
-        for name, fits in (("indicate", self.prepared), ("pool", self.statistics == "site"), ("covariates", self.statistics == "combat")):
+        for name, fits in (
+            ("indicate", self.prepared),
+            ("pool", self.statistics == "site"),
+            ("covariates", self.statistics == "combat"),
+        ):
             if getattr(self, name) and not fits:
                 value = {"indicate": "site (or pooled, or combat)", "pool": "site"}.get(name, "combat")
                 raise FedshiftError(

@@ -268,7 +268,15 @@ class Site:
             raise FedshiftError(f"An order of the run {order.run} came to a site of the run {self.setup.run}.")
         stage, exchange = self.setup.find(order.stage, order.exchange)
         view, round = self.view(stage, order.down), Round(stage, order.round)
-        return Job(self.setup, view, exchange, round, view.client(order.client), order.down, self.state(order.client, order.down))
+        return Job(
+            self.setup,
+            view,
+            exchange,
+            round,
+            view.client(order.client),
+            order.down,
+            self.state(order.client, order.down),
+        )
 
     def keep(self, job: Job, outcome: Outcome) -> Answer:
         """Store what a client keeps; what it sends back.
