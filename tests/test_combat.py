@@ -1,4 +1,4 @@
-"""ComBat as preparation: equal to neuroHarmonize's, whose numbers are stored, and to regression on all rows together."""
+"""ComBat as preparation: equal to neuroHarmonize, whose numbers are stored, and to regression on all rows together."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_what_cannot_be_estimated_is_left_alone():
 
 
 def test_gamma_and_delta_are_modes_of_the_posterior():
-    """Each solves the equation of Johnson et al. that the other is part of, and lies between its own and the prior's."""
+    """Each solves its equation of Johnson et al., and gamma lies between its own mean and that of all columns."""
     x = torch.from_numpy(np.random.default_rng(3).normal(size=(10, 5)) * [1, 2, 3, 1, 2] + [0, 1, 2, 3, -1])
     gamma, delta = location_and_scale(x)
     mean, variance = x.mean(dim=0), x.var(dim=0)

@@ -171,6 +171,67 @@ def test_a_site_that_never_trained_is_given_the_mean_of_those_that_know_a_column
     }
 
 
+def test_an_indicator_says_where_a_cell_is_missing():
+    """After all other inputs, in the order of columns; also of a category, and of a column that the site lacks."""
+    columns = (Column("a"), Column("c", ("u", "v")), Column("b"))
+    preparation = Preparation("site", columns=columns, indicate=("b", "c"))
+    nan = float("nan")
+    x = torch.tensor([[1, 0, nan], [3, nan, nan], [nan, 1, nan]], dtype=torch.float64)
+    inputs = preparation.inputs(x, preparation.of_rows(x))
+    assert preparation.width == 6
+    assert inputs[:, 1:].tolist() == [[0, 1, 0, 0, 1], [0, 1, 0, 1, 1], [0, 0, 1, 0, 1]]
+
+
+def test_a_pooled_column_is_prepared_as_with_pooled_statistics_and_the_others_as_with_each_sites():
+    """Also at a site that lacks it. What is sent of it says nothing of the others."""
+    draw = np.random.default_rng(0)
+    columns = (Column("a"), Column("b"), Column("c", ("u", "v")), Column("d", ("x", "y", "z")))
+    sites = [
+        torch.from_numpy(np.column_stack([draw.normal(n, 1 + n, (9, 2)), np.arange(9) % 2, np.arange(9) % 3]))
+        for n in (0, 1)
+    ]
+    sites[0][1:, 1], sites[0][:, 3] = torch.nan, torch.nan
+    ways = {way: Preparation(way, columns=columns) for way in ("site", "pooled")}
+    preparation = Preparation("site", columns=columns, pool=("b", "d"))
+    common = preparation.common
+    assert common is not None
+    assert common.columns == (columns[1], columns[3])
+    told = [common.measured(rows[:, [1, 3]]) for rows in sites]
+    assert {name: tuple(tensor.shape) for name, tensor in told[0].items()} == {
+        "rows": (),
+        "present": (1,),
+        "mean": (1,),
+        "squares": (1,),
+        "frequencies": (3,),
+    }
+    pooled = ways["pooled"].shared_by([ways["pooled"].measured(rows) for rows in sites])
+    for rows in sites:
+        inputs = preparation.inputs(rows, preparation.of_site(rows, common.shared_by(told)))
+        alone = ways["site"].inputs(rows, ways["site"].of_rows(rows))
+        together = ways["pooled"].inputs(rows, pooled)
+        assert torch.equal(inputs[:, [0, 2, 3]], alone[:, [0, 2, 3]])
+        assert torch.equal(inputs[:, [1, 4, 5, 6]], together[:, [1, 4, 5, 6]])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"statistics": "none", "indicate": ["a"]}, ["data.indicate = ['a']", "data.statistics=site"]),
+        ({"statistics": "pooled", "pool": ["a"]}, ["data.pool = ['a']", "data.statistics=site"]),
+        ({"statistics": "site", "covariates": ["a"]}, ["data.covariates = ['a']", "data.statistics=combat"]),
+        ({"statistics": "site", "pool": ["a"], "impute": "median"}, ["data.impute = 'median'", "no data.pool"]),
+        ({"statistics": "combat", "impute": "median"}, ["data.impute = 'median'", "data.impute=mean"]),
+        ({"statistics": "site", "pool": ["markr"]}, ["column in data.pool 'markr'", "'marker'"]),
+        ({"statistics": "site", "indicate": ["clinic"]}, ["column in data.indicate 'clinic'"]),
+        ({"statistics": "combat", "covariates": ["label"]}, ["column in data.covariates 'label'"]),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(tmp_path: Path, settings: dict[str, Any], words: list[str]):
+    """The label is no column of inputs, so it can be no covariate."""
+    with refuses(*words):
+        make_federated(experiment(tmp_path, table(), settings))
+
+
 # Training rows alone -----------------------------------------------------------------------------
 
 
@@ -349,6 +410,36 @@ def test_what_leaves_says_the_statistics_and_a_policy_refuses_them(tmp_path: Pat
     set_site(folder, "Oslo", domains=[], data={"path": str(path)}, refuse=["statistic"])
     with refuses("refuses", "'mean'", "data.statistics = 'site'", "'none'"):
         coordinate(folder / "coordinator", Local(folder), Progress())
+
+
+def test_columns_that_are_pooled_are_told_and_refused_as_well(tmp_path: Path):
+    folder = institutions(tmp_path, "some pooled")
+    leaves = leaving(Agreement.read(folder / "coordinator").setup(torch.device("cpu")))
+    told = {each.name: each.shape for each in leaves if each.stage == PREPARATION and each.kind == "reply"}
+    assert told == {"rows": (), "present": (1,), "mean": (1,), "squares": (1,), "frequencies": (3,)}
+    path = folder / "sites" / "Oslo" / "mine.csv"
+    frame = pd.read_csv(path)
+    set_site(folder, "Oslo", domains=[], data={"path": str(path)}, refuse=["statistic"])
+    with refuses("refuses", "'mean'", "no data.pool"):
+        coordinate(folder / "coordinator", Local(folder), Progress())
+    frame.assign(marker=np.nan, dose=np.nan).to_csv(path, index=False)
+    (note,) = [note for note in inspect(folder / "sites" / "Oslo").notes if "Almost all" in note]
+    assert "at 1 of 1 sites: Oslo 100 % of 'dose'." in note  # of the marker a setting says what becomes of it
+
+
+def test_columns_that_a_site_hardly_has_are_noted_with_what_to_do(tmp_path: Path):
+    """39 of Oslo's 40 cells are 97.5 %; of Rome's 35 are 87.5 %, which is not yet almost all."""
+    frame = table()
+    frame.loc[EACH + 1 : 2 * EACH - 1, "dose"] = np.nan
+    frame.loc[2 * EACH : 2 * EACH + 34, "dose"] = np.nan
+    asked = experiment(tmp_path, frame, {"statistics": "site"})
+    (note,) = [note for note in make_federated(asked).notes if "Almost all" in note]
+    assert "at 1 of 3 sites: Oslo 98 % of 'dose'." in note
+    for fix in ("data.exclude=dose", "data.indicate=dose", "data.pool=dose"):
+        assert f"--set {fix}" in note
+    for settings in ({"indicate": ["dose"]}, {"pool": ["dose"]}):
+        asked = experiment(tmp_path, frame, {"statistics": "site", **settings})
+        assert not [note for note in make_federated(asked).notes if "Almost all" in note]
 
 
 def test_a_site_with_other_columns_is_named(tmp_path: Path):

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from fedshift.clients.combat import covariate_sums, effects_of, location_and_scale, residuals
+from fedshift.errors import UnknownNameError
 
 Statistics = Mapping[str, Tensor]
 """``rows`` (), int64, how many rows they are of; ``fill`` (columns,), what stands for a missing cell; and of the
@@ -73,6 +74,19 @@ class Preparation:
     def __repr__(self) -> str:
         return f"Preparation('{self.statistics}', '{self.impute}', columns: {len(self.columns)})"
 
+    def of_columns(self, columns: tuple[Column, ...]) -> Preparation:
+        """The same for these columns.
+
+        Raises:
+            UnknownNameError: a setting names a column that is none of these.
+        """
+        names = [column.name for column in columns]
+        for setting in ("pool", "indicate", "covariates"):
+            for name in getattr(self, setting):
+                if name not in names:
+                    raise UnknownNameError(f"column in data.{setting}", name, names)
+        return replace(self, columns=columns)
+
     @cached_property
     def numbers(self) -> list[int]:
         """The places of the columns of numbers."""
@@ -97,6 +111,11 @@ class Preparation:
             return self
         pooled = tuple(column for column in self.columns if column.name in self.pool)
         return replace(self, statistics="pooled", columns=pooled, pool=(), indicate=()) if self.pool else None
+
+    @property
+    def settled(self) -> tuple[str, ...]:
+        """The names of the columns of which settings say what becomes of missing cells."""
+        return (*self.pool, *self.indicate)
 
     @property
     def effects(self) -> int:

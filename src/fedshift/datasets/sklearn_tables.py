@@ -42,7 +42,7 @@ class _Shipped(TableDataset):
 
     statistics: Literal["none", "site", "pooled", "combat"] = setting(
         "pooled",
-        help="what prepares rows: nothing; statistics of training rows of each site alone; of all together; or ComBat's",
+        help="what prepares rows: nothing; statistics of training rows of each site alone, of all, or ComBat's",
     )
 
     def domain_names(self) -> tuple[str, ...]:

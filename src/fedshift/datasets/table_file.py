@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -65,26 +66,27 @@ class TableDataset(Dataset):
             FedshiftError: one is wrong, or they contradict each other.
         """
         super().__post_init__()
-        pooled = f"data.statistics = '{self.statistics}'" if self.statistics in ("pooled", "combat") else ""
-        if self.pool:
-            pooled = f"data.pool = {list(self.pool)}"
-        if self.impute == "median" and pooled:
-            raise FedshiftError(
-                f"data.impute = 'median', but {pooled}: the median of all sites' rows does not follow from what each "
-                "can send of its own. Take the mean (--set data.impute=mean), or each site's own (--set "
-                "data.statistics=site, and no data.pool)."
-            )
         for name, fits in (
             ("indicate", self.prepared),
             ("pool", self.statistics == "site"),
-            ("covariates", self.statistics == "combat"),
+            ("covariates", self._combat),
         ):
             if getattr(self, name) and not fits:
-                value = {"indicate": "site (or pooled, or combat)", "pool": "site"}.get(name, "combat")
+                instead = {"indicate": "site (or pooled, or combat)", "pool": "site", "covariates": "combat"}[name]
                 raise FedshiftError(
                     f"data.{name} = {list(getattr(self, name))}, but data.statistics = '{self.statistics}', which does "
-                    f"not prepare columns so: --set data.statistics={value}"
+                    f"not prepare columns so: --set data.statistics={instead}"
                 )
+        if self.impute == "median" and (self.pool or self._combat or self.statistics == "pooled"):
+            raise FedshiftError(
+                "data.impute = 'median': the median of all sites' rows does not follow from what each can send of its "
+                "own. Take the mean (--set data.impute=mean), or each site's own (--set data.statistics=site, and no "
+                "data.pool)."
+            )
+
+    @property
+    def _combat(self) -> bool:
+        return self.statistics == "combat"
 
     @property
     def prepared(self) -> bool:
@@ -95,8 +97,8 @@ class TableDataset(Dataset):
         """Rows as they are, or as they are prepared; the columns are known when the rows are read and divided."""
         if self.statistics == "none":
             return Inputs()
-        named = {"pool": self.pool, "indicate": self.indicate, "covariates": self.covariates}
-        return Inputs(preparation=Preparation(self.statistics, self.impute, **named))
+        named = replace(Preparation(self.statistics, self.impute), pool=self.pool, indicate=self.indicate)
+        return Inputs(preparation=replace(named, covariates=self.covariates))
 
 
 class TableFile(InputColumns, TableDataset):

@@ -9,8 +9,8 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from fedshift.core.frozen import Front
 from fedshift.core.contract import Part
+from fedshift.core.frozen import Front
 from fedshift.core.method import tensor_scopes
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, batch_norms
