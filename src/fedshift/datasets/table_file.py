@@ -97,8 +97,8 @@ class TableDataset(Dataset):
         """Rows as they are, or as they are prepared; the columns are known when the rows are read and divided."""
         if self.statistics == "none":
             return Inputs()
-        named = replace(Preparation(self.statistics, self.impute), pool=self.pool, indicate=self.indicate)
-        return Inputs(preparation=replace(named, covariates=self.covariates))
+        columns = {"pool": self.pool, "indicate": self.indicate, "covariates": self.covariates}
+        return Inputs(preparation=replace(Preparation(self.statistics, self.impute), **columns))
 
 
 class TableFile(InputColumns, TableDataset):
@@ -201,7 +201,13 @@ class TableFile(InputColumns, TableDataset):
         if self.label_above is None:  # with an empty cell, numbers of CSV are text
             cells = label.values if label.words.any() else label.numbers
             return names_of(cells[frame.index], label.where, whole=True)
-        above = label.checked()[frame.index] > self.label_above
+        if (word := label.first(label.words)) is not None:
+            raise FedshiftError(
+                f"{label.where} holds {shown(word[1])} in row {word[0]}, but data.label_above = {self.label_above:g} is "
+                "for numbers: write one, say what stands for nothing (--set data.missing=...), or leave label_above "
+                "out, and each text is a class."
+            )
+        above = label.numbers[frame.index] > self.label_above
         names = [f"{self.label} {sign} {self.label_above:g}" for sign in ("<=", ">")]
         return names_of(np.array(names, object)[above.astype(int)], label.where)
 
