@@ -56,7 +56,9 @@ def notes_on_missing(data: DomainData, preparation: Preparation | None) -> tuple
     if preparation is None:
         return ()
     names, missing = [column.name for column in data.columns], data.x.isnan().double()
-    sites = {name: data.domain == number for number, name in enumerate(data.domains)}
-    shares = {site: dict(zip(names, missing[rows].mean(dim=0).tolist(), strict=True)) for site, rows in sites.items()}
+    shares = {
+        data.domains[number]: dict(zip(names, missing[data.domain == number].mean(dim=0).tolist(), strict=True))
+        for number in data.domain.unique().tolist()
+    }
     found = mostly_missing(shares, preparation.settled)
-    return (f"{mostly_missing_text(found, len(sites))} {remedy(found)}",) if found else ()
+    return (f"{mostly_missing_text(found, len(shares))} {remedy(found)}",) if found else ()

@@ -203,8 +203,8 @@ class TableFile(InputColumns, TableDataset):
             return names_of(cells[frame.index], label.where, whole=True)
         if (word := label.first(label.words)) is not None:
             raise FedshiftError(
-                f"{label.where} holds {shown(word[1])} in row {word[0]}, but data.label_above = {self.label_above:g} is "
-                "for numbers: write one, say what stands for nothing (--set data.missing=...), or leave label_above "
+                f"{label.where} holds {shown(word[1])} in row {word[0]}, but data.label_above = {self.label_above:g} "
+                "is for numbers: write one, say what stands for nothing (--set data.missing=...), or leave label_above "
                 "out, and each text is a class."
             )
         above = label.numbers[frame.index] > self.label_above
