@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+import torch
+
 from fedshift.clients.domains import DomainData
 from fedshift.clients.preparation import Preparation
 
@@ -58,7 +60,7 @@ def notes_on_missing(data: DomainData, preparation: Preparation | None) -> tuple
     names, missing = [column.name for column in data.columns], data.x.isnan().double()
     shares = {
         data.domains[number]: dict(zip(names, missing[data.domain == number].mean(dim=0).tolist(), strict=True))
-        for number in data.domain.unique().tolist()
+        for number in torch.unique(data.domain).tolist()
     }
     found = mostly_missing(shares, preparation.settled)
     return (f"{mostly_missing_text(found, len(shares))} {remedy(found)}",) if found else ()

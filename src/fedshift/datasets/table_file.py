@@ -97,8 +97,8 @@ class TableDataset(Dataset):
         """Rows as they are, or as they are prepared; the columns are known when the rows are read and divided."""
         if self.statistics == "none":
             return Inputs()
-        columns = {"pool": self.pool, "indicate": self.indicate, "covariates": self.covariates}
-        return Inputs(preparation=replace(Preparation(self.statistics, self.impute), **columns))
+        preparation = Preparation(self.statistics, self.impute, covariates=self.covariates)
+        return Inputs(preparation=replace(preparation, pool=self.pool, indicate=self.indicate))
 
 
 class TableFile(InputColumns, TableDataset):
