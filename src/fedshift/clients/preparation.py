@@ -99,10 +99,15 @@ class Preparation:
             (place, code) for place, column in enumerate(self.columns) for code in range(len(column.categories or ()))
         ]
 
+    @cached_property
+    def indicators(self) -> list[int]:
+        """The places of the columns of which an input says whether the cell is missing."""
+        return [place for place, column in enumerate(self.columns) if column.name in self.indicate]
+
     @property
     def width(self) -> int:
         """How many inputs a row becomes: columns of numbers, each category of the other columns, and indicators."""
-        return len(self.numbers) + len(self.codes) + len(self.indicate)
+        return len(self.numbers) + len(self.codes) + len(self.indicators)
 
     @cached_property
     def common(self) -> Preparation | None:
@@ -301,8 +306,11 @@ class Preparation:
         if self.statistics == "combat":
             numbers = numbers.masked_fill(missing[:, self.numbers], 0.0)
         place, code = self._codes(x.device)
-        indicators = missing[:, [place for place, column in enumerate(self.columns) if column.name in self.indicate]]
-        inputs = [torch.where(known, numbers, 0.0), (x[:, place] == code).double(), indicators.double()]
+        inputs = [
+            torch.where(known, numbers, 0.0),
+            (x[:, place] == code).double(),
+            missing[:, self.indicators].double(),
+        ]
         return torch.cat(inputs, dim=1).float()
 
     def _covariates(self, x: Tensor) -> Tensor:
