@@ -248,6 +248,7 @@ FROZEN = ["data.path=photos", "data.size=16", "model.name=mlp"]
 ENCODER = ["method.index.encoder.name=clip", "method.index.encoder.path=clip"]
 CLIENT2VEC = ["method.name=client2vec", "method.index.epochs=1", *ENCODER]
 SVHN = ['data.domains=["svhn"]', "data.svhn=svhn.mat", "data.fraction=1"]
+PLAIN = ["--set", "evaluate.metrics=[]"]
 FEATURES = [
     Feature("images", "a backbone", run(*PHOTOS, "model.name=resnet18", data="folder"), photos),
     Feature("images", "augmentation", run(*PHOTOS, "data.augment=true", data="folder"), photos),
@@ -269,6 +270,7 @@ FEATURES = [
     Feature("text", "texts by a tokenizer", run(*TEXTS, *TOKENS, data="text"), tokenizer),
     Feature("adapters", "low-rank adapters", run(*VIT, "model.adapter_rank=1", data="folder"), network),
     Feature("signals", "the watch data set", ["run", "watch-in-domain", "--method", "fedavg", "--seed", "0", *SMALL]),
+    Feature("clinics", "a table of hospitals", ["run", "opt", "--method", "fedavg", "--seed", "0", *PLAIN, *SMALL]),
     Feature("medical", "DICOM", run("data.path=dicom", *SCANS, data="medical"), dicom),
     Feature("medical", "NIfTI", run("data.path=nifti", *SCANS, data="medical"), nifti),
     Feature("tune", "a search", ["tune", "--method", "fedprox", "--trials", "2", *FEW, *SMALL]),

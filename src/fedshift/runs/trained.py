@@ -14,7 +14,7 @@ from fedshift.core.frozen import Front
 from fedshift.core.method import tensor_scopes
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, batch_norms
-from fedshift.core.preparation import PREPARATION
+from fedshift.core.preparation import COMMON, PREPARATION
 from fedshift.core.setup import DTYPES
 from fedshift.core.tensors import Tensors, part_of
 from fedshift.engines.kernels import Kernels, prepare
@@ -44,7 +44,9 @@ def rebuilt(
     read = parts_predicted(method, model, parts, blueprint.inputs, blueprint.inputs.like(blueprint.shape))
     parts = {name: part for name, part in parts.items() if name in read}
     scopes = tensor_scopes(method, parts)
-    kept = {name for name, scope in scopes.items() if scope == "client"}
+    unseen = _preparation_of_unseen(blueprint, parts, weights) if client is None else Tensors()
+    weights = {**weights, **unseen}
+    kept = {name for name, scope in scopes.items() if scope == "client"} - unseen.keys()
     id = None if client is None else blueprint.client(client)
     if kept:
         have = [number for number in blueprint.clients if f"client.{number}.{min(kept)}" in weights]
@@ -112,6 +114,16 @@ def _loaded(
     front = None if network is None else Front(network)
     modules = {name: part.module for name, part in parts.items()}
     return Trained(experiment, blueprint, model, modules, front, unseen)
+
+
+def _preparation_of_unseen(blueprint: Blueprint, parts: Mapping[str, Part], weights: Mapping[str, Tensor]) -> Tensors:
+    """What prepares rows of a site that never trained, where that follows from what all sites share; else nothing."""
+    preparation = blueprint.inputs.preparation
+    if preparation is None or preparation.statistics != "combat":
+        return Tensors()
+    common = Tensors(weights).of(COMMON)
+    check_alike(parts[COMMON].module.state_dict(), common, "weights file")
+    return Tensors(preparation.of_unseen((), common)).under(PREPARATION)
 
 
 def _why_own(experiment: Experiment, kept: Iterable[str]) -> str:
