@@ -290,8 +290,11 @@ def test_the_card_and_what_is_not_told(table: Run, tmp_path: Path):
     assert "Checked on 32 made samples and 60 of the data." in printed
     card = (out / "README.md").read_text(encoding="utf-8")
     for row in table.records[-1]["environments"]:
-        accuracy = f"{100 * row['accuracy']:.1f}"
-        assert f"| {row['environment']} | {row['role']} | the global model | {accuracy} | {row['n']} |" in card
+        low, high = (100 * end for end in row["intervals"]["accuracy"])
+        accuracy = f"{100 * row['accuracy']:.1f} ({low:.1f} to {high:.1f})"
+        support = ", ".join(map(str, table.data_facts["scored_classes"][row["role"]][row["environment"]]))
+        line = f"| {row['environment']} | {row['role']} | the global model | {accuracy} | {row['n']} | {support} |"
+        assert line in card
     assert "| preparation | count | present, rows | 2 |" in card
     assert "| train | model update | encoder, head | 4 |" in card
     assert "McMahan et al." in card

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -16,6 +16,7 @@ from torch import Tensor
 from fedshift.clients import PROTOCOLS
 from fedshift.core.contract import Category
 from fedshift.core.method import tensor_scopes
+from fedshift.core.metrics import ACCURACY
 from fedshift.core.setup import told
 from fedshift.core.tensors import part_of
 from fedshift.reporting.export.formats import FORMATS, Format
@@ -26,6 +27,7 @@ from fedshift.runs.schema import Blueprint, Record
 from fedshift.written import bytes_text
 
 USED = ("fedshift", "torch", "numpy", "safetensors", "onnx", "onnxscript", "onnxruntime")
+MOST_COUNTS = 10  # classes whose samples are counted one by one
 OF_MODEL = {"global": "the global model", "own": "the client's own", "unseen": "made for a client that never trained"}
 
 
@@ -125,14 +127,20 @@ class Card:
                 row["environment"],
                 row["role"],
                 OF_MODEL[row["model"]] + (f" ({row['models']} models)" if row["models"] > 1 else ""),
-                f"{100 * row['accuracy']:.1f}",
-                *(_percent(row["metrics"][name]) for name in names),
-                str(row.get("n") or "not told"),
+                _percent(row["accuracy"], row.get("intervals", {}).get(ACCURACY)),
+                *(_percent(row["metrics"][name], row.get("intervals", {}).get(name)) for name in names),
+                str(row.get("n") or "unknown"),
+                self._support(row["role"], row["environment"]),
             ]
             for row in self.record["environments"]
         ]
-        title = f"Accuracy in percent, after {self.record['position']} rounds"
-        return Table(title, ["environment", "role", "model", "accuracy", *names, "n"], rows, words=2)
+        title = f"Accuracy in percent with 95 % intervals, after {self.record['position']} rounds"
+        return Table(title, ["environment", "role", "model", "accuracy", *names, "n", "n of a class"], rows, words=2)
+
+    def _support(self, role: str, environment: str) -> str:
+        """How many samples of each class were scored, in the classes' order; empty where only sites know."""
+        counts = self.blueprint.scored_classes.get(role, {}).get(environment, ())
+        return ", ".join(map(str, counts)) if len(counts) <= MOST_COUNTS else f"{min(counts)} to {max(counts)}"
 
     def categories(self) -> Table:
         """What columns of categories may hold."""
@@ -175,8 +183,11 @@ def _coded(categories: tuple[str, ...]) -> str:
     return ", ".join(f"{code}: {name}" for code, name in enumerate(categories)) + "; anything else: -1"
 
 
-def _percent(value: float | None) -> str:
-    return "undefined" if value is None else f"{100 * value:.1f}"
+def _percent(value: float | None, ends: Sequence[float] | None) -> str:
+    if value is None:
+        return "undefined"
+    within = f" ({100 * ends[0]:.1f} to {100 * ends[1]:.1f})" if ends else ""
+    return f"{100 * value:.1f}{within}"
 
 
 def _versions(run: Run) -> dict[str, str]:
