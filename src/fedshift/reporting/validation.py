@@ -1,0 +1,428 @@
+"""A trained model on data of a centre that never joined: tables, a page and a file of aggregates; rows that stay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from fedshift import files
+from fedshift.clients.domains import DomainData
+from fedshift.clients.federated import FederatedData
+from fedshift.core.disclosure import fewer
+from fedshift.core.metrics import Metric, check_metrics
+from fedshift.core.reliability import Bin, count
+from fedshift.datasets import DATASETS
+from fedshift.errors import FedshiftError
+from fedshift.reporting.charts import COLOURS, INK, Chart, style
+from fedshift.reporting.table import Table, Tabled, as_csv, render
+from fedshift.runs.drift_of_columns import ColumnDrift, column_drift
+from fedshift.runs.released import Released, read_labelled
+from fedshift.runs.schema import Record
+from fedshift.runs.scoring import (
+    DEFAULT,
+    EVERYTHING,
+    OperatingPoint,
+    Score,
+    Scored,
+    Scores,
+    at_threshold,
+    bins,
+    chosen_on_validation,
+    coefficients,
+    environment,
+    of_model,
+    paired,
+    subgroups,
+)
+
+SIZE = (4.8, 4.2)  # inches
+FILE = "validation"
+STAYS = "Every row is of a single sample: the file must stay at the site that has the samples."
+NO_RUN = "the model's folder does not lead to the samples of its run"
+NOT_HERE = "the samples of its run cannot be read here"
+NO_VALIDATION = "its run has no validation samples of both classes"
+
+
+@dataclass(frozen=True)
+class Balance:
+    """A class.
+
+    Attributes:
+        name: the class's.
+        n: how many samples are of it, or what stands in the place.
+        trained: its share of the samples that the model was trained on; None: not known.
+    """
+
+    name: str
+    n: int | str
+    trained: float | None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Validation(Tabled):
+    """What a model is worth on labelled samples, as numbers that may be handed on.
+
+    Attributes:
+        model: what the model is called.
+        against: what the model beside it is called; empty: there is none.
+        dataset: the kind of data, by its name in the catalogue.
+        floor: how many samples (of grouped ones, groups) a cell has at least that is told.
+        by: what subgroups are by; empty: there are none.
+        overall: all samples together.
+        subgroups: the subgroups.
+        classes: each class, here and in training.
+        calibration: intercept and slope, of two classes.
+        reliability: samples by probability, from small to large.
+        points: what thresholds give that validation chose, of two classes.
+        drift: the columns of a table beside those of training.
+        differences: between the model and the one beside it.
+        remarks: what a reader must know.
+        reading: how the files were read, for the site alone.
+        rows: every sample, for the site alone.
+    """
+
+    model: str
+    against: str
+    dataset: str
+    floor: int
+    by: str
+    overall: Scores
+    subgroups: tuple[Scores, ...]
+    classes: tuple[Balance, ...]
+    calibration: tuple[Score, ...]
+    reliability: tuple[Bin, ...]
+    points: tuple[OperatingPoint, ...]
+    drift: tuple[ColumnDrift, ...]
+    differences: tuple[Score, ...]
+    remarks: tuple[str, ...]
+    reading: tuple[str, ...] = field(default=(), compare=False)
+    rows: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)
+
+    def document(self) -> dict[str, Any]:
+        """All that may be handed on, as JSON holds it."""
+        own = ("reading", "rows", "reliability")
+        told = {name: value for name, value in asdict(self).items() if name not in own}
+        return told | {"reliability": [each._asdict() for each in self.reliability]}
+
+    def notes(self) -> list[str]:
+        """What a reader must know."""
+        return [*self.remarks]
+
+    def measurements(self) -> list[Record]:
+        """Every score of every environment."""
+        return [
+            {"environment": each.name, **asdict(score)}
+            for each in (self.overall, *self.subgroups)
+            for score in each.scores
+        ]
+
+    def tables(self) -> list[Table]:
+        """The tables, in order."""
+        found = [_scores(f"{self.model} on {self.overall.n} samples, in %", self.overall.scores), self._of_classes()]
+        found += [self._of_subgroups()] * bool(self.subgroups)
+        found += [self._of_points()] * bool(self.points)
+        found += [_plain("Calibration", self.calibration)] * bool(self.calibration)
+        found += [self._of_bins()] * bool(self.reliability)
+        found += [_scores(f"{self.model} less {self.against}, in points", self.differences)] * bool(self.differences)
+        return found + [self._of_columns()] * bool(self.drift)
+
+    def charts(self) -> list[Chart]:
+        """The reliability diagram; none where there are no bins."""
+        return [_diagram(self)] if self.reliability else []
+
+    def page(self) -> str:
+        """The tables and the diagram as HTML that needs nothing else."""
+        return render(
+            "validation.html.jinja",
+            title=f"{self.model} on {self.overall.n} samples",
+            tables=self.tables(),
+            notes=self.notes(),
+            charts=self.charts(),
+        )
+
+    def write(self, folder: str | Path) -> list[Path]:
+        """Write all that may be handed on: validation.json, .md and .html, and the diagram as SVG and PNG.
+
+        Returns:
+            The files.
+
+        Raises:
+            FedshiftError: they cannot be written.
+        """
+        to = Path(folder)
+        contents: dict[str, str | bytes] = {
+            f"{FILE}.json": json.dumps(self.document(), indent=2, ensure_ascii=False) + "\n",
+            f"{FILE}.md": self.table(),
+            f"{FILE}.html": self.page(),
+        }
+        for chart in self.charts():
+            contents |= {f"{chart.name}.svg": chart.svg(), f"{chart.name}.png": chart.png()}
+        files.make_folder(to)
+        for name, content in contents.items():
+            files.write(to / name, content)
+        return [to / name for name in contents]
+
+    def write_rows(self, path: str | Path) -> Path:
+        """Write every sample with its label and probabilities as CSV, which nobody but its owner may read.
+
+        Raises:
+            FedshiftError: it cannot be written.
+        """
+        to = Path(path)
+        files.make_folder(to.parent)
+        files.write(to, as_csv(self.rows), private=True)
+        return to
+
+    def _of_classes(self) -> Table:
+        cells = [
+            [each.name, _count(each.n), _percent(_share(each.n, self.overall.n)), _percent(each.trained)]
+            for each in self.classes
+        ]
+        return Table("Classes", ["class", "n", "share (%)", "share in training (%)"], cells)
+
+    def _of_subgroups(self) -> Table:
+        names = [each.name for each in self.overall.scores if " of " not in each.name]
+        rows = []
+        for each in self.subgroups:
+            by_name = {score.name: score for score in each.scores}
+            known = [by_name.get(name) for name in names]
+            supports = [_count(each.support[one.name]) for one in self.classes]
+            rows.append([each.name, str(each.n), *supports, *(_text(one) if one else "" for one in known)])
+        heads = [f"n {each.name}" for each in self.classes]
+        return Table(f"By {self.by}, in %", [self.by, "n", *heads, *(Metric(name).title for name in names)], rows)
+
+    def _of_points(self) -> Table:
+        rows = []
+        for each in self.points:
+            told = [_text(score) for score in each.scores] or [each.why, "", "", ""]
+            rows.append([each.rule, "" if each.threshold is None else f"{each.threshold:.4g}", *told])
+        heads = ["chosen by validation for", "threshold", "sensitivity", "specificity", "PPV", "NPV"]
+        return Table(f"At thresholds of the probability of '{self.classes[1].name}', in %", heads, rows)
+
+    def _of_bins(self) -> Table:
+        rows = [
+            [str(each.n), _percent(each.predicted), f"{100 * each.observed:.1f} {_ends(each.low, each.high)}"]
+            for each in self.reliability
+        ]
+        return Table(f"Reliability: {self._observed()}, in %", ["n", "predicted", "observed"], rows)
+
+    def _observed(self) -> str:
+        if len(self.classes) == 2:
+            return f"how often a sample is '{self.classes[1].name}', by its predicted probability"
+        return "how often a prediction is right, by its probability"
+
+    def _of_columns(self) -> Table:
+        rows = [
+            [
+                each.column,
+                "" if each.difference is None else f"{each.difference:.2f}",
+                "" if each.spread is None else f"{each.spread:.2f}",
+                each.missing if isinstance(each.missing, str) else _percent(each.missing),
+                _percent(each.trained_missing),
+                each.remark,
+            ]
+            for each in self.drift
+        ]
+        heads = ["column", "difference", "spread", "missing (%)", "in training (%)", ""]
+        return Table("Columns beside those of training", heads, rows)
+
+
+def validated(
+    model: Released,
+    path: str,
+    *,
+    against: Released | None = None,
+    metrics: Sequence[str] = (),
+    by: str = "",
+    floor: int = 10,
+    settings: Mapping[str, Any] | None = None,
+) -> Validation:
+    """Score a model on labelled samples; see :func:`fedshift.validate`.
+
+    Raises:
+        FedshiftError: something is wrong with the samples or with what is asked for.
+    """
+    declared = tuple(metrics) or DEFAULT
+    check_metrics(declared, "accuracy")
+    if floor < 1:
+        raise FedshiftError(f"--min-count = {floor}: give 1 or more.")
+    if against is not None and against.classes != model.classes:
+        raise FedshiftError(
+            f"'{against.name}' has the classes {', '.join(against.classes)}, and '{model.name}' "
+            f"{', '.join(model.classes)}: give two models of the same classes, in the same order."
+        )
+    data, groups = read_labelled(model, path, settings or {}, by)
+    if count(data.group.numpy()) < floor:
+        what = "samples" if count(data.group.numpy()) == len(data.y) else "groups of samples"
+        raise FedshiftError(
+            f"'{path}' has {fewer(floor)} {what}, of which no number is told: give more, or lower --min-count."
+        )
+    scored, (trained, why) = of_model(model, data, floor), _read_again(model)
+    points, remarks = _points(model, scored, trained, why)
+    other = None if against is None else of_model(against, read_labelled(against, path, settings or {})[0], floor)
+    overall, parts = environment(scored, EVERYTHING, declared), subgroups(scored, groups, declared) if by else []
+    return Validation(
+        model=model.name,
+        against="" if against is None else against.name,
+        dataset=DATASETS.name_of(model.dataset),
+        floor=floor,
+        by=by,
+        overall=overall,
+        subgroups=tuple(parts),
+        classes=tuple(_balance(model, overall)),
+        calibration=tuple(coefficients(scored)),
+        reliability=tuple(bins(scored)),
+        points=points,
+        drift=tuple(column_drift(model, data, trained, floor)),
+        differences=() if other is None else tuple(paired(scored, other)),
+        remarks=(*remarks, *_remarks(scored, data, floor, by, parts)),
+        reading=(*data.notes, *([f"{why[:1].upper()}{why[1:]}"] * bool(why))),
+        rows=tuple(_rows(scored, data)),
+    )
+
+
+def _read_again(model: Released) -> tuple[FederatedData | None, str]:
+    """The samples of the model's own run; where they are not here, why."""
+    if model.reread is None:
+        return None, NO_RUN
+    try:
+        return model.reread(), ""
+    except FedshiftError as error:
+        return None, str(error)
+
+
+def _points(
+    model: Released, scored: Scored, trained: FederatedData | None, why: str
+) -> tuple[tuple[OperatingPoint, ...], list[str]]:
+    """What the thresholds give that the run's validation samples choose; where there are none, a note that says why."""
+    if len(model.classes) != 2:
+        return (), []
+    if trained is None:
+        return (), [f"There is no threshold, as {NO_RUN if why == NO_RUN else NOT_HERE}; none is chosen on these."]
+    chosen = chosen_on_validation(model, trained)
+    if not chosen:
+        return (), [f"There is no threshold, as {NO_VALIDATION}; none is chosen on these."]
+    return tuple(at_threshold(scored, point) for point in chosen), [
+        "Thresholds were chosen on the run's validation samples, and not on these."
+    ]
+
+
+def _balance(model: Released, overall: Scores) -> Iterator[Balance]:
+    total = sum(model.trained_classes)
+    for place, name in enumerate(model.classes):
+        trained = round(model.trained_classes[place] / total, 3) if total else None
+        yield Balance(name, overall.support[name], trained)
+
+
+def _remarks(scored: Scored, data: DomainData, floor: int, by: str, parts: Sequence[Scores]) -> Iterator[str]:
+    grouped = count(data.group.numpy()) < len(data.y)
+    what = "samples or groups of samples" if grouped else "samples"
+    yield (
+        f"A number of fewer than {floor} {what} is withheld, and so is one from which it would follow. Intervals are "
+        f"for 95 %{', between groups of samples' if grouped else ''}."
+    )
+    if by and not parts:
+        yield f"There are no subgroups by '{by}': one has all samples, or the others have fewer than {floor} each."
+    if scored.cells.small.any():
+        few = [name for name, small in zip(scored.classes, scored.cells.small, strict=True) if small]
+        if len(few) < len(scored.classes) and len(scored.classes) > 2:
+            yield "Of some classes there are few samples, so metrics over all classes are withheld."
+
+
+def _rows(scored: Scored, data: DomainData) -> Iterator[dict[str, Any]]:
+    p = scored.log_probabilities.exp().tolist()
+    for row, (label, predicted) in enumerate(zip(scored.labels, scored.predicted, strict=True)):
+        yield {
+            "sample": data.place(row),
+            "group": int(data.group[row]),
+            "label": scored.classes[label],
+            "predicted": scored.classes[predicted],
+            **{f"p_{name}": value for name, value in zip(scored.classes, p[row], strict=True)},
+        }
+
+
+# As text --------------------------------------------------------------------------------------------------
+
+
+def _scores(title: str, scores: Sequence[Score]) -> Table:
+    rows = [[Metric(each.name).title, _value(each), _interval(each), _count(each.n)] for each in scores]
+    return Table(title, ["metric", "value", "95 % interval", "n"], rows)
+
+
+def _plain(title: str, scores: Sequence[Score]) -> Table:
+    ideal = {"intercept": "0", "slope": "1"}
+    rows = [
+        [each.name, f"{each.value:.2f}", f"[{each.low:.2f}, {each.high:.2f}]", ideal[each.name]]
+        for each in scores
+        if each.value is not None
+    ]
+    return Table(title, ["", "value", "95 % interval", "ideal"], rows)
+
+
+def _value(score: Score) -> str:
+    if score.value is None:
+        return score.why
+    return f"{score.value:.3g}" if score.name.startswith("p of") else f"{100 * score.value:.1f}"
+
+
+def _interval(score: Score) -> str:
+    return "" if score.low is None or score.high is None else _ends(score.low, score.high)
+
+
+def _ends(low: float, high: float) -> str:
+    return f"[{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def _text(score: Score) -> str:
+    return f"{_value(score)} {_interval(score)}".strip()
+
+
+def _count(n: int | str | None) -> str:
+    return "" if n is None else str(n)
+
+
+def _share(n: int | str, of: int) -> float | None:
+    return None if isinstance(n, str) else n / of
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"
+
+
+def _diagram(found: Validation) -> Chart:
+    """Observed shares by predicted probability, with their intervals."""
+    points = found.reliability
+    x, y = [100 * each.predicted for each in points], [100 * each.observed for each in points]
+    ends = [
+        [100 * (each.observed - each.low) for each in points],
+        [100 * (each.high - each.observed) for each in points],
+    ]
+    with style():
+        figure = Figure(figsize=SIZE, layout="constrained")
+        axis = figure.subplots()
+        axis.plot([0, 100], [0, 100], linestyle=":", color=INK, linewidth=0.8)
+        axis.errorbar(
+            x,
+            y,
+            yerr=[[max(0.0, end) for end in side] for side in ends],
+            fmt="o-",
+            color=COLOURS[0],
+            capsize=2,
+            markersize=4,
+            linewidth=1,
+        )
+        axis.set(xlabel="predicted (%)", ylabel="observed (%)", xlim=(0, 100), ylim=(0, 100), aspect="equal")
+    return Chart(
+        "reliability",
+        f"Reliability of {found.model}",
+        "Each mark is of about equally many samples; bars are 95 % intervals. On the dotted line probabilities are "
+        "right, below it they are too large.",
+        f"Reliability in {len(points)} bins: {found._observed()}.",
+        figure,
+        [each._asdict() for each in points],
+    )
