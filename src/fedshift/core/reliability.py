@@ -24,6 +24,7 @@ from fedshift.core.uncertainty import Z, share_bounds
 FURTHEST = 700.0  # a logit whose probability in float64 is neither 0 nor 1
 STEPS = 50  # of Newton's method, which takes about ten
 STEEPEST = 1e3  # a slope beyond this has no limit: the classes are separated
+LEAST_WEIGHT = 1e-9  # sum of p (1 - p) over samples, below which they say nothing
 DIGITS = 4  # of a threshold
 
 
@@ -115,9 +116,10 @@ def _regression(x: Array, offset: Array, true: Array, group: Array) -> Fitted | 
     beta = np.zeros(x.shape[1])
     for _ in range(STEPS):
         p = expit(x @ beta + offset)
-        information = (x * (p * (1 - p))[:, None]).T @ x
+        weight = p * (1 - p)
+        information = (x * weight[:, None]).T @ x
         spread = np.linalg.eigvalsh(information)
-        if spread[0] <= np.finfo(float).eps * spread[-1]:
+        if weight.sum() < LEAST_WEIGHT or spread[0] <= np.finfo(float).eps * spread[-1]:
             return None
         step = np.linalg.solve(information, x.T @ (true - p))
         beta += np.clip(step, -5, 5)  # far from the optimum a step may be too long
