@@ -61,7 +61,7 @@ def draws(n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_the_intercept_by_hand():
-    """Of 3 in 4 that came true at a logit of 0 it is the logit of 3 / 4, log 3, with a variance of 1 / (4 p (1 - p))."""
+    """Of 3 in 4 that came true at logits of 0 it is the logit of 3 / 4, log 3, with a variance of 1 / (4 p (1 - p))."""
     found = calibration(np.zeros(4), np.array([True, True, True, False]), singles(4))
     assert found.keys() == {"intercept"}  # all logits are equal
     value, low, high = found["intercept"]
@@ -79,10 +79,8 @@ def test_the_slope_is_scikit_learns():
     ("grouped", "intercept", "slope"),
     [(1, (0.10372806, 0.76672537), (0.53873810, 0.85761027)), (2, (0.11061912, 0.75983431), (0.53810318, 0.85824518))],
 )
-def test_intervals_are_those_of_statsmodels(
-    grouped: int, intercept: tuple[float, float], slope: tuple[float, float]
-):
-    """statsmodels 0.15, GLM(Binomial): cov_type HC0 of single samples, and cluster without correction of pairs."""
+def test_intervals_are_those_of_statsmodels(grouped: int, intercept: tuple[float, float], slope: tuple[float, float]):
+    """Of 0.15, GLM(Binomial): cov_type HC0 of single samples, and cluster, without correction, of pairs."""
     found = calibration(*draws(300), np.arange(300) // grouped)
     assert found["intercept"][1:] == pytest.approx(intercept, abs=1e-7)
     assert found["slope"][1:] == pytest.approx(slope, abs=1e-7)

@@ -107,6 +107,8 @@ def _support(counts: Array, small: Array, floor: int) -> list[int | str]:
         return [int(count) for count in counts]
     hidden, word = set(np.flatnonzero(small).tolist()), fewer(floor)
     rest = int(counts[sorted(hidden)].sum())
+    if (counts[sorted(hidden)] >= floor).any():  # of few groups
+        word = WITHHELD
     if len(hidden) == 1 or rest in (0, len(hidden) * (floor - 1)):  # each would follow from their sum
         larger = [int(place) for place in np.argsort(counts, kind="stable") if place not in hidden]
         hidden |= set(larger[:1])
