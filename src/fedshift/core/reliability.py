@@ -25,7 +25,7 @@ FURTHEST = 700.0  # a logit whose probability in float64 is neither 0 nor 1
 STEPS = 50  # of Newton's method, which takes about ten
 STEEPEST = 1e3  # a slope beyond this has no limit: the classes are separated
 LEAST_WEIGHT = 1e-9  # sum of p (1 - p) over samples, below which they say nothing
-DIGITS = 4  # of a threshold
+DIGITS = 4  # of a threshold, and of what is handed on
 
 
 class Bin(NamedTuple):

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from fedshift import files
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
-from fedshift.core.disclosure import fewer
+from fedshift.core.disclosure import WITHHELD, fewer
 from fedshift.core.metrics import Metric, check_metrics
-from fedshift.core.reliability import Bin, count
+from fedshift.core.reliability import DIGITS, Bin, count
 from fedshift.datasets import DATASETS
 from fedshift.errors import FedshiftError
 from fedshift.reporting.charts import COLOURS, INK, Chart, style
@@ -43,6 +43,7 @@ from fedshift.runs.scoring import (
 SIZE = (4.8, 4.2)  # inches
 FILE = "validation"
 STAYS = "Every row is of a single sample: the file must stay at the site that has the samples."
+PREDICTIVE = ("sensitivity", "specificity", "PPV", "NPV")
 NO_RUN = "the model's folder does not lead to the samples of its run"
 NOT_HERE = "the samples of its run cannot be read here"
 NO_VALIDATION = "its run has no validation samples of both classes"
@@ -104,10 +105,11 @@ class Validation(Tabled):
     rows: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)
 
     def document(self) -> dict[str, Any]:
-        """All that may be handed on, as JSON holds it."""
+        """All that may be handed on, as JSON holds it, numbers with four digits."""
         own = ("reading", "rows", "reliability")
         told = {name: value for name, value in asdict(self).items() if name not in own}
-        return told | {"reliability": [each._asdict() for each in self.reliability]}
+        found: dict[str, Any] = _rounded(told | {"reliability": [each._asdict() for each in self.reliability]})
+        return found
 
     def notes(self) -> list[str]:
         """What a reader must know."""
@@ -199,9 +201,9 @@ class Validation(Tabled):
     def _of_points(self) -> Table:
         rows = []
         for each in self.points:
-            told = [_text(score) for score in each.scores] or [each.why, "", "", ""]
-            rows.append([each.rule, "" if each.threshold is None else f"{each.threshold:.4g}", *told])
-        heads = ["chosen by validation for", "threshold", "sensitivity", "specificity", "PPV", "NPV"]
+            told = [_text(score) for score in each.scores] or [""] * len(PREDICTIVE)
+            rows.append([each.rule, WITHHELD if each.threshold is None else f"{each.threshold:.4g}", *told])
+        heads = ["chosen by validation for", "threshold", *PREDICTIVE]
         return Table(f"At thresholds of the probability of '{self.classes[1].name}', in %", heads, rows)
 
     def _of_bins(self) -> Table:
@@ -247,7 +249,7 @@ def validated(
     Raises:
         FedshiftError: something is wrong with the samples or with what is asked for.
     """
-    declared = tuple(metrics) or DEFAULT
+    declared = tuple(metrics) or model.metrics or DEFAULT
     check_metrics(declared, "accuracy")
     if floor < 1:
         raise FedshiftError(f"--min-count = {floor}: give 1 or more.")
@@ -344,6 +346,15 @@ def _rows(scored: Scored, data: DomainData) -> Iterator[dict[str, Any]]:
             "predicted": scored.classes[predicted],
             **{f"p_{name}": value for name, value in zip(scored.classes, p[row], strict=True)},
         }
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers with four digits, also within lists and tables."""
+    if isinstance(value, Mapping):
+        return {name: _rounded(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(each) for each in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
 # As text --------------------------------------------------------------------------------------------------

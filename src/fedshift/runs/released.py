@@ -56,6 +56,7 @@ class Released:
         trained_classes: how many samples of each class it was trained on; empty where nobody knows.
         reread: reads the samples again that it was trained and validated on, or raises an error; None: none are known.
         client: the id of the client whose model it is.
+        metrics: that its experiment declares.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Released:
     trained_classes: tuple[int, ...] = ()
     reread: Callable[[], FederatedData] | None = None
     client: int | None = None
+    metrics: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, model: Trained, name: str = "model", client: int | str | None = None, **more: Any) -> Released:
@@ -94,6 +96,7 @@ class Released:
             statistics={} if prepared is None else dict(model.get_submodule(PREPARATION).named_buffers()),
             trained_classes=tuple(map(sum, zip(*counts, strict=True))),
             client=own,
+            metrics=experiment.evaluate.metrics,
             **more,
         )
 

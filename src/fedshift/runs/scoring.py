@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
-from fedshift.core.disclosure import Cells, Told, fewer, pooled, size_alone, told
+from fedshift.core.disclosure import WITHHELD, Cells, Told, fewer, pooled, size_alone, told
 from fedshift.core.metrics import ACCURACY, Array, Metric, measured, names
 from fedshift.core.reliability import Bin, Fitted, Point, calibration, count, mcnemar, operating_points, reliability
 from fedshift.core.uncertainty import Bounds, auroc, intervals, resampled, share, share_bounds
@@ -205,9 +205,8 @@ def subgroups(scored: Scored, groups: Subgroups, declared: Sequence[str]) -> lis
         return []
     parts = {name: scored.among(own) for name, own in kept.items()}
     hidden = size_alone({name: part.cells for name, part in parts.items()}) if scored.cells.whole else set(parts)
-    word = scored.few("a class has, or is predicted for,")
     return [
-        Scores(name, len(part.y), dict.fromkeys(scored.classes, word))
+        Scores(name, len(part.y), dict.fromkeys(scored.classes, WITHHELD))
         if name in hidden
         else environment(part, name, declared)
         for name, part in parts.items()
