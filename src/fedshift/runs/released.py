@@ -75,7 +75,7 @@ class Released:
     metrics: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, model: Trained, name: str = "model", client: int | str | None = None, **more: Any) -> Released:
+    def of(cls, model: Trained, name: str = "", client: int | str | None = None, **more: Any) -> Released:
         """What a module is that a run or a site gave."""
         experiment, blueprint = model.experiment, model.blueprint
         inputs, counts = blueprint.inputs, [*blueprint.trained_classes.values()]
@@ -84,7 +84,7 @@ class Released:
         if own is not None and own in blueprint.trained_classes:
             counts = [blueprint.trained_classes[own]]
         return cls(
-            name=name,
+            name=name or experiment.run_name,
             predict=model,
             dataset=experiment.data,
             classes=blueprint.classes,

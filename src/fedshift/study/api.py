@@ -205,8 +205,8 @@ def validate(
         client: of a run's folder, whose model, by name or id; None: the global one.
         round: of a run's folder, "last": the final model; "selected": that of the round which validation picks.
         against: another model of the same classes, to compare with on the same samples.
-        metrics: as ``evaluate.metrics`` names them; none: those that the run declares, or else balanced accuracy, AUROC,
-            each class's sensitivity and precision, and the calibration error.
+        metrics: as ``evaluate.metrics`` names them; none: those that the run declares, or else balanced accuracy,
+            AUROC, each class's sensitivity and precision, and the calibration error.
         by: a column of the file, whose values make subgroups, or "domain"; empty: there are no subgroups.
         min_count: how many samples (of grouped ones, such as slices of patients, groups) a told number has at least.
         settings: what differs from the data set's settings in training, such as ``{"label": "diagnosis"}``.
