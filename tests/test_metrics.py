@@ -183,7 +183,7 @@ def test_several_models_are_averaged_over_those_that_define_a_metric():
     assert means == {"precision of a": 0.5, "auroc": pytest.approx(0.6)}
     assert undefined == {"precision of a": "the class is never predicted, of 1 of 2 models"}
     nowhere = mean_of([{"auroc": None}, {"auroc": None}])
-    assert nowhere == ({"auroc": None}, {"auroc": "no sample of the class, or none of another"})
+    assert nowhere == ({"auroc": None}, {"auroc": "too few samples of the class, or of others"})
 
 
 # Declared once ------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ def test_tables_show_what_selects_first_and_say_what_is_left_out(make: Make, tmp
         values = {"a": (0.9, error), "b": (None, error / 2), "v": (0.8, error)}
         rows = [
             a_row(name, "validation" if name == "v" else "test", 0.5, metrics={"auroc": a, "calibration-error-15": e})
-            | ({"undefined": {"auroc": "no sample of the class, or none of another"}} if a is None else {})
+            | ({"undefined": {"auroc": "too few samples of the class, or of others"}} if a is None else {})
             for name, (a, e) in values.items()
         ]
         record = a_record(1, rows, select="calibration-error-15")
@@ -310,8 +310,8 @@ def test_tables_show_what_selects_first_and_say_what_is_left_out(make: Make, tmp
     assert [row[mean] for row in headline.rows] == ["22.5", "7.5"]
     assert every.columns == ["method", "calibration error (15 bins) (smaller is better)", "accuracy", "AUROC"]
     assert every.rows == [["fedavg", "22.5", "50.0", "90.0"], ["fedprox", "7.5", "50.0", "90.0"]]
-    said = "Means leave out 1 of 2 test environments (b) where a metric is undefined: AUROC (no sample of the class"
-    assert f"{said}, or none of another)." in results.notes()
+    said = "Means leave out 1 of 2 test environments (b) where a metric is undefined: AUROC (too few samples of the class"
+    assert f"{said}, or of others)." in results.notes()
     assert results.score("fedprox") == pytest.approx(0.075)
     assert (results.score("fedprox", "auroc"), results.accuracy("fedprox")) == (0.9, 0.5)
     with refuses("metric 'aurok'", "'auroc'"):

@@ -163,6 +163,11 @@ def bootstrap(
     return Bounds(float(low), float(high))
 
 
+def with_interval(metrics: Sequence[str]) -> tuple[str, ...]:
+    """The metrics, as records name them, that have an interval without resampling."""
+    return tuple(name for name in metrics if name.partition(OF)[0] in ("auroc", "sensitivity", "precision"))
+
+
 def intervals(
     declared: Sequence[str], classes: Sequence[str], log_probabilities: Tensor, y: Tensor, group: Array
 ) -> dict[str, Bounds]:
