@@ -193,6 +193,34 @@ def test_a_clients_model_has_its_own_thresholds_and_statistics(place: Path):
         validate(own, place / "paris.csv")
 
 
+def test_of_three_classes_the_diagram_is_of_the_predicted_class(tmp_path: Path):
+    random = np.random.default_rng(0)
+    y = np.arange(240) % 3
+    arrays = {"x": (random.normal(size=(240, 4)) + y[:, None]).astype("float32"), "y": y}
+    arrays |= {"domain": np.repeat(["a", "b"], 120), "classes": np.array(["x", "y", "z"])}
+    np.savez(tmp_path / "train.npz", **arrays)
+    own = carried_out(tmp_path, {"name": "arrays", "path": str(tmp_path / "train.npz")}, **{"train.lr": 0.1})
+    found = validate(own, tmp_path / "train.npz", by="domain")
+    p = own.model()(torch.from_numpy(arrays["x"])).exp()
+    right = (p.argmax(dim=1) == torch.from_numpy(y)).double()
+    assert found.points == found.calibration == ()
+    assert sum(each.n * each.observed for each in found.reliability) == pytest.approx(float(right.sum()))
+    mean = sum(each.n * each.predicted for each in found.reliability) / 240
+    assert mean == pytest.approx(float(p.amax(dim=1).detach().mean()), abs=1e-6)
+    assert [each.n for each in found.subgroups] == [120, 120]
+
+
+def test_drift_tells_of_no_few_cells(run: Run, place: Path, tmp_path: Path):
+    few = np.arange(150) < 5
+    marker = pd.read_csv(place / "paris.csv").marker
+    rare = {"sex": np.where(few, "f", "m"), "marker": np.where(few, 1.0, 0.0), "age": np.where(few, np.nan, 50.0)}
+    age, marked, sex = validate(run, changed(place, tmp_path, **rare)).drift
+    assert (sex.difference, marked.difference, marked.spread) == (None, None, None)
+    assert (age.missing, age.spread) == ("< 10", 0.0)
+    age, *_ = validate(run, changed(place, tmp_path, age=np.where(few, 50.0, np.nan), marker=marker)).drift
+    assert (age.missing, age.difference) == ("all but < 10", None)
+
+
 # Subgroups ------------------------------------------------------------------------------------------------
 
 
@@ -301,8 +329,9 @@ def test_a_cell_is_counted_by_patients(tmp_path: Path):
 
 def test_a_file_that_is_none_of_the_models(run: Run, place: Path, tmp_path: Path):
     own = pd.read_csv(place / "paris.csv")
-    with refuses("'sick'", "row 3", "healthy, ill", "data.label"):
-        validate(run, changed(place, tmp_path, label=own.label.where(own.index != 3, "sick")))
+    with refuses("'sick'", "'unwell'", "row 3", "healthy, ill", "data.label"):
+        words = own.label.where(own.index != 3, "sick").where(own.index != 5, "unwell")
+        validate(run, changed(place, tmp_path, label=words))
     own.drop(columns="marker").to_csv(tmp_path / "less.csv", index=False)
     with refuses("'marker'", "less.csv"):
         validate(run, tmp_path / "less.csv")

@@ -55,7 +55,8 @@ class Cells:
             np.array([len(np.unique(group[numbers == number])) for number in range(classes)])
             for numbers in (y, predicted)
         )
-        return cls(table, of_class < floor, (of_predicted > 0) & (of_predicted < floor))
+        absent = (of_class == 0) & (floor == 1)  # where any number may be told
+        return cls(table, (of_class < floor) & ~absent, (of_predicted > 0) & (of_predicted < floor))
 
     @property
     def whole(self) -> bool:

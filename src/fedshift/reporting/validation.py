@@ -266,7 +266,7 @@ def validated(
         )
     scored, (trained, why) = of_model(model, data, floor), _read_again(model)
     points, remarks = _points(model, scored, trained, why)
-    other = None if against is None else of_model(against, read_labelled(against, path, settings or {})[0], floor)
+    other = None if against is None else _beside(scored, against, path, settings or {})
     overall, parts = environment(scored, EVERYTHING, declared), subgroups(scored, groups, declared) if by else []
     return Validation(
         model=model.name,
@@ -286,6 +286,20 @@ def validated(
         reading=(*data.notes, *([f"{why[:1].upper()}{why[1:]}"] * bool(why))),
         rows=tuple(_rows(scored, data)),
     )
+
+
+def _beside(scored: Scored, model: Released, path: str, settings: Mapping[str, Any]) -> Scored:
+    """What another model predicts for the same samples.
+
+    Raises:
+        FedshiftError: it reads others of the file.
+    """
+    data, _ = read_labelled(model, path, settings)
+    if not data.y.equal(scored.y):
+        raise FedshiftError(
+            f"'{model.name}' leaves out other samples of '{path}', so the two models cannot be compared on the same."
+        )
+    return of_model(model, data, scored.floor)
 
 
 def _read_again(model: Released) -> tuple[FederatedData | None, str]:

@@ -25,7 +25,7 @@ from fedshift.datasets import DATASETS
 from fedshift.datasets.column_files import ColumnFiles, InputColumns
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.table_file import TableFile
-from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.errors import FedshiftError, Problems, UnknownNameError
 from fedshift.experiments import Experiment
 from fedshift.runs.run import Picked, Run
 from fedshift.runs.simulation import make_federated
@@ -218,11 +218,13 @@ def _of_classes(data: DomainData, model: Released) -> DomainData:
     Raises:
         FedshiftError: a sample has a label that the model does not know.
     """
+    problems = Problems("labels are no classes of the model")
     for number in torch.unique(data.y).tolist():
         if (name := data.classes[number]) not in model.classes:
             first = int((data.y == number).nonzero()[0])
             hint = "Write the model's classes, or name the column that holds them: --set data.label=COLUMN"
-            raise UnknownNameError(f"class of {data.place(first)}:", name, model.classes, hint)
+            problems.add(UnknownNameError(f"class of {data.place(first)}:", name, model.classes, hint))
+    problems.check()
     number = torch.tensor([model.classes.index(name) if name in model.classes else 0 for name in data.classes])
     return replace(data, y=number[data.y], classes=model.classes)
 
