@@ -296,6 +296,7 @@ def test_the_files_of_a_large_hospital(run: Run, place: Path, tmp_path: Path):
     assert document == json.loads(json.dumps(found.document()))
     assert "rows" not in document
     assert "reading" not in document
+    assert all(number == float(f"{number:.4g}") for number in numbers_in(document))
     page = written["validation.html"].read_text()
     assert page.count("<svg") == 1
     assert "http" not in page.replace("http://www.w3.org", "")
@@ -350,6 +351,18 @@ def test_a_file_that_is_none_of_the_models(run: Run, place: Path, tmp_path: Path
         validate(run, tmp_path / "gone.csv")
     with refuses("metric 'auc'", "auroc"):
         validate(run, place / "paris.csv", metrics=["auc"])
+
+
+def test_the_file_of_one_site_need_not_say_which_it_is(place: Path, tmp_path: Path):
+    files = [pd.read_csv(place / "three" / f"{name}.csv").assign(hospital=name) for name in HOSPITALS]
+    pd.concat(files).to_csv(tmp_path / "all.csv", index=False)
+    data = table_of(place, path=str(tmp_path / "all.csv"), domain="hospital")
+    own = carried_out(tmp_path, data)
+    assert validate(own, place / "paris.csv").overall.n == 150
+    with refuses("'hospital'", "paris.csv"):
+        validate(own, place / "paris.csv", by="domain")
+    by_hospital = validate(own, tmp_path / "all.csv", by="hospital").subgroups
+    assert [(each.name, each.n) for each in by_hospital] == [(name, 80) for name in HOSPITALS]
 
 
 def test_numbers_for_categories_and_categories_that_are_new(run: Run, place: Path, tmp_path: Path):
