@@ -217,8 +217,9 @@ def test_drift_tells_of_no_few_cells(run: Run, place: Path, tmp_path: Path):
     age, marked, sex = validate(run, changed(place, tmp_path, **rare)).drift
     assert (sex.difference, marked.difference, marked.spread) == (None, None, None)
     assert (age.missing, age.spread) == ("< 10", 0.0)
+    assert [each.remark for each in (age, marked, sex)] == ["another unit?", "withheld", "withheld"]
     age, *_ = validate(run, changed(place, tmp_path, age=np.where(few, 50.0, np.nan), marker=marker)).drift
-    assert (age.missing, age.difference) == ("all but < 10", None)
+    assert (age.missing, age.difference, age.remark) == ("all but < 10", None, "hardly there")
 
 
 # Subgroups ------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.preparation import Column
-from fedshift.core.disclosure import fewer, pooled
+from fedshift.core.disclosure import WITHHELD, fewer, pooled
 from fedshift.core.metrics import Array
 from fedshift.core.reliability import count
 from fedshift.runs.released import Released
@@ -93,18 +93,20 @@ def _compared(
     before = float(trained.isnan().double().mean()) if len(trained) else None
     own = group[~empty.numpy()]
     if count(own) < floor:
-        return ColumnDrift(column.name, missing=f"all but {fewer(floor)}", trained_missing=_rounded(before))
+        return ColumnDrift(column.name, None, None, f"all but {fewer(floor)}", _rounded(before), "hardly there")
     few = count(group[empty.numpy()]) < floor
     lacking = float(empty.double().mean())
     missing = fewer(floor) if few else round(lacking, DIGITS)
     difference = spread = None
+    mean, sd = (float(there.mean()), float(there.std())) if len(there) else declared
     if column.categories is not None:
         difference = _of_shares(filled, there, own, floor)
-    elif _open(filled, own, floor):
-        mean, sd = (float(there.mean()), float(there.std())) if len(there) else declared
-        if sd > 0:
-            difference, spread = (float(filled.mean()) - mean) / sd, float(filled.std()) / sd
-    remark = _remark(difference, spread, None if few else lacking, before)
+        hidden = len(there) > 0 and difference is None
+    elif not (hidden := not _open(filled, own, floor)) and sd > 0:
+        difference, spread = (float(filled.mean()) - mean) / sd, float(filled.std()) / sd
+    remark = WITHHELD if hidden else _remark(difference, spread, None if few else lacking, before)
+    if column.categories is None and sd == 0 and not hidden:
+        remark = "constant in training"
     return ColumnDrift(column.name, _rounded(difference), _rounded(spread), missing, _rounded(before), remark)
 
 
