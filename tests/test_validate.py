@@ -21,7 +21,8 @@ from conftest import TINY
 from fedshift.core.disclosure import WITHHELD
 from fedshift.core.reliability import operating_points
 from fedshift.core.uncertainty import auroc_bounds, share_bounds, wilson
-from fedshift.reporting.validation import Validation, validated
+from fedshift.reporting.validate import validated
+from fedshift.reporting.validation import Validation
 from fedshift.runs import runner
 from fedshift.runs.events import Progress
 from fedshift.runs.observed import TrainedSimulation

@@ -216,7 +216,7 @@ def validate(
         FedshiftError: there is no such model, the samples cannot be read or are none of the model's, or there are fewer
             than ``min_count``; the message names it and the fix.
     """
-    from fedshift.reporting.validation import validated
+    from fedshift.reporting.validate import validated
 
     scored = _released(model, client, round, trust)
     other = None if against is None else _released(against, client, round, trust)
