@@ -1,4 +1,4 @@
-"""What may be told of few samples: whoever has all numbers that are told cannot work out a count that is withheld."""
+"""What may be published of few samples: whoever has all numbers that are published cannot work out a count that is withheld."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from fedshift.core.disclosure import WITHHELD, Cells, Told, pooled, size_alone, told
+from fedshift.core.disclosure import WITHHELD, Cells, Permitted, permitted, pooled, size_alone
 from fedshift.runs.released import Subgroups
 from fedshift.runs.scoring import Scored, Scores, environment, subgroups
 
@@ -30,47 +30,49 @@ def cells(*table: list[int], floor: int = 10) -> Cells:
 
 
 def test_large_cells_are_told():
-    found = told(cells([30, 5], [10, 20]), 10)
-    assert found == Told((35, 30), threshold=True, precision=True)
+    found = permitted(cells([30, 5], [10, 20]), 10)
+    assert found == Permitted((35, 30), threshold=True, precision=True)
     assert all(found.metric(name, ("a", "b")) for name in ("accuracy", "auroc", "precision of a", "macro-f1"))
 
 
 def test_one_small_class_hides_the_other_as_it_would_be_the_rest():
-    found = told(cells([30, 5], [2, 4]), 10)
+    found = permitted(cells([30, 5], [2, 4]), 10)
     assert found.support == (WITHHELD, WITHHELD)
-    told_of = [name for name in ("accuracy", "auroc", "sensitivity of a") if found.metric(name, ("a", "b"))]
-    assert told_of == ["accuracy"]  # which no class is known by
+    published_of = [name for name in ("accuracy", "auroc", "sensitivity of a") if found.metric(name, ("a", "b"))]
+    assert published_of == ["accuracy"]  # which no class is known by
 
 
 def test_two_small_classes_of_three_hide_each_other():
-    found = told(cells([30, 5, 5], [2, 2, 0], [0, 0, 3]), 10)
+    found = permitted(cells([30, 5, 5], [2, 2, 0], [0, 0, 3]), 10)
     assert found.support == (40, "< 10", "< 10")  # 7 together
     assert found.metric("auroc of a", "abc")
     assert not found.metric("auroc", "abc")
 
 
 def test_two_absent_classes_would_follow_from_their_sum():
-    """Of 40 samples 20 and 20 are of two classes: the others would be 0 and 0, were the smaller of the two told."""
-    found = told(cells([20, 0, 0, 0], [0, 20, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]), 10)
+    """Of 40 samples 20 and 20 are of two classes: the others would be 0 and 0, were the smaller of the two published."""
+    found = permitted(cells([20, 0, 0, 0], [0, 20, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]), 10)
     assert found.support == (WITHHELD, 20, WITHHELD, WITHHELD)
 
 
 def test_a_class_that_is_rarely_predicted_hides_what_gives_the_count():
     """Supports of 40 and 60 with sensitivities of 4 / 40 and 1 would say that 4 samples are predicted to be ill."""
-    found = told(cells([4, 36], [0, 60]), 10)
-    assert found == Told((40, 60), threshold=False, precision=False)
+    found = permitted(cells([4, 36], [0, 60]), 10)
+    assert found == Permitted((40, 60), threshold=False, precision=False)
     assert found.metric("auroc", ("ill", "well"))
     assert not any(found.metric(name, ("ill", "well")) for name in ("accuracy", "sensitivity of ill"))
 
 
 def test_a_class_that_is_never_predicted_is_no_small_cell():
-    assert told(cells([0, 40], [0, 60]), 10) == Told((40, 60), threshold=True, precision=True)
+    assert permitted(cells([0, 40], [0, 60]), 10) == Permitted((40, 60), threshold=True, precision=True)
 
 
 def test_of_three_classes_sensitivities_leave_open_how_often_a_class_is_predicted():
     """Of 38 and 5 errors of the other classes any number may have been predicted to be of the first."""
-    assert told(cells([2, 38, 0], [1, 20, 20], [4, 1, 50]), 10) == Told((40, 41, 55), threshold=True, precision=False)
-    assert not told(cells([9, 1, 0], [0, 40, 0], [0, 0, 50]), 10).threshold  # with one error it is 9
+    assert permitted(cells([2, 38, 0], [1, 20, 20], [4, 1, 50]), 10) == Permitted(
+        (40, 41, 55), threshold=True, precision=False
+    )
+    assert not permitted(cells([9, 1, 0], [0, 40, 0], [0, 0, 50]), 10).threshold  # with one error it is 9
 
 
 def test_small_subgroups_are_told_as_one():
@@ -92,7 +94,7 @@ def test_a_subgroup_with_a_small_cell_is_not_the_rest_of_the_others():
 
 
 class Attacker:
-    """Someone who knows all that is told, and that counts are whole and not negative."""
+    """Someone who knows all that is published, and that counts are whole and not negative."""
 
     def __init__(self, overall: Scores, parts: list[Scores], classes: int) -> None:
         self.environments, self.classes = [overall, *parts], classes
@@ -118,15 +120,15 @@ class Attacker:
         mask[:, :, [each for each in range(self.classes) if each != number]] = 0
         return mask
 
-    def _learn(self, place: int, told: Scores) -> None:
-        self._know(self.mask(place), told.n)
-        for number, count in enumerate(told.support.values()):
+    def _learn(self, place: int, published: Scores) -> None:
+        self._know(self.mask(place), published.n)
+        for number, count in enumerate(published.support.values()):
             if isinstance(count, int):
                 self._know(self.of_class(place, number), count)
             elif count.startswith("< "):
                 self._know(self.of_class(place, number), 0, int(count[2:]) - 1)
         diagonal = np.eye(self.classes)[None]
-        for score in told.scores:
+        for score in published.scores:
             if score.value is None:
                 continue
             kind, _, of_class = score.name.partition(" of ")
@@ -134,7 +136,7 @@ class Attacker:
             if kind == "accuracy":
                 self._know(self.mask(place) * diagonal, round(score.value * score.n))
                 continue
-            number = list(told.support).index(of_class)
+            number = list(published.support).index(of_class)
             whole = self.of_class if kind == "sensitivity" else self.of_predicted
             self._know(whole(place, number), score.n)
             self._know(whole(place, number) * diagonal, round(score.value * score.n))
@@ -188,12 +190,12 @@ def test_no_withheld_count_follows_from_what_is_told(drawn: tuple[np.ndarray, in
     of_all, groups = scored(table, floor)
     overall, parts = environment(of_all, "all", DECLARED), subgroups(of_all, groups, DECLARED)
     check_told(overall, parts, floor)
-    told_as = {each.name: place for place, each in enumerate(parts)}
-    inside = [number for number, name in enumerate(groups.names) if name not in told_as and table[number].any()]
+    published_as = {each.name: place for place, each in enumerate(parts)}
+    inside = [number for number, name in enumerate(groups.names) if name not in published_as and table[number].any()]
     if parts and inside:
         assert len(inside) > 1
-        assert parts[told_as["others"]].n >= floor
-    own = [table[number] for name in told_as if name != "others" for number in [list(groups.names).index(name)]]
+        assert parts[published_as["others"]].n >= floor
+    own = [table[number] for name in published_as if name != "others" for number in [list(groups.names).index(name)]]
     rows = [table, *(each[None] for each in own), *([table[inside]] if parts and inside else [])]
     attacker = Attacker(overall, parts, table.shape[1])
     for place, counts in enumerate(rows):
@@ -206,7 +208,7 @@ def test_no_withheld_count_follows_from_what_is_told(drawn: tuple[np.ndarray, in
 
 
 def check_told(overall: Scores, parts: list[Scores], floor: int) -> None:
-    """No number that is told is of fewer samples."""
+    """No number that is published is of fewer samples."""
     for each in (overall, *parts):
         known: list[Any] = [each.n, *each.support.values(), *(score.n for score in each.scores)]
         assert min(count for count in known if isinstance(count, int)) >= floor

@@ -103,11 +103,11 @@ def test_scores_and_intervals_are_those_of_the_predictions(run: Run, place: Path
     predictions = fedshift.predict(run.path, [place / "paris.csv"])
     y, p = pd.read_csv(place / "paris.csv")["label"].to_numpy() == "ill", predictions.probabilities[:, 1].numpy()
     ill, group = p > 0.5, np.arange(150)
-    told = values(found.overall.scores)
-    assert told["accuracy"] == pytest.approx((ill == y).mean())
-    assert told["auroc"] == pytest.approx(roc_auc_score(y, p))
-    assert told["balanced-accuracy"] == pytest.approx(balanced_accuracy_score(y, ill))
-    assert told["precision of ill"] == pytest.approx(y[ill].mean())
+    published = values(found.overall.scores)
+    assert published["accuracy"] == pytest.approx((ill == y).mean())
+    assert published["auroc"] == pytest.approx(roc_auc_score(y, p))
+    assert published["balanced-accuracy"] == pytest.approx(balanced_accuracy_score(y, ill))
+    assert published["precision of ill"] == pytest.approx(y[ill].mean())
     by_name = {score.name: score for score in found.overall.scores}
     ends = {name: (score.low, score.high) for name, score in by_name.items()}
     assert ends["accuracy"] == wilson((ill == y).mean(), 150)
@@ -255,7 +255,7 @@ def test_small_subgroups_have_no_name_and_no_size(run: Run, place: Path, tmp_pat
     assert any("no subgroups" in note for note in alone.notes())
 
 
-# What is told ---------------------------------------------------------------------------------------------
+# What is published ---------------------------------------------------------------------------------------------
 
 
 def numbers_in(value: Any) -> list[float]:
@@ -281,10 +281,10 @@ def test_files_hold_no_count_below_the_floor_no_sample_and_no_file(run: Run, pla
     assert {path.name for path in written} == {"validation.json", "validation.md", "validation.html"}
     texts = [path.read_text() for path in written]
     assert not any("secret-name" in text or str(tmp_path) in text for text in texts)
-    told = set(numbers_in(json.loads(texts[0])))
-    assert told.isdisjoint({4, len(few) - 4})
+    published = set(numbers_in(json.loads(texts[0])))
+    assert published.isdisjoint({4, len(few) - 4})
     p = fedshift.predict(run.path, [tmp_path / "secret-name.csv"]).probabilities.flatten().tolist()
-    assert told.isdisjoint({*p, *few.age.tolist(), *few.marker.dropna().tolist()})
+    assert published.isdisjoint({*p, *few.age.tolist(), *few.marker.dropna().tolist()})
 
 
 def test_the_files_of_a_large_hospital(run: Run, place: Path, tmp_path: Path):
@@ -410,8 +410,8 @@ def test_the_command_prints_and_writes(run: Run, place: Path, tmp_path: Path):
     arguments = [str(run.path), str(place / "paris.csv"), "--by", "sex", "--metric", "auroc", "--min-count", "12"]
     files = ["--to", str(tmp_path / "to"), "--rows", str(tmp_path / "stays.csv"), "--client", "oslo"]
     output = ok("validate", *arguments, *files)
-    for told in ("on 150 samples", "95 % interval", "By sex", "Reliability", "Youden", "must stay at the site"):
-        assert told in output
+    for published in ("on 150 samples", "95 % interval", "By sex", "Reliability", "Youden", "must stay at the site"):
+        assert published in output
     assert json.loads((tmp_path / "to" / "validation.json").read_text())["floor"] == 12
     rows = list(csv.DictReader(StringIO((tmp_path / "stays.csv").read_text())))
     assert len(rows) == 150

@@ -290,7 +290,7 @@ def validate(
     ] = None,
     min_count: Annotated[
         int,
-        typer.Option("--min-count", help="No number of fewer samples is told, nor one from which it follows.", min=1),
+        typer.Option("--min-count", help="No number of fewer samples is given, nor one from which it follows.", min=1),
     ] = 10,
     rows: Annotated[
         Path | None, typer.Option("--rows", help="CSV for every sample, which has to stay at the site.")

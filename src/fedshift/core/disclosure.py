@@ -1,16 +1,16 @@
-"""Which numbers of an evaluation may be handed on, so that no count of few samples is told or follows from others.
+"""Which numbers of an evaluation may be handed on, so that no count of few samples is published or follows from others.
 
 A *cell* is a subgroup, a class, a class within a subgroup, or the samples that are predicted to be of a class. It is
 small if it has fewer groups (patients, say; without groups, samples) than a floor. What a metric divides by is a cell,
 and counts and rates together are equations: supports and sensitivities give each class's errors, of two classes also
-how many samples are predicted to be of each. So what is told is decided for all of them together.
+how many samples are predicted to be of each. So what is published is decided for all of them together.
 
 - The supports of small classes are withheld, of a single one with that of the smallest other class, as it would be the
   rest. Metrics that mix classes are withheld with any support.
 - Where a class is predicted for few samples precisions are withheld; of two classes, and where errors are so few that
   the count would follow, everything at this threshold is.
-- Small subgroups are told as one, "others", together with as few larger ones as make it large. A subgroup that has a
-  small cell tells its size alone, and so does another, so that none is the rest.
+- Small subgroups are published as one, "others", together with as few larger ones as make it large. Of a subgroup
+  that has a small cell the size alone is published, and so it is of another, so that none is the rest.
 
 A class that is never predicted is no small cell: that says something of the model, and its precision is undefined.
 """
@@ -55,7 +55,7 @@ class Cells:
             np.array([len(np.unique(group[numbers == number])) for number in range(classes)])
             for numbers in (y, predicted)
         )
-        absent = (of_class == 0) & (floor == 1)  # where any number may be told
+        absent = (of_class == 0) & (floor == 1)  # where any number may be published
         return cls(table, (of_class < floor) & ~absent, (of_predicted > 0) & (of_predicted < floor))
 
     @property
@@ -65,8 +65,8 @@ class Cells:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What may be told of the samples of an environment.
+class Permitted:
+    """What may be published of the samples of an environment.
 
     Attributes:
         support: each class's number of samples, or what stands in its place.
@@ -80,11 +80,11 @@ class Told:
 
     @property
     def supported(self) -> bool:
-        """Whether the support of every class is told."""
+        """Whether the support of every class is published."""
         return all(isinstance(count, int) for count in self.support)
 
     def metric(self, name: str, classes: Sequence[str]) -> bool:
-        """Whether a metric may be told."""
+        """Whether a metric may be published."""
         if name == ACCURACY or Metric(name).kind == CALIBRATION:
             return self.threshold
         kind, of, of_class = name.partition(OF)
@@ -94,12 +94,12 @@ class Told:
         return known and needs.get(kind, True)
 
 
-def told(cells: Cells, floor: int) -> Told:
-    """What may be told of the samples of an environment that are not few in all."""
+def permitted(cells: Cells, floor: int) -> Permitted:
+    """What may be published of the samples of an environment that are not few in all."""
     support = tuple(_support(cells.table.sum(axis=1), cells.small, floor))
     precision = not cells.rare.any()
     hidden = cells.small.any() and len(support) == 2  # then nothing says how many samples of a class are errors
-    return Told(support, precision or bool(hidden) or _open(cells, floor), precision)
+    return Permitted(support, precision or bool(hidden) or _open(cells, floor), precision)
 
 
 def _support(counts: Array, small: Array, floor: int) -> list[int | str]:
@@ -131,7 +131,7 @@ def _open(cells: Cells, floor: int) -> bool:
 
 
 def pooled(sizes: Mapping[str, int], groups: Mapping[str, int], floor: int) -> set[str]:
-    """The subgroups that are told as one, of the numbers of samples and of groups in each; none, some or all."""
+    """The subgroups that are published as one, of the numbers of samples and of groups in each; none, some or all."""
     inside = {name for name in sizes if groups[name] < floor}
     others = sorted(set(sizes) - inside, key=lambda name: (sizes[name], name))
     while inside and others and (len(inside) < 2 or sum(groups[name] for name in inside) < floor):
@@ -140,7 +140,7 @@ def pooled(sizes: Mapping[str, int], groups: Mapping[str, int], floor: int) -> s
 
 
 def size_alone(parts: Mapping[str, Cells]) -> Collection[str]:
-    """The subgroups of which no more than the size is told, where all cells of the samples together may be told."""
+    """The subgroups of which the size alone is published, where all cells of the samples together may be."""
     hidden = {name for name, cells in parts.items() if not cells.whole}
     others = sorted(set(parts) - hidden, key=lambda name: (int(parts[name].table.sum()), name))
     while hidden and others and not _hides({name: parts[name] for name in hidden}):

@@ -1,4 +1,4 @@
-"""Score a trained model on labelled samples, and put together what may be told of them."""
+"""Score a trained model on labelled samples, and put together what may be published of them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def validated(
     if count(data.group.numpy()) < floor:
         what = "samples" if count(data.group.numpy()) == len(data.y) else "groups of samples"
         raise FedshiftError(
-            f"'{path}' has {fewer(floor)} {what}, of which no number is told: give more, or lower --min-count."
+            f"'{path}' has {fewer(floor)} {what}, of which no number is published: give more, or lower --min-count."
         )
     scored, (trained, why) = of_model(model, data, floor), _read_again(model)
     points, remarks = _points(model, scored, trained, why)

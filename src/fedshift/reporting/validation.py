@@ -18,11 +18,7 @@ from fedshift.reporting.charts import COLOURS, INK, Chart, style
 from fedshift.reporting.table import Table, Tabled, as_csv, render
 from fedshift.runs.drift_of_columns import ColumnDrift
 from fedshift.runs.schema import Record
-from fedshift.runs.scoring import (
-    OperatingPoint,
-    Score,
-    Scores,
-)
+from fedshift.runs.scoring import OperatingPoint, Score, Scores
 
 SIZE = (4.8, 4.2)  # inches
 FILE = "validation"
@@ -53,7 +49,7 @@ class Validation(Tabled):
         model: what the model is called.
         against: what the model beside it is called; empty: there is none.
         dataset: the kind of data, by its name in the catalogue.
-        floor: how many samples (of grouped ones, groups) a cell has at least that is told.
+        floor: how many samples (of grouped ones, groups) a cell has at least that is published.
         by: what subgroups are by; empty: there are none.
         overall: all samples together.
         subgroups: the subgroups.
@@ -88,8 +84,8 @@ class Validation(Tabled):
     def document(self) -> dict[str, Any]:
         """All that may be handed on, as JSON holds it, numbers with four digits."""
         own = ("reading", "rows", "reliability")
-        told = {name: value for name, value in asdict(self).items() if name not in own}
-        found: dict[str, Any] = _rounded(told | {"reliability": [each._asdict() for each in self.reliability]})
+        published = {name: value for name, value in asdict(self).items() if name not in own}
+        found: dict[str, Any] = _rounded(published | {"reliability": [each._asdict() for each in self.reliability]})
         return found
 
     def notes(self) -> list[str]:
@@ -182,8 +178,8 @@ class Validation(Tabled):
     def _of_points(self) -> Table:
         rows = []
         for each in self.points:
-            told = [_text(score) for score in each.scores] or [""] * len(PREDICTIVE)
-            rows.append([each.rule, WITHHELD if each.threshold is None else f"{each.threshold:.4g}", *told])
+            published = [_text(score) for score in each.scores] or [""] * len(PREDICTIVE)
+            rows.append([each.rule, WITHHELD if each.threshold is None else f"{each.threshold:.4g}", *published])
         heads = ["chosen by validation for", "threshold", *PREDICTIVE]
         return Table(f"At thresholds of the probability of '{self.classes[1].name}', in %", heads, rows)
 

@@ -1,8 +1,8 @@
-"""How the rows of a table differ from those that a model was trained on, column by column, as far as may be told.
+"""How the rows of a table differ from those that a model was trained on, column by column, as far as may be published.
 
 The model itself has the mean and the standard deviation of every column of numbers, where it prepares rows by them;
 missing cells and categories take the run's own samples. No count of few samples follows: a column of which few cells
-hold something, or nothing, says so, and one of a few values, of which few samples have one, tells no mean.
+hold something, or nothing, says so, and one of a few values, of which few samples have one, has no mean.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ColumnDrift:
     Attributes:
         column: its name.
         difference: of numbers, that of the means in the trained rows' standard deviations; of categories, half the sum
-            of the differences of shares, in 0..1. None: it is not known, or would tell of few samples.
+            of the differences of shares, in 0..1. None: it is not known, or few samples would follow from it.
         spread: the standard deviation as a part of the trained rows'; None of categories, or as before.
         missing: the share of cells that hold nothing, or what stands in its place.
         trained_missing: that of the trained rows; None: not known.
@@ -58,7 +58,7 @@ def column_drift(model: Released, data: DomainData, trained: FederatedData | Non
         model: the model.
         data: the samples, as the model takes them.
         trained: the run's own samples; None: they are not here.
-        floor: how many groups a cell has at least that is told.
+        floor: how many groups a cell has at least that is published.
     """
     group, rows = data.group.numpy(), _trained_rows(model, trained)
     known = rows if rows is not None else torch.zeros(0, len(model.columns))

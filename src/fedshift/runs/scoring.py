@@ -1,6 +1,6 @@
 """What a trained model is worth on labelled samples that it never saw, as numbers that may be handed on.
 
-Each environment, which is all samples together or a subgroup of them, becomes a :class:`Scores`; what may be told of it
+Each environment, which is all samples together or a subgroup of them, becomes a :class:`Scores`; what may be published of it
 says :mod:`fedshift.core.disclosure`, and what is withheld has a reason in its place.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
-from fedshift.core.disclosure import WITHHELD, Cells, Told, fewer, pooled, size_alone, told
+from fedshift.core.disclosure import WITHHELD, Cells, Permitted, fewer, permitted, pooled, size_alone
 from fedshift.core.metrics import ACCURACY, Array, Metric, measured, names
 from fedshift.core.reliability import Bin, Fitted, Point, calibration, count, mcnemar, operating_points, reliability
 from fedshift.core.uncertainty import Bounds, auroc, intervals, resampled, share, share_bounds
@@ -51,7 +51,7 @@ class Score:
 
     @classmethod
     def of(cls, name: str, value: float, bounds: Bounds | Fitted | None, n: int | None = None) -> Score:
-        """A value that may be told."""
+        """A value that may be published."""
         if bounds is None:
             return cls(name, float(value), n=n)
         return cls(name, float(value), float(bounds.low), float(bounds.high), n)
@@ -65,7 +65,7 @@ class Scores:
         name: what it is called.
         n: how many samples it has.
         support: how many of each class, or why not.
-        scores: by metric; none where the size alone is told.
+        scores: by metric; none where the size alone is published.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Scored:
         y: labels (n,).
         group: the group of each sample, (n,).
         classes: the classes' names.
-        floor: how many groups a cell has at least that is told.
+        floor: how many groups a cell has at least that is published.
     """
 
     log_probabilities: Tensor
@@ -139,9 +139,9 @@ class Scored:
         return Cells.of(self.labels, self.predicted, self.group, len(self.classes), self.floor)
 
     @cached_property
-    def told(self) -> Told:
-        """What may be told of them, where they are not few in all."""
-        return told(self.cells, self.floor)
+    def permitted(self) -> Permitted:
+        """What may be published of them, where they are not few in all."""
+        return permitted(self.cells, self.floor)
 
     def among(self, rows: Array) -> Scored:
         """Some of the samples, by booleans (n,)."""
@@ -160,8 +160,8 @@ def of_model(model: Released, data: DomainData, floor: int) -> Scored:
 
 
 def environment(scored: Scored, name: str, declared: Sequence[str]) -> Scores:
-    """Everything that may be told of an environment that is not small."""
-    permits, known = scored.told, (scored.classes, scored.log_probabilities, scored.y)
+    """Everything that may be published of an environment that is not small."""
+    permits, known = scored.permitted, (scored.classes, scored.log_probabilities, scored.y)
     values = {ACCURACY: float(scored.right.mean()), **measured(declared, *known)}
     wanted = [one for one in (ACCURACY, *names(declared, scored.classes)) if permits.metric(one, scored.classes)]
     several = [one for one in declared if one in wanted]
@@ -227,7 +227,11 @@ def bins(scored: Scored) -> list[Bin]:
     """Reliability: of two classes of the second one's probability, of more of the predicted class's."""
     if len(scored.classes) > 2:
         confidence: Array = scored.log_probabilities.amax(dim=1).exp().numpy()
-        return reliability(confidence, scored.right, scored.group, BINS, scored.floor) if scored.told.threshold else []
+        return (
+            reliability(confidence, scored.right, scored.group, BINS, scored.floor)
+            if scored.permitted.threshold
+            else []
+        )
     if not scored.cells.whole:
         return []
     return reliability(scored.p, scored.labels == 1, scored.group, BINS, scored.floor)
@@ -235,7 +239,7 @@ def bins(scored: Scored) -> list[Bin]:
 
 def coefficients(scored: Scored) -> list[Score]:
     """Intercept and slope of calibration, of two classes of which neither is small."""
-    if len(scored.classes) != 2 or not scored.told.supported:
+    if len(scored.classes) != 2 or not scored.permitted.supported:
         return []
     logit = (scored.log_probabilities[:, 1] - scored.log_probabilities[:, 0]).numpy()
     found = calibration(logit, scored.labels == 1, scored.group)
@@ -284,13 +288,13 @@ def at_threshold(scored: Scored, point: Point) -> OperatingPoint:
 def paired(scored: Scored, other: Scored) -> list[Score]:
     """The differences of a model and another on the same samples, and p of McNemar's exact test."""
     found = []
-    if scored.told.threshold and other.told.threshold:
+    if scored.permitted.threshold and other.permitted.threshold:
         one, two = share(scored.right), share(other.right)
         found.append(Score.of(ACCURACY, (one - two).value, (one - two).bounds(scored.group, least=-1.0)))
         found.append(Score("p of McNemar's test", mcnemar(scored.right, other.right)))
     else:
         found.append(Score(ACCURACY, why=scored.few("a class is predicted for")))
-    if len(scored.classes) == 2 and scored.told.supported:
+    if len(scored.classes) == 2 and scored.permitted.supported:
         areas = [auroc(scored.labels == 1, each.p) for each in (scored, other)]
         if areas[0] is not None and areas[1] is not None:
             difference = areas[0] - areas[1]

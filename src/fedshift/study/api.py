@@ -196,7 +196,7 @@ def validate(
     """Score a trained model on labelled samples of a site that never joined, as numbers that may be handed on.
 
     Thresholds are those that the run's own validation samples choose, if these are here; nothing is chosen on the
-    samples that are scored. No number of few samples is told, and none from which it would follow; ``rows`` alone, and
+    samples that are scored. No number of few samples is in it, and none from which one follows; ``rows`` alone, and
     what ``write_rows`` writes, are of single samples.
 
     Args:
@@ -208,7 +208,7 @@ def validate(
         metrics: as ``evaluate.metrics`` names them; none: those that the run declares, or else balanced accuracy,
             AUROC, each class's sensitivity and precision, and the calibration error.
         by: a column of the file, whose values make subgroups, or "domain"; empty: there are no subgroups.
-        min_count: how many samples (of grouped ones, such as slices of patients, groups) a told number has at least.
+        min_count: how many samples (of grouped ones, such as slices of patients, groups) a number has at least.
         settings: what differs from the data set's settings in training, such as ``{"label": "diagnosis"}``.
         trust: whether plugins may be imported that never ran on this machine.
 
