@@ -1,4 +1,4 @@
-"""What may be published of few samples: whoever has all numbers that are published cannot work out a count that is withheld."""
+"""Few samples: whoever has all numbers that are published cannot work out a count that is withheld."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_two_small_classes_of_three_hide_each_other():
 
 
 def test_two_absent_classes_would_follow_from_their_sum():
-    """Of 40 samples 20 and 20 are of two classes: the others would be 0 and 0, were the smaller of the two published."""
+    """Of 40 samples 20 and 20 are of two classes: the others would be 0 and 0 if both were published."""
     found = permitted(cells([20, 0, 0, 0], [0, 20, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]), 10)
     assert found.support == (WITHHELD, 20, WITHHELD, WITHHELD)
 

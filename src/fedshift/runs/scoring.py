@@ -1,7 +1,7 @@
 """What a trained model is worth on labelled samples that it never saw, as numbers that may be handed on.
 
-Each environment, which is all samples together or a subgroup of them, becomes a :class:`Scores`; what may be published of it
-says :mod:`fedshift.core.disclosure`, and what is withheld has a reason in its place.
+An environment is all samples together or a subgroup of them. :mod:`fedshift.core.disclosure` decides what may be
+published of each, and what is withheld has a reason in its place.
 """
 
 from __future__ import annotations
@@ -227,14 +227,10 @@ def bins(scored: Scored) -> list[Bin]:
     """Reliability: of two classes of the second one's probability, of more of the predicted class's."""
     if len(scored.classes) > 2:
         confidence: Array = scored.log_probabilities.amax(dim=1).exp().numpy()
-        return (
-            reliability(confidence, scored.right, scored.group, BINS, scored.floor)
-            if scored.permitted.threshold
-            else []
-        )
-    if not scored.cells.whole:
-        return []
-    return reliability(scored.p, scored.labels == 1, scored.group, BINS, scored.floor)
+        p, true, permits = confidence, scored.right, scored.permitted.threshold
+    else:
+        p, true, permits = scored.p, scored.labels == 1, scored.cells.whole
+    return reliability(p, true, scored.group, BINS, scored.floor) if permits else []
 
 
 def coefficients(scored: Scored) -> list[Score]:
