@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from fedshift.clients.domains import DomainData, Unlabelled
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.preparation import UNSEEN, Column, Preparation
-from fedshift.datasets.column_files import NUMBERS, Cells, InputColumns, as_number, column_of, not_looked_at
+from fedshift.datasets.column_files import NUMBERS, ORIGIN, Cells, InputColumns, as_number, column_of, not_looked_at
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.labelled import Array, Labelled, Names, beside, each_read, joined, names_of, shown, sorted_names
 from fedshift.errors import FedshiftError, UnknownNameError
@@ -26,6 +27,7 @@ PREPARED = (
     " To have missing cells filled in, numbers standardised and text taken as categories: --set data.statistics=site "
     "(or pooled)"
 )
+DATED = " A column of dates becomes days: --set data.dates=NAME."
 Bound = Annotated[float, Ge(-3e38), FLOAT32]
 MOST_CATEGORIES = 1000  # of a column; one of more names its rows
 # Numbers of another notation (1,5 or 1 000 or 10 %), dates and times: what is likely meant as a number.
@@ -39,13 +41,23 @@ class TableDataset(Dataset):
 
     seeded: ClassVar[bool] = False
 
-    statistics: Literal["none", "site", "pooled"] = setting(
+    statistics: Literal["none", "site", "pooled", "combat"] = setting(
         "none",
         help="what prepares rows: nothing, which takes numbers as they are; statistics of training rows, of each site "
-        "alone; or of all sites together, from sums that each sends once",
+        "alone; of all sites together, from sums that each sends once; or these, and ComBat takes from each site's "
+        "numbers what they differ in location and scale",
     )
     impute: Literal["mean", "median"] = setting(
         "mean", help="what stands for a missing number; for a missing category it is the most frequent one"
+    )
+    indicate: tuple[str, ...] = setting(
+        (), help="columns of which an input more says whether the cell is missing, such as one that a site lacks"
+    )
+    pool: tuple[str, ...] = setting(
+        (), help="with statistics = site, columns that statistics of all sites prepare, such as one that a site lacks"
+    )
+    covariates: tuple[str, ...] = setting(
+        (), help="with statistics = combat, columns that stay as they are, and whose effects on the others it preserves"
     )
 
     def __post_init__(self) -> None:
@@ -55,11 +67,27 @@ class TableDataset(Dataset):
             FedshiftError: one is wrong, or they contradict each other.
         """
         super().__post_init__()
-        if self.impute == "median" and self.statistics == "pooled":
+        for name, fits in (
+            ("indicate", self.prepared),
+            ("pool", self.statistics == "site"),
+            ("covariates", self._combat),
+        ):
+            if getattr(self, name) and not fits:
+                instead = {"indicate": "site (or pooled, or combat)", "pool": "site", "covariates": "combat"}[name]
+                raise FedshiftError(
+                    f"data.{name} = {list(getattr(self, name))}, but data.statistics = '{self.statistics}', which does "
+                    f"not prepare columns so: --set data.statistics={instead}"
+                )
+        if self.impute == "median" and (self.pool or self._combat or self.statistics == "pooled"):
             raise FedshiftError(
                 "data.impute = 'median': the median of all sites' rows does not follow from what each can send of its "
-                "own. Take the mean (--set data.impute=mean), or each site's own (--set data.statistics=site)."
+                "own. Take the mean (--set data.impute=mean), or each site's own (--set data.statistics=site, and no "
+                "data.pool)."
             )
+
+    @property
+    def _combat(self) -> bool:
+        return self.statistics == "combat"
 
     @property
     def prepared(self) -> bool:
@@ -68,14 +96,19 @@ class TableDataset(Dataset):
 
     def inputs(self) -> Inputs:
         """Rows as they are, or as they are prepared; the columns are known when the rows are read and divided."""
-        return Inputs(preparation=Preparation(self.statistics, self.impute) if self.statistics != "none" else None)
+        if self.statistics == "none":
+            return Inputs()
+        preparation = Preparation(self.statistics, self.impute, covariates=self.covariates)
+        return Inputs(preparation=replace(preparation, pool=self.pool, indicate=self.indicate))
 
 
 class TableFile(InputColumns, TableDataset):
-    """Columns of numbers or categories and one of classes, in CSV (commas, UTF-8) or Parquet; or one file a domain.
+    """Columns of numbers or categories and one of classes, in CSV or Parquet; or one file a domain.
 
     *Choices.* Where every class of a CSV file is written as a number, "1" and "1.0" are the same class. A column in
-    which no cell is a number holds categories; one of some numbers and some text is refused, and so is one of dates.
+    which no cell is a number holds categories; one of some numbers and some text is refused, and so is one of dates
+    that ``dates`` does not name. Named, they are days since 1970-01-01 at every site; a time is a part of a day, and
+    one with an offset is taken to UTC.
     The classes that ``label_above`` makes are called "num <= 0" and "num > 0", and come in this order.
     """
 
@@ -88,6 +121,9 @@ class TableFile(InputColumns, TableDataset):
     categories: tuple[str, ...] = setting(
         (), help="columns whose numbers are categories; columns of text are categories in any case"
     )
+    dates: tuple[str, ...] = setting(
+        (), help="columns of dates, written as 2020-01-31 or 2020-01-31T08:30, which become days since 1970-01-01"
+    )
     missing: tuple[str, ...] = setting(("",), help="what is written in a cell that holds nothing, such as NA")
 
     def __post_init__(self) -> None:
@@ -97,27 +133,34 @@ class TableFile(InputColumns, TableDataset):
             FedshiftError: one is wrong, or a column has two uses.
         """
         super().__post_init__()
-        for name in self.categories if self.columns else ():
-            if name not in self.columns:
-                raise UnknownNameError("column in data.categories", name, self.columns)
+        if self.columns:
+            self._check_uses(self.columns)
         if self.categories and not self.prepared:
             raise FedshiftError(
                 f"data.categories = {list(self.categories)}, but data.statistics = 'none' takes every column as "
                 "numbers: --set data.statistics=site (or pooled)"
             )
 
+        if both := {*self.categories} & {*self.dates}:
+            raise FedshiftError(f"The column '{min(both)}' is in data.categories and in data.dates: name it in one.")
+
+    def _check_uses(self, columns: Sequence[str]) -> None:
+        """Raise an error if categories or dates are no columns of inputs."""
+        for use in ("categories", "dates"):
+            for name in getattr(self, use):
+                if name not in (*columns, *self.exclude):
+                    raise UnknownNameError(f"column in data.{use}", name, columns)
+
     def load(self, streams: Streams) -> DomainData:
         """Read every row."""
         files = self.files()
         names = self.input_columns()
-        for name in self.categories:
-            if name not in names:
-                raise UnknownNameError("column in data.categories", name, names)
+        self._check_uses(names)
         rows = each_read(lambda file: self._rows(file, names), files, f"things are wrong with the table '{self.path}'")
         cells = zip(*(read.cells for read in rows), strict=True)
         columns = tuple(self._column(name, own) for name, own in zip(names, cells, strict=True))
         parts = [read.labelled(self._numbers(read.cells, columns)) for read in rows]
-        notes = _notes_on_reading(columns, parts) if self.prepared else ()
+        notes = [*_notes_on_dates(self.dates), *(_notes_on_reading(columns, parts) if self.prepared else ())]
         left_out = _notes_on_leaving_out(self.label, rows)
         return joined(parts, notes=(*beside(self.path, files), *left_out, *notes), columns=columns)
 
@@ -126,7 +169,7 @@ class TableFile(InputColumns, TableDataset):
         columns = columns or [Column(name) for name in self.input_columns()]
         x, names = self.rows(file, columns), {column.name for column in columns}
         filled = _notes_on_filling(file, columns, x) if self.prepared else ()
-        return Unlabelled(x, range(len(x)), (*not_looked_at(file, names), *filled))
+        return Unlabelled(x, range(len(x)), (*not_looked_at(file, names, self.form), *filled))
 
     def rows(self, file: Path, columns: Sequence[Column]) -> Tensor:
         """The rows of a file, whose classes need not be known, as a model of some columns takes them.
@@ -144,13 +187,18 @@ class TableFile(InputColumns, TableDataset):
         """
         names = [column.name for column in columns]
         frame = self.read(file, names, {}, [column.name for column in columns if column.categories is not None])
-        return torch.from_numpy(self._numbers([Cells.of(frame, name, file, self.missing) for name in names], columns))
+        return torch.from_numpy(self._numbers(self._cells(frame, names, file), columns))
+
+    def _cells(self, frame: Any, names: Sequence[str], file: Path) -> list[Cells]:
+        """Columns of inputs of a file, dates among them as days."""
+        cells = (Cells.of(frame, name, file, self.missing) for name in names)
+        return [own.dated() if name in self.dates else own for name, own in zip(names, cells, strict=True)]
 
     def _rows(self, file: Path, names: Sequence[str]) -> _Rows:
         """A file, with the cells of its columns as they are, and the classes and domains of rows with a label."""
         frame = self.read(file, names, self.named_apart, self.categories)
         self.check_alike(file, names)
-        cells = [Cells.of(frame, name, file, self.missing) for name in names]
+        cells = self._cells(frame, names, file)
         label, every = Cells.of(frame, self.label, file, self.missing), np.arange(len(frame))
         kept = every[~label.missing] if self.unlabelled == "left-out" else every
         if not len(kept):
@@ -171,7 +219,13 @@ class TableFile(InputColumns, TableDataset):
         if self.label_above is None:  # with an empty cell, numbers of CSV are text
             cells = label.values if label.words.any() else label.numbers
             return names_of(cells[frame.index], label.where, whole=True)
-        above = label.checked()[frame.index] > self.label_above
+        if (word := label.first(label.words)) is not None:
+            raise FedshiftError(
+                f"{label.where} holds {shown(word[1])} in row {word[0]}, but data.label_above = {self.label_above:g} "
+                "is for numbers: write one, say what stands for nothing (--set data.missing=...), or leave label_above "
+                "out, and each text is a class."
+            )
+        above = label.numbers[frame.index] > self.label_above
         names = [f"{self.label} {sign} {self.label_above:g}" for sign in ("<=", ">")]
         return names_of(np.array(names, object)[above.astype(int)], label.where)
 
@@ -191,7 +245,7 @@ class TableFile(InputColumns, TableDataset):
         if len(categories) > MOST_CATEGORIES:
             raise FedshiftError(
                 f"{cells[0].where} has {len(categories)} categories, {MOST_CATEGORIES} at most can be inputs: leave it "
-                "out (--set data.columns=...), or write fewer."
+                f"out (--set data.exclude={name}), or write fewer."
             )
         return Column(name, categories)
 
@@ -205,7 +259,7 @@ class TableFile(InputColumns, TableDataset):
                 x[:, place] = _codes(own, column.categories)
             else:
                 with np.errstate(over="ignore"):  # what float32 does not hold becomes infinite, which is refused
-                    x[:, place] = own.checked("" if self.prepared else PREPARED)
+                    x[:, place] = own.checked(DATED if self.prepared else DATED + PREPARED)
         return x
 
 
@@ -245,8 +299,8 @@ def _check_categories(name: str, words: Sequence[Cells], numbers: Sequence[Cells
     if all(NO_CATEGORY.fullmatch(str(cell).strip()) for each in words for cell in each.values[each.words]):
         raise FedshiftError(
             f"{words[0].where} holds {shown(value)} in row {row}, and the like in every row: write numbers (1234.5 for "
-            "1.234,5, 0.1 for 10 %, the days since some day for a date), leave the column out (--set "
-            f"data.columns=...), or take it as categories (--set data.categories={name})."
+            f"1.234,5, 0.1 for 10 %), write dates as 2020-01-31 and name the column (--set data.dates={name}), leave "
+            f"it out (--set data.exclude={name}), or take it as categories (--set data.categories={name})."
         )
 
 
@@ -267,6 +321,12 @@ def _codes(cells: Cells, categories: Sequence[str]) -> Array:
     known = ~(np.isnan(cells.numbers) if numeric else cells.missing)
     numbers[known] = np.array([codes.get(str(value), UNSEEN) for value in found.values], float)[found.which.numpy()]
     return numbers
+
+
+def _notes_on_dates(dates: Sequence[str]) -> Iterator[str]:
+    """Which columns are days, and since when."""
+    if dates:
+        yield f"Dates read as days since {ORIGIN:%Y-%m-%d}: {', '.join(map(repr, dates))}."
 
 
 def _notes_on_reading(columns: Sequence[Column], parts: Sequence[Labelled]) -> Iterator[str]:

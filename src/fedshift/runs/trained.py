@@ -9,20 +9,26 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from fedshift.core.contract import Part, ServerState
 from fedshift.core.frozen import Front
 from fedshift.core.method import tensor_scopes
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, batch_norms
-from fedshift.core.preparation import PREPARATION
+from fedshift.core.preparation import COMMON, PREPARATION
 from fedshift.core.setup import DTYPES
-from fedshift.core.tensors import part_of
+from fedshift.core.tensors import Tensors, part_of
 from fedshift.engines.kernels import Kernels, prepare
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
+from fedshift.models import MODELS
+from fedshift.models.own import Own
+from fedshift.models.probed import log_probabilities
 from fedshift.rounds.evaluation import parts_predicted
 from fedshift.runs.checkpoint import check_alike
 from fedshift.runs.schema import Blueprint
 from fedshift.streams import sample_draws
+
+SAMPLES = 4  # on which it is seen whether a module predicts as a run does
 
 
 def rebuilt(
@@ -38,7 +44,9 @@ def rebuilt(
     read = parts_predicted(method, model, parts, blueprint.inputs, blueprint.inputs.like(blueprint.shape))
     parts = {name: part for name, part in parts.items() if name in read}
     scopes = tensor_scopes(method, parts)
-    kept = {name for name, scope in scopes.items() if scope == "client"}
+    unseen = _preparation_of_unseen(blueprint, parts, weights) if client is None else Tensors()
+    weights = {**weights, **unseen}
+    kept = {name for name, scope in scopes.items() if scope == "client"} - unseen.keys()
     id = None if client is None else blueprint.client(client)
     if kept:
         have = [number for number in blueprint.clients if f"client.{number}.{min(kept)}" in weights]
@@ -54,6 +62,46 @@ def rebuilt(
     names = {name: f"client.{id}.{name}" for name in scopes}
     found = {name: mine if mine in weights else name for name, mine in names.items()}
     tensors = {name: weights[where] for name, where in found.items() if where in weights}
+    return _loaded(experiment, blueprint, model, parts, tensors, unseen=id is None)
+
+
+def of_unseen(experiment: Experiment, blueprint: Blueprint, weights: Mapping[str, Tensor]) -> list[Trained]:
+    """The models that the method gives a client that never trained, where every client has its own.
+
+    That is :class:`fedshift.core.contract.Part`'s ``unseen``, as models are scored on a held-out domain: one model, or
+    that of every client. Rows of a table are not prepared.
+
+    Raises:
+        DamagedError: what it follows from is not among the weights.
+    """
+    setup = blueprint.setup(experiment, "unseen", torch.device("cpu"))
+    modules = setup.model, setup.parts, blueprint.inputs, blueprint.inputs.like(blueprint.shape)
+    read = parts_predicted(experiment.method, *modules)
+    sent = Tensors(
+        {name: weights[name] for name, scope in setup.scopes.items() if scope != "client" and name in weights}
+    )
+    clients = [
+        Tensors({name: weights[its] for name in setup.scopes if (its := f"client.{number}.{name}") in weights})
+        for number in blueprint.clients
+    ]
+    private = setup.unseen(ServerState(sent), [kept for kept in clients if kept] or [setup.initial("client")], read)
+    found = []
+    for own in private:
+        model, parts = blueprint.modules(experiment)
+        parts = {name: part for name, part in parts.items() if name in read}
+        found.append(_loaded(experiment, blueprint, model, parts, (sent | own).of_parts(read), unseen=True))
+    return found
+
+
+def _loaded(
+    experiment: Experiment,
+    blueprint: Blueprint,
+    model: ModelBuilder,
+    parts: Mapping[str, Part],
+    tensors: Mapping[str, Tensor],
+    unseen: bool,
+) -> Trained:
+    """The module of parts, which take these tensors."""
     for part in parts.values():
         prepare(part.module, Kernels(), experiment.train.precision)
     held = {name: part.module.state_dict() for name, part in parts.items()}
@@ -65,7 +113,17 @@ def rebuilt(
     network = experiment.model.frozen_network()
     front = None if network is None else Front(network)
     modules = {name: part.module for name, part in parts.items()}
-    return Trained(experiment, blueprint, model, modules, front, unseen=id is None)
+    return Trained(experiment, blueprint, model, modules, front, unseen)
+
+
+def _preparation_of_unseen(blueprint: Blueprint, parts: Mapping[str, Part], weights: Mapping[str, Tensor]) -> Tensors:
+    """What prepares rows of a site that never trained, where that follows from what all sites share; else nothing."""
+    preparation = blueprint.inputs.preparation
+    if preparation is None or preparation.statistics != "combat":
+        return Tensors()
+    common = Tensors(weights).of(COMMON)
+    check_alike(parts[COMMON].module.state_dict(), common, "weights file")
+    return Tensors(preparation.of_unseen((), common)).under(PREPARATION)
 
 
 def _why_own(experiment: Experiment, kept: Iterable[str]) -> str:
@@ -144,8 +202,7 @@ class Trained(nn.Module):
             FedshiftError: samples have another shape.
         """
         given = tuple(x.shape)
-        if self.front is not None and not x.is_floating_point():
-            x = self.front(x)
+        x = self._embedded(x)
         if tuple(x.shape[1:]) != self.blueprint.shape:
             instead = ""
             if self.front is not None:
@@ -154,22 +211,80 @@ class Trained(nn.Module):
             raise FedshiftError(
                 f"Give samples of shape (B, {', '.join(map(str, self.blueprint.shape))}){instead}, not {given}."
             )
-        draws = self._method.core.prediction_draws(self._model, len(x))
-        noise = (
-            sample_draws(draws, self._model.streams.generator("prediction", "model", len(x)), x.device) if draws else {}
-        )
-        statistics = dict(self.get_submodule(PREPARATION).named_buffers()) if PREPARATION in self._parts else {}
-        x = self._typed(self.blueprint.inputs.fitted(statistics).evaluation(x))
-        noise = {name: self._typed(drawn) for name, drawn in noise.items()}
-        net = Net({name: self.get_submodule(name) for name in self._parts})
+        x, noise = self._inputs(x), self.noise(len(x), x.device)
         with self._model.streams.as_global("global draws in prediction", "model", len(x)):
             if not self._reestimates:
-                return self._method.core.predict(net, x, noise)
+                return self._predicted(x, noise)
             with _measured_again([self.get_submodule(name) for name in self._parts]):
                 with torch.no_grad():
-                    self._method.core.predict(net, x, noise)
+                    self._predicted(x, noise)
                 self.eval()
-                return self._method.core.predict(net, x, noise)
+                return self._predicted(x, noise)
+
+    def given_noise(self, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
+        """As :meth:`forward`, with noise that is given: nothing is checked, drawn or measured, so it can be traced."""
+        return self._predicted(self._inputs(self._embedded(x)), noise)
+
+    def noise(self, batch: int, device: torch.device | None = None) -> dict[str, Tensor]:
+        """The noise with which so many samples at once are predicted for; none for most methods."""
+        draws = self._method.core.prediction_draws(self._model, batch)
+        if not draws:
+            return {}
+        generator = self._model.streams.generator("prediction", "model", batch)
+        drawn = sample_draws(draws, generator, device or torch.device("cpu"))
+        return {name: self._typed(tensor) for name, tensor in drawn.items()}
+
+    @property
+    def measures(self) -> bool:
+        """Whether batch-norm statistics are measured on each batch, so that samples change what is said of others."""
+        return self._reestimates and any(True for name in self._parts for _ in batch_norms(self.get_submodule(name)))
+
+    def _embedded(self, x: Tensor) -> Tensor:
+        return x if self.front is None or x.is_floating_point() else self.front(x)
+
+    def _inputs(self, x: Tensor) -> Tensor:
+        statistics = dict(self.get_submodule(PREPARATION).named_buffers()) if PREPARATION in self._parts else {}
+        return self._typed(self.blueprint.inputs.fitted(statistics).evaluation(x))
+
+    def _predicted(self, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
+        net = Net({name: self.get_submodule(name) for name in self._parts})
+        return self._method.core.predict(net, x, noise)
+
+    def own_module(self) -> nn.Module:
+        """The module of yours (``own_model``) that the run trained, whose parameters are called as you called them.
+
+        Of a whole classifier (``head``) the method's classifier is where its head was, so that it gives logits; of an
+        encoder it gives features. It takes inputs as a network does: images of 0..1, normalised as in the run, and
+        rows of a table that are prepared already.
+
+        Raises:
+            FedshiftError: the model is none of yours, or the method predicts with more than it.
+        """
+        model, own = self._model.model, {name: self.get_submodule(name) for name in self._parts}
+        if not isinstance(model, Own) or "encoder" not in own:
+            raise FedshiftError(
+                "own_module() is of a module that fedshift.own_model kept, as the part 'encoder'; this run has the "
+                f"model '{MODELS.name_of(model)}' and the parts {', '.join(own)}, whose state_dict() has their names."
+            )
+        module = model.filled(own["encoder"], own.get("head"), self._model.shape)
+        if model.head:
+            self._check_predicts(module, own)
+        return module
+
+    @torch.no_grad()
+    def _check_predicts(self, module: nn.Module, own: Mapping[str, nn.Module]) -> None:
+        """Raise an error unless a module that gives logits predicts as the run does, but for rounding."""
+        drawn = torch.rand(SAMPLES, *self._model.shape, generator=torch.Generator().manual_seed(0))
+        x = drawn.to(self.blueprint.inputs.like(self.blueprint.shape).dtype)
+        draws = self._method.core.prediction_draws(self._model, SAMPLES)
+        noise = sample_draws(draws, torch.Generator().manual_seed(0), x.device)
+        noise = {name: self._typed(each) for name, each in noise.items()}
+        expected = self._method.core.predict(Net(dict(own)), self._typed(x), noise)
+        if not torch.allclose(log_probabilities(module(x)), expected.float(), atol=1e-4):
+            raise FedshiftError(
+                f"The method predicts with more than {type(module).__name__} and its head, so the module alone does "
+                "not predict as the run does; run.model() does."
+            )
 
     def _typed(self, x: Tensor) -> Tensor:
         return x.to(self._dtype) if x.is_floating_point() else x
