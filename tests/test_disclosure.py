@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from fedshift.core.disclosure import WITHHELD, Cells, Permitted, permitted, pooled, size_alone
+from fedshift.core.disclosure import WITHHELD, CellCounts, Permitted, permitted, pooled, size_alone
 from fedshift.runs.released import Subgroups
-from fedshift.runs.scoring import Scored, Scores, environment, subgroups
+from fedshift.runs.scoring import Performance, Predicted, environment, subgroups
 
 DECLARED = ("class-sensitivity", "class-precision")
 
 
-def cells(*table: list[int], floor: int = 10) -> Cells:
+def cells(*table: list[int], floor: int = 10) -> CellCounts:
     """Counts of classes (rows) by predicted classes, every sample a group of its own."""
     counts = np.array(table)
     columns = counts.sum(axis=0)
-    return Cells(counts, counts.sum(axis=1) < floor, (columns > 0) & (columns < floor))
+    return CellCounts(counts, counts.sum(axis=1) < floor, (columns > 0) & (columns < floor))
 
 
 # By hand --------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def test_a_subgroup_with_a_small_cell_is_not_the_rest_of_the_others():
 class Attacker:
     """Someone who knows all that is published, and that counts are whole and not negative."""
 
-    def __init__(self, overall: Scores, parts: list[Scores], classes: int) -> None:
+    def __init__(self, overall: Performance, parts: list[Performance], classes: int) -> None:
         self.environments, self.classes = [overall, *parts], classes
         self.groups = max(1, len(parts))
         self.rows: list[np.ndarray] = []
@@ -120,7 +120,7 @@ class Attacker:
         mask[:, :, [each for each in range(self.classes) if each != number]] = 0
         return mask
 
-    def _learn(self, place: int, published: Scores) -> None:
+    def _learn(self, place: int, published: Performance) -> None:
         self._know(self.mask(place), published.n)
         for number, count in enumerate(published.support.values()):
             if isinstance(count, int):
@@ -162,13 +162,13 @@ def samples(table: np.ndarray) -> Iterator[tuple[int, int, int]]:
         yield from [(group, label, predicted)] * int(count)
 
 
-def scored(table: np.ndarray, floor: int) -> tuple[Scored, Subgroups]:
+def scored(table: np.ndarray, floor: int) -> tuple[Predicted, Subgroups]:
     """What a model is that made such predictions, (subgroups, classes, classes)."""
     which, y, predicted = (torch.tensor(each) for each in zip(*samples(table), strict=True))
     classes = tuple("abc"[: table.shape[1]])
     one = torch.nn.functional.one_hot(predicted, len(classes)).double().log_softmax(dim=1)
     names = [f"group {number}" for number in range(len(table))]
-    return Scored(one, y, np.arange(len(y)), classes, floor), Subgroups("by", names, which)
+    return Predicted(one, y, np.arange(len(y)), classes, floor), Subgroups("by", names, which)
 
 
 @st.composite
@@ -207,7 +207,7 @@ def test_no_withheld_count_follows_from_what_is_told(drawn: tuple[np.ndarray, in
                     assert low < high, (place, number, axis, count)
 
 
-def check_told(overall: Scores, parts: list[Scores], floor: int) -> None:
+def check_told(overall: Performance, parts: list[Performance], floor: int) -> None:
     """No number that is published is of fewer samples."""
     for each in (overall, *parts):
         known: list[Any] = [each.n, *each.support.values(), *(score.n for score in each.scores)]
@@ -217,7 +217,7 @@ def check_told(overall: Scores, parts: list[Scores], floor: int) -> None:
 
 def test_the_attacker_finds_what_is_not_withheld():
     """So that a test that finds nothing means something: of 12 samples 10 and the rest are of two classes."""
-    overall = Scores("all", 12, {"a": 10, "b": WITHHELD})
+    overall = Performance("all", 12, {"a": 10, "b": WITHHELD})
     attacker = Attacker(overall, [], 2)
     assert attacker.limits(attacker.of_class(0, 1)) == (2, 2)
 
@@ -226,6 +226,6 @@ def test_the_attacker_finds_what_is_not_withheld():
 def test_groups_count_and_not_samples(floor: int):
     """Thirty slices of two patients are a cell of two."""
     group = np.arange(2).repeat(15)
-    found = Cells.of(np.zeros(30, int), np.ones(30, int), group, 2, floor)
+    found = CellCounts.of(np.zeros(30, int), np.ones(30, int), group, 2, floor)
     assert found.small.tolist() == [floor > 2, floor > 1]
     assert found.rare.tolist() == [False, floor > 2]

@@ -1,4 +1,4 @@
-"""The commands ``fedshift benchmark``, ``reproduce``, ``analyse``, ``predict``, ``validate``, ``export`` and ``track``."""
+"""The commands ``fedshift benchmark``, ``reproduce``, ``analyse``, ``predict``, ``validate``, ``export``, ``track``."""
 
 from __future__ import annotations
 

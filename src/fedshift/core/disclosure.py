@@ -33,7 +33,7 @@ def fewer(floor: int) -> str:
 
 
 @dataclass(frozen=True)
-class Cells:
+class CellCounts:
     """What a model makes of samples, counted.
 
     Attributes:
@@ -47,7 +47,7 @@ class Cells:
     rare: Array
 
     @classmethod
-    def of(cls, y: Array, predicted: Array, group: Array, classes: int, floor: int) -> Cells:
+    def of(cls, y: Array, predicted: Array, group: Array, classes: int, floor: int) -> CellCounts:
         """Count labels y (n,) and predictions (n,) of samples of some groups (n,)."""
         table = np.zeros((classes, classes), int)
         np.add.at(table, (y, predicted), 1)
@@ -94,7 +94,7 @@ class Permitted:
         return known and needs.get(kind, True)
 
 
-def permitted(cells: Cells, floor: int) -> Permitted:
+def permitted(cells: CellCounts, floor: int) -> Permitted:
     """What may be published of the samples of an environment that are not few in all."""
     support = tuple(_support(cells.table.sum(axis=1), cells.small, floor))
     precision = not cells.rare.any()
@@ -117,7 +117,7 @@ def _support(counts: Array, small: Array, floor: int) -> list[int | str]:
     return [word if place in hidden else int(count) for place, count in enumerate(counts)]
 
 
-def _open(cells: Cells, floor: int) -> bool:
+def _open(cells: CellCounts, floor: int) -> bool:
     """Whether supports and sensitivities leave open how often each rare class is predicted."""
     right = np.diag(cells.table)
     errors = cells.table.sum(axis=1) - right
@@ -139,7 +139,7 @@ def pooled(sizes: Mapping[str, int], groups: Mapping[str, int], floor: int) -> s
     return inside
 
 
-def size_alone(parts: Mapping[str, Cells]) -> Collection[str]:
+def size_alone(parts: Mapping[str, CellCounts]) -> Collection[str]:
     """The subgroups of which the size alone is published, where all cells of the samples together may be."""
     hidden = {name for name, cells in parts.items() if not cells.whole}
     others = sorted(set(parts) - hidden, key=lambda name: (int(parts[name].table.sum()), name))
@@ -148,6 +148,6 @@ def size_alone(parts: Mapping[str, Cells]) -> Collection[str]:
     return hidden
 
 
-def _hides(parts: Mapping[str, Cells]) -> bool:
+def _hides(parts: Mapping[str, CellCounts]) -> bool:
     """Whether the sum over subgroups leaves each one's cells open: there are several, and every class occurs."""
     return len(parts) > 1 and bool(sum(cells.table.sum(axis=1) for cells in parts.values()).min() > 0)

@@ -19,8 +19,8 @@ from fedshift.runs.scoring import (
     DEFAULT,
     EVERYTHING,
     OperatingPoint,
-    Scored,
-    Scores,
+    Performance,
+    Predicted,
     at_threshold,
     bins,
     chosen_on_validation,
@@ -90,7 +90,7 @@ def validated(
     )
 
 
-def _beside(scored: Scored, model: Released, path: str, settings: Mapping[str, Any]) -> Scored:
+def _beside(scored: Predicted, model: Released, path: str, settings: Mapping[str, Any]) -> Predicted:
     """What another model predicts for the same samples.
 
     Raises:
@@ -115,7 +115,7 @@ def _read_again(model: Released) -> tuple[FederatedData | None, str]:
 
 
 def _points(
-    model: Released, scored: Scored, trained: FederatedData | None, why: str
+    model: Released, scored: Predicted, trained: FederatedData | None, why: str
 ) -> tuple[tuple[OperatingPoint, ...], list[str]]:
     """What the thresholds give that the run's validation samples choose; where there are none, a note that says why."""
     if len(model.classes) != 2:
@@ -130,14 +130,14 @@ def _points(
     ]
 
 
-def _balance(model: Released, overall: Scores) -> Iterator[Balance]:
+def _balance(model: Released, overall: Performance) -> Iterator[Balance]:
     total = sum(model.trained_classes)
     for place, name in enumerate(model.classes):
         trained = round(model.trained_classes[place] / total, 3) if total else None
         yield Balance(name, overall.support[name], trained)
 
 
-def _remarks(scored: Scored, data: DomainData, floor: int, by: str, parts: Sequence[Scores]) -> Iterator[str]:
+def _remarks(scored: Predicted, data: DomainData, floor: int, by: str, parts: Sequence[Performance]) -> Iterator[str]:
     grouped = count(data.group.numpy()) < len(data.y)
     what = "samples or groups of samples" if grouped else "samples"
     yield (
@@ -152,7 +152,7 @@ def _remarks(scored: Scored, data: DomainData, floor: int, by: str, parts: Seque
             yield "Of some classes there are few samples, so metrics over all classes are withheld."
 
 
-def _rows(scored: Scored, data: DomainData) -> Iterator[dict[str, Any]]:
+def _rows(scored: Predicted, data: DomainData) -> Iterator[dict[str, Any]]:
     p = scored.log_probabilities.exp().tolist()
     for row, (label, predicted) in enumerate(zip(scored.labels, scored.predicted, strict=True)):
         yield {

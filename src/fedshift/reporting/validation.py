@@ -18,7 +18,7 @@ from fedshift.reporting.charts import COLOURS, INK, Chart, style
 from fedshift.reporting.table import Table, Tabled, as_csv, render
 from fedshift.runs.drift_of_columns import ColumnDrift
 from fedshift.runs.schema import Record
-from fedshift.runs.scoring import OperatingPoint, Score, Scores
+from fedshift.runs.scoring import MetricValue, OperatingPoint, Performance
 
 SIZE = (4.8, 4.2)  # inches
 FILE = "validation"
@@ -69,14 +69,14 @@ class Validation(Tabled):
     dataset: str
     floor: int
     by: str
-    overall: Scores
-    subgroups: tuple[Scores, ...]
+    overall: Performance
+    subgroups: tuple[Performance, ...]
     classes: tuple[Balance, ...]
-    calibration: tuple[Score, ...]
+    calibration: tuple[MetricValue, ...]
     reliability: tuple[Bin, ...]
     points: tuple[OperatingPoint, ...]
     drift: tuple[ColumnDrift, ...]
-    differences: tuple[Score, ...]
+    differences: tuple[MetricValue, ...]
     remarks: tuple[str, ...]
     reading: tuple[str, ...] = field(default=(), compare=False)
     rows: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)
@@ -223,12 +223,12 @@ def _rounded(value: Any) -> Any:
 # As text --------------------------------------------------------------------------------------------------
 
 
-def _scores(title: str, scores: Sequence[Score]) -> Table:
+def _scores(title: str, scores: Sequence[MetricValue]) -> Table:
     rows = [[Metric(each.name).title, _value(each), _interval(each), _count(each.n)] for each in scores]
     return Table(title, ["metric", "value", "95 % interval", "n"], rows)
 
 
-def _plain(title: str, scores: Sequence[Score]) -> Table:
+def _plain(title: str, scores: Sequence[MetricValue]) -> Table:
     ideal = {"intercept": "0", "slope": "1"}
     rows = [
         [each.name, f"{each.value:.2f}", f"[{each.low:.2f}, {each.high:.2f}]", ideal[each.name]]
@@ -238,13 +238,13 @@ def _plain(title: str, scores: Sequence[Score]) -> Table:
     return Table(title, ["", "value", "95 % interval", "ideal"], rows)
 
 
-def _value(score: Score) -> str:
+def _value(score: MetricValue) -> str:
     if score.value is None:
         return score.why
     return f"{score.value:.3g}" if score.name.startswith("p of") else f"{100 * score.value:.1f}"
 
 
-def _interval(score: Score) -> str:
+def _interval(score: MetricValue) -> str:
     return "" if score.low is None or score.high is None else _ends(score.low, score.high)
 
 
@@ -252,7 +252,7 @@ def _ends(low: float, high: float) -> str:
     return f"[{100 * low:.1f}, {100 * high:.1f}]"
 
 
-def _text(score: Score) -> str:
+def _text(score: MetricValue) -> str:
     return f"{_value(score)} {_interval(score)}".strip()
 
 

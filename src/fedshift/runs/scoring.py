@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
-from fedshift.core.disclosure import WITHHELD, Cells, Permitted, fewer, permitted, pooled, size_alone
+from fedshift.core.disclosure import WITHHELD, CellCounts, Permitted, fewer, permitted, pooled, size_alone
 from fedshift.core.metrics import ACCURACY, Array, Metric, measured, names
 from fedshift.core.reliability import Bin, Fitted, Point, calibration, count, mcnemar, operating_points, reliability
 from fedshift.core.uncertainty import Bounds, auroc, intervals, resampled, share, share_bounds
@@ -30,7 +30,7 @@ SEED = 0  # of resamples
 
 
 @dataclass(frozen=True)
-class Score:
+class MetricValue:
     """A number with its interval.
 
     Attributes:
@@ -50,7 +50,7 @@ class Score:
     why: str = ""
 
     @classmethod
-    def of(cls, name: str, value: float, bounds: Bounds | Fitted | None, n: int | None = None) -> Score:
+    def of(cls, name: str, value: float, bounds: Bounds | Fitted | None, n: int | None = None) -> MetricValue:
         """A value that may be published."""
         if bounds is None:
             return cls(name, float(value), n=n)
@@ -58,7 +58,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Scores:
+class Performance:
     """An environment.
 
     Attributes:
@@ -71,7 +71,7 @@ class Scores:
     name: str
     n: int
     support: Mapping[str, int | str] = field(default_factory=dict)
-    scores: tuple[Score, ...] = ()
+    scores: tuple[MetricValue, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ class OperatingPoint:
 
     rule: str
     threshold: float | None = None
-    scores: tuple[Score, ...] = ()
+    scores: tuple[MetricValue, ...] = ()
     why: str = ""
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
+class Predicted:
     """What a model predicts for labelled samples.
 
     Attributes:
@@ -134,32 +134,32 @@ class Scored:
         return found
 
     @cached_property
-    def cells(self) -> Cells:
+    def cells(self) -> CellCounts:
         """What is counted of them."""
-        return Cells.of(self.labels, self.predicted, self.group, len(self.classes), self.floor)
+        return CellCounts.of(self.labels, self.predicted, self.group, len(self.classes), self.floor)
 
     @cached_property
     def permitted(self) -> Permitted:
         """What may be published of them, where they are not few in all."""
         return permitted(self.cells, self.floor)
 
-    def among(self, rows: Array) -> Scored:
+    def among(self, rows: Array) -> Predicted:
         """Some of the samples, by booleans (n,)."""
         chosen = torch.from_numpy(rows)
         parts = self.log_probabilities[chosen], self.y[chosen], self.group[rows]
-        return Scored(*parts, self.classes, self.floor)
+        return Predicted(*parts, self.classes, self.floor)
 
     def few(self, what: str) -> str:
         """Why a number is withheld."""
         return f"{what} {fewer(self.floor)} samples"
 
 
-def of_model(model: Released, data: DomainData, floor: int) -> Scored:
+def of_model(model: Released, data: DomainData, floor: int) -> Predicted:
     """What a model predicts for labelled samples."""
-    return Scored(model.log_probabilities(data.x), data.y, data.group.numpy(), model.classes, floor)
+    return Predicted(model.log_probabilities(data.x), data.y, data.group.numpy(), model.classes, floor)
 
 
-def environment(scored: Scored, name: str, declared: Sequence[str]) -> Scores:
+def environment(scored: Predicted, name: str, declared: Sequence[str]) -> Performance:
     """Everything that may be published of an environment that is not small."""
     permits, known = scored.permitted, (scored.classes, scored.log_probabilities, scored.y)
     values = {ACCURACY: float(scored.right.mean()), **measured(declared, *known)}
@@ -169,16 +169,16 @@ def environment(scored: Scored, name: str, declared: Sequence[str]) -> Scores:
     scores = []
     for one, value in values.items():
         if one not in wanted:
-            scores.append(Score(one, why=scored.few("a class has, or is predicted for,")))
+            scores.append(MetricValue(one, why=scored.few("a class has, or is predicted for,")))
         elif value is None:
-            scores.append(Score(one, why=Metric(one).lacks))
+            scores.append(MetricValue(one, why=Metric(one).lacks))
         else:
-            scores.append(Score.of(one, value, bounds.get(one), _denominator(scored, one)))
+            scores.append(MetricValue.of(one, value, bounds.get(one), _denominator(scored, one)))
     support = dict(zip(scored.classes, permits.support, strict=True))
-    return Scores(name, len(scored.y), support, tuple(scores))
+    return Performance(name, len(scored.y), support, tuple(scores))
 
 
-def _denominator(scored: Scored, name: str) -> int | None:
+def _denominator(scored: Predicted, name: str) -> int | None:
     """How many samples a share divides by."""
     kind, _, of_class = name.partition(" of ")
     if kind not in (ACCURACY, "sensitivity", "precision"):
@@ -189,7 +189,7 @@ def _denominator(scored: Scored, name: str) -> int | None:
     return int((numbers == scored.classes.index(of_class)).sum())
 
 
-def subgroups(scored: Scored, groups: Subgroups, declared: Sequence[str]) -> list[Scores]:
+def subgroups(scored: Predicted, groups: Subgroups, declared: Sequence[str]) -> list[Performance]:
     """Every subgroup, small ones together as "others"; none where there is one alone, or all are small."""
     which = groups.which.numpy()
     rows = {name: which == place for place, name in enumerate(groups.names) if (which == place).any()}
@@ -206,7 +206,7 @@ def subgroups(scored: Scored, groups: Subgroups, declared: Sequence[str]) -> lis
     parts = {name: scored.among(own) for name, own in kept.items()}
     hidden = size_alone({name: part.cells for name, part in parts.items()}) if scored.cells.whole else set(parts)
     return [
-        Scores(name, len(part.y), dict.fromkeys(scored.classes, WITHHELD))
+        Performance(name, len(part.y), dict.fromkeys(scored.classes, WITHHELD))
         if name in hidden
         else environment(part, name, declared)
         for name, part in parts.items()
@@ -223,7 +223,7 @@ def _unused(name: str, others: Mapping[str, Array]) -> str:
 # Probabilities and thresholds --------------------------------------------------------------------------
 
 
-def bins(scored: Scored) -> list[Bin]:
+def bins(scored: Predicted) -> list[Bin]:
     """Reliability: of two classes of the second one's probability, of more of the predicted class's."""
     if len(scored.classes) > 2:
         confidence: Array = scored.log_probabilities.amax(dim=1).exp().numpy()
@@ -233,13 +233,13 @@ def bins(scored: Scored) -> list[Bin]:
     return reliability(p, true, scored.group, BINS, scored.floor) if permits else []
 
 
-def coefficients(scored: Scored) -> list[Score]:
+def coefficients(scored: Predicted) -> list[MetricValue]:
     """Intercept and slope of calibration, of two classes of which neither is small."""
     if len(scored.classes) != 2 or not scored.permitted.supported:
         return []
     logit = (scored.log_probabilities[:, 1] - scored.log_probabilities[:, 0]).numpy()
     found = calibration(logit, scored.labels == 1, scored.group)
-    return [Score.of(name, fitted.value, fitted) for name, fitted in found.items()]
+    return [MetricValue.of(name, fitted.value, fitted) for name, fitted in found.items()]
 
 
 def chosen_on_validation(model: Released, federated: FederatedData) -> list[Point]:
@@ -257,10 +257,10 @@ def chosen_on_validation(model: Released, federated: FederatedData) -> list[Poin
     return operating_points(p, y == 1) if len(np.unique(y)) == 2 else []
 
 
-def at_threshold(scored: Scored, point: Point) -> OperatingPoint:
+def at_threshold(scored: Predicted, point: Point) -> OperatingPoint:
     """What a threshold gives."""
     chosen, positive = scored.p > point.threshold, scored.labels == 1
-    cells = Cells.of(scored.labels, chosen.astype(int), scored.group, 2, scored.floor)
+    cells = CellCounts.of(scored.labels, chosen.astype(int), scored.group, 2, scored.floor)
     if not cells.whole:
         return OperatingPoint(point.rule, why=scored.few("a class, or a side of the threshold, has"))
     parts = {
@@ -270,9 +270,9 @@ def at_threshold(scored: Scored, point: Point) -> OperatingPoint:
         "negative predictive value": (~positive, ~chosen),
     }
     scores = [
-        Score.of(name, hits[of].mean(), share_bounds(hits[of], scored.group[of]), int(of.sum()))
+        MetricValue.of(name, hits[of].mean(), share_bounds(hits[of], scored.group[of]), int(of.sum()))
         if of.any()
-        else Score(name, why="no sample is on this side of the threshold")
+        else MetricValue(name, why="no sample is on this side of the threshold")
         for name, (hits, of) in parts.items()
     ]
     return OperatingPoint(point.rule, point.threshold, tuple(scores))
@@ -281,18 +281,18 @@ def at_threshold(scored: Scored, point: Point) -> OperatingPoint:
 # Two models ---------------------------------------------------------------------------------------------
 
 
-def paired(scored: Scored, other: Scored) -> list[Score]:
+def paired(scored: Predicted, other: Predicted) -> list[MetricValue]:
     """The differences of a model and another on the same samples, and p of McNemar's exact test."""
     found = []
     if scored.permitted.threshold and other.permitted.threshold:
         one, two = share(scored.right), share(other.right)
-        found.append(Score.of(ACCURACY, (one - two).value, (one - two).bounds(scored.group, least=-1.0)))
-        found.append(Score("p of McNemar's test", mcnemar(scored.right, other.right)))
+        found.append(MetricValue.of(ACCURACY, (one - two).value, (one - two).bounds(scored.group, least=-1.0)))
+        found.append(MetricValue("p of McNemar's test", mcnemar(scored.right, other.right)))
     else:
-        found.append(Score(ACCURACY, why=scored.few("a class is predicted for")))
+        found.append(MetricValue(ACCURACY, why=scored.few("a class is predicted for")))
     if len(scored.classes) == 2 and scored.permitted.supported:
         areas = [auroc(scored.labels == 1, each.p) for each in (scored, other)]
         if areas[0] is not None and areas[1] is not None:
             difference = areas[0] - areas[1]
-            found.append(Score.of("auroc", difference.value, difference.bounds(scored.group, least=-1.0)))
+            found.append(MetricValue.of("auroc", difference.value, difference.bounds(scored.group, least=-1.0)))
     return found
