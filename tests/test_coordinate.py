@@ -439,6 +439,28 @@ def test_a_target_site_is_scored_and_never_trains(make: Make, tmp_path: Path, na
     for site, request, _ in link.messages:
         work = request_of(request)
         assert site != "light" or isinstance(work, Join) or work.order is None
+    x = torch.randn(5, 1, 10, 10, generator=torch.Generator().manual_seed(1))
+    if name == "fedsr":  # it has the final model as well
+        assert torch.equal(
+            fedshift.site_model(folder / "sites" / "light")(x), fedshift.load(run.path).runs[0].model()(x)
+        )
+
+
+@pytest.mark.parametrize("policy", [{"min_scored": 1000}, {"refuse": ["statistic"]}, {"refuse": ["count"]}])
+def test_a_target_site_tells_no_more_than_its_policy_allows(make: Make, tmp_path: Path, policy: dict[str, Any]):
+    """Where it withholds its scores there is no record, as no environment is tested."""
+    held_out = {"protocol": {"name": "leave-one-domain-out", "hold_out": "light"}, "evaluate.metrics": ["macro-f1"]}
+    folder = members(tmp_path, make({**small("fedavg"), **held_out, "train.min_answers": 0.5}))
+    set_site(folder, "light", **policy)
+    run = coordinate(folder / "coordinator", link := Local(folder), Progress())
+    done = [reply_of(reply) for site, _, reply in link.messages if site == "light" and isinstance(reply, bytes)]
+    told = [score for reply in done if isinstance(reply, Done) for score in reply.scores]
+    if policy == {"refuse": ["count"]}:
+        assert {(score.n, score.metrics.keys() == {"macro-f1"}) for score in told} == {(None, True)}
+        assert [row.get("n") for row in run.records[-1]["environments"] if row["role"] == "test"] == [None]
+    else:
+        assert all(score.accuracy is None and score.loss is None and not score.metrics for score in told)
+        assert run.records == []
 
 
 def test_a_method_whose_models_are_the_sites_own_cannot_score_a_target(make: Make, tmp_path: Path):

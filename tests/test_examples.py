@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import warnings
 from collections.abc import Callable
@@ -153,6 +154,27 @@ def test_the_commands():
     assert len(Path("both.csv").read_text().splitlines()) == 6
     assert len(Path("predictions.csv").read_text().splitlines()) == 4
     assert "predictions.csv (3 samples)" in said
+
+
+# docs/validate.md ---------------------------------------------------------------------------------
+
+
+def test_a_site_that_never_joined():
+    draw = np.random.default_rng(0)
+    Path("three").mkdir()
+    for number, path in enumerate(["three/a.csv", "three/b.csv", "three/c.csv", "fourth.csv"]):
+        age = draw.normal(55 + number, 9, 120).round(1)
+        ill = np.where(age + draw.normal(0, 6, 120) > 56, "ill", "healthy")
+        table = pd.DataFrame({"age": age, "sex": np.array(["f", "m"])[draw.integers(0, 2, 120)], "label": ill})
+        table.assign(**{"diagnosis": ill} if path == "fourth.csv" else {}).to_csv(path, index=False)
+    run, *lines = block("validate.md", "shell").replace("\\\n", "").splitlines()
+    fresh.ok(*shlex.split(run)[1:], "--set", "run.engine=sequential", "--set", "train.steps=2")
+    folder = str(next(Path("runs/hospitals").glob("fedavg-*")))
+    said = [fresh.ok(*(folder if "*" in word else word for word in shlex.split(line)[1:])) for line in lines]
+    assert all("on 120 samples" in each and "Youden" in each for each in said)
+    assert "By sex" in said[0]
+    assert "must stay" in said[1]
+    assert Path("hand-on/validation.html").is_file()
 
 
 @pytest.mark.filterwarnings("ignore:.*Metadata:FutureWarning")

@@ -140,7 +140,12 @@ def test_every_kind_of_data_is_set_up_checked_and_carried_out(tmp_path: Path, ki
     assert run.messages == other.messages
     agreement = Agreement.read(folder / "coordinator")
     sample = agreement.inputs.like(agreement.federation.shape)
-    assert site_model(folder / "sites" / "oslo")(sample).shape == (1, 2)
+    site = folder / "sites" / "oslo"
+    assert site_model(site)(sample).shape == (1, 2)
+    own = next((site / "data").iterdir())
+    data = str(own.parent if own.is_dir() else own)
+    told = ok("validate", str(site), data, "--metric", "auroc", "--min-count", "2")
+    assert f"{run.experiment.run_name} on {len(SiteFolder(site).samples().y)} samples" in told
 
 
 # Columns -----------------------------------------------------------------------------------------

@@ -106,6 +106,7 @@ from .reporting.trackers import TRACKERS as TRACKERS
 from .reporting.trackers.track import track as track
 from .reporting.trackers.tracker import TrackedRun as TrackedRun
 from .reporting.trackers.tracker import Tracker as Tracker
+from .reporting.validation import Validation as Validation
 from .runs.observed import TrainedSimulation as TrainedSimulation
 from .runs.predictions import Predictions as Predictions
 from .runs.run import Run as Run
@@ -128,6 +129,7 @@ from .study.api import predict as predict
 from .study.api import resume as resume
 from .study.api import run as run
 from .study.api import tune as tune
+from .study.api import validate as validate
 from .study.benchmark import Benchmark as Benchmark
 from .study.benchmark import benchmark as benchmark
 from .study.reproduction import Reproduction as Reproduction

@@ -29,7 +29,7 @@ from fedshift.cli.options import (
     setting_names,
     warnings_as_notes,
 )
-from fedshift.cli.studies import analyse, benchmark, export, predict, reproduce, track
+from fedshift.cli.studies import analyse, benchmark, export, predict, reproduce, track, validate
 from fedshift.errors import FedshiftError
 from fedshift.methods import INDEXING
 
@@ -230,6 +230,13 @@ command(
     "predict runs/mine/fedsr-0-seed0-1a2b3c4d photos new.png",
     "predict runs/mine/fedbn-seed0-1a2b3c4d new.csv --client north --round selected --out -",
 )(predict)
+
+command(
+    "validate runs/mine/fedavg-seed0-1a2b3c4d new-hospital.csv --to for-the-coordinator",
+    "validate runs/mine/fedavg-seed0-1a2b3c4d new-hospital.csv --by sex --against runs/mine/local-seed0-5e6f7a8b",
+    "validate lungs/sites/oslo new-hospital.csv --set data.label=diagnosis --rows stays-here.csv",
+    more="The last one scores the model in a site's folder of a federation.",
+)(validate)
 
 command(
     "export runs/mine/fedavg-0-seed0-1a2b3c4d",

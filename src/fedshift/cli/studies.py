@@ -1,4 +1,4 @@
-"""The commands ``fedshift benchmark``, ``reproduce``, ``analyse``, ``predict``, ``export`` and ``track``."""
+"""The commands ``fedshift benchmark``, ``reproduce``, ``analyse``, ``predict``, ``validate``, ``export``, ``track``."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from fedshift.errors import FedshiftError
 
 if TYPE_CHECKING:
     from fedshift.runs.run import Run
+    from fedshift.runs.trained import Trained
     from fedshift.study.study_plan import StudyPlan
     from fedshift.study.study_tables import StudyResults
 
@@ -222,6 +223,12 @@ def _tell_analysed(run: Run) -> None:
     typer.echo(f"Measuring {run.path.name}...", err=True)
 
 
+ClientOption = Annotated[
+    str | None,
+    typer.Option("--client", help="The name or number of the client whose model predicts; by default the global."),
+]
+
+
 def predict(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.", autocompletion=folder_names)],
     files: Annotated[
@@ -230,10 +237,7 @@ def predict(
             help="Files of the kind that the run was trained on (images, .npz, CSV, Parquet), or folders of them."
         ),
     ],
-    client: Annotated[
-        str | None,
-        typer.Option("--client", help="The name or number of the client whose model predicts; by default the global."),
-    ] = None,
+    client: ClientOption = None,
     round_: RoundOption = "last",
     out: Annotated[str, typer.Option("--out", help="The CSV file; - prints it.")] = "predictions.csv",
     trust: TrustOption = False,
@@ -259,6 +263,82 @@ def predict(
     else:
         typer.echo(f"Written: {found.write(out)} ({len(found.files)} samples)", err=True)
     found.check()
+
+
+def validate(
+    model: Annotated[
+        Path, typer.Argument(help="The folder of a finished run, or of a site.", autocompletion=folder_names)
+    ],
+    data: Annotated[Path, typer.Argument(help="A labelled file or folder of the kind that the model was trained on.")],
+    client: ClientOption = None,
+    round_: RoundOption = "last",
+    against: Annotated[
+        Path | None, typer.Option("--against", help="Another model, to compare with.", autocompletion=folder_names)
+    ] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option("--metric", help="A metric, as evaluate.metrics names it; or several.")
+    ] = None,
+    by: Annotated[str, typer.Option("--by", help="A column whose values make subgroups; or domain.")] = "",
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Folder for what may be handed on: JSON, Markdown, HTML, SVG and PNG.")
+    ] = None,
+    min_count: Annotated[
+        int,
+        typer.Option("--min-count", help="No number of fewer samples is given, nor one from which it follows.", min=1),
+    ] = 10,
+    rows: Annotated[
+        Path | None, typer.Option("--rows", help="CSV for every sample, which has to stay at the site.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help=r"A setting of \[data]: data.label=diagnosis.")
+    ] = None,
+    trust: TrustOption = False,
+) -> None:
+    """Score a trained model on labelled data of a site that never joined; only aggregates are printed and written.
+
+    Metrics with intervals, subgroups, calibration, thresholds that validation chose, drift, and a paired comparison.
+    """
+    from typing import cast
+
+    from fedshift.reporting.validation import STAYS
+    from fedshift.runs.run import Picked, Run
+    from fedshift.study import api
+    from fedshift.written import parse_assignments, printable
+
+    whose = client if client is None or _of_a_site(model) else named_client(Run.open(model, trust), client)
+    with interruptible(". Nothing was written."):
+        found = api.validate(
+            _model_in(model),
+            data,
+            client=whose,
+            round=cast("Picked", round_),
+            against=None if against is None else _model_in(against),
+            metrics=metric or (),
+            by=by,
+            min_count=min_count,
+            settings=parse_assignments(set_ or []),
+            trust=trust,
+        )
+    for note in found.reading:
+        typer.echo(f"Note: {printable(note)}", err=True)
+    print_tables(found.tables(), found.notes())
+    if to is not None:
+        typer.echo("Written: " + printable(", ".join(map(str, found.write(to)))))
+    if rows is not None:
+        typer.echo(f"Written: {printable(str(found.write_rows(rows)))}. {STAYS}")
+
+
+def _of_a_site(folder: Path) -> bool:
+    from fedshift.deployment.agreement import SITE
+
+    return (folder / SITE).is_file()
+
+
+def _model_in(folder: Path) -> Path | Trained:
+    """A folder, or the model of the site whose folder it is."""
+    from fedshift.deployment.site_data import site_model
+
+    return site_model(folder) if _of_a_site(folder) else folder
 
 
 def named_client(run: Run, client: str | None) -> int | str | None:

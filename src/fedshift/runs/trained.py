@@ -140,6 +140,7 @@ class Trained(nn.Module):
     network (``model.freeze_until``) are in front of these, as ``front``.
 
     Attributes:
+        experiment: what was run.
         blueprint: what a sample is.
         draws: whether it draws noise for a batch, so that what it says of a sample depends on the sample's place.
     """
@@ -164,7 +165,7 @@ class Trained(nn.Module):
             unseen: whether it is no client's model.
         """
         super().__init__()
-        self.blueprint = blueprint
+        self.experiment, self.blueprint = experiment, blueprint
         self._method, self._model = experiment.method, model
         self._dtype = DTYPES[experiment.train.precision]
         self._reestimates = experiment.method.core.reestimates(unseen)

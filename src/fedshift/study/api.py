@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from fedshift.reporting.data_report.report import DataReport
     from fedshift.reporting.export.export import Exported
     from fedshift.reporting.export.formats import Format
+    from fedshift.reporting.validation import Validation
+    from fedshift.runs.released import Released
+    from fedshift.runs.trained import Trained
     from fedshift.study.search import Budget, Sampler
     from fedshift.study.tuned import Tuning
 
@@ -177,6 +180,60 @@ def predict(
         FedshiftError: there is no such model or file, or no file could be read; the message names every one.
     """
     return predictions(Run.open(_path(path), trust), files, client, round, tell)
+
+
+def validate(
+    model: str | Path | Trained,
+    data: str | Path,
+    *,
+    client: int | str | None = None,
+    round: Picked = "last",
+    against: str | Path | Trained | None = None,
+    metrics: Sequence[str] = (),
+    by: str = "",
+    min_count: int = 10,
+    settings: Mapping[str, Any] | None = None,
+    trust: bool = False,
+) -> Validation:
+    """Score a trained model on labelled samples of a site that never joined, as numbers that may be handed on.
+
+    Thresholds are those that the run's own validation samples choose, if these are here; nothing is chosen on the
+    samples that are scored. No number of few samples is in it, and none from which one follows; ``rows`` alone, and
+    what ``write_rows`` writes, are of single samples.
+
+    Args:
+        model: a run's folder, or a model that ``run.model()`` or ``site_model()`` gave.
+        data: a file or folder of the kind that the model was trained on, with labels that are the model's classes.
+        client: of a run's folder, whose model, by name or id; None: the global one.
+        round: of a run's folder, "last": the final model; "selected": that of the round which validation picks.
+        against: another model of the same classes, to compare with on the same samples.
+        metrics: as ``evaluate.metrics`` names them; none: those that the run declares, or else balanced accuracy,
+            AUROC, each class's sensitivity and precision, and the calibration error.
+        by: a column of the file, whose values make subgroups, or "domain"; empty: there are no subgroups.
+        min_count: how many samples (of grouped ones, such as slices of patients, groups) a number has at least.
+        settings: what differs from the data set's settings in training, such as ``{"label": "diagnosis"}``.
+        trust: whether plugins may be imported that never ran on this machine.
+
+    Raises:
+        FedshiftError: there is no such model, the samples cannot be read or are none of the model's, or there are fewer
+            than ``min_count``; the message names it and the fix.
+    """
+    from fedshift.reporting.validate import validated
+
+    scored = _released(model, client, round, trust)
+    other = None if against is None else _released(against, client, round, trust)
+    known = {name.removeprefix("data."): value for name, value in (settings or {}).items()}
+    return validated(scored, str(_path(data)), against=other, metrics=metrics, by=by, floor=min_count, settings=known)
+
+
+def _released(model: str | Path | Trained, client: int | str | None, round: Picked, trust: bool) -> Released:
+    """A model to score, of a folder or a module."""
+    from fedshift.runs.released import Released, released
+    from fedshift.runs.trained import Trained
+
+    if isinstance(model, Trained):
+        return Released.of(model)
+    return released(_path(model), client, round, trust)
 
 
 def export(

@@ -1,0 +1,153 @@
+"""Which numbers of an evaluation may be handed on, so that no count of few samples is published or follows from others.
+
+A *cell* is a subgroup, a class, a class within a subgroup, or the samples that are predicted to be of a class. It is
+small if it has fewer groups (patients, say; without groups, samples) than a floor. What a metric divides by is a cell,
+and counts and rates together are equations: supports and sensitivities give each class's errors, of two classes also
+how many samples are predicted to be of each. So what is published is decided for all of them together.
+
+- The supports of small classes are withheld, of a single one with that of the smallest other class, as it would be the
+  rest. Metrics that mix classes are withheld with any support.
+- Where a class is predicted for few samples precisions are withheld; of two classes, and where errors are so few that
+  the count would follow, everything at this threshold is.
+- Small subgroups are published as one, "others", together with as few larger ones as make it large. Of a subgroup
+  that has a small cell the size alone is published, and so it is of another, so that none is the rest.
+
+A class that is never predicted is no small cell: that says something of the model, and its precision is undefined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedshift.core.metrics import ACCURACY, CALIBRATION, OF, Array, Metric
+
+WITHHELD = "withheld"
+
+
+def fewer(floor: int) -> str:
+    """What stands in the place of a small count."""
+    return f"< {floor}"
+
+
+@dataclass(frozen=True)
+class CellCounts:
+    """What a model makes of samples, counted.
+
+    Attributes:
+        table: how many samples of each class (rows) are predicted to be of each (columns), (classes, classes).
+        small: which classes have few groups, (classes,).
+        rare: which classes are predicted for few groups, but for some, (classes,).
+    """
+
+    table: Array
+    small: Array
+    rare: Array
+
+    @classmethod
+    def of(cls, y: Array, predicted: Array, group: Array, classes: int, floor: int) -> CellCounts:
+        """Count labels y (n,) and predictions (n,) of samples of some groups (n,)."""
+        table = np.zeros((classes, classes), int)
+        np.add.at(table, (y, predicted), 1)
+        of_class, of_predicted = (
+            np.array([len(np.unique(group[numbers == number])) for number in range(classes)])
+            for numbers in (y, predicted)
+        )
+        absent = (of_class == 0) & (floor == 1)  # where any number may be published
+        return cls(table, (of_class < floor) & ~absent, (of_predicted > 0) & (of_predicted < floor))
+
+    @property
+    def whole(self) -> bool:
+        """Whether no cell is small."""
+        return not (self.small.any() or self.rare.any())
+
+
+@dataclass(frozen=True)
+class Permitted:
+    """What may be published of the samples of an environment.
+
+    Attributes:
+        support: each class's number of samples, or what stands in its place.
+        threshold: whether metrics of predicted classes may.
+        precision: whether those that divide by how often a class is predicted may.
+    """
+
+    support: tuple[int | str, ...]
+    threshold: bool
+    precision: bool
+
+    @property
+    def supported(self) -> bool:
+        """Whether the support of every class is published."""
+        return all(isinstance(count, int) for count in self.support)
+
+    def metric(self, name: str, classes: Sequence[str]) -> bool:
+        """Whether a metric may be published."""
+        if name == ACCURACY or Metric(name).kind == CALIBRATION:
+            return self.threshold
+        kind, of, of_class = name.partition(OF)
+        known = isinstance(self.support[classes.index(of_class)], int) if of else self.supported
+        needs = {"sensitivity": self.threshold, "balanced-accuracy": self.threshold}
+        needs |= dict.fromkeys(("precision", "macro-f1"), self.threshold and self.precision)
+        return known and needs.get(kind, True)
+
+
+def permitted(cells: CellCounts, floor: int) -> Permitted:
+    """What may be published of the samples of an environment that are not few in all."""
+    support = tuple(_support(cells.table.sum(axis=1), cells.small, floor))
+    precision = not cells.rare.any()
+    hidden = cells.small.any() and len(support) == 2  # then nothing says how many samples of a class are errors
+    return Permitted(support, precision or bool(hidden) or _open(cells, floor), precision)
+
+
+def _support(counts: Array, small: Array, floor: int) -> list[int | str]:
+    """The number of samples of each class, or what stands in its place."""
+    if not small.any():
+        return [int(count) for count in counts]
+    hidden, word = set(np.flatnonzero(small).tolist()), fewer(floor)
+    rest = int(counts[sorted(hidden)].sum())
+    if (counts[sorted(hidden)] >= floor).any():  # of few groups
+        word = WITHHELD
+    if len(hidden) == 1 or rest in (0, len(hidden) * (floor - 1)):  # each would follow from their sum
+        larger = [int(place) for place in np.argsort(counts, kind="stable") if place not in hidden]
+        hidden |= set(larger[:1])
+        word = WITHHELD
+    return [word if place in hidden else int(count) for place, count in enumerate(counts)]
+
+
+def _open(cells: CellCounts, floor: int) -> bool:
+    """Whether supports and sensitivities leave open how often each rare class is predicted."""
+    right = np.diag(cells.table)
+    errors = cells.table.sum(axis=1) - right
+    if len(right) == 2:
+        return False
+    least, most = np.maximum(right, 1), right + errors.sum() - errors
+    return bool((np.minimum(most, floor - 1) - least)[cells.rare].min() >= 1)
+
+
+# Subgroups --------------------------------------------------------------------------------------------
+
+
+def pooled(sizes: Mapping[str, int], groups: Mapping[str, int], floor: int) -> set[str]:
+    """The subgroups that are published as one, of the numbers of samples and of groups in each; none, some or all."""
+    inside = {name for name in sizes if groups[name] < floor}
+    others = sorted(set(sizes) - inside, key=lambda name: (sizes[name], name))
+    while inside and others and (len(inside) < 2 or sum(groups[name] for name in inside) < floor):
+        inside.add(others.pop(0))
+    return inside
+
+
+def size_alone(parts: Mapping[str, CellCounts]) -> Collection[str]:
+    """The subgroups of which the size alone is published, where all cells of the samples together may be."""
+    hidden = {name for name, cells in parts.items() if not cells.whole}
+    others = sorted(set(parts) - hidden, key=lambda name: (int(parts[name].table.sum()), name))
+    while hidden and others and not _hides({name: parts[name] for name in hidden}):
+        hidden.add(others.pop(0))
+    return hidden
+
+
+def _hides(parts: Mapping[str, CellCounts]) -> bool:
+    """Whether the sum over subgroups leaves each one's cells open: there are several, and every class occurs."""
+    return len(parts) > 1 and bool(sum(cells.table.sum(axis=1) for cells in parts.values()).min() > 0)

@@ -1,0 +1,151 @@
+"""How the rows of a table differ from those that a model was trained on, column by column, as far as may be published.
+
+The model itself has the mean and the standard deviation of every column of numbers, where it prepares rows by them;
+missing cells and categories take the run's own samples. No count of few samples follows: a column of which few cells
+hold something, or nothing, says so, and one of a few values, of which few samples have one, has no mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import nan
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshift.clients.domains import DomainData
+from fedshift.clients.federated import FederatedData
+from fedshift.clients.preparation import Column
+from fedshift.core.disclosure import WITHHELD, fewer, pooled
+from fedshift.core.metrics import Array
+from fedshift.core.reliability import count
+from fedshift.runs.released import Released
+
+FAR = 0.5  # standard deviations between means, or a difference of shares, that is worth a look
+OTHER_UNIT = 2.0  # standard deviations
+OTHER_SPREAD = 4.0  # times as large or small
+FEW_VALUES = 5  # of which counts would follow from a mean and a standard deviation
+DIGITS = 3
+
+
+@dataclass(frozen=True)
+class ColumnDrift:
+    """How a column differs from the rows that the model was trained on.
+
+    Attributes:
+        column: its name.
+        difference: of numbers, that of the means in the trained rows' standard deviations; of categories, half the sum
+            of the differences of shares, in 0..1. None: it is not known, or few samples would follow from it.
+        spread: the standard deviation as a part of the trained rows'; None of categories, or as before.
+        missing: the share of cells that hold nothing, or what stands in its place.
+        trained_missing: that of the trained rows; None: not known.
+        remark: what to look at; empty where nothing stands out.
+    """
+
+    column: str
+    difference: float | None = None
+    spread: float | None = None
+    missing: float | str = 0.0
+    trained_missing: float | None = None
+    remark: str = ""
+
+
+def column_drift(model: Released, data: DomainData, trained: FederatedData | None, floor: int) -> list[ColumnDrift]:
+    """How each column differs; none where samples are no rows of a table.
+
+    Args:
+        model: the model.
+        data: the samples, as the model takes them.
+        trained: the run's own samples; None: they are not here.
+        floor: how many groups a cell has at least that is published.
+    """
+    group, rows = data.group.numpy(), _trained_rows(model, trained)
+    known = rows if rows is not None else torch.zeros(0, len(model.columns))
+    return [
+        _compared(column, data.x[:, place].double(), known[:, place].double(), _declared(model, place), group, floor)
+        for place, column in enumerate(model.columns)
+    ]
+
+
+def _trained_rows(model: Released, trained: FederatedData | None) -> Tensor | None:
+    """The rows that the model was trained on: a client's, or those of all."""
+    clients = [] if trained is None else list(trained.clients)
+    own = [each.train.x for each in clients if model.client is None or each.id == model.client]
+    return torch.cat(own) if own else None
+
+
+def _declared(model: Released, place: int) -> tuple[float, float]:
+    """The mean and the standard deviation that a model has of a column; NaN where it has none."""
+    numbers = [at for at, column in enumerate(model.columns) if column.categories is None]
+    if not model.statistics or place not in numbers:
+        return nan, nan
+    at = numbers.index(place)
+    return float(model.statistics["center"][at]), float(model.statistics["scale"][at])
+
+
+def _compared(
+    column: Column, cells: Tensor, trained: Tensor, declared: tuple[float, float], group: Array, floor: int
+) -> ColumnDrift:
+    """A column, of its cells here and in training; the latter are none where they are not known."""
+    empty, filled = cells.isnan(), cells[~cells.isnan()].numpy()
+    there = trained[~trained.isnan()].numpy()
+    before = float(trained.isnan().double().mean()) if len(trained) else None
+    own = group[~empty.numpy()]
+    if count(own) < floor:
+        return ColumnDrift(column.name, None, None, f"all but {fewer(floor)}", _rounded(before), "hardly there")
+    few = count(group[empty.numpy()]) < floor
+    lacking = float(empty.double().mean())
+    missing = fewer(floor) if few else round(lacking, DIGITS)
+    difference = spread = None
+    mean, sd = (float(there.mean()), float(there.std())) if len(there) else declared
+    if column.categories is not None:
+        difference = _of_shares(filled, there, own, floor)
+        hidden = len(there) > 0 and difference is None
+    elif not (hidden := not _open(filled, own, floor)) and sd > 0:
+        difference, spread = (float(filled.mean()) - mean) / sd, float(filled.std()) / sd
+    remark = WITHHELD if hidden else _remark(difference, spread, None if few else lacking, before)
+    if column.categories is None and sd == 0 and not hidden:
+        remark = "constant in training"
+    return ColumnDrift(column.name, _rounded(difference), _rounded(spread), missing, _rounded(before), remark)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, DIGITS)
+
+
+def _open(cells: Array, group: Array, floor: int) -> bool:
+    """Whether mean and standard deviation leave open how often each value occurs, or each occurs often."""
+    values = np.unique(cells)
+    return len(values) > FEW_VALUES or all(count(group[cells == value]) >= floor for value in values)
+
+
+def _of_shares(cells: Array, trained: Array, group: Array, floor: int) -> float | None:
+    """Half the sum of the differences of categories' shares, rare ones together; None where that is all of them."""
+    if not len(trained):
+        return None
+    own = {f"{value:g}": cells == value for value in np.unique(cells)}
+    inside = pooled(
+        {name: int(rows.sum()) for name, rows in own.items()},
+        {name: count(group[rows]) for name, rows in own.items()},
+        floor,
+    )
+    kept = [float(name) for name in own if name not in inside]
+    if not kept:
+        return None
+    shares = [[float((each == value).mean()) for value in kept] for each in (cells, trained)]
+    apart = sum(abs(one - other) for one, other in zip(*shares, strict=True))
+    return float(apart + abs(sum(shares[0]) - sum(shares[1]))) / 2
+
+
+def _remark(difference: float | None, spread: float | None, missing: float | None, before: float | None) -> str:
+    """What to look at."""
+    if difference is not None and spread is not None:
+        apart = abs(difference)
+        if apart >= OTHER_UNIT or not 1 / OTHER_SPREAD < max(spread, 1e-9) < OTHER_SPREAD:
+            return "another unit?"
+    if difference is not None and abs(difference) >= FAR:
+        return "differs"
+    if missing is not None and before is not None and abs(missing - before) >= FAR:
+        return "more missing" if missing > before else "fewer missing"
+    return ""
