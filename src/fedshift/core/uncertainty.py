@@ -40,7 +40,7 @@ class Bounds(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Estimate:
+class ScoreEstimate:
     """A score, and how much each sample moves it.
 
     Attributes:
@@ -61,18 +61,18 @@ class Estimate:
         half = Z * sqrt(self.variance(group))
         return Bounds(max(least, self.value - half), min(1.0, self.value + half))
 
-    def __sub__(self, other: Self) -> Estimate:
+    def __sub__(self, other: Self) -> ScoreEstimate:
         """The difference of two scores on the same samples."""
-        return Estimate(self.value - other.value, self.influence - other.influence)
+        return ScoreEstimate(self.value - other.value, self.influence - other.influence)
 
 
 # Shares -----------------------------------------------------------------------------------------------
 
 
-def share(hits: Array) -> Estimate:
+def share(hits: Array) -> ScoreEstimate:
     """The share of samples that are hits, booleans (n,) of at least one sample."""
     value = float(hits.mean())
-    return Estimate(value, (hits - value) / len(hits))
+    return ScoreEstimate(value, (hits - value) / len(hits))
 
 
 def share_bounds(hits: Array, group: Array) -> Bounds:
@@ -100,7 +100,7 @@ def wilson(value: float, n: float) -> Bounds:
 # Areas under ROC curves -------------------------------------------------------------------------------
 
 
-def auroc(own: Array, p: Array) -> Estimate | None:
+def auroc(own: Array, p: Array) -> ScoreEstimate | None:
     """The area under the ROC curve; None unless there are samples of the class and others.
 
     Args:
@@ -118,7 +118,7 @@ def auroc(own: Array, p: Array) -> Estimate | None:
     value = float(above.mean())
     influence[own] = (above - value) / sqrt(m * max(1, m - 1))  # sums of squares divided by m - 1, as DeLong
     influence[~own] = (below - value) / sqrt(n * max(1, n - 1))
-    return Estimate(value, influence)
+    return ScoreEstimate(value, influence)
 
 
 def auroc_bounds(own: Array, p: Array, group: Array) -> Bounds | None:
@@ -222,4 +222,4 @@ def _mean_auroc_bounds(labels: Array, p: Array, group: Array) -> Bounds | None:
     if not found:
         return None
     value = float(np.mean([each.value for each in found]))
-    return Estimate(value, np.mean([each.influence for each in found], axis=0)).bounds(group)
+    return ScoreEstimate(value, np.mean([each.influence for each in found], axis=0)).bounds(group)

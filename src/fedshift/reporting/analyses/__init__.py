@@ -26,6 +26,6 @@ ANALYSES: Catalogue[Analysis] = Catalogue(
         "samples": ".sample_images:SampleImages",
         "similarity": ".similarity:Similarity",
         "tsne": ".tsne:TSNE",
-        "uncertainty": ".uncertainty:Uncertainty",
+        "uncertainty": ".same_samples:Uncertainty",
     },
 )

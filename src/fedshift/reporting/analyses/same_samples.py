@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedshift.core.metrics import ACCURACY, Array, Metric, measured
-from fedshift.core.uncertainty import Bounds, Estimate, auroc, intervals, resampled, share
+from fedshift.core.uncertainty import Bounds, ScoreEstimate, auroc, intervals, resampled, share
 from fedshift.reporting.analyses.analysis import Analysis, Measured, MeasuredRun, Rows
 from fedshift.reporting.table import Table
 from fedshift.runs.observed import Observed, TrainedSimulation
@@ -116,13 +116,13 @@ def _differences(rows: Rows) -> list[Table]:
     return [Table(title, ["row", "metric", "n", "difference", "95 % interval", "in a word"], cells)]
 
 
-def _estimates(one: MeasuredRun) -> dict[str, Callable[[Scored], Estimate | None]]:
-    def accuracy(scored: Scored) -> Estimate:
+def _estimates(one: MeasuredRun) -> dict[str, Callable[[Scored], ScoreEstimate | None]]:
+    def accuracy(scored: Scored) -> ScoreEstimate:
         return share(scored["right"] == 1)
 
     least = one.run.experiment.evaluate.support_of(2)
 
-    def area(scored: Scored) -> Estimate | None:
+    def area(scored: Scored) -> ScoreEstimate | None:
         own = scored["own"] == 1
         return auroc(own, scored["p"]) if min(own.sum(), (~own).sum()) >= least else None
 
@@ -154,7 +154,7 @@ def _scored(one: MeasuredRun) -> dict[str, Scored]:
 
 
 def _difference(
-    pairs: Sequence[tuple[Scored, Scored]], estimate: Callable[[Scored], Estimate | None]
+    pairs: Sequence[tuple[Scored, Scored]], estimate: Callable[[Scored], ScoreEstimate | None]
 ) -> tuple[str, str, str, str]:
     found = list[tuple[float, Bounds]]()
     for ours, theirs in pairs:
