@@ -46,7 +46,8 @@ def alike(run: Run, other: Run, records: bool = True) -> None:
     """Two runs end with the same shared weights, and have the same records."""
     ours, theirs = load_file(run.path / "weights.safetensors"), load_file(other.path / "weights.safetensors")
     assert {name for name in theirs if name not in ours} <= {name for name in theirs if name.startswith("client.")}
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    apart = {name: (tensor - theirs[name]).abs().max().item() for name, tensor in ours.items()}
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items()), f"numbers are apart by {apart}"
     if records:
         assert as_sent(run.records) == as_sent(other.records)
         assert run.messages == other.messages

@@ -175,6 +175,7 @@ def test_a_federation_on_flower(real: Experiments, tmp_path: Path, which: str):
 def as_simulated(federation: Loopback, run: Run) -> None:
     """A run ended as the sequential engine does: weights, records, messages, and what each site keeps."""
     assert run.finished, federation.processes.log("run").read_text()[-4000:]
+    assert not missing(run)  # every site answered every order
     simulated = rehearse(federation.folder, Progress())
     alike(run, simulated)
     same_states(federation, run, lambda site: simulated.path / "clients")

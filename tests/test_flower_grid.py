@@ -130,6 +130,22 @@ def test_a_reply_after_the_deadline_does_not(folder: Path, grid: MemoryGrid, clo
     assert isinstance(came["dark"], Joined)
 
 
+def test_a_reply_that_is_lost_on_its_way_is_asked_for_again(folder: Path, grid: MemoryGrid):
+    """As where a connection broke while a site's SuperNode uploaded its reply; one that is lost each time is late."""
+    lost = [2]
+
+    def app(folder: Path, message: Message) -> Message:
+        reply = client(folder, message)
+        lost[0] -= 1
+        return reply if lost[0] < 0 else Message(Error(ErrorCode.MESSAGE_UNAVAILABLE, SECRET), reply_to=message)
+
+    grid["gray"].app = app
+    assert isinstance(exchanged(folder, grid)["gray"], Joined)
+    assert [name for name, _ in grid.came].count("gray") == 3
+    lost[0] = 10**9
+    assert exchanged(folder, grid)["gray"] == Away("late", "no answer within 1 seconds")
+
+
 @pytest.mark.parametrize("record", [RecordDict(), RecordDict({RECORD: ArrayRecord({})})])
 def test_a_reply_without_the_record_is_failed(folder: Path, grid: MemoryGrid, record: RecordDict):
     grid["gray"].app = lambda folder, message: Message(record, reply_to=message)

@@ -183,7 +183,7 @@ def test_several_models_are_averaged_over_those_that_define_a_metric():
     assert means == {"precision of a": 0.5, "auroc": pytest.approx(0.6)}
     assert undefined == {"precision of a": "the class is never predicted, of 1 of 2 models"}
     nowhere = mean_of([{"auroc": None}, {"auroc": None}])
-    assert nowhere == ({"auroc": None}, {"auroc": "no sample of the class, or none of another"})
+    assert nowhere == ({"auroc": None}, {"auroc": "too few samples of the class, or of others"})
 
 
 # Declared once ------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ def test_tables_show_what_selects_first_and_say_what_is_left_out(make: Make, tmp
         values = {"a": (0.9, error), "b": (None, error / 2), "v": (0.8, error)}
         rows = [
             a_row(name, "validation" if name == "v" else "test", 0.5, metrics={"auroc": a, "calibration-error-15": e})
-            | ({"undefined": {"auroc": "no sample of the class, or none of another"}} if a is None else {})
+            | ({"undefined": {"auroc": "too few samples of the class, or of others"}} if a is None else {})
             for name, (a, e) in values.items()
         ]
         record = a_record(1, rows, select="calibration-error-15")

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -15,10 +16,13 @@ from safetensors.torch import load
 from torch import Tensor
 
 from conftest import Make, go_on
-from fedshift.core.contract import Exchange, LocalWork, Upload
+from fedshift.core.contract import Exchange, LocalWork, ServerState, Upload
 from fedshift.core.messages import Answer, Down, Order, Telemetry, Up, pack_in_pieces
+from fedshift.core.tensors import Tensors
+from fedshift.engines.parcels import Packed, Packing
 from fedshift.methods.fedavg import FedAvg
 from fedshift.rounds.ledger import DIRECTIONS, Entry, Ledger, from_ranges
+from fedshift.runs.checkpoint import pack_server, unpack_server
 from fedshift.runs.simulation import Simulation
 from fedshift.streams import Streams
 
@@ -66,6 +70,26 @@ def test_a_message_takes_tensors_of_any_layout():
     back = Down.from_bytes(message.to_bytes())
     assert all(torch.equal(back[name], message[name]) for name in message)
     assert message.nbytes == len(message.to_bytes())
+
+
+def test_what_is_read_lies_where_torch_would_put_it():
+    """A matrix product of the same numbers is rounded otherwise where they begin at another place within 64 bytes."""
+    given = {f"w{size}": torch.randn(size) for size in range(1, 200, 7)}
+    order = Order("run", "train", 1, "train", 0, Down(given))
+    server = ServerState(Tensors({f"head.{name}": tensor for name, tensor in given.items()}))
+    read = [Order.from_bytes(order.to_bytes()).down, unpack_server(pack_server(server), torch.device("cpu")).shared]
+    assert {tensor.data_ptr() % 64 for tensors in read for tensor in tensors.values()} == {0}
+
+
+def test_what_lies_elsewhere_in_a_parcel_is_copied():
+    packing, given = Packing(), torch.randn(100)
+    place = packing.put(given)
+    moved = np.empty(packing.ends + 64, dtype=np.uint8)
+    begins = -moved.ctypes.data % 64 + 16
+    moved[begins : begins + packing.ends] = packing.packed()
+    found = Packed(moved[begins : begins + packing.ends]).get(place)
+    assert found.data_ptr() % 64 == 0
+    assert torch.equal(found, given)
 
 
 def test_a_cut_message_is_refused():

@@ -122,7 +122,7 @@ class Division:
     @cached_property
     def whole(self) -> Samples:
         """The pool of all samples."""
-        return Samples(self.data.x, self.data.y, environment=self.trained_in[0])
+        return Samples(self.data.x, self.data.y, None, self.trained_in[0], self.data.group)
 
     def views(self, mask: Tensor) -> Lazy[Samples]:
         """Each holder's samples where the mask (N,) is true."""

@@ -16,12 +16,14 @@ Move = Callable[[Tensor], Tensor]
 class Pool(NamedTuple):
     """Inputs x (N, ...), uint8 images, int64 tokens or float32, and labels y (N,), int64, that views share.
 
-    ``environment`` (N,), int64, is the training environment of each; None: all are of one.
+    ``environment`` (N,), int64, is the training environment of each; None: all are of one. ``group`` (N,), int64, is
+    equal for samples of one original, such as a patient; None: each is its own.
     """
 
     x: Tensor
     y: Tensor
     environment: Tensor | None = None
+    group: Tensor | None = None
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -36,8 +38,15 @@ class Samples:
     pool: Pool
     rows: Tensor | None
 
-    def __init__(self, x: Tensor, y: Tensor, rows: Tensor | None = None, environment: Tensor | None = None) -> None:
-        object.__setattr__(self, "pool", Pool(x, y, environment))
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        rows: Tensor | None = None,
+        environment: Tensor | None = None,
+        group: Tensor | None = None,
+    ) -> None:
+        object.__setattr__(self, "pool", Pool(x, y, environment, group))
         object.__setattr__(self, "rows", rows)
 
     def __len__(self) -> int:
@@ -77,6 +86,13 @@ class Samples:
             return torch.zeros_like(self.y)
         return self.pool.environment if self.rows is None else self.pool.environment[self.rows]
 
+    @property
+    def group(self) -> Tensor:
+        """The group of each (n,), int64; where nobody said, its place in the pool."""
+        if self.pool.group is None:
+            return torch.arange(len(self), device=self.pool.y.device) if self.rows is None else self.rows
+        return self.pool.group if self.rows is None else self.pool.group[self.rows]
+
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """``x[indices]`` and ``y[indices]``, gathered without the other samples.
 
@@ -97,7 +113,7 @@ class Samples:
 
     def view_of(self, rows: Tensor) -> Samples:
         """The samples at some rows of the pool, (n,), int64, whether they are among these or not."""
-        return Samples(self.pool.x, self.pool.y, rows, self.pool.environment)
+        return Samples(*self.pool[:2], rows, *self.pool[2:])
 
     def shares_pool(self, other: Samples) -> bool:
         """Whether both are views of one pool."""
@@ -108,21 +124,22 @@ class Samples:
         if self.pool.x.device == device:
             return self
         environment = None if self.pool.environment is None else self.environment.to(device)
-        return Samples(self.x.to(device), self.y.to(device), environment=environment)
+        group = None if self.pool.group is None else self.group.to(device)
+        return Samples(self.x.to(device), self.y.to(device), None, environment, group)
 
     def moved(self, move: Move) -> Samples:
         """The same view of the pool's copy."""
         x, y = move(self.pool.x), move(self.pool.y)
         rows = None if self.rows is None else self.rows.to(x.device)
-        environment = None if self.pool.environment is None else move(self.pool.environment)
-        return Samples(x, y, rows, environment)
+        environment, group = (None if each is None else move(each) for each in self.pool[2:])
+        return Samples(x, y, rows, environment, group)
 
 
 def joined(parts: Sequence[Samples]) -> Samples:
     """All samples of the parts, one part after another: a view if they share a pool, else a copy."""
     first = parts[0]
     if not all(first.shares_pool(part) for part in parts):
-        x, y, environment = (torch.cat([getattr(part, name) for part in parts]) for name in Pool._fields)
+        x, y, environment = (torch.cat([getattr(part, name) for part in parts]) for name in ("x", "y", "environment"))
         return Samples(x, y, environment=environment)
     everything = torch.arange(len(first.pool.y), device=first.pool.y.device)
     return first.view_of(torch.cat([everything if part.rows is None else part.rows for part in parts]))

@@ -11,8 +11,9 @@ that an environment has, each against all others (macro, one-vs-rest). What scik
   share times |accuracy - mean confidence| (Guo et al., On calibration of modern neural networks, ICML 2017).
 - class-sensitivity, class-precision, class-auroc: of every class by its name, against all others.
 
-A metric may be undefined, as the sensitivity of a class that an environment lacks: its value is None, and
-:attr:`Metric.lacks` says what is missing.
+A metric may be undefined, as the sensitivity of a class of which an environment has too few samples: its value is
+None, and :attr:`Metric.lacks` says what is missing. Where a class occurs, but not often enough, balanced accuracy and
+macro F1 are undefined as well.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ ACCURACY = "accuracy"
 CALIBRATION, SENSITIVITY_AT = "calibration-error", "sensitivity-at-specificity"
 PER_CLASS = "class-"  # of what is declared of every class
 OF = " of "  # between such a metric and its class, as in "auroc of cat"
-NO_CONTRAST = "no sample of the class, or none of another"
+NO_CONTRAST = "too few samples of the class, or of others"
 TITLES = {"macro-f1": "macro F1", "auroc": "AUROC"}  # that are not the name itself
 WHOLE = ("balanced-accuracy", "macro-f1", "auroc", "average-precision")  # that stand as they are
 OF_EVERY_CLASS = (f"{PER_CLASS}sensitivity", f"{PER_CLASS}precision", f"{PER_CLASS}auroc")
@@ -40,8 +41,10 @@ DECLARED = (*WHOLE, f"{SENSITIVITY_AT}-0.9", f"{CALIBRATION}-15", *OF_EVERY_CLAS
 LACKS = {
     "auroc": NO_CONTRAST,
     SENSITIVITY_AT: NO_CONTRAST,
-    "average-precision": "no sample of the class",
-    "sensitivity": "no sample of the class",
+    "average-precision": "too few samples of the class",
+    "sensitivity": "too few samples of the class",
+    "balanced-accuracy": "too few samples of a class",
+    "macro-f1": "too few samples of a class",
     "precision": "the class is never predicted",
 }
 MOST_BINS = 1000
@@ -178,7 +181,7 @@ def names(declared: Sequence[str], classes: Sequence[str]) -> tuple[str, ...]:
 
 
 def measured(
-    declared: Sequence[str], classes: Sequence[str], log_probabilities: Tensor, y: Tensor
+    declared: Sequence[str], classes: Sequence[str], log_probabilities: Tensor, y: Tensor, min_support: int = 1
 ) -> dict[str, float | None]:
     """Declared metrics of predictions, by name; None where one is undefined.
 
@@ -187,9 +190,11 @@ def measured(
         classes: the classes' names.
         log_probabilities: (n, classes), of at least one sample.
         y: labels (n,).
+        min_support: how many samples of a class, and of others where it is told from them, a metric needs.
     """
     p = log_probabilities.double().exp().cpu().numpy()
     labels, predicted = y.cpu().numpy(), log_probabilities.argmax(dim=1).cpu().numpy()
+    support = np.bincount(labels, minlength=len(classes))
     found: list[float | None] = []
     for name in declared:
         kind, number = Metric(name).kind, Metric(name).number
@@ -197,13 +202,19 @@ def measured(
             confidence = p[np.arange(len(labels)), predicted]
             found.append(_calibration_error(confidence, predicted == labels, int(number)))
             continue
+        if kind in ("macro-f1", "balanced-accuracy") and ((support > 0) & (support < min_support)).any():
+            found.append(None)
+            continue
         if kind == "macro-f1":
             found.append(float(scikit_learn().f1_score(labels, predicted, average="macro", zero_division=0.0)))
             continue
         of_class = partial(OF_CLASS[kind], **({"specificity": float(number)} if number else {}))
         second_alone = len(classes) == 2 and kind in ("auroc", "average-precision", SENSITIVITY_AT)
         chosen = [1] if second_alone else range(len(classes))
-        values = [of_class(labels == c, p[:, c], predicted == c) for c in chosen]
+        others = len(labels) - support if kind.endswith("auroc") or kind == SENSITIVITY_AT else support
+        enough = np.minimum(support, others) >= min_support
+        enough |= kind == "class-precision"
+        values = [of_class(labels == c, p[:, c], predicted == c) if enough[c] else None for c in chosen]
         found += values if name.startswith(PER_CLASS) else [_mean(values)]
     return dict(zip(names(declared, classes), found, strict=True))
 

@@ -31,6 +31,7 @@ from fedshift.spec import (
 from fedshift.written import FolderPath
 
 MOST_EVALUATIONS = 30  # of a stage, with evaluate.every = "auto"
+FEW_OF_TWO = 5  # samples of a class, below which a metric of two classes says nothing
 
 
 class Train(Spec):
@@ -214,6 +215,11 @@ class Evaluate(Spec):
         "class-sensitivity, class-precision, class-auroc",
         examples=DECLARED,
     )
+    min_support: Literal["auto"] | Rounds = setting(
+        "auto",
+        help="samples of a class that an environment needs for metrics of the class: with fewer they are undefined, "
+        "and the environment is in none of their means; auto: 5 of two classes, 1 of more",
+    )
     select: str = setting(
         "accuracy",
         help="what selects rounds and settings, and what tables show first: accuracy, one of the metrics, or that of "
@@ -232,6 +238,12 @@ class Evaluate(Spec):
         """
         super().__post_init__()
         check_metrics(self.metrics, self.select)
+
+    def support_of(self, classes: int) -> int:
+        """How many samples of a class its metrics need, where there are so many classes."""
+        if self.min_support != "auto":
+            return self.min_support
+        return FEW_OF_TWO if classes == 2 else 1
 
     def every_in(self, rounds: int) -> int:
         """How many rounds lie between evaluations in a stage of so many rounds."""

@@ -323,6 +323,7 @@ def _score(row: Mapping[str, Any]) -> SiteScore:
     metrics = {
         name: None if value is None else round(value, DECIMALS) for name, value in row.get("metrics", {}).items()
     }
+    intervals = {name: tuple(round(end, DECIMALS) for end in ends) for name, ends in row.get("intervals", {}).items()}
     told = {name: row[name] for name in ("environment", "role", "model", "models", "n")}
     numbers = {"accuracy": round(row["accuracy"], DECIMALS), "loss": round(max(loss, 0.0), DECIMALS)}
-    return SiteScore(**told, **numbers, metrics=metrics)
+    return SiteScore(**told, **numbers, metrics=metrics, intervals=intervals)

@@ -40,6 +40,10 @@ class Away:
         return f"{self.what}: {self.why}" if self.why else self.what
 
 
+# What comes of a reply whose upload a broken connection ended.
+LOST = Away("failed", "message unavailable")
+
+
 class Link(Protocol):
     """Carries requests to sites and their replies back."""
 
@@ -135,29 +139,38 @@ class FlowerLink:
 
     def exchange(self, requests: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes | Away]]:
         """Send each site its request; what came of each, as it comes, and of all after ``deadline`` seconds at most."""
-        from flwr.app import Message
-
         nodes, until = self._nodes(), time.monotonic() + deadline
         waiting: dict[str, str] = {}  # by the message's id
         for site, data in requests.items():
-            if site not in nodes:
-                yield site, Away("offline")
-                continue
-            message = Message(content(data), nodes[site], TYPE, ttl=deadline + 1)
-            (sent,) = self._grid.push_messages([message]) or [""]
-            if sent:
-                waiting[sent] = site
+            sent = self._send(nodes, site, data, deadline)
+            if isinstance(sent, Away):
+                yield site, sent
             else:
-                yield site, Away("failed", "Flower did not take the message")
-        while waiting and time.monotonic() < until:
+                waiting[sent] = site
+        while waiting and (left := until - time.monotonic()) > 0:
             for reply in self._grid.pull_messages(list(waiting)):
                 site = waiting.pop(reply.metadata.reply_to_message_id, "")
-                if site:
-                    yield site, _came(reply)
+                if not site:
+                    continue
+                came = _came(reply)
+                again = self._send(self._nodes(), site, requests[site], left) if came == LOST else came
+                if isinstance(again, str):  # a site keeps its reply, so it gives the same once more
+                    waiting[again] = site
+                else:
+                    yield site, again
             if waiting:
                 time.sleep(SECONDS_BETWEEN_PULLS)
         for site in waiting.values():
             yield site, Away("late", f"no answer within {deadline:g} seconds")
+
+    def _send(self, nodes: Mapping[str, int], site: str, data: bytes, seconds: float) -> str | Away:
+        """Send a request, which may be answered for so many seconds; its number, or why it was not sent."""
+        from flwr.app import Message
+
+        if site not in nodes:
+            return Away("offline")
+        (sent,) = self._grid.push_messages([Message(content(data), nodes[site], TYPE, ttl=seconds + 1)]) or [""]
+        return sent or Away("failed", "Flower did not take the message")
 
     def _nodes(self) -> dict[str, int]:
         """The numbers of the nodes that are connected, by site."""

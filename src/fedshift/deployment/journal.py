@@ -14,12 +14,13 @@ from safetensors.torch import load
 
 from fedshift import files
 from fedshift.core.messages import Answer, Down, Missing, Order, metadata, pack
+from fedshift.core.metrics import ACCURACY
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.members import Came
 from fedshift.deployment.wire import NOBODY, UNSCORED, Done
 from fedshift.manifest import intact
 from fedshift.rounds.coordinator import Coordinator, Received
-from fedshift.rounds.evaluation import metrics_of
+from fedshift.rounds.evaluation import intervals_of, metrics_of
 from fedshift.rounds.outliers import Suspect
 from fedshift.runs.schema import Record, Size
 
@@ -201,11 +202,13 @@ class Scoring:
                 leave_out(score.environment, f"it scored {score.models} models of {self.clients} clients")
             elif score.accuracy is None or score.loss is None:
                 leave_out(score.environment, "its policy withholds scores")
-            elif score.metrics.keys() != set(self.metrics):
+            elif score.metrics.keys() != set(self.metrics) or not score.intervals.keys() <= {ACCURACY, *self.metrics}:
                 leave_out(score.environment, "it sent other metrics than were agreed on")
             else:
-                row = {name: value for name, value in vars(score).items() if value is not None and name != "metrics"}
-                rows.append(row | metrics_of([{name: score.metrics[name] for name in self.metrics}]))
+                plain = vars(score).keys() - {"metrics", "intervals"}
+                row = {name: value for name, value in vars(score).items() if value is not None and name in plain}
+                row |= metrics_of([{name: score.metrics[name] for name in self.metrics}])
+                rows.append(row | intervals_of(score.intervals))
             seen.add(place)
         if not (came.scores or came.unscored):
             lacking.append({"site": site, "why": "sent no scores"})

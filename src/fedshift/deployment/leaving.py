@@ -21,13 +21,15 @@ from torch import Tensor
 
 from fedshift.core.contract import Category, Declared, Exchange, Stage
 from fedshift.core.messages import Telemetry
+from fedshift.core.metrics import ACCURACY
 from fedshift.core.preparation import PREPARATION
 from fedshift.core.setup import Round, Setup, told
 from fedshift.core.tensors import counted, part_of
+from fedshift.core.uncertainty import with_interval
 from fedshift.deployment import shell
 from fedshift.deployment.agreement import Agreement, SiteSettings
 from fedshift.deployment.federation_toml import FederationSettings
-from fedshift.deployment.wire import DECIMALS, METRIC, REASONS, Done, MessageLimits
+from fedshift.deployment.wire import DECIMALS, ENDS, METRIC, REASONS, Done, MessageLimits
 from fedshift.errors import FedshiftError
 from fedshift.methods import METHODS
 from fedshift.written import bytes_text
@@ -83,7 +85,6 @@ def _codes(names: Iterable[str], most: int | None = None) -> str:
 MEGABYTE = 10**6
 ABOUT_ONE = 512  # bytes of a header for one tensor: its name, type, shape and place
 ABOUT_ALL = 1 << 16  # bytes of a header for everything else
-SCORE = 64  # bytes of the numbers of a score, without metrics
 
 Kind = Literal["join", "reply", "telemetry", "scores"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
@@ -192,7 +193,8 @@ def _of_stage(setup: Setup, stage: Stage) -> Iterator[Leaves]:
 
 def _of_scores(setup: Setup) -> dict[str, Category]:
     """The numbers of a score in a run, the metrics that it measures among them."""
-    return {**SCORES, **{METRIC + name: METRICS_ARE for name in setup.metrics}}
+    ends = [prefix + name for name in (ACCURACY, *with_interval(setup.metrics)) for prefix in ENDS]
+    return {**SCORES, **dict.fromkeys([*(METRIC + name for name in setup.metrics), *ends], METRICS_ARE)}
 
 
 def _leaves(
@@ -217,7 +219,7 @@ def without(done: Done, refuse: Collection[Category]) -> Done:
     """A reply less the telemetry and the numbers of scores that are of refused categories."""
     numbers: dict[str, Any] = {name: None for name, category in SCORES.items() if category in refuse}
     if METRICS_ARE in refuse:
-        numbers["metrics"] = {}
+        numbers |= {"metrics": {}, "intervals": {}}
     done = replace(done, scores=tuple(replace(score, **numbers) for score in done.scores))
     if done.answer is None:
         return done
@@ -305,7 +307,7 @@ def of_replies(agreement: Agreement, setup: Setup) -> MessageLimits:
     """The limits of what a site may send."""
     exchanges = [exchange for stage in setup.stages for exchange in stage.exchanges]
     ups = [setup.declaration(exchange).reply | setup.declaration(exchange).telemetry for exchange in exchanges]
-    scores = 2 * len(agreement.environments(agreement.federation.sites[0])) * (SCORE + 8 * len(setup.metrics))
+    scores = 2 * len(agreement.environments(agreement.federation.sites[0])) * 8 * len(_of_scores(setup))
     tensors = max(map(len, ups), default=0) + scores // 8
     return _limits(agreement, [_bytes(up) for up in ups], scores, tensors)
 

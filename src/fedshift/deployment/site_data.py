@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load
 
 from fedshift.clients.checks import check_data
 from fedshift.clients.domains import DomainData
@@ -19,6 +18,7 @@ from fedshift.clients.inputs import Inputs
 from fedshift.clients.preparation import recoded
 from fedshift.clients.protocols import PersonalUnderShift
 from fedshift.core.frozen import Embedding, Front, embedded, silent
+from fedshift.core.messages import unpack
 from fedshift.core.setup import Setup
 from fedshift.datasets.column_files import InputColumns
 from fedshift.datasets.dataset import ImageDataset
@@ -259,7 +259,7 @@ def site_model(folder: str | Path) -> Trained:
     site = SiteFolder(Path(folder))
     path = site.path / STATE / site.agreement.run / MODEL
     try:
-        weights = load(path.read_bytes())
+        weights = unpack(path.read_bytes())
     except FileNotFoundError as error:
         raise FedshiftError(f"'{path}' does not exist: a site has its model when the run has ended.") from error
     except (OSError, SafetensorError) as error:

@@ -31,10 +31,9 @@ from pydantic import (
     ValidationInfo,
 )
 from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
-from fedshift.core.messages import Answer, Down, Order, Telemetry, Up, metadata, pack
+from fedshift.core.messages import Answer, Down, Order, Telemetry, Up, metadata, pack, unpack
 from fedshift.core.tensors import Tensors
 from fedshift.errors import FedshiftError
 from fedshift.written import printable
@@ -65,6 +64,7 @@ UNSCORED: Mapping[Unscored, str] = {
     "few": "it has too few samples for a score to leave its site",
 }
 METRIC = "metrics."  # before the name of a score's metric among tensors
+ENDS = ("low.", "high.")  # before that of an interval's ends
 
 
 def _in_one_line(text: str) -> str:
@@ -205,6 +205,7 @@ class SiteScore:
         n: how many samples were scored.
         metrics: what the experiment measures besides, by name; None: undefined on the environment. Empty where the site
             does not tell.
+        intervals: the ends of the 95 % intervals of accuracy and metrics within the environment, by name.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -216,23 +217,32 @@ class SiteScore:
     loss: Annotated[float | None, AS_TENSOR, Field(ge=0, le=MOST_LOSS, allow_inf_nan=False)] = None
     n: Annotated[int | None, AS_TENSOR, Field(ge=1, le=MOST_SAMPLES)] = None
     metrics: Annotated[Mapping[Name, Share | None], AS_TENSOR] = field(default_factory=dict)
+    intervals: Annotated[Mapping[Name, tuple[Share, Share]], AS_TENSOR] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, Tensor]:
         """The numbers, as they leave a site; an undefined metric is nan."""
         numbers = {"accuracy": self.accuracy, "loss": self.loss}
         numbers |= {METRIC + name: nan if value is None else value for name, value in self.metrics.items()}
+        for name, ends in self.intervals.items():
+            numbers |= {prefix + name: end for prefix, end in zip(ENDS, ends, strict=True)}
         given = {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items() if value is not None}
         return given | ({} if self.n is None else {"n": torch.tensor(self.n)})
 
 
 def _with_numbers(headers: list[dict[str, Any]], info: ValidationInfo) -> tuple[dict[str, Any], ...]:
     """What the header says of scores, with their numbers, which came as tensors."""
-    whole: dict[str, dict[str, Any]] = {str(place): {**header, "metrics": {}} for place, header in enumerate(headers)}
+    whole: dict[str, dict[str, Any]] = {
+        str(place): {**header, "metrics": {}, "intervals": {}} for place, header in enumerate(headers)
+    }
     for name, tensor in _tensors(info).of("scores").items():
         place, _, number = name.partition(".")
         value = tensor.item()
         if number.startswith(METRIC):
             whole[place]["metrics"][number.removeprefix(METRIC)] = None if isnan(value) else value
+        elif number.startswith(ENDS):
+            end, _, metric = number.partition(".")
+            low, high = whole[place]["intervals"].get(metric, (None, None))
+            whole[place]["intervals"][metric] = (value, high) if end == "low" else (low, value)
         else:
             whole[place][number] = value
     return tuple(whole.values())
@@ -386,7 +396,7 @@ def _read(data: bytes, *words: str) -> Any:
     ((word, header),) = metadata(data).items()
     if word not in words:
         raise ValueError(f"it is of the kind {word:.100}")
-    tensors = Tensors(load(data))
+    tensors = unpack(data)
     try:
         message = _PACKETS[word].validate_json(header, context=tensors)
     except ValidationError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -17,6 +17,7 @@ from fedshift.core.preparation import PREPARATION
 from fedshift.core.setup import Round, Setup
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import Replies, Tensors
+from fedshift.core.uncertainty import Bounds
 
 SERVER = -1  # the server's number where clients have theirs
 
@@ -99,12 +100,21 @@ class Question:
 
 @dataclass(frozen=True)
 class Score:
-    """Accuracy and loss (negative log-likelihood in nats), means over n samples, and metrics; see :class:`Metric`."""
+    """How good a model is on an environment.
+
+    Attributes:
+        accuracy: the share of samples that are right.
+        loss: the mean negative log-likelihood in nats.
+        n: how many samples there are.
+        metrics: what is measured besides; see :class:`Metric`.
+        intervals: of accuracy and of metrics, by name; see :mod:`fedshift.core.uncertainty`.
+    """
 
     accuracy: float
     loss: float
     n: int
     metrics: Values = field(default_factory=dict)
+    intervals: Mapping[str, Bounds] = field(default_factory=dict)
 
 
 class Engine(Protocol):

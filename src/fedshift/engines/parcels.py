@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Parameter
 
-ALIGNMENT = 64  # bytes; vector loads like it
+ALIGNMENT = 64  # bytes, as torch allocates; a product rounds by how its operands are aligned
 
 Place = tuple[torch.dtype, tuple[int, ...], int]  # of a tensor: its type, its shape and where it begins
 Bytes = NDArray[np.uint8]
@@ -181,4 +181,6 @@ class Packed:
                 warnings.filterwarnings("ignore", "The given NumPy array is not writable")
                 whole = torch.from_numpy(self._parcels[number])
             found = whole[begins : begins + size].view(dtype).view(shape)
+            if found.data_ptr() % ALIGNMENT:  # of a parcel that came within a message
+                found = found.clone()
         return found.to(self._device) if moves and self._device else found

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from fedshift.core.contract import Batch, LocalWork, ServerState
 from fedshift.core.messages import Up
-from fedshift.core.metrics import measured
+from fedshift.core.metrics import ACCURACY, measured
 from fedshift.core.net import Net, batch_norms
 from fedshift.core.setup import Setup
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import SAMPLES, Tensors, full_name
+from fedshift.core.uncertainty import intervals
 from fedshift.engines.banks import Bank, Resident
 from fedshift.engines.engine import SERVER, Job, Outcome, Question, Score, ServerJob
 from fedshift.engines.kernels import Kernels
@@ -249,14 +250,17 @@ def _score_of(question: Question, sums: Sequence[float], log_probabilities: Tens
     Raises:
         DivergedError: the loss is not finite.
     """
-    (right, loss), n, setup = sums, len(question.environment.samples), question.setup
+    (right, loss), samples, setup = sums, question.environment.samples, question.setup
     if not math.isfinite(loss) or (setup.metrics and not log_probabilities.exp().isfinite().all()):
         raise DivergedError(
             f"The loss on '{question.environment.name}' is not finite after round {question.round.number}.",
             advice(setup),
         )
-    metrics = measured(setup.evaluate.metrics, setup.classes, log_probabilities, y) if setup.metrics else {}
-    return Score(right / n, loss / n, n, metrics)
+    asked, n = (setup.evaluate.metrics, setup.classes, log_probabilities, y), len(samples)
+    metrics = measured(*asked, setup.evaluate.support_of(len(setup.classes))) if setup.metrics else {}
+    defined = {name: value for name, value in metrics.items() if value is not None} | {ACCURACY: right / n}
+    bounds = intervals(*asked, samples.group.cpu().numpy())
+    return Score(right / n, loss / n, n, metrics, {name: bounds[name] for name in bounds if name in defined})
 
 
 def _batch_axes(question: Question) -> dict[str, int]:

@@ -38,8 +38,8 @@ def tables(comparison: Comparison) -> list[Table]:
 
 
 def more_tables(comparison: Comparison) -> list[Table]:
-    """Differences paired by seed, every environment with its samples, and which model is scored on it."""
-    return [*differences(comparison), *environments(comparison), scored_models(comparison)]
+    """Differences paired by seed, environments with their samples and intervals, and which model is scored on each."""
+    return [*differences(comparison), *environments(comparison), *within(comparison), scored_models(comparison)]
 
 
 def _over(comparison: Comparison) -> str:
@@ -234,6 +234,26 @@ def _of_role(comparison: Comparison, role: str) -> Table:
     what = f"{comparison.label(role).capitalize()} {metric.title} in %{metric.remark}"
     title = f"{what}, {comparison.moment}, {_over(comparison)}"
     return Table(title, ["environment", "n", "n of a class", *(row.label for row in rows)], cells)
+
+
+def within(comparison: Comparison) -> list[Table]:
+    """How far each score is from certain for its environment's samples alone; none where no run has intervals."""
+    rows, names = comparison.rows(), comparison.environments("test")
+    cells = [[name, *(_within(row, name) for row in rows)] for name in names] if len(names) <= MOST_ENVIRONMENTS else []
+    known = [each for each in cells if any(each[1:])]
+    what = f"{comparison.label('test')} {comparison.metric.title} in % within an environment"
+    over = ", mean of its ends over seeds" if len(comparison.seeds) > 1 else ""
+    title = f"95 % interval of {what}, last round{over}"
+    return [Table(title, ["environment", *(row.label for row in rows)], known)] if known else []
+
+
+def _within(row: Row, environment: str) -> str:
+    """The mean ends of the intervals of runs in each of which one model is scored on the environment."""
+    found = []
+    for run in row.runs:
+        its = [e for e in run.records[-1]["environments"] if (e["environment"], e["role"]) == (environment, "test")]
+        found += [ends for each in its if len(its) == 1 and (ends := each.get("intervals", {}).get(row.metric.name))]
+    return " to ".join(f"{100 * mean(ends):.1f}" for ends in zip(*found, strict=True))
 
 
 def scored_samples(run: Run, role: str, environment: str | None = None) -> int:

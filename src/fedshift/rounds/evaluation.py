@@ -177,6 +177,7 @@ def _mean(scores: Sequence[Score]) -> Row:
         "loss": sum(score.loss for score in scores) / len(scores),
         "n": scores[0].n,
         **metrics_of([score.metrics for score in scores]),
+        **(intervals_of(scores[0].intervals) if len(scores) == 1 else {}),  # no model's is that of the mean
     }
 
 
@@ -186,6 +187,11 @@ def metrics_of(values: Sequence[Values]) -> Row:
         return {}
     means, undefined = mean_of(values)
     return {"metrics": means, **({"undefined": undefined} if undefined else {})}
+
+
+def intervals_of(bounds: Mapping[str, Sequence[float]]) -> Row:
+    """What a row says of intervals: the ends of each, by metric."""
+    return {"intervals": {name: [*ends] for name, ends in bounds.items()}} if bounds else {}
 
 
 def _same_models(models: Sequence[Tensors], others: Sequence[Tensors]) -> bool:

@@ -16,11 +16,10 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
 from fedshift import files
-from fedshift.core.messages import metadata, pack
+from fedshift.core.messages import metadata, pack, unpack
 from fedshift.core.state import ClientState
 from fedshift.errors import DamagedError
 from fedshift.manifest import FileDigest, read_file, write_file
@@ -228,7 +227,7 @@ def read_state(path: Path, digest: FileDigest | None, device: torch.device) -> C
         layout = json.loads(metadata(data)["layout"])
         laid = {
             name: _laid(tensor, layout["strides"].get(name)).to("cpu" if name in layout["cpu"] else device)
-            for name, tensor in load(data).items()
+            for name, tensor in unpack(data).items()
         }
         return ClientState.from_flat(laid)
     except (LookupError, ValueError, RuntimeError, SafetensorError) as error:

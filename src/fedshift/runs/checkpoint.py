@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from pydantic import Field, NonNegativeInt
 from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
 from fedshift.core.contract import ServerState
-from fedshift.core.messages import pack
+from fedshift.core.messages import pack, unpack
 from fedshift.core.state import flat_optimisers, optimisers_from_flat
 from fedshift.core.tensors import Tensors, part_of
 from fedshift.errors import DamagedError, FedshiftError
@@ -148,7 +147,7 @@ def unpack_server(data: bytes, device: torch.device) -> ServerState:
     """
     scopes: dict[str, dict[str, Tensor]] = {scope: {} for scope in (*_SCOPES, "optimisers")}
     try:
-        for key, tensor in load(data).items():
+        for key, tensor in unpack(data).items():
             scope, _, name = key.partition("//")
             scopes[scope][name] = tensor.to(device)
         optimisers = optimisers_from_flat(scopes.pop("optimisers"))
@@ -233,7 +232,7 @@ class WeightsFile(Mapping[str, "Tensor"]):
             raise KeyError(name)
         with self._opened() as file:
             tensor: Tensor = file.get_tensor(name)
-        return tensor
+        return tensor.clone()  # into memory that torch aligns, as unpack does
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -97,6 +97,9 @@ class Scores(File):
     accuracy: Share
     loss: float
     metrics: dict[str, Share | None] = {}
+    intervals: dict[
+        str, Annotated[list[Share], Field(min_length=2, max_length=2)]
+    ] = {}  # within the environment; see fedshift.core.uncertainty
 
 
 class Scored(Scores):

@@ -26,5 +26,6 @@ ANALYSES: Catalogue[Analysis] = Catalogue(
         "samples": ".sample_images:SampleImages",
         "similarity": ".similarity:Similarity",
         "tsne": ".tsne:TSNE",
+        "uncertainty": ".uncertainty:Uncertainty",
     },
 )
