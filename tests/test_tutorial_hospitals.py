@@ -12,12 +12,12 @@ import fresh
 from test_examples import block
 
 PAGE = "tutorial-hospitals.md"
-FLOAT = r"[-+]?\d+(\.\d+)?"
+FLOAT, WORD = r"[-+]?\d+(\.\d+)?", r"\b(better|worse|not clear)$"
 
 
 def words(text: str) -> list[str]:
-    """Lines without numbers, whose last digits are a processor's, and without rules and repeated spaces."""
-    plain = (" ".join(re.sub(FLOAT, "0", line.replace("─", "")).split()) for line in text.splitlines())
+    """Lines without numbers, whose last digits are a processor's, verdicts, rules and repeated spaces."""
+    plain = (" ".join(re.sub(f"{FLOAT}|{WORD}", "0", line.strip(" ─")).split()) for line in text.splitlines())
     return [line for line in plain if line]
 
 
@@ -51,6 +51,8 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         "gains",
         "gains",
     ]
+    analysed = words(command("analyse"))
+    assert all(line in analysed for line in words(block(PAGE, "analysed")))
     Path("new.csv").write_text("\n".join(Path("hospitals/west.csv").read_text().splitlines()[:4]))
     executed("hand-out")
     assert words(capsys.readouterr().out) == words(block(PAGE, "handed"))
