@@ -359,7 +359,7 @@ def without(federation: Federation) -> Iterator[str]:
 def logistic(federation: Federation) -> Iterator[str]:
     """AUROC of scikit-learn's logistic regression on all patients of a site: without it, alone, and joined.
 
-    Differences to training alone are patient by patient, with DeLong's interval. Alone and joined, patients of a site are
+    Differences to training alone are patient by patient, with DeLong's interval. Alone and joined, a patient is
     predicted for by cross-validation of ten folds, which train on the others of the site, and joined on all patients of
     other sites as well.
     """
