@@ -45,7 +45,7 @@ from fedshift.runs.run import Run
 from fedshift.runs.runner import run_all
 from fedshift.runs.selection import by_environment, last
 from fedshift.streams import Streams
-from fedshift.study.benchmark import plan_benchmark
+from fedshift.study.benchmark_plan import plan_benchmark
 from fedshift.study.records import published_records
 
 Array = np.ndarray[Any, Any]
@@ -360,8 +360,8 @@ def logistic(federation: Federation) -> Iterator[str]:
     """AUROC of scikit-learn's logistic regression on all patients of a site: without it, alone, and joined.
 
     Differences to training alone are patient by patient, with DeLong's interval. Alone and joined, a patient is
-    predicted for by cross-validation of ten folds, which train on the others of the site, and joined on all patients of
-    other sites as well.
+    predicted for by cross-validation of ten folds (or as many as the site has patients of a class), which train on the
+    others of the site, and joined on all patients of other sites as well.
     """
     data = DATASETS.build({"name": federation.name, "path": str(federation.file)}).load(Streams(0))
     x, y, domain = data.x.numpy(), data.y.numpy(), data.domain.numpy()
@@ -372,14 +372,15 @@ def logistic(federation: Federation) -> Iterator[str]:
         p = {"trained without it": model.fit(x[others], y[others]).predict_proba(x[own])[:, 1]}
         for name, beside in (("alone", others[:0]), ("joined", others)):
             p[name] = np.zeros(len(own))
-            for train, test in StratifiedKFold(10, shuffle=True, random_state=0).split(x[own], y[own]):
+            folds = StratifiedKFold(min(10, *np.bincount(y[own])), shuffle=True, random_state=0)
+            for train, test in folds.split(x[own], y[own]):
                 rows = np.concatenate([own[train], beside])
                 p[name][test] = model.fit(x[rows], y[rows]).predict_proba(x[own[test]])[:, 1]
-        areas = {name: auroc(y[own] == 1, its) for name, its in p.items()}
+        areas = {name: _area(y[own] == 1, its) for name, its in p.items()}
         for name, its in p.items():
-            area, bounds = areas[name], auroc_bounds(y[own] == 1, its, own)
-            assert area is not None and bounds is not None
-            found[name].append(f"{100 * area.value:.1f} [{100 * bounds.low:.1f}, {100 * bounds.high:.1f}]")
+            bounds = auroc_bounds(y[own] == 1, its, own)
+            assert bounds is not None
+            found[name].append(f"{100 * areas[name].value:.1f} [{100 * bounds.low:.1f}, {100 * bounds.high:.1f}]")
         for name in ("trained without it", "joined"):
             less = areas[name] - areas["alone"]
             half = 100 * Z * sqrt(less.variance(own))
@@ -390,12 +391,18 @@ def logistic(federation: Federation) -> Iterator[str]:
     yield from table(["", *heads], [[name, *cells] for name, cells in found.items()])
 
 
+def _area(own: Array, p: Array) -> Estimate:
+    found = auroc(own, p)
+    assert found is not None
+    return found
+
+
 def _regression(of_categories: Sequence[bool]) -> Pipeline:
     """Logistic regression behind what prepares rows; says of each column whether it holds categories."""
     codes = [place for place, its in enumerate(of_categories) if its]
     numbers = [place for place, its in enumerate(of_categories) if not its]
     prepare = make_column_transformer(
-        (make_pipeline(SimpleImputer(), StandardScaler()), numbers),
+        (make_pipeline(SimpleImputer(keep_empty_features=True), StandardScaler()), numbers),
         (make_pipeline(SimpleImputer(strategy="most_frequent"), OneHotEncoder(handle_unknown="ignore")), codes),
     )
     return make_pipeline(prepare, LogisticRegression(max_iter=5000))
