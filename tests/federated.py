@@ -84,6 +84,8 @@ def as_sent(records: list[Record]) -> list[Record]:
     def rounded(name: str, value: Any) -> Any:
         if name == "metrics":
             return {metric: rounded("accuracy", each) for metric, each in value.items()}
+        if name == "intervals":
+            return {metric: [rounded("accuracy", end) for end in ends] for metric, ends in value.items()}
         return round(value, DECIMALS) if name in ("accuracy", "loss") and value is not None else value
 
     return [

@@ -55,6 +55,12 @@ def test_counts_are_of_every_test_sample_and_agree_with_the_accuracy(runs: Path)
         right = sum(int(row["n"] or 0) for row in rows if row["class"] == row["predicted"]) / 1000
         assert right == pytest.approx(fedshift.load(runs).accuracy(label))
     assert len(found.charts()) == 2
+    table = found.tables()[0]
+    assert table.columns == ["row", "class", *map(str, range(10))]
+    for label, its in found.rows.items():
+        counts = {(row["class"], row["predicted"]): row["n"] for row in its[0].measured.rows}
+        matrix = {row[1]: row[2:] for row in table.rows if row[0].startswith(f"{label}: ")}
+        assert matrix == {a: [str(counts.get((a, b), 0)) for b in matrix] for a in map(str, range(10))}
 
 
 def test_the_hardest_samples_have_the_largest_losses(runs: Path):

@@ -189,7 +189,8 @@ def test_a_frame_has_what_the_records_say(tiny_document: dict[str, Any]):
     frame = comparison.frame()
     assert len(frame) == len(comparison.measurements()) == 2 * 2 * 2 * 3 * 3
     about = ["run", "method", "seed", "hold_out", "rule", "oracle", "position", "stage", "round"]
-    assert [*frame.columns] == [*about, "environment", "role", "model", "models", "accuracy", "loss", "n"]
+    scores = ["environment", "role", "model", "models", "accuracy", "loss", "n", "accuracy low", "accuracy high"]
+    assert [*frame.columns] == [*about, *scores]
     assert set(frame[frame["oracle"]]["rule"]) == {"target_best"}
     last = frame[(frame["rule"] == "last") & (frame["role"] == "test")]
     for method, mean in last.groupby("method")["accuracy"].mean().items():

@@ -123,6 +123,19 @@ def test_batches_are_even_and_found_from_their_number(labels: list[int], size: i
 
 # Engines, resuming, refusals ----------------------------------------------------------------------
 
+
+def test_weights_by_name_are_those_of_a_list(make: Make, tmp_path: Path):
+    """A class that is not named counts 1; the order in which names come is not looked at."""
+    listed = simulate(make({**rare(tmp_path), "train.class_weights": [2.5, 1, 9], "train.rounds": 2}))
+    named = {"2": 9, "0": 2.5}
+    by_name = simulate(make({**rare(tmp_path), "train.class_weights": named, "train.rounds": 2}))
+    assert by_name.setup.classes == ("0", "1", "2")
+    assert all(
+        torch.equal(tensor, by_name.coordinator.state.tensors[name])
+        for name, tensor in listed.coordinator.state.tensors.items()
+    )
+
+
 BALANCING = [{"train.class_weights": "balanced"}, {"train.class_weights": [1, 3, 9]}, {"train.batches": "balanced"}]
 
 
@@ -203,6 +216,10 @@ def test_what_cannot_be_meant_is_an_error(make: Make, tmp_path: Path):
         Train(class_weights="inverse")
     with refuses("give 3 weights, one for each class: class 0, class 1, class 2"):
         simulate(make({"train.class_weights": [1, 2]}), 0)
+    with refuses("class in train.class_weights 'claas 1'", "Did you mean 'class 1'"):
+        simulate(make({"train.class_weights": {"claas 1": 2}}), 0)
+    with refuses("train.class_weights = {}"):
+        Train(class_weights={})
     with refuses("all samples of client 'south' are of classes with a weight of 0"):
         simulate(make({**rare(tmp_path), "train.class_weights": [0, 0, 1]}))
 

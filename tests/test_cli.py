@@ -22,11 +22,12 @@ from fedshift.engines import calibration
 from fedshift.engines.choice import Choice
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.workers import can_fork
-from fedshift.errors import FedshiftError
+from fedshift.errors import FedshiftError, FedshiftWarning
 from fedshift.methods import METHODS
 from fedshift.runs import runner, scheduling
 from fedshift.runs import simulation as simulation_module
 from fedshift.runs.run import Run
+from fedshift.study import api
 from fedshift.study.grid import expand, override
 from fresh import ok
 
@@ -75,6 +76,17 @@ def test_compare_makes_one_table_and_does_not_repeat(experiment_file: Path):
     second = ok(*arguments)
     assert second.count("finished before") == 8
     assert "done: " not in second
+
+
+def test_protocol_is_an_option_and_means_what_it_does_in_python(experiment_file: Path):
+    output = ok("compare", str(experiment_file), "--protocol", "in-domain", "--method", "fedavg", "--rounds", "1")
+    assert "hold_out" in output.split("Note: ")[1]  # of the file's protocol, which is said not to be used
+    (run,) = api.load(experiment_file.parent / "runs").runs
+    with pytest.warns(FedshiftWarning, match="hold_out"):
+        (asked,) = api.grid(str(experiment_file), protocol="in-domain", method="fedavg", rounds=1)
+    assert run.identity.fingerprint == asked.fingerprint
+    assert run.table["protocol"]["name"] == "in-domain"
+    assert "in-domain" in refused("run", str(experiment_file), "--protocol", "indomain", "--dry-run")
 
 
 def test_bench_measures_each_method_once(experiment_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -152,6 +164,8 @@ def test_names_complete_after_the_last_comma():
     assert names_of("METHODS")("fedavg,fedsr") == ["fedavg,fedsr"]
     assert set(names_of("METHODS")("fedavg,fed")) >= {"fedavg,fedprox", "fedavg,fedsr"}
     assert complete(setting_names)("train.step_") == ["train.step_every=", "train.step_at=", "train.step_factor="]
+    assert names_of("PROTOCOLS")("in-d") == ["in-domain"]
+    assert "data.sep=" in complete(setting_names)("data.se")
     assert complete(experiment_names)("rotated-mnist-i") == ["rotated-mnist-in-domain"]
 
 

@@ -15,12 +15,17 @@ import pytest
 import scipy.stats
 import tomli_w
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from typer.testing import CliRunner
 
 import fedshift
 from conftest import TINY, Make
 from fedshift.cli.app import app
+from fedshift.clients.columns import ColumnAlone, each_alone
+from fedshift.clients.columns import _halves as halves
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
@@ -334,3 +339,107 @@ def test_everything_is_in_the_text_the_notebook_and_the_json():
     table = json.loads(json.dumps(report.table(), allow_nan=False))
     assert [site["name"] for site in table["sites"]] == ["a|b", "<i>", "*"]
     assert table["findings"][0]["kind"] == "absent class"
+
+
+def test_samples_of_one_group_that_cannot_be_split_are_named():
+    data = replace(clean(), where=lambda row: f"row {row} of 'x'")
+    one = replace(data, group=data.group.where(data.domain != 1, 200))
+    with refuses("sample of 'south'", "its 200 samples are of one group, that of row 200 of 'x'"):
+        federated(one).checked(one)
+    assert len(federated(data).checked(data).environments) == 6
+
+
+# Columns by themselves ------------------------------------------------------------------------------
+
+
+def alone(x: Any, y: Any, *categories: int, group: Any = None) -> list[ColumnAlone]:
+    x, y = torch.as_tensor(np.asarray(x, float)), torch.as_tensor(y)
+    columns = [Column(str(n), ("c",) if n in categories else None) for n in range(x.shape[1])]
+    group = torch.arange(len(y)) if group is None else torch.as_tensor(group)
+    return list(each_alone(x, y, group, columns, torch.Generator().manual_seed(0)))
+
+
+def test_a_column_of_few_numbers_has_the_area_of_its_values_or_of_their_shares():
+    """Over pairs of a row of the one class and one of the other: 3 of 4 are in order, or half of them and a tie.
+
+    Labels are 20 of each. The first column is 1 for 15 of class 1 and for 5 of class 0: a pair is in order with
+    .75 * .75, and equal with .75 * .25 * 2 of it, which counts half: .5625 + .1875 = .75. Upside down it is as good.
+    """
+    y = np.repeat([0, 1], 20)
+    one = np.concatenate([np.repeat([0, 1], [15, 5]), np.repeat([0, 1], [5, 15])])
+    first, second, third = alone(np.stack([one, -one, np.zeros(40)], axis=1), y)
+    assert first.auroc == pytest.approx(0.75)
+    assert second.auroc == pytest.approx(0.75)
+    assert third.auroc == 0.5
+    assert not (first.reveals or first.unique)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([2, 3, 5]))
+def test_the_area_is_scikit_learn_s(seed: int, classes: int):
+    """The mean of one class against the rest: of shares in the other half, and of numbers with ties, if that is more.
+
+    A missing cell is the smallest number. Ten categories are as many bins as 200 rows have.
+    """
+    draw = np.random.default_rng(seed)
+    y = np.concatenate([np.repeat(np.arange(classes), 20), draw.integers(0, classes, 200 - 20 * classes)])
+    x = np.clip(np.round(2 * draw.normal(size=len(y)) + draw.normal(size=classes)[y]), -4, 4)
+    x[draw.random(len(y)) < 0.2] = np.nan
+    numbers, categories = alone(np.stack([x, x], axis=1), y, 1)
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).numpy()
+    x, y = np.nan_to_num(x, nan=-9.0)[order], y[order]
+    half, by_share = halves(order, y), []
+    assert abs(int(half.sum()) - 100) <= 1
+    for own, c in product((half, ~half), range(classes)):
+        there, hit = x[~own], y[~own] == c
+        share = [((hit & (there == one)).sum() + hit.mean()) / ((there == one).sum() + 1) for one in x[own]]
+        by_share.append(roc_auc_score(y[own] == c, share))
+    rising = [roc_auc_score(y == c, x) for c in range(classes)]
+    assert categories.auroc == pytest.approx(np.mean(by_share))
+    in_either = np.mean([max(area, 1 - area) for area in rising])
+    assert numbers.auroc == pytest.approx(max(in_either, np.mean(by_share)))
+
+
+def test_what_reveals_the_label_is_told_from_what_is_another_value_in_every_row():
+    """An id from 1000 on for the ill, numbers in the middle of the others, missing cells, and categories of one class.
+
+    A category that no other row has says nothing of it, unless rows of one patient are on both sides, which a group of
+    theirs prevents.
+    """
+    draw, y = np.random.default_rng(0), np.arange(400) % 2
+    noise, order = draw.normal(size=400), draw.permutation(400)
+    middle, missing = np.where(y == 1, noise / 100, np.sign(noise) * 5), np.where(y == 1, np.nan, noise)
+    found = alone(np.stack([1000 * y + order, middle, missing, noise + 2 * y, order, noise], axis=1), y)
+    assert [each.reveals for each in found] == [True, True, True, False, False, False]
+    assert [each.unique for each in found] == [True, False, False, False, True, False]
+    of_one_class, code = alone(np.stack([3 * y + draw.integers(0, 3, 400), order], axis=1), y, 0, 1)
+    assert (of_one_class.reveals, of_one_class.unique) == (True, False)
+    assert (code.auroc, code.unique) == (0.5, True)
+    patient = np.repeat(np.arange(40), 10)
+    for group, reveals in ((np.arange(400), True), (patient, False)):
+        (found_id,) = alone(patient[:, None], patient % 2, 0, group=group)
+        assert (found_id.reveals, found_id.auroc == 0.5) == (reveals, not reveals)
+
+
+def test_rare_classes_have_no_area():
+    assert alone([[0.0], [1.0]] * 9, [0, 1] * 9)[0].auroc is None
+    assert alone([[0.0], [1.0]] * 10, [0, 1] * 10)[0].auroc == 1.0
+
+
+def test_columns_that_reveal_the_label_and_ids_are_found_on_training_rows():
+    """Whatever stands in test rows; and what the finding says leaves them out is what does."""
+    data = clean()
+    data = changed(replace(data, columns=tuple(map(Column, "abcdef"))), lambda x: x[:, 1].add_(8 * data.y))
+    data.x[:, 4] = torch.randperm(600, generator=torch.Generator().manual_seed(0)).float()
+    report = reported(data, batch=100_000)
+    found = {each.kind: each for each in report.findings}
+    assert set(found) == {"revealing column", "unique column", "batch"}
+    assert "1 of 6 columns" in found["revealing column"].text
+    assert "'b' (AUROC 1.000)" in found["revealing column"].text
+    assert "--set data.exclude=b" in found["revealing column"].remedy
+    assert "'e'" in found["unique column"].text
+    assert "train.batch = 100,000, but no client has more than 120 training samples" in found["batch"].text
+    masks = Roles.of(federated(data), len(data.y)).masks
+    poisoned = changed(data, lambda x: x.masked_fill_(~masks["training"][:, None], 3.0))
+    assert reported(poisoned).alone == report.alone
+    assert "b" in str(report).split("AUROC in %")[1].splitlines()[4]

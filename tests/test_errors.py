@@ -11,9 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import fedshift
 import fresh
@@ -21,6 +23,7 @@ from conftest import TINY, AfterRound, Make, go_on, results, resume, simulate
 from fedshift.cli import main
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.samples import Samples
+from fedshift.engines.divergence import smaller_rate
 from fedshift.errors import DivergedError
 from fedshift.runs import runner, scheduling
 from fedshift.runs.events import Progress
@@ -208,3 +211,58 @@ def test_one_bad_run_of_a_grid_does_not_keep_the_others_from_theirs(make: Make, 
     (message,) = comparison.failed
     assert "lihgt" in message
     assert "Did you mean 'light'" in message
+
+
+# Why a loss is not finite ------------------------------------------------------------------------------
+
+
+class _Logarithm(nn.Module):
+    """Gives NaN from the first step on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - 100).log()
+
+
+def _why_diverged(x: Any, **asked: Any) -> str:
+    y = np.arange(80) % 2
+    data = pd.DataFrame(x, columns=["age", "iron"])
+    sites = {"a": (data[:40], y[:40]), "b": (data[40:], y[40:])}
+    settings = {"run.engine": "sequential", **asked.pop("settings", {})}
+    asked = {"data": sites, "method": "fedavg", "model": "mlp", "rounds": 3, "settings": settings, **asked}
+    with pytest.raises(DivergedError) as caught:
+        fedshift.compare(progress=Progress(), **asked)
+    return str(caught.value)
+
+
+def test_why_a_loss_is_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A column, a network that gives no number, or the rate: no other is suggested, and none above 0.1."""
+    monkeypatch.chdir(tmp_path)
+    x = np.random.default_rng(0).normal(size=(80, 2))
+    column = _why_diverged(x * [1, 1e38])
+    assert "the column 'iron' has inputs as large as" in column
+    assert "--set data.exclude=iron" in column
+    network = _why_diverged(x, model=_Logarithm)
+    assert "step 1," in network
+    assert "before any step was taken" in network
+    assert "train.lr" not in column + network
+    assert _why_diverged(x, settings={"train.lr": 900.0}).endswith("--set train.lr=0.1")
+
+
+@pytest.mark.parametrize(("lr", "said"), [(0.5, "train.lr=0.05"), (4.0, "train.lr=0.1"), (1e-6, "is small already")])
+def test_the_rate_that_is_suggested(make: Make, lr: float, said: str):
+    assert said in smaller_rate(Simulation(make({"train.lr": lr})).setup)
+
+
+def test_a_column_of_prepared_rows_that_is_too_large_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """In rows that nobody trains on: of b alone, which is held out. Numbers come before categories in inputs."""
+    monkeypatch.chdir(tmp_path)
+    lines = ["sex,age,iron,site,label"]
+    for row in range(80):
+        iron = "1e38" if row == 79 else str(row % 7 / 1000)
+        lines.append(f"{'fm'[row % 2]},{row % 9},{iron},{'abc'[row % 3]},{'xy'[row % 5 // 3]}")
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    data = {"name": "table", "path": "t.csv", "domain": "site", "statistics": "pooled"}
+    with refuses("'b'", "the column 'iron' has inputs as large as", "data.exclude=iron", error=DivergedError):
+        fedshift.compare(
+            hold_out="b", method="fedavg", model="mlp", rounds=1, progress=Progress(), settings={"data": data}
+        )

@@ -106,6 +106,15 @@ def test_a_file_that_lacks_a_column_is_refused(tmp_path: Path, cls: Any, lacks: 
         read(cls(path=str(tmp_path / "x.csv")))
 
 
+def test_a_column_that_is_known_may_be_left_out(tmp_path: Path):
+    (tmp_path / "heart.csv").write_text(HEART, encoding="utf-8")
+    all_columns, others = (
+        read(Heart(path=str(tmp_path / "heart.csv"), exclude=exclude)) for exclude in ((), ("ca", "thal"))
+    )
+    assert [column.name for column in others.columns] == [column.name for column in all_columns.columns][:-2]
+    assert others.x.nan_to_num(-99).equal(all_columns.x[:, :-2].nan_to_num(-99))
+
+
 def test_a_row_to_predict_for_needs_no_label(tmp_path: Path):
     (tmp_path / "heart.csv").write_text(HEART, encoding="utf-8")
     dataset = Heart(path=str(tmp_path / "heart.csv"))

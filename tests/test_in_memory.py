@@ -141,6 +141,34 @@ def test_kinds_of_samples_and_what_is_converted_is_said():
     assert loaded({"a": _Listed(pictures)}).x.equal(torch.tensor(colour).permute(0, 3, 1, 2))
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_float_images_whose_channels_are_last_are_moved(dtype: type):
+    """Squares, and other sizes from 16 pixels on; channels that are first stay, and so does what is no image."""
+    for height, width in ((5, 5), (16, 20)):
+        images = np.random.default_rng(0).random((2, height, width, 3)).astype(dtype)
+        data = loaded({"a": (images, [0, 1])})
+        assert data.x.equal(torch.tensor(images.astype(np.float32)).permute(0, 3, 1, 2))
+        said = f"in_memory: images (N, {height}, {width}, 3) are taken as (N, height, width, channels)."
+        assert data.notes[0] == said
+        assert loaded({"a": (images.transpose(0, 3, 1, 2), [0, 1])}).x.equal(data.x)
+    for shape in ((2, 3, 20, 3), (2, 5, 6, 7), (2, 8, 3)):
+        assert loaded({"a": (np.zeros(shape, dtype), [0, 1])}).x.shape == shape
+
+
+def test_labels_may_be_of_one_column_and_true_or_false():
+    column, group = Y[:, None], [["p"], ["q"], ["p"], ["r"]]
+    expected = loaded({"a": (X, Y, ["p", "q", "p", "r"])})
+    for y in (column, torch.tensor(column), pd.DataFrame(column), column.tolist()):
+        data = loaded({"a": (X, y, group)})
+        assert (data.y.tolist(), data.group.tolist()) == (expected.y.tolist(), expected.group.tolist())
+    true = [False, True, False, True]
+    for y in (true, np.array(true), torch.tensor(true)[:, None], pd.Series(true)):
+        named = loaded({"a": (X, y)}, classes=("well", "ill"))
+        assert (named.classes, named.y.tolist()) == (("well", "ill"), [0, 1, 0, 1])
+        assert loaded({"a": (X, y)}).classes == ("False", "True")
+    assert loaded({"a": (X, np.array(true, object))}).y.tolist() == [0, 1, 0, 1]
+
+
 def test_names_of_classes_groups_and_sites():
     """Text of whatever type pandas has it in names classes, too."""
     data = loaded({"a": (X, Y, ["p", "q", "p", "r"]), "b": (X, [1, 1, 0, 1], ["p", "s", "s", "t"])}, classes=("w", "i"))
@@ -152,6 +180,36 @@ def test_names_of_classes_groups_and_sites():
     for kind in ("object", "str", "category"):
         data = loaded({site: (X, words.astype(kind)) for site in np.unique([10, 9])})
         assert (data.domains, data.classes, data.y.tolist()) == (("9", "10"), ("ill", "well"), [0, 1, 0, 1] * 2)
+
+
+def test_columns_are_left_out_by_name_and_by_number():
+    """Of a, b, c the first and the last stay; a table of pandas names its columns, arrays number them."""
+    table, out = pd.DataFrame(X, columns=[*"abc"]), X[:, [0, 2]]
+    for given, names, exclude in ((table, ("a", "c"), "b"), (X, ("0", "2"), "1")):
+        data = loaded({"n": (given, Y), "s": (given, Y)}, exclude=[exclude])
+        assert data.x.equal(torch.tensor(np.concatenate([out, out])))
+        assert tuple(column.name for column in data.columns) == names
+    assert [column.name for column in loaded({"a": (table, Y)}).columns] == [*"abc"]
+    assert loaded({"a": (X, Y)}).columns == loaded({"a": (table, Y), "b": (X, Y)}).columns == ()
+    with refuses("data.exclude", "'agee'", "Did you mean 'age'?"):
+        loaded({"a": (table.rename(columns={"b": "age"}), Y)}, exclude=["agee"])
+    with refuses("data.exclude leaves no column", "a, b, c"):
+        loaded({"a": (table, Y)}, exclude=[*"abc"])
+    with refuses("(4, 1, 2, 2)", "data.exclude"):
+        loaded({"a": (np.zeros((4, 1, 2, 2), np.float32), Y)}, exclude=["1"])
+
+
+def test_a_run_without_a_column_predicts_for_a_file_that_has_it():
+    """Whatever stands in the column."""
+    sites = {site: (pd.DataFrame(X, columns=[*"abc"]), Y) for site in "ns"}
+    asked = {"data": fedshift.in_memory(sites, exclude=["b"]), "model": "mlp", "rounds": 1, "progress": Progress()}
+    run = fedshift.run(method="fedavg", settings={"protocol": {"name": "train-on-all"}}, **asked)
+    for name, value in (("one", 0.0), ("other", 1e6)):
+        x = X.copy()
+        x[:, 1] = value
+        np.savez(f"{name}.npz", x=x, columns=[*"abc"])
+    one, other = (fedshift.predict(run.path, [f"{name}.npz"]).probabilities for name in ("one", "other"))
+    assert np.array_equal(one, other)
 
 
 # One file by content ------------------------------------------------------------------------------
@@ -234,9 +292,20 @@ def test_runs_and_data_are_moved_together(where: str):
     assert results(Run(moved)) == results(whole)
 
 
-def test_arrays_given_as_data_say_what_to_call():
-    with refuses("data=fedshift.in_memory({site: (x, y), ...})"):
-        fedshift.grid(data={"north": (X, Y)})
+def test_sites_given_as_data_are_taken_as_in_memory_takes_them():
+    """They are written beside the runs, wherever these are; a table of settings is none of them."""
+    sites = {"north": (X, Y), "south": (X + 1, Y)}
+    one, other, elsewhere = (
+        fedshift.experiment(data=data, model="mlp", method="fedavg", out=out)
+        for data, out in ((sites, None), (fedshift.in_memory(sites), None), (sites, "elsewhere"))
+    )
+    assert one == other
+    assert Path(elsewhere.table()["data"]["path"]).parent == Path("elsewhere/data").resolve()
+    with refuses("x of the site 'north' is object"):
+        fedshift.grid(data={"north": (X.astype(object), Y)})
+    for wrong in ({"path": "a.csv", "columns": ["a"]}, X):
+        with refuses("data = ", "data={site: (x, y), ...}"):
+            fedshift.grid(data=wrong)  # type: ignore[arg-type]  # on purpose
 
 
 FLOATS = np.arange(12, dtype=np.float32).reshape(4, 3)

@@ -111,7 +111,8 @@ def test_categories_by_hand():
     assert by_name(setup("fedavg", {"method.weighting": "samples"}))["samples"] == "count"
     telemetry = {"steps": "count", "term.cross_entropy": "statistic"}
     assert by_name(setup("fedavg"), "telemetry") == telemetry
-    assert by_name(setup("fedavg"), "scores") == {"accuracy": "statistic", "loss": "statistic", "n": "count"}
+    ends = {"low.accuracy": "statistic", "high.accuracy": "statistic"}
+    assert by_name(setup("fedavg"), "scores") == {"accuracy": "statistic", "loss": "statistic", "n": "count", **ends}
 
 
 def test_how_often_and_how_much_by_hand():

@@ -202,6 +202,20 @@ def test_a_patient_is_a_group_everywhere(tmp_path: Path):
     assert len(load(tmp_path, slices="middle").x) == 4
 
 
+@pytest.mark.parametrize("names", [("anonymous", "anonymous"), ("anon-1", "anon-2")])
+def test_files_that_all_name_one_patient_at_a_site_are_refused(tmp_path: Path, names: tuple[str, str]):
+    """With the patient and the setting that splits them by file; a single other patient is enough to split."""
+    for (site, name), label, number in product(zip("ab", names, strict=True), ("ill", "well"), range(3)):
+        place = tmp_path / site / label
+        place.mkdir(parents=True, exist_ok=True)
+        dicom(place / str(number), RAMP, PatientID=name)
+    with refuses("12 in all", f"'{names[0]}'", f"'{names[1]}'", "PatientID", "--set data.group=file"):
+        load(tmp_path)
+    assert len(torch.unique(load(tmp_path, group="file").group)) == 12
+    dicom(tmp_path / "a" / "ill" / "0", RAMP, PatientID="P1")
+    assert len(torch.unique(load(tmp_path).group)) == len({*names, "P1"})
+
+
 def test_a_split_keeps_a_patient_on_one_side(tmp_path: Path, make: Make):
     """Eight patients of three files at each of two sites; 100 times a pixel is its patient's number."""
     for number, file in product(range(16), range(3)):

@@ -108,6 +108,106 @@ def test_its_width_is_found_and_a_linear_layer_gives_what_is_asked_for():
     assert type(whole.body) is Net  # 8 = 2 * 4 features are what is asked for
 
 
+# Whole classifiers ----------------------------------------------------------------------------------
+
+
+class Ended(Net):
+    """A classifier that ends in logits, or in what a softmax or log-softmax makes of them."""
+
+    def __init__(self, end: str = "logits") -> None:
+        super().__init__(drop=0.0)
+        self.end = end
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = super().forward(x)
+        return {"logits": logits, "softmax": logits.softmax(dim=1), "log": logits.log_softmax(dim=1)}[self.end]
+
+
+@pytest.mark.parametrize("end", ["logits", "softmax", "log"])
+def test_of_a_whole_classifier_the_layer_that_gives_the_logits_is_found(end: str):
+    """The encoder gives what this layer is given, whatever follows it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Ended(end)
+    x = torch.randn(4, 1, 10, 10, generator=torch.Generator().manual_seed(0))
+    found, named = (builder(fedshift.own_model(net, head=head)).encoder().eval() for head in ("auto", "classify"))
+    expected = F.leaky_relu(net.eval().features(net.body(x)), SLOPE)
+    torch.testing.assert_close(found(x), expected)
+    assert found(x).equal(named(x))
+    for head in ("auto", "classify"):
+        assert fedshift.own_model(net, head=head).looks_whole((1, 10, 10), 3) == ""
+    why = fedshift.own_model(net).looks_whole((1, 10, 10), 3)
+    assert why.startswith("Ended gives 3 numbers for 3 classes")
+    assert ("softmax" in why) == (end != "logits")
+    assert "head='classify'" in why
+
+
+def test_an_encoder_is_not_taken_for_a_classifier():
+    """Neither one of another width, nor one whose numbers are no linear layer's; probabilities of any number are."""
+    layers = [nn.Flatten(), nn.Linear(100, 3)]
+    nn.init.ones_(layers[1].bias)  # so that a ReLU changes nothing of what zeros give
+    encoders = [([*layers], 4), ([*layers, nn.ReLU()], 3), ([nn.Flatten(), nn.Linear(100, 3), nn.BatchNorm1d(3)], 3)]
+    for modules, classes in encoders:
+        assert fedshift.own_model(nn.Sequential(*modules)).looks_whole((1, 10, 10), classes) == ""
+    assert "head='1'" in fedshift.own_model(nn.Sequential(*layers)).looks_whole((1, 10, 10), 3)
+    many = nn.Sequential(*layers, nn.Softmax(dim=1))
+    assert "after a softmax" in fedshift.own_model(many).looks_whole((1, 10, 10), 20)
+    with refuses("model.head = 'auto'", "0, 1, 2"):
+        builder(fedshift.own_model(nn.Sequential(*encoders[1][0]), head="auto")).encoder()
+
+
+@pytest.mark.parametrize(("method", "client"), [("fedavg", None), ("fedbn", 1)])
+def test_a_module_comes_back_with_its_own_names(make: Make, method: str, client: int | None):
+    """As the run predicts: a whole classifier gives the logits, an encoder the features."""
+    x = torch.randn(5, 1, 10, 10, generator=torch.Generator().manual_seed(0))
+    for number, end in enumerate(["logits", "softmax", "log"]):
+        model = fedshift.own_model(partial(Ended, end), head="auto")
+        changes = {"method.name": method, "train.rounds": 2, "name": f"{method}{number}"}
+        trained = runner.start(make(changes).replace(model=model), Progress()).model(client=client)
+        module = trained.own_module()
+        mine = Ended(end).eval()
+        assert list(module.state_dict()) == list(mine.state_dict())
+        mine.load_state_dict(module.state_dict())
+        given = mine(x).log() if end == "softmax" else mine(x).log_softmax(dim=1)
+        torch.testing.assert_close(given, trained(x), rtol=1e-5, atol=1e-5)
+        assert module(x).equal(mine(x))
+    encoder = fedshift.own_model(Net, head="classify")
+    trained = runner.start(make({"train.rounds": 1, "method.name": "fedsr"}).replace(model=encoder), Progress()).model()
+    with refuses("more than a linear layer", "'classify'", "run.model()"):
+        trained.own_module()
+    with refuses("model 'cnn'", "state_dict()"):
+        runner.start(
+            make({"train.rounds": 1, "method.name": "fedavg", "model.name": "cnn"}), Progress()
+        ).model().own_module()
+
+
+def test_an_encoder_comes_back_from_a_method_that_puts_layers_behind_it(make: Make):
+    body = nn.Sequential(nn.Flatten(), nn.Linear(100, 5), nn.ReLU())
+    run = runner.start(
+        make({"train.rounds": 1, "method.name": "fedsr"}).replace(model=fedshift.own_model(body)), Progress()
+    )
+    module = run.model().own_module()
+    assert list(module.state_dict()) == list(body.state_dict())
+    expected = {name.removeprefix("encoder.body.body."): tensor for name, tensor in run.weights.items()}
+    assert all(tensor.equal(expected[name]) for name, tensor in module.state_dict().items())
+
+
+def test_a_module_is_a_model_and_one_that_looks_whole_is_reported():
+    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    sites = {site: (x, torch.arange(40) % 2) for site in ("a", "b")}
+    module = nn.Sequential(nn.Linear(4, 2), nn.LogSoftmax(dim=1))
+    asked: dict[str, Any] = {"data": sites, "method": "fedavg", "rounds": 1, "progress": Progress()}
+    table = fedshift.compare(model=module, **asked)
+    assert table.runs[0].table["model"]["path"] == fedshift.own_model(module).path
+    (note,) = [note for note in table.notes() if "whole classifier" in note]
+    assert "Sequential gives 2 numbers for 2 classes" in note
+    assert "own_model(..., head='0')" in note
+    for made in (lambda: nn.Linear(4, 6), partial(nn.Linear, 4, 6)):
+        assert not [note for note in fedshift.compare(model=made, **asked).notes() if "whole classifier" in note]
+    with refuses("model = ", "model=module"):
+        fedshift.compare(model=3, **asked)
+
+
 # Engines --------------------------------------------------------------------------------------------
 
 
@@ -126,6 +226,17 @@ def test_every_engine_gives_the_same(make: Make, method: str):
         assert_same(one, simulate(experiment, engine=engine))
     for name, tensor in tensors_of(one).items():
         torch.testing.assert_close(tensors_of(stacked)[name], tensor, rtol=1e-9, atol=1e-9)
+
+
+def test_a_module_up_to_its_head_is_stacked(make: Make):
+    changes = {"method.name": "fedavg", "train.precision": "float64", "train.rounds": 2, "train.lr": 0.02}
+    experiment = make(changes).replace(model=fedshift.own_model(partial(Ended, "log"), head="auto"))
+    told: list[str] = []
+    with engine_named("vectorised", told) as engine:
+        stacked = tensors_of(simulate(experiment, engine=engine))
+    assert not told
+    for name, tensor in tensors_of(simulate(experiment)).items():
+        torch.testing.assert_close(stacked[name], tensor, rtol=1e-9, atol=1e-9)
 
 
 # What it means --------------------------------------------------------------------------------------
@@ -394,11 +505,6 @@ class Locked(nn.Module):
 def test_what_cannot_be_a_model_is_named(arguments: tuple[Any, ...], words: list[str]):
     with refuses(*words):
         builder(fedshift.own_model(*arguments)).encoder()
-
-
-def test_a_module_given_as_model_says_what_to_call():
-    with refuses("model=fedshift.own_model(module)"):
-        fedshift.grid(model=Net())  # type: ignore[call-overload]  # that is the point
 
 
 # Front doors ----------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ from fedshift.runs.run import Run, Times
 from fedshift.runs.schema import Identity, MessageTable, Record
 from fedshift.study.api import compare
 from fedshift.written import printable
+from refusal import refuses
 
 NOW = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
 AWKWARD = (
@@ -371,6 +372,43 @@ def test_a_difference_counts_the_environments_that_both_rows_have():
     assert [table.rows[0][1] for table in differences(Comparison(runs))] == ["+30.0", "+30.0"]
 
 
+def targets(**scores: str) -> Comparison:
+    """Rows of one seed whose scores on held-out domains, in %, are given as "a 10, b 20"."""
+    cells = [(method, *cell.split()) for method, its in scores.items() for cell in its.split(", ")]
+    return Comparison(
+        [
+            made(
+                table_of(method, 0, domain),
+                [record(1, "train", 1, {domain: int(score) / 100}, {"v": int(score) / 200})],
+            )
+            for method, domain, score in cells
+        ]
+    )
+
+
+def test_means_of_rows_with_other_targets_are_over_those_that_all_have():
+    """Of fedavg a and b count: their mean is 15, the worst 10, and the mean of their validation scores 7.5."""
+    results = targets(fedavg="a 10, b 20, c 90, d 95", client2vec="b 40, a 30")
+    headline = results.tables()[0]
+    assert headline.columns[1:3] == ["target worst", "target mean"]
+    rows = {row[0]: row[1:8] for row in headline.rows}
+    assert rows["fedavg"] == ["10.0", "15.0", "10.0", "20.0", "90.0", "95.0", "7.5"]
+    assert rows["client2vec"] == ["30.0", "35.0", "30.0", "40.0", "", "", "17.5"]
+    assert (results.accuracy("fedavg"), results.worst("fedavg")) == pytest.approx((0.15, 0.1))
+    (note,) = [note for note in results.notes() if "targets" in note]
+    assert "that all rows have: a, b;" in note
+    assert "others of fedavg (c, d)" in note
+    assert "uneven seeds" not in kinds(results)
+
+
+def test_means_are_over_all_targets_where_rows_have_the_same_or_none_in_common():
+    same, none = targets(fedavg="a 10, b 20", client2vec="a 30, b 40"), targets(fedavg="a 10, b 20", client2vec="c 30")
+    assert [row[2] for row in same.tables()[0].rows] == ["15.0", "35.0"]
+    assert [row[2] for row in none.tables()[0].rows] == ["15.0", "30.0"]
+    assert not [note for note in same.notes() if "target" in note]
+    assert [note for note in none.notes() if note.startswith("Rows have no target in common")]
+
+
 FACTS = {"classes": ["a", "b"], "scored_classes": {"test": {"t": [50, 3]}, "validation": {"v": [9, 0]}}}
 
 
@@ -448,6 +486,38 @@ def test_a_figure_as_a_file_has_a_legend_and_is_the_same_each_time():
     assert "fedavg" not in re.sub("<desc.*?</desc>", "", chart.inline("x"))
     assert isinstance(chart, Chart)
     assert [*chart.data[0]] == ["line", "training round", "mean", "std"]
+
+
+def test_a_plot_has_the_mean_and_the_t_interval_of_every_row_and_environment(tmp_path: Path):
+    """50, 60 and 70 % have the mean 60 and the deviation 10; t of two degrees is 4.3027, so the half is 24.84.
+
+    The mean over t and u, at 80 % each time, is 65, 70 and 75 %, with half of that.
+    """
+    runs = [
+        made(table_of("fedavg", seed), [record(1, "train", 1, {"t": value, "u": 0.8}, {"v": 0.5})])
+        for seed, value in enumerate((0.5, 0.6, 0.7))
+    ]
+    runs.append(made(table_of("$fedsr$"), [record(1, "train", 1, {"t": 0.9, "u": 0.7}, {"v": 0.4})]))
+    results = Comparison(runs)
+    (axis,) = results.plot().axes
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["t", "u", "mean"]
+    marks = {}
+    for bars in axis.containers:
+        ends = [segment[:, 1].tolist() for segment in bars[2][0].get_segments()]
+        marks[bars.get_label()] = bars[0].get_ydata().tolist(), [(high - low) / 2 for low, high in ends]
+    assert marks["fedavg"][0] == pytest.approx([60, 80, 70])
+    assert marks["fedavg"][1] == pytest.approx([24.84, 0, 12.42], abs=0.005)
+    assert marks["$fedsr$"] == (pytest.approx([90, 70, 80]), pytest.approx([0, 0, 0]))
+    results.plot().savefig(tmp_path / "scores.png")
+    (axis,) = results.plot("validation").axes
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["v"]
+    many = {str(number): number / 20 for number in range(20)}
+    (axis,) = Comparison([made(table_of("fedavg"), [record(1, "train", 1, many, {"v": 0.5})])]).plot().axes
+    assert axis.containers[0][0].get_ydata().tolist() == pytest.approx([47.5])
+    with refuses("'auroc'", "accuracy"):
+        results.plot(metric="auroc")
+    with refuses("role = 'tests'", "'validation'"):
+        results.plot("tests")  # type: ignore[arg-type]  # that is the point
 
 
 def test_a_table_as_latex_and_csv():

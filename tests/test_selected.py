@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -33,6 +34,7 @@ from fedshift.runs.run import Run
 from fedshift.runs.schema import Blueprint
 from fedshift.runs.selection import source_validation
 from fedshift.runs.simulation import Simulation
+from fedshift.runs.trained import of_unseen
 from fedshift.study.grid import expand, override
 from reference import small
 from refusal import refuses
@@ -313,3 +315,19 @@ def test_clients_are_found_by_name_or_id():
         blueprint.client("b")
     with refuses("no client '7'", "4 ('a')", "33 in all"):
         blueprint.client("7")
+
+
+@pytest.mark.parametrize("name", ["fedrep", "ditto", "fedproto", "fedrod", "apfl", "lg-fedavg", "fedbn"])
+def test_the_models_of_a_client_that_never_trained_are_those_that_a_held_out_domain_is_scored_with(
+    make: Make, name: str
+):
+    changes = {**small(name), "train.rounds": 2, "evaluate.every": 2, "run.device": "cpu"}
+    done = runner.start(make(changes), Progress())
+    (row,) = [row for row in done.records[-1]["environments"] if row["role"] == "test"]
+    models = of_unseen(done.experiment, Blueprint.model_validate(done.data_facts), done.weights)
+    (environment,) = [each for each in Simulation(done.experiment).federated.environments if each.role == "test"]
+    x, y = environment.samples.batch(torch.arange(len(environment.samples)))
+    with torch.no_grad():
+        found = [float((model(x).argmax(dim=1) == y).double().mean()) for model in models]
+    assert (row["model"], row["models"]) == ("unseen", len(models))
+    assert np.mean(found) == pytest.approx(row["accuracy"])

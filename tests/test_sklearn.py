@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import gc
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import sklearn
 import torch
 from sklearn.base import clone
 from sklearn.datasets import make_blobs
 from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV, LeaveOneGroupOut, StratifiedKFold, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -86,11 +88,92 @@ def test_methods_with_a_model_for_each_site():
         with torch.no_grad():
             own = fitted.run_.model(name).double()(torch.tensor(x[sites == name], dtype=torch.float32)).softmax(dim=1)
         np.testing.assert_allclose(found[sites == name], own, rtol=1e-12)
+    assert classifier("fedrep").fit(x, y).score(x, y) > 0.9  # a single site's model serves all
+
+
+def own_probabilities(fitted: FederatedClassifier, x: Any) -> dict[str, Any]:
+    samples = torch.tensor(x, dtype=torch.float32)
+    with torch.no_grad():
+        return {name: fitted.run_.model(name).double()(samples).softmax(dim=1).numpy() for name in fitted.sites_}
+
+
+def test_without_a_site_the_methods_rule_for_unseen_clients_predicts():
+    """Of FedRep the mean of the clients' heads behind the shared encoder; of FedProto every client's whole model."""
+    x, y, sites = blobs()
+    fitted = classifier("fedrep").fit(x, y, sites=sites)
+    models = [fitted.run_.model(name).double() for name in ("north", "south")]
+    samples = torch.tensor(x, dtype=torch.float32)
+    with torch.no_grad():
+        heads = [model.get_submodule("head").state_dict() for model in models]
+        mean = {name: (heads[0][name] + heads[1][name]) / 2 for name in heads[0]}
+        models[0].get_submodule("head").load_state_dict(mean)
+        expected = models[0](samples).softmax(dim=1)
+    np.testing.assert_allclose(fitted.predict_proba(x), expected, rtol=1e-6)  # the mean is taken in float32
+    assert np.array_equal(fitted.predict_proba(x, ["east"] * 120), fitted.predict_proba(x))
+    copy = pickle.loads(pickle.dumps(fitted))
+    assert np.array_equal(copy.predict_proba(x), fitted.predict_proba(x))
+    fitted = classifier("fedproto").fit(x, y, sites=sites)
+    expected = np.mean([*own_probabilities(fitted, x).values()], axis=0)
+    np.testing.assert_allclose(fitted.predict_proba(x), expected, rtol=1e-12)
+
+
+def test_a_selected_round_keeps_no_model_for_others():
+    """Ditto's unseen clients have the shared model, of which the selected round keeps nothing."""
+    x, y, sites = blobs()
+    fitted = classifier("ditto", validation_fraction=0.2, round="selected").fit(x, y, sites=sites)
+    assert fitted.score(x, y, sites=sites) > 0.9
+    with refuses("'east'", "north, south", 'round="last"'):
+        fitted.predict(x[:1], sites=["east"])
     with refuses("sites=", "north, south"):
         fitted.predict(x)
-    with refuses("'east'", "north, south"):
-        fitted.predict(x[:1], sites=["east"])
-    assert classifier("fedrep").fit(x, y).score(x, y) > 0.9  # a single site's model serves all
+
+
+@pytest.fixture
+def routing() -> Iterator[None]:
+    with sklearn.config_context(enable_metadata_routing=True):
+        yield
+
+
+def test_sites_are_routed_through_cross_validation(routing: None):
+    """By hand: fit and score with the sites of each fold; without score's request scores are those without sites."""
+    x, y, sites = blobs()
+    y = np.where((sites == "north") & (y == "a"), "b", np.where((sites == "north") & (y == "b"), "a", y))  # own labels
+    folds = StratifiedKFold(2)
+    asked = classifier("fedrep").set_fit_request(sites=True).set_score_request(sites=True)
+    found = cross_val_score(asked, x, y, cv=folds, params={"sites": sites})
+    expected, without = list[float](), list[float]()
+    for train, test in folds.split(x, y):
+        fitted = classifier("fedrep").fit(x[train], y[train], sites=sites[train])
+        expected.append(fitted.score(x[test], y[test], sites=sites[test]))
+        without.append(fitted.score(x[test], y[test]))
+    assert found.tolist() == expected
+    assert min(expected) > 0.9 > max(without)
+    asked = asked.set_score_request(sites=False)
+    assert cross_val_score(asked, x, y, cv=folds, params={"sites": sites}).tolist() == without
+
+
+def test_a_site_that_is_left_out_is_one_that_never_trained(routing: None):
+    x, y, _ = blobs()
+    asked = classifier("fedper").set_fit_request(sites=True).set_score_request(sites=True)
+    names = np.resize(["north", "south", "east"], 120)
+    found = cross_val_score(asked, x, y, cv=LeaveOneGroupOut(), params={"sites": names, "groups": names})
+    assert found.shape == (3,)
+    assert found.min() > 0.9
+
+
+def test_class_weights_are_those_of_each_sites_training():
+    """They are the run's: by class, 1 for one that is not named, and a class that is not there does not count."""
+    x, y, sites = blobs()
+    given = {"train.class_weights": [1.0, 5.0, 1.0]}
+    one = classifier(class_weight={"b": 5, "z": 2}).fit(x, y, sites=sites)
+    other = classifier(settings=given).fit(x, y, sites=sites)
+    assert np.array_equal(one.predict_proba(x), other.predict_proba(x))
+    assert not np.array_equal(one.predict_proba(x), classifier().fit(x, y, sites=sites).predict_proba(x))
+    assert one.run_.table["train"]["class_weights"] == {"a": 1.0, "b": 5.0, "c": 1.0}
+    balanced = classifier(class_weight="balanced").fit(x, y, sites=sites)
+    assert balanced.run_.table["train"]["class_weights"] == "balanced"
+    with pytest.raises(ValueError, match="class_weight and settings"):
+        classifier(class_weight="balanced", settings=given).fit(x, y)
 
 
 def test_pipelines_searches_and_clones():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,24 @@ def test_what_stands_for_nothing_is_said(tmp_path: Path):
     assert cells(data) == [[-99, -99], [1, 0]]
 
 
+def test_excluded_columns_are_not_read(tmp_path: Path):
+    """Neither as inputs nor as categories, whatever stands in them; they have to be there."""
+    text = "age,id,when,label\n1,P1,3.4.2020,x\n2,P2,,y\n"
+    left_out = ["id", "when"]
+    for more in ({}, {"columns": ["id", "age"]}, {"categories": ["id"]}):
+        dataset = table(tmp_path / "x.csv", text, exclude=left_out, **more)
+        data = read(dataset)
+        assert data.columns == (Column("age"),)
+        assert data.x.equal(dataset.rows(tmp_path / "x.csv", data.columns))
+        assert cells(data) == [[1], [2]]
+    with refuses("'idd'", "Did you mean 'id'?", "data.exclude"):
+        read(table(tmp_path / "x.csv", text, exclude=["idd", "when"]))
+    with refuses("label", "each column once"):
+        table(tmp_path / "x.csv", text, exclude=["label"])
+    with refuses("data.exclude=when"):
+        read(table(tmp_path / "x.csv", text, exclude=["id"]))
+
+
 @pytest.mark.parametrize("values", [("1.234,5", "7,0"), ("12:30", "1:05"), ("31.1.2020", "1/2/20"), ("10 %", "20 %")])
 def test_numbers_dates_and_times_of_another_notation_are_no_categories(tmp_path: Path, values: tuple[str, str]):
     one, other = values
@@ -124,7 +143,9 @@ def test_a_site_is_called_as_it_is_written(tmp_path: Path, written: str, names: 
         ("a,label\n1,0\n2,0.5\n", ["'label'", "0.5 in row 1", "whole number"]),
         ("a,label\n1,x\n2,X\n", ["'X'", "'x'", "differ only in case"]),
         ("a,Label\n1,x\n", ["(data.label)", "Did you mean", "--set data.label=COLUMN"]),
-        ("a;label\n1;x\n", ["Separate columns by commas"]),
+        ("a;label\n1;x\n", ["--set 'data.sep=;'"]),
+        ("a\tlabel\n1\tx\n", ["--set 'data.sep=tab'"]),
+        ("a\n1\n", ["Separate columns by ','", "data.sep"]),
         (",a,label\n0,2,x\n", ["column without a name", "index=False"]),
         ("label\nx\ny\n", ["no column of inputs beside label"]),
         ("a,label\n1,x\n2,y,9\n", ["cannot be read", "line 3"]),
@@ -139,12 +160,89 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path, text: str, words: l
 
 def test_other_text_than_utf_8_and_no_parquet(tmp_path: Path):
     for name, content, words in (
-        ("x.csv", "a,label\n1,größer\n", ("\\xf6", "UTF-8")),
+        ("x.csv", "a,label\n1,größer\n", ("0xF6", "\\xf6", "UTF-8", "--set data.encoding=cp1252")),
         ("x.parquet", "none", ("read",)),
     ):
         (tmp_path / name).write_bytes(content.encode("latin-1"))
         with refuses(name, *words):
             read(TableFile(path=str(tmp_path / name)))
+
+
+@pytest.mark.parametrize(("sep", "given"), [(";", ";"), ("\t", "tab"), ("\t", r"\t"), ("|", "|")])
+@pytest.mark.parametrize("encoding", ["utf-8", "cp1252", "utf-16"])
+def test_other_separators_and_encodings_give_the_same_samples(tmp_path: Path, sep: str, given: str, encoding: str):
+    """The same as of commas in UTF-8, as the data set reads it and as a file to predict for."""
+    text = "größe,ort,label,clinic\n1.5,Köln,weiß,Zürich\n2,Ulm,rot,Basel\n"
+    expected = read(table(tmp_path / "x.csv", text, domain="clinic"))
+    (tmp_path / "y.csv").write_bytes(text.replace(",", sep).encode(encoding))
+    dataset = TableFile(path=str(tmp_path / "y.csv"), statistics="site", domain="clinic", sep=given, encoding=encoding)
+    found = read(dataset)
+    assert (found.columns, found.classes, found.domains) == (expected.columns, ("rot", "weiß"), ("Basel", "Zürich"))
+    assert torch.equal(found.x, expected.x)
+    assert torch.equal(dataset.rows(tmp_path / "y.csv", found.columns), expected.x)
+    assert "label, clinic" in dataset.samples(tmp_path / "y.csv", found.columns).notes[0]
+
+
+def test_a_file_in_another_encoding_than_is_said(tmp_path: Path):
+    (tmp_path / "x.csv").write_bytes("a,label\n1,größer\n".encode("utf-16"))
+    with refuses("x.csv", "0xFF", "UTF-8", "data.encoding=utf-16"):
+        read(TableFile(path=str(tmp_path / "x.csv")))
+    table(tmp_path / "x.csv", "a,label\n1,x\n")
+    with refuses("x.csv", "no utf-16", "data.encoding"):
+        read(TableFile(path=str(tmp_path / "x.csv"), encoding="utf-16"))
+    for encoding in ("utf-9", "base64", "\0"):
+        with refuses("data.encoding = ", "cp1252"):
+            TableFile(path="x.csv", encoding=encoding)
+    for sep in ("", ";;", '"', "\n", "a"):
+        with refuses("data.sep = ", "';'"):
+            TableFile(path="x.csv", sep=sep)
+
+
+DATES = "seen,born,label\n1970-01-02,2000-02-28,x\n1969-12-31T06:00,,y\n2000-03-01 00:00+02:00,2000-03-01,x\n"
+
+
+@pytest.mark.parametrize("statistics", ["none", "site"])
+def test_dates_are_days_since_1970(tmp_path: Path, statistics: str):
+    """1970-01-02 is day 1; 18 hours before the end of 1969 are 0.75 days before 1970.
+
+    From 1970 to 2000 there are 30 years of 365 days and 7 leap days (72, 76, ..., 96), 10,957 in all. 2000 is a leap
+    year: 28 February is 31 + 27 days later, 1 March two days after that. Its midnight two hours east of Greenwich is
+    1/12 day before that in UTC.
+    """
+    text = DATES if statistics == "site" else DATES.replace("T06:00,", "T06:00,1970-01-01")
+    data = read(table(tmp_path / "x.csv", text, statistics=statistics, dates=["seen", "born"]))
+    lacking = -99 if statistics == "site" else 0
+    assert cells(data) == [[1, 11015], [-0.75, lacking], [pytest.approx(11017 - 1 / 12), 11017]]
+    assert "Dates read as days since 1970-01-01: 'seen', 'born'." in data.notes
+    if statistics == "site":
+        assert data.columns == (Column("seen"), Column("born"))
+
+
+def test_dates_of_parquet(tmp_path: Path):
+    days = pd.to_datetime(["1970-01-11 00:00", None, "1970-01-01 12:00"])
+    columns = {"day": [date(1970, 1, 11), None, date(1970, 1, 1)], "time": days, "far": days.tz_localize("Asia/Tokyo")}
+    pq.write_table(pa.table({**columns, "label": ["x", "y", "x"]}), tmp_path / "x.parquet")
+    dataset = TableFile(path=str(tmp_path / "x.parquet"), statistics="site", dates=["day", "time", "far"])
+    assert cells(read(dataset)) == [[10, 10, 10 - 0.375], [-99] * 3, [0, 0.5, 0.125]]  # Tokyo is nine hours ahead
+    with refuses("'day'", "row 0", "data.dates=day"):
+        read(TableFile(path=str(tmp_path / "x.parquet"), statistics="site"))
+
+
+@pytest.mark.parametrize("cell", ["31.1.2020", "1/2/20", "20200131", "2020-13-01", "2020-02-30", "2020-1-2", "12"])
+def test_a_date_that_can_be_read_in_two_ways_is_refused(tmp_path: Path, cell: str):
+    with refuses("'seen'", "(data.dates)", cell, "row 1", "2020-01-31"):
+        read(table(tmp_path / "x.csv", f"seen,label\n2020-01-02,x\n{cell},y\n", dates=["seen"]))
+
+
+def test_a_column_of_dates_has_to_be_named(tmp_path: Path):
+    text = "seen,label\n2020-01-02,x\n2020-01-03,y\n"
+    for statistics in ("none", "site"):
+        with refuses("'seen'", "data.dates="):
+            read(table(tmp_path / "x.csv", text, statistics=statistics))
+    with refuses("'seem'", "data.dates", "Did you mean 'seen'"):
+        read(table(tmp_path / "x.csv", text, dates=["seem"]))
+    with refuses("'seen'", "data.categories", "data.dates"):
+        table(tmp_path / "x.csv", text, dates=["seen"], categories=["seen"])
 
 
 def test_a_folder_of_tables(tmp_path: Path):

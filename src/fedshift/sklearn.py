@@ -12,23 +12,25 @@ from os import PathLike
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
-from typing import Any, ClassVar, Self, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 from weakref import finalize
 
 import numpy as np
 import torch
 
 from fedshift.datasets.in_memory import in_memory
-from fedshift.errors import FedshiftError, needs
+from fedshift.errors import DamagedError, FedshiftError, needs
 from fedshift.runs.events import Progress
 from fedshift.runs.predictions import probabilities
 from fedshift.runs.run import Picked
-from fedshift.runs.trained import Trained
+from fedshift.runs.schema import Blueprint
+from fedshift.runs.trained import Trained, of_unseen
 from fedshift.study import api
 
 with needs("sklearn", "FederatedClassifier"):
     from scipy.sparse import issparse
     from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.metrics import accuracy_score
     from sklearn.utils._param_validation import Interval, StrOptions
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_consistent_length, check_is_fitted, check_X_y, validate_data
@@ -38,6 +40,7 @@ ALONE = "all"  # the name of the only site, where none is named
 NAME = "classifier"  # of its runs
 LR = 0.003  # of Adam, whose steps stay small where features are not scaled
 MISSING = ("", "None", "nan", "<NA>", "NaT")  # how a site that is not known is written
+WEIGHTS = "train.class_weights"
 BATCH = 512  # samples that are predicted for together
 
 
@@ -59,6 +62,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         "rounds": [Interval(Integral, 1, None, closed="left")],
         "seed": [Integral],
         "settings": [Mapping, None],
+        "class_weight": [Mapping, StrOptions({"balanced"}), None],
         "validation_fraction": [Interval(Real, 0, 1, closed="left")],
         "round": [StrOptions({*get_args(Picked)})],
         "out": [str, PathLike, None],
@@ -73,6 +77,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rounds: int = 20,
         seed: int = 0,
         settings: Mapping[str, Any] | None = None,
+        class_weight: Mapping[Any, float] | Literal["balanced"] | None = None,
         validation_fraction: float = 0.0,
         round: Picked = "last",
         out: str | Path | None = None,
@@ -86,6 +91,9 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             rounds: communication rounds.
             seed: of all that is drawn.
             settings: other settings, dotted, such as ``{"train.lr": 0.1, "method.l2r": 0.05}``.
+            class_weight: what a sample of each class counts in the cross-entropy, by class, 1 for one that is not
+                named; or "balanced", n / (C n_c) for a class with n_c of n samples of C classes. Either is of each
+                site's own training samples, over which weights have the mean 1; see ``train.class_weights``.
             validation_fraction: part of each site's samples that is not trained on, but scored, from 0 to below 1.
             round: "last", or "selected": predict with the model of the round that is best on these samples.
             out: the folder that keeps the data and the run; None: none is kept. A run that is there already is not
@@ -97,6 +105,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.rounds = rounds
         self.seed = seed
         self.settings = settings
+        self.class_weight = class_weight
         self.validation_fraction = validation_fraction
         self.round = round
         self.out = out
@@ -142,14 +151,27 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "train": {"optimiser": "adam", "lr": LR},
             "run": {} if self._temporary is None else {"checkpoint_every": int(self.rounds)},
         }
-        asked: dict[str, Any] = {
-            name: getattr(self, name) for name in ("method", "model", "rounds", "seed", "settings")
-        }
+        asked: dict[str, Any] = {name: getattr(self, name) for name in ("method", "model", "rounds", "seed")}
+        asked["settings"] = self._settings()
         data = in_memory(by_site, self.classes_.astype(str).tolist(), folder / "data")
         progress = None if self.verbose else Progress()
         self.run_ = api.compare(table, progress=progress, data=data, out=folder / "runs", **asked).runs[0]
         self._models = self._trained()
+        self._unseen = self._of_unseen()
         return self
+
+    def _settings(self) -> dict[str, Any]:
+        """The settings, with the weights of classes by what these are called in the run."""
+        settings = dict(self.settings or {})
+        if self.class_weight is None:
+            return settings
+        if WEIGHTS in settings:
+            raise ValueError(f"class_weight and settings['{WEIGHTS}'] are both given: give one.")
+        weights: Any = self.class_weight
+        if isinstance(weights, Mapping):
+            there = {str(name): weight for name, weight in weights.items() if name in self.classes_}
+            weights = {name: float(there.get(name, 1.0)) for name in self.classes_.astype(str).tolist()}
+        return settings | {WEIGHTS: weights}
 
     def predict_proba(self, X: Any, sites: Any = None) -> Array:  # noqa: N803
         """The probability of each class, (N, classes), computed in float64 so that other rows do not change a row's.
@@ -157,11 +179,14 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Args:
             X: samples, as in :meth:`fit`.
             sites: the site of each sample, (N,), for methods that leave every site with a model of its own; where
-                there is one model for all it predicts for every site, known or not.
+                there is one model for all it predicts for every site, known or not. A sample without a site, or of one
+                that was not trained on, is predicted for as the method does for a client that never trained (its page
+                says how, such as by the mean of the clients' parts); where that is with every client's model, by the
+                mean of their probabilities.
 
         Raises:
             ValueError: samples cannot be used.
-            FedshiftError: every site has a model and no site is given, or one that has none.
+            FedshiftError: a sample is of no known site, and ``round="selected"`` keeps no model for such.
         """
         check_is_fitted(self)
         if _dtype(X) != self._dtype:
@@ -172,10 +197,15 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         found = np.empty((len(x), len(self.classes_)))
         for name in np.unique(names):
             rows, model = names == name, self._models.get("", self._models.get(name))
-            if model is None:
+            models = self._unseen if model is None else [model]
+            if not models:
                 whose = f"The site '{name}' has no model" if name else "Every site has a model of its own"
-                raise FedshiftError(f"{whose}: give sites=..., for each sample one of {', '.join(self.sites_)}.")
-            found[rows] = torch.cat(list(probabilities(model, [x[rows]], BATCH))).numpy()
+                raise FedshiftError(
+                    f"{whose}, and the selected round keeps none for others: give sites=..., for each sample one of "
+                    f'{", ".join(self.sites_)}, or fit with round="last".'
+                )
+            of_each = [torch.cat(list(probabilities(one, [x[rows]], BATCH))) for one in models]
+            found[rows] = torch.stack(of_each).mean(dim=0).numpy()
         return found
 
     def predict(self, X: Any, sites: Any = None) -> Array:  # noqa: N803
@@ -183,6 +213,10 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         chosen: Array = self.predict_proba(X, sites).argmax(axis=1)
         predicted: Array = self.classes_[chosen]
         return predicted
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None, sites: Any = None) -> float:  # noqa: N803
+        """The accuracy; see :meth:`predict_proba` for ``sites``."""
+        return float(accuracy_score(y, self.predict(X, sites), sample_weight=sample_weight))
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the run, whose files are this object's alone."""
@@ -195,6 +229,20 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         except FedshiftError:
             models = {name: self.run_.model(name, self.round).double() for name in self.sites_.tolist()}
             return models if len(models) > 1 else {"": next(iter(models.values()))}
+
+    def _of_unseen(self) -> list[Trained]:
+        """The models of a site that was not trained on; none where all share one, or the selected round keeps none."""
+        if "" in self._models:
+            return []
+        run = self.run_
+        weights = run.weights if self.round == "last" else run.selected
+        try:
+            models = of_unseen(run.experiment, Blueprint.model_validate(run.data_facts), weights)
+        except DamagedError:  # of a selected round only what its own clients predict with is there
+            if self.round == "last":
+                raise
+            return []
+        return [model.double() for model in models]
 
 
 class _Temporary:

@@ -47,6 +47,7 @@ def going_on(path: Path) -> str:
     "run --method fedsr",
     "run --method fedsr --set method.l2r=0.05 --seed 1",
     "run --data folder --set data.path=photos --hold-out sketch --model resnet18 --method fedsr --dry-run",
+    "run --data table --set 'data.path=clinics.csv' --set 'data.sep=;' --protocol in-domain --model mlp",
 )
 def run(asked: CommandLine) -> None:
     """Carry out one run: one method (by default the experiment's first), one seed, one federation."""
@@ -68,6 +69,7 @@ def run(asked: CommandLine) -> None:
     "compare",
     "compare --method fedavg,fedprox,fedsr --hold-out 0,75 --seed 0,1,2",
     "compare my-experiment.toml --set train.lr=0.1,0.01 --dry-run",
+    "compare --protocol in-domain --method fedavg,fedbn    # every site is scored on samples of its own",
     "compare --method fedavg,fedsr --tuned runs/rotated-mnist/tuned-1a2b3c4d.toml",
     "compare --seed 0,1,2 --shard 1/2    # and on another machine, in the same folder, --shard 2/2",
 )

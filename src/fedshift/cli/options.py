@@ -147,6 +147,14 @@ DataOption = Annotated[
     str | None,
     typer.Option("--data", help="Data set (its path: --set data.path=...).", autocompletion=names_of("DATASETS")),
 ]
+ProtocolOption = Annotated[
+    str | None,
+    typer.Option(
+        "--protocol",
+        help="Who is scored on what: in-domain, leave-one-domain-out, ... (`fedshift list protocols`).",
+        autocompletion=names_of("PROTOCOLS"),
+    ),
+]
 ModelOption = Annotated[str | None, typer.Option("--model", help="Model.", autocompletion=names_of("MODELS"))]
 SeedOption = Annotated[str | None, typer.Option("--seed", help="Seed, or several: 0,1,2.")]
 RoundsOption = Annotated[int | None, typer.Option("--rounds", help="Communication rounds.", min=1)]
@@ -190,6 +198,7 @@ TUNED = "File of `fedshift tune`: the best settings of each method; --set counts
 OPTIONS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "method": (MethodOption, parse_words),
     "data": (DataOption, str),
+    "protocol": (ProtocolOption, str),
     "model": (ModelOption, str),
     "hold_out": (Annotated[str | None, typer.Option("--hold-out", help=HOLD_OUT)], parse_words),
     "seed": (SeedOption, parse_value),

@@ -14,6 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fedshift.clients.domains import DomainData
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.preparation import Column, recoded
 from fedshift.clients.samples import Client, Environment, Move, Pool, Samples, class_counts, joined, lazy, mover
@@ -35,6 +36,7 @@ class FederatedData:
             numbers; by default each domain is one.
         columns: of rows of a table, the columns' names, in order.
         pooled_sizes: how many training samples each of the clients had whose samples a single one holds.
+        oddity: what is most serious about the data, a sentence; empty: nothing is.
     """
 
     clients: Sequence[Client]
@@ -45,6 +47,7 @@ class FederatedData:
     train_environments: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     pooled_sizes: tuple[int, ...] = ()
+    oddity: str = ""
 
     def __repr__(self) -> str:
         counts = f"clients: {len(self.clients)}, environments: {len(self.environments)}, classes: {len(self.classes)}"
@@ -104,8 +107,11 @@ class FederatedData:
             found.setdefault(role, {})[name] = tuple(counts.tolist())
         return found
 
-    def checked(self) -> FederatedData:
+    def checked(self, data: DomainData | None = None) -> FederatedData:
         """The same federation without the empty environments of single clients, which a note then tells of.
+
+        Args:
+            data: the samples as they were read, by whose groups it can be said why an environment has none.
 
         Raises:
             FedshiftError: a client has nothing to train on, or nobody has a sample of some environment.
@@ -120,6 +126,8 @@ class FederatedData:
         sizes = [*zip(keys, self.scored_sizes, strict=True)]
         some = {key for key, size in sizes if size}
         for role, name in (key for key, _ in sizes if key not in some):
+            if data is not None and (why := _one_group(data, name)):
+                raise FedshiftError(f"No {role} sample of '{name}' is left to score: {why}")
             raise FedshiftError(
                 f"No {role} sample of '{name}' is left to score: give it more samples, or "
                 "hold out a larger part (protocol.validation, protocol.test), or divide the domains among fewer "
@@ -194,6 +202,19 @@ class FederatedData:
         clients = lazy(self.clients).mapped(lambda client: replace(client, train=client.train.moved(move)))
         environments = lazy(self.environments).mapped(lambda each: replace(each, samples=each.samples.moved(move)))
         return replace(self, clients=clients, environments=environments)
+
+
+def _one_group(data: DomainData, domain: str) -> str:
+    """That all samples of a domain are of one group, and what to do; empty: they are not."""
+    if domain not in data.domains:
+        return ""
+    rows = (data.domain == data.domains.index(domain)).nonzero().flatten()
+    if len(rows) < 2 or len(torch.unique(data.group[rows])) > 1:
+        return ""
+    return (
+        f"all of its {len(rows)} samples are of one group, that of {data.place(int(rows[0]))}, which a split keeps "
+        "whole. Give samples that have nothing to do with each other groups of their own."
+    )
 
 
 def _notes_on_categories(columns: Sequence[Column], kept: Sequence[Column]) -> Iterator[str]:

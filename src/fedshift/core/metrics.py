@@ -29,7 +29,7 @@ from torch import Tensor
 
 from fedshift.errors import FedshiftError, UnknownNameError, needs
 
-ACCURACY = "accuracy"
+ACCURACY, AUROC = "accuracy", "auroc"
 CALIBRATION, SENSITIVITY_AT = "calibration-error", "sensitivity-at-specificity"
 PER_CLASS = "class-"  # of what is declared of every class
 OF = " of "  # between such a metric and its class, as in "auroc of cat"

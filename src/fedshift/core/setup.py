@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +34,7 @@ from fedshift.core.net import Net
 from fedshift.core.preparation import PREPARATION, prepared_first
 from fedshift.core.tensors import SAMPLES, Tensors, full_name, part_of, weighted_mean
 from fedshift.core.training import Evaluate, Train
-from fedshift.errors import FedshiftError
+from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.streams import Key, Streams
 
 STEPS = "steps"  # in telemetry: how many steps a client took
@@ -83,6 +84,7 @@ class Setup:
         device: where tensors live.
         classes: the classes' names.
         preparation: what prepares rows of a table, whose part is among ``parts``; None: samples are none.
+        columns: what the columns of rows are called; none where nobody knows.
     """
 
     run: str
@@ -95,6 +97,7 @@ class Setup:
     device: torch.device
     classes: tuple[str, ...]
     preparation: Preparation | None = None
+    columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check what the method declares.
@@ -107,12 +110,7 @@ class Setup:
         check_classes(self.evaluate.select, self.classes)
         if self.metrics:
             scikit_learn()  # here, and not after the first rounds
-        weights = self.train.class_weights
-        if isinstance(weights, tuple) and len(weights) != len(self.classes):
-            raise FedshiftError(
-                f"train.class_weights = {list(weights)}: give {len(self.classes)} weights, one for each class: "
-                f"{', '.join(self.classes)}."
-            )
+        self._check_class_weights()
         for name, part in self.parts.items():
             if part.unseen not in ("mean", "initial", "every", *self.parts):
                 raise FedshiftError(
@@ -131,6 +129,23 @@ class Setup:
                 for phase in (*exchange.phases, *exchange.server_phases):
                     for objective in phase.objectives if isinstance(phase, Phase) else ():
                         check_terms(objective)
+
+    def _check_class_weights(self) -> None:
+        weights = self.train.class_weights
+        if isinstance(weights, tuple) and len(weights) != len(self.classes):
+            raise FedshiftError(
+                f"train.class_weights = {list(weights)}: give {len(self.classes)} weights, one for each class: "
+                f"{', '.join(self.classes)}."
+            )
+        for name in weights if isinstance(weights, dict) else ():
+            if name not in self.classes:
+                raise UnknownNameError("class in train.class_weights", name, self.classes)
+
+    @property
+    def class_weights(self) -> tuple[float, ...] | Literal["none", "balanced"]:
+        """What is asked for of each class, in the order of the classes."""
+        weights = self.train.class_weights
+        return tuple(weights.get(name, 1.0) for name in self.classes) if isinstance(weights, dict) else weights
 
     def _check_reveals(self, upload: Upload) -> None:
         private = [name for name, part in self.parts.items() if part.scope == "client"]

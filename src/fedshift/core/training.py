@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Annotated, ClassVar, Literal, Self
 
-from annotated_types import Interval, Le
+from annotated_types import Interval, Le, MinLen
 
 from fedshift.core.metrics import ACCURACY, DECLARED, PER_CLASS, check_metrics
 from fedshift.errors import FedshiftError
@@ -30,6 +30,7 @@ from fedshift.spec import (
 )
 from fedshift.written import FolderPath
 
+WeightsByClass = Annotated[dict[str, NonNegative], MinLen(1)]
 MOST_EVALUATIONS = 30  # of a stage, with evaluate.every = "auto"
 FEW_OF_TWO = 5  # samples of a class, below which a metric of two classes says nothing
 
@@ -68,10 +69,11 @@ class Train(Spec):
         help="a client's batches: all its samples in a new order each epoch, or as many of each class that it has; an "
         "epoch has as many batches either way",
     )
-    class_weights: Literal["none", "balanced"] | tuple[NonNegative, ...] = setting(
+    class_weights: Literal["none", "balanced"] | tuple[NonNegative, ...] | WeightsByClass = setting(
         "none",
         help="what a class counts in the cross-entropy, scaled to a mean of 1 over each client's samples: none; "
-        "balanced, n / (C n_c) for a class with n_c of the client's n samples of C classes; or a list, one a class",
+        "balanced, n / (C n_c) for a class with n_c of the client's n samples of C classes; a table by name, 1 for a "
+        "class that it does not name; or a list, one a class",
     )
     momentum: Momentum = setting(0.9, help="momentum of sgd (unused by adam)")
     weight_decay: NonNegative = setting(0.0, help="weight decay")

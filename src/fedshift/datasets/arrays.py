@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
@@ -34,17 +34,20 @@ from fedshift.spec import setting
 from fedshift.streams import Streams
 
 SUFFIX = ".npz"
-NEEDED, OPTIONAL = ("x", "y"), ("domain", "group", "classes", "notes")
+NEEDED, OPTIONAL = ("x", "y"), ("domain", "group", "classes", "columns", "notes")
 MAPPED = 2**27  # bytes from which an array is mapped; a file that is rewritten meanwhile would end the process
 KINDS = ("uint8", "int64", "float32", "float64")
 
 
 class Arrays(Dataset):
-    """Arrays in ``.npz`` file: ``x``, ``y`` (``domain``, ``group``, ``classes``, ``notes``), or one file a domain."""
+    """Arrays in ``.npz`` file: ``x``, ``y`` (``domain``, ``group``, ``classes``, ``columns``), or one file a domain."""
 
     seeded: ClassVar[bool] = False
 
     path: str = setting(help="an .npz file, or a folder that holds one a domain", path=True)
+    exclude: tuple[str, ...] = setting(
+        (), help="columns of x (N, columns) that are left out, by name, or by number from 0 where they have none"
+    )
 
     def domain_names(self) -> tuple[str, ...]:
         """The values of ``domain``, or the files' names."""
@@ -53,16 +56,13 @@ class Arrays(Dataset):
     def load(self, streams: Streams) -> DomainData:
         """Read every array."""
         files = files_in(self.path, [SUFFIX])
-        classes, *others = (_words(file, "classes") for file in files)
-        for file, other in zip(files[1:], others, strict=True):
-            if other != classes:
-                raise FedshiftError(
-                    f"classes of '{files[0]}' is {list(classes) or 'not there'}, of '{file}' "
-                    f"{list(other) or 'not there'}; give the same names in the same order in every file."
-                )
+        classes, named = (_same_words(files, name) for name in ("classes", "columns"))
         notes = dict.fromkeys(note for file in files for note in _words(file, "notes"))
         parts = each_read(lambda file: self._part(file, classes), files, f"files of '{self.path}' cannot be used")
-        return joined(parts, classes, (*notes, *beside(self.path, files)))
+        columns = list[str]()
+        if named or self.exclude:
+            columns = self._kept(files[0], named or range(parts[0].x.shape[1] + len({*self.exclude})))
+        return joined(parts, classes, (*notes, *beside(self.path, files)), tuple(map(Column, columns)))
 
     def suffixes(self) -> tuple[str, ...]:
         """NumPy's."""
@@ -72,14 +72,43 @@ class Arrays(Dataset):
         """The array ``x``."""
         with _opened(file, ("x",)) as arrays:
             others = [name for name in arrays.files if name != "x"]
-            x = inputs_of(_mapped(file, "x", arrays), f"x of '{file}'")
+            x = inputs_of(self._included(file, _mapped(file, "x", arrays)), f"x of '{file}'")
         note = f"Arrays that are not looked at: {', '.join(others)} (of '{file}')."
         return Unlabelled(x, range(len(x)), (note,) if others else ())
 
     def _part(self, file: Path, classes: Sequence[str]) -> Labelled:
         """The samples of a file."""
         arrays = self._arrays(file, "x", "y", "domain", "group")
+        arrays["x"] = self._included(file, arrays["x"])
         return labelled(arrays, classes, str(file), f"'{file}'", file.stem)
+
+    def _included(self, file: Path, x: Array) -> Array:
+        """The columns of x that are not left out.
+
+        Raises:
+            FedshiftError: one that should be is not there, or none is left.
+        """
+        named = _words(file, "columns", needed=("x",))
+        if not self.exclude and not named:
+            return x
+        if x.ndim != 2 or len(named) not in (0, x.shape[1]):
+            raise FedshiftError(
+                f"x of '{file}' has the shape {x.shape}, but data.exclude and columns ({len(named)}) are of the "
+                "columns of vectors (N, columns): leave them out, or name every column once."
+            )
+        names = named or tuple(map(str, range(x.shape[1])))
+        return x[:, [names.index(name) for name in self._kept(file, names)]] if self.exclude else x
+
+    def _kept(self, file: Path, names: Iterable[object]) -> list[str]:
+        """The names of the columns that are not left out."""
+        present = [*map(str, names)]
+        for name in self.exclude:
+            if name not in present:
+                raise UnknownNameError(f"column (data.exclude) in '{file}'", name, present)
+        kept = [name for name in present if name not in self.exclude]
+        if not kept:
+            raise FedshiftError(f"data.exclude leaves no column of '{file}' ({', '.join(present)}): leave one.")
+        return kept
 
     def _domains(self, file: Path) -> Names:
         """What the domains of a file's samples are called, without reading the samples."""
@@ -148,13 +177,29 @@ def _check_file(file: Path, arrays: object, needed: Sequence[str]) -> None:
         raise FedshiftError(f"'{file}' lacks the array {lacking}; it has {', '.join(arrays.files) or 'none'}.")
 
 
-def _words(file: Path, name: str) -> tuple[str, ...]:
+def _words(file: Path, name: str, needed: Sequence[str] = NEEDED) -> tuple[str, ...]:
     """An array of different words; none where there is no such array."""
-    with _opened(file) as arrays:
+    with _opened(file, needed) as arrays:
         array = arrays[name] if name in arrays else np.empty(0, str)
     if array.ndim != 1 or array.dtype.kind != "U" or len(set(array.tolist())) < array.size:
         raise FedshiftError(f"{name} of '{file}' should be text of shape ({name},), each name once.")
     return tuple(array.tolist())
+
+
+def _same_words(files: Sequence[Path], name: str) -> tuple[str, ...]:
+    """An array of different words that every file has alike, or none has.
+
+    Raises:
+        FedshiftError: one differs.
+    """
+    words, *others = (_words(file, name) for file in files)
+    for file, other in zip(files[1:], others, strict=True):
+        if other != words:
+            raise FedshiftError(
+                f"{name} of '{files[0]}' is {list(words) or 'not there'}, of '{file}' "
+                f"{list(other) or 'not there'}; give the same names in the same order in every file."
+            )
+    return words
 
 
 def labelled(arrays: Mapping[str, Array], classes: Sequence[str], where: str, called: str, domain: str) -> Labelled:
@@ -162,7 +207,8 @@ def labelled(arrays: Mapping[str, Array], classes: Sequence[str], where: str, ca
 
     Args:
         arrays: ``x``, ``y``, and perhaps ``domain`` and ``group``.
-        classes: the names of the numbers 0, 1, ... in ``y``; none: a class is called what it is called there.
+        classes: the names of the numbers 0, 1, ... in ``y``, of which False is 0 and True is 1; none: a class is called
+            what it is called there.
         where: the table's name.
         called: what errors call whose arrays these are.
         domain: the domain of all samples, where there is no array of domains.
@@ -174,10 +220,14 @@ def labelled(arrays: Mapping[str, Array], classes: Sequence[str], where: str, ca
     names: dict[str, Names] = {}
     for key in ("y", "domain", "group"):
         if key in arrays:
-            shape = arrays[key].shape
-            if shape != (len(x),):
-                raise FedshiftError(f"{key} of {called} has the shape {shape}; x has {len(x)} rows: give ({len(x)},).")
-            names[key] = names_of(arrays[key], f"{key} of {called}", whole=key == "y")
+            array = arrays[key]
+            if array.shape not in ((len(x),), (len(x), 1)):  # the latter is a table of one column
+                raise FedshiftError(
+                    f"{key} of {called} has the shape {array.shape}; x has {len(x)} rows: give ({len(x)},)."
+                )
+            numbered = key == "y" and classes and array.dtype.kind == "b"
+            array = array.reshape(-1).astype(np.int64) if numbered else array.reshape(-1)
+            names[key] = names_of(array, f"{key} of {called}", whole=key == "y")
     y = _of_classes(names["y"], classes, f"y of {called}") if classes else names["y"]
     return Labelled(where, x, y, names.get("domain", Names.all(domain, len(x))), names.get("group"))
 

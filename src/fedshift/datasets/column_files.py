@@ -5,11 +5,13 @@ pandas reads CSV and pyarrow Parquet; what they reject is raised again with the 
 
 from __future__ import annotations
 
+import codecs
 import csv
 import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -30,10 +32,26 @@ from fedshift.errors import FedshiftError, UnknownNameError, needs
 from fedshift.spec import setting
 
 SUFFIXES = (".csv", ".parquet")
-ENCODING = "utf-8-sig"  # with the mark that Excel writes, or without
-COMMAS = "Separate columns by commas."
+SEPARATORS = ";\t|"  # that files have in the place of commas
 USUAL = re.compile(r"(?!.{16})-?(0|[1-9]\d*)(\.0|\.\d*[1-9])?")  # a number of which a float keeps every digit
 NUMBERS = "iuf"  # kinds of NumPy's types
+ORIGIN = datetime(1970, 1, 1)  # from which days are counted
+ISO = re.compile(r"\d{4}-\d{2}-\d{2}([T ]\d{2}:\d{2}.*)?")
+
+
+class Form(NamedTuple):
+    """How CSV is written.
+
+    Attributes:
+        sep: what separates columns, a character.
+        encoding: how text is encoded, as Python calls it.
+    """
+
+    sep: str = ","
+    encoding: str = "utf-8-sig"  # with the mark that Excel writes, or without
+
+
+CSV = Form()
 
 
 class ColumnFiles(Dataset):
@@ -46,6 +64,12 @@ class ColumnFiles(Dataset):
     path: str = setting(help="a file that ends in .csv or .parquet, or a folder of them", path=True)
     label: str = setting("label", help="the column of the class")
     domain: str = setting("", help="the column of the domain (site); empty: a file is one domain, named like the file")
+    sep: str = setting(",", help="what separates the columns of CSV: a character, or 'tab'", examples=(",", ";", "tab"))
+    encoding: str = setting(
+        "utf-8",
+        help="how the text of CSV is encoded, such as cp1252 (Windows)",
+        examples=("utf-8", "cp1252", "latin-1"),
+    )
 
     def __post_init__(self) -> None:
         """Check the settings.
@@ -54,6 +78,7 @@ class ColumnFiles(Dataset):
             FedshiftError: one is wrong, or a column has two uses.
         """
         super().__post_init__()
+        _check_form(self.form)
         uses = [self.label, *self.inputs_named(), *self.named(*self.apart)]
         if not all(uses) or len({*uses}) < len(uses):
             raise FedshiftError(
@@ -72,6 +97,13 @@ class ColumnFiles(Dataset):
             frame = self.read(file, (), self.named("domain")) if self.domain else ()
             found.append(self.domain_of(file, frame))
         return sorted_names("domain", found)
+
+    @property
+    def form(self) -> Form:
+        """How the CSV files are written."""
+        sep = "\t" if self.sep in ("tab", r"\t") else self.sep
+        encoding = CSV.encoding if self.encoding.lower() in ("utf-8", "utf8") else self.encoding
+        return Form(sep, encoding)
 
     def files(self) -> list[Path]:
         """The files that the path names."""
@@ -97,9 +129,11 @@ class ColumnFiles(Dataset):
 
         Names of sites and the like are read as they are written: 01 is not 1.
         """
-        check_present(file, column_names(file), {**named, **dict.fromkeys(inputs, "")}, self.kind)
+        present = column_names(file, self.form)
+        check_present(file, present, {**named, **dict.fromkeys(inputs, "")}, self.kind, self.form)
         names = [name for name, setting in named.items() if setting in ("data.domain", "data.recording", "data.group")]
-        return read_columns(file, [*inputs, *named], texts, names)
+        read = [name for name, setting in named.items() if setting != "data.exclude"]
+        return read_columns(file, [*inputs, *read], texts, names, self.form)
 
     def label_of(self, file: Path, frame: Any) -> Names:
         """The classes of a file's rows."""
@@ -113,15 +147,18 @@ class ColumnFiles(Dataset):
 class InputColumns(ColumnFiles):
     """Files in which all columns that have no other use are inputs, unless they are named."""
 
+    apart: ClassVar[tuple[str, ...]] = ("domain", "exclude")
+
     columns: tuple[str, ...] = setting((), help="the columns of the inputs, in order; none: all others")
+    exclude: tuple[str, ...] = setting((), help="columns that are no inputs and are not read, such as a patient's id")
 
     def inputs_named(self) -> tuple[str, ...]:
         """The columns of the inputs, where they are named."""
-        return self.columns
+        return tuple(name for name in self.columns if name not in self.exclude)
 
     def input_columns(self) -> tuple[str, ...]:
         """The columns of the inputs: those that are named, or all others of the first file."""
-        return self.columns or tuple(self.others(self.files()[0]))
+        return self.inputs_named() or tuple(self.others(self.files()[0]))
 
     def others(self, file: Path) -> list[str]:
         """The columns of a file that have no other use.
@@ -129,8 +166,8 @@ class InputColumns(ColumnFiles):
         Raises:
             FedshiftError: there is none, one has no name, or a column that a setting names is not there.
         """
-        present = column_names(file)
-        check_present(file, present, self.named_apart)
+        present = column_names(file, self.form)
+        check_present(file, present, self.named_apart, form=self.form)
         others = [name for name in present if name not in self.named_apart]
         if not others:
             raise FedshiftError(f"'{file}' has no column of {self.kind} beside {', '.join(self.named_apart)}.")
@@ -155,21 +192,22 @@ class InputColumns(ColumnFiles):
 # Columns of a file --------------------------------------------------------------------------------------
 
 
-def column_names(file: Path) -> list[str]:
+def column_names(file: Path, form: Form = CSV) -> list[str]:
     """The names of a file's columns, in order.
 
     Args:
-        file: CSV (commas, UTF-8, a first line of names) or Parquet.
+        file: CSV (a first line of names) or Parquet.
+        form: how CSV is written.
 
     Raises:
         FedshiftError: it cannot be read, or two columns have one name.
     """
-    with _reading(file):
+    with _reading(file, form):
         if file.suffix.lower() == ".parquet":
             names = parquet.columns_of(file)
         else:
-            with file.open(encoding=ENCODING, newline="") as opened:
-                names = next(csv.reader(opened), [])
+            with file.open(encoding=form.encoding, newline="") as opened:
+                names = next(csv.reader(opened, delimiter=form.sep), [])
             parquet.check_width(file, len(names))
     if not names:
         raise FedshiftError(f"'{file}' is empty; its first line should name the columns.")
@@ -179,7 +217,9 @@ def column_names(file: Path) -> list[str]:
     return names
 
 
-def check_present(file: Path, present: Sequence[str], named: Mapping[str, str], kind: str = "inputs") -> None:
+def check_present(
+    file: Path, present: Sequence[str], named: Mapping[str, str], kind: str = "inputs", form: Form = CSV
+) -> None:
     """Raise an error unless a file has some columns.
 
     Args:
@@ -187,16 +227,45 @@ def check_present(file: Path, present: Sequence[str], named: Mapping[str, str], 
         present: its columns.
         named: the setting that names each column; empty where a column is one of inputs.
         kind: what inputs are called.
+        form: how CSV is written.
     """
     there = {*present}
     for name, named_by in named.items():
         if name not in there:
             hint = f"Name it: --set {named_by}=COLUMN" if named_by else ""
             what = f"column ({named_by}) in '{file}'" if named_by else f"column of {kind} in '{file}'"
-            raise UnknownNameError(what, name, present, COMMAS if len(present) == 1 else hint)
+            hint = _other_separator(present[0], form) if len(present) == 1 else hint
+            raise UnknownNameError(what, name, present, hint)
 
 
-def read_columns(file: Path, columns: Sequence[str], texts: Sequence[str] = (), names: Sequence[str] = ()) -> Any:
+def _other_separator(line: str, form: Form) -> str:
+    """What to do about a first line that is a single name."""
+    found = max((sep for sep in f",{SEPARATORS}" if sep != form.sep), key=line.count)
+    if found in line:
+        named = "tab" if found == "\t" else found
+        return f"Its first line has '{named}' between names, and data.sep = '{form.sep}': --set 'data.sep={named}'"
+    return f"Separate columns by '{form.sep}', or say what separates them: --set data.sep=..."
+
+
+def _check_form(form: Form) -> None:
+    """Refuse what separates no columns, and an encoding that there is not."""
+    if len(form.sep) != 1 or form.sep in '"\r\n' or form.sep.isalnum():
+        raise FedshiftError(
+            f"data.sep = {form.sep!r}: give the character that separates columns, such as ',' or ';', or 'tab'."
+        )
+    try:
+        "".encode(form.encoding)
+        codecs.getincrementaldecoder(form.encoding)
+    except (LookupError, ValueError) as error:
+        raise FedshiftError(
+            f"data.encoding = {form.encoding!r} is no encoding of text that Python knows; files of Windows are often "
+            "cp1252, those of Excel's 'Unicode Text' utf-16."
+        ) from error
+
+
+def read_columns(
+    file: Path, columns: Sequence[str], texts: Sequence[str] = (), names: Sequence[str] = (), form: Form = CSV
+) -> Any:
     """Some columns of a file that has a row, as a table of pandas; empty cells of CSV are empty text.
 
     Args:
@@ -205,13 +274,14 @@ def read_columns(file: Path, columns: Sequence[str], texts: Sequence[str] = (), 
         texts: those of CSV that are text, also where digits are written in them.
         names: those of CSV that are text unless each cell is a number as it is usually written: 7, 7.0 or 7.5, and
             neither 07 nor 7.50.
+        form: how CSV is written.
 
     Raises:
         FedshiftError: it cannot be read, has no row, or a row has more values than there are columns.
     """
     with needs("pandas", "Reading CSV and Parquet"):
         import pandas as pd
-    with _reading(file), warnings.catch_warnings():
+    with _reading(file, form), warnings.catch_warnings():
         if file.suffix.lower() == ".parquet":
             frame = parquet.read(file, columns).to_pandas(ignore_metadata=True)
         else:
@@ -219,8 +289,9 @@ def read_columns(file: Path, columns: Sequence[str], texts: Sequence[str] = (), 
             frame = pd.read_csv(
                 file,
                 header=0,
-                names=(present := column_names(file)),
-                encoding=ENCODING,
+                names=(present := column_names(file, form)),
+                sep=form.sep,
+                encoding=form.encoding,
                 dtype=dict.fromkeys([*texts, *names], str),
                 na_filter=False,
                 low_memory=False,
@@ -236,13 +307,26 @@ def read_columns(file: Path, columns: Sequence[str], texts: Sequence[str] = (), 
 
 
 @contextmanager
-def _reading(file: Path) -> Iterator[None]:
-    with reading(f"'{file}'", "Write it again, with quotes around text that has commas.", " as a table"):
+def _reading(file: Path, form: Form) -> Iterator[None]:
+    fix = f"Write it again, with quotes around text that has {form.sep!r}."
+    with reading(f"'{file}'", fix, " as a table"):
         try:
             yield
-        except UnicodeDecodeError as error:
-            part = error.object[max(error.start - 20, 0) : error.end + 20]
-            raise FedshiftError(f"'{file}' holds {part!r}, which is no UTF-8; write the file as UTF-8.") from error
+        except UnicodeError as error:
+            encoding = "UTF-8" if form.encoding == CSV.encoding else form.encoding
+            likely = "utf-16" if file.read_bytes()[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "cp1252"
+            raise FedshiftError(
+                f"'{file}' {_odd(error)}, which is no {encoding}: say how it is encoded, as in "
+                f"--set data.encoding={likely}, or write it as UTF-8."
+            ) from error
+
+
+def _odd(error: UnicodeError) -> str:
+    """What of a file is in no encoding, as the end of a sentence."""
+    if not isinstance(error, UnicodeDecodeError):
+        return f"begins otherwise ({error})"
+    part = error.object[max(error.start - 20, 0) : error.end + 20]
+    return f"holds the byte 0x{error.object[error.start]:02X} in {part!r}"
 
 
 # Cells --------------------------------------------------------------------------------------------------
@@ -288,6 +372,23 @@ class Cells(NamedTuple):
         words: Array = np.isnan(self.numbers) & ~self.missing
         return words
 
+    def dated(self) -> Self:
+        """The column with its dates as numbers of days.
+
+        Raises:
+            FedshiftError: a cell holds something else; the message names the row.
+        """
+        days = np.array([as_days(value) for value in self.values])
+        days[self.missing] = np.nan
+        wrong = self.first(np.isnan(days) & ~self.missing)
+        if wrong is not None:
+            raise FedshiftError(
+                f"{self.where} (data.dates) holds {shown(wrong[1])} in row {wrong[0]}, and should hold dates that "
+                "nobody reads in two ways, 2020-01-31 or 2020-01-31 08:30 (ISO 8601): write it so, or say that it "
+                "stands for nothing (--set data.missing=...)."
+            )
+        return self._replace(numbers=days)
+
     def check_whole(self, fix: str) -> None:
         """Raise an error that says how to mend it if a cell is missing."""
         missing = self.first(self.missing)
@@ -307,7 +408,7 @@ class Cells(NamedTuple):
         if word is not None:
             raise FedshiftError(
                 f"{self.where} holds {shown(word[1])} in row {word[0]}, and should hold numbers; write one, say what "
-                "stands for nothing (--set data.missing=...), or name the columns to read (--set data.columns=...)."
+                "stands for nothing (--set data.missing=...), or leave the column out (--set data.exclude=...)."
                 f"{more}"
             )
         return self.numbers
@@ -318,9 +419,9 @@ def column_of(column: str, file: Path) -> str:
     return f"The column '{column}' of '{file}'"
 
 
-def not_looked_at(file: Path, used: Collection[str]) -> tuple[str, ...]:
+def not_looked_at(file: Path, used: Collection[str], form: Form = CSV) -> tuple[str, ...]:
     """A note on the columns of a file that are not used, if there are any."""
-    others = [name for name in column_names(file) if name not in used]
+    others = [name for name in column_names(file, form) if name not in used]
     return (f"Columns that are not looked at: {', '.join(others)} (of '{file}').",) if others else ()
 
 
@@ -339,3 +440,16 @@ def as_number(cell: object) -> float:
         with suppress(ValueError):
             return float(cell)
     return float("nan")
+
+
+def as_days(cell: object) -> float:
+    """The days from 1970-01-01 to a date or time, in UTC if it has an offset; NaN: it is none, or not ISO 8601's."""
+    if isinstance(cell, str) and ISO.fullmatch(cell.strip()):
+        with suppress(ValueError):
+            cell = datetime.fromisoformat(cell.strip())
+    if isinstance(cell, date) and not isinstance(cell, datetime):
+        cell = datetime(cell.year, cell.month, cell.day)
+    if not isinstance(cell, datetime):
+        return float("nan")
+    plain = cell if cell.tzinfo is None else cell.astimezone(UTC).replace(tzinfo=None)
+    return (plain - ORIGIN).total_seconds() / 86400

@@ -43,6 +43,7 @@ class _Hospitals(TableFile):
         "pooled", help="what prepares rows: statistics of training rows of each site alone, or of all together"
     )
     missing: tuple[str, ...] = fixed(("", "NA", "?", "."))
+    dates: tuple[str, ...] = fixed(())
     unlabelled: Literal["refused", "left-out"] = fixed("left-out")
 
 

@@ -23,27 +23,38 @@ from fedshift.errors import DiskError, FedshiftError, Problems, UnknownNameError
 
 FOLDER = "runs/data"
 KEYS = ("x", "y", "group")
+COLOURS = (1, 3, 4)  # channels of an image
+SIDE = 16  # pixels of an image that is no square, at least
 PAIR = "(x, y), (x, y, group), or a mapping with the keys x, y and perhaps group"
 
 
-def in_memory(sites: Mapping[Any, Any], classes: Sequence[str] | None = None, folder: str | Path = FOLDER) -> Arrays:
+def in_memory(
+    sites: Mapping[Any, Any],
+    classes: Sequence[str] | None = None,
+    folder: str | Path = FOLDER,
+    exclude: Sequence[str] = (),
+) -> Arrays:
     """The data of several sites, as ``data=`` of :func:`fedshift.compare`, :func:`fedshift.run` and the others.
 
     Each site gives ``(x, y)``, ``(x, y, group)``, a mapping with these keys, or a torch ``Dataset`` with a length,
     whose items are such. ``x`` holds a sample a row, in one type and shape at all sites:
 
-    * images: uint8, (N, channels, height, width), (N, height, width) or (N, height, width, channels);
+    * images: uint8 or float, (N, channels, height, width) or (N, height, width, channels); of uint8 also (N, height,
+      width);
     * vectors, signals (N, channels, time) and whatever else: float32, (N, ...); float64 and float16 become float32;
     * sequences of tokens: int64, (N, length), as lists of whole numbers are.
 
-    ``y`` holds a class a row, as a whole number or text. Samples of one ``group`` (one patient, say), at several sites
-    too, stay on one side of every split. What is converted is said in the notes of a run.
+    ``y`` holds a class a row, as a whole number, true or false, or text: (N,) or (N, 1). Samples of one ``group`` (one
+    patient, say), at several sites too, stay on one side of every split. What is converted is said in the notes of a
+    run.
 
     Args:
         sites: the sites by name; they are numbered in the order of their names.
         classes: the names of the classes 0, 1, ...; by default these are called as in ``y``, and sorted.
         folder: where the file is written, unless it is there: equal data are in one file. A run reads it, so it should
             stay until nobody resumes the run.
+        exclude: columns of vectors (N, columns) that are left out, by the names that a table of pandas gives them, or
+            by number from 0, as text.
 
     Returns:
         The data set that reads the file.
@@ -55,7 +66,8 @@ def in_memory(sites: Mapping[Any, Any], classes: Sequence[str] | None = None, fo
     words = [] if classes is None or isinstance(classes, str) else [*classes]
     if isinstance(classes, str) or not all(isinstance(word, str) for word in words) or len({*words}) < len(words):
         raise FedshiftError(f"classes = {classes!r:.200}: give a list of the names of the classes, each once.")
-    return Arrays(path=str(_write(_arrays(sites, words), Path(folder).expanduser().resolve())))
+    path = _write(_arrays(sites, words), Path(folder).expanduser().resolve())
+    return Arrays(path=str(path), exclude=tuple(map(str, exclude)))
 
 
 def _arrays(sites: Any, classes: Sequence[str]) -> dict[str, Array]:
@@ -67,18 +79,19 @@ def _arrays(sites: Any, classes: Sequence[str]) -> dict[str, Array]:
     if {type(name) for name in sites} not in ({str}, {int}):
         raise FedshiftError(f"Sites are called {list(sites)!r:.200}; give names as text, or whole numbers.")
     parts, notes, names = list[Labelled](), dict[str, None](), list[Array]()
-    columns: dict[Any, str] = {}  # of pandas
+    columns: dict[Any, list[Any]] = {}  # of pandas
     problems = Problems("sites cannot be used")
     for name in sorted(sites):
         with problems.gathered():
             given = _columns(sites[name], f"site '{name}'")
             if hasattr(given["x"], "columns"):
-                columns[name] = ", ".join(map(str, given["x"].columns))
+                columns[name] = [*given["x"].columns]
                 first = next(iter(columns))
                 if columns[name] != columns[first]:
+                    here, there = (", ".join(map(str, columns[site])) for site in (name, first))
                     raise FedshiftError(
-                        f"x of the site '{name}' has the columns {columns[name]:.200}, but of the site '{first}' "
-                        f"{columns[first]:.200}; give the same at every site, in the same order."
+                        f"x of the site '{name}' has the columns {here:.200}, but of the site '{first}' "
+                        f"{there:.200}; give the same at every site, in the same order."
                     )
             _check_index(given["x"], given["y"], name)
             arrays = {key: _array(value, f"{key} of the site '{name}'") for key, value in given.items()}
@@ -93,9 +106,17 @@ def _arrays(sites: Any, classes: Sequence[str]) -> dict[str, Array]:
     arrays["classes"] = np.array(data.classes)
     if len(np.unique(data.group.numpy())) < len(data.group):
         arrays["group"] = data.group.numpy()
+    if len(columns) == len(sites) and (words := _names_of_columns(columns[min(sites)])):
+        arrays["columns"] = np.array(words)
     if data.notes:
         arrays["notes"] = np.array(data.notes)
     return arrays
+
+
+def _names_of_columns(columns: Sequence[Any]) -> list[str]:
+    """The names that a table of pandas gives its columns; none where they are numbers, or not all different."""
+    named = len({*columns}) == len(columns) and all(isinstance(name, str) for name in columns)
+    return [*columns] if named else []
 
 
 def _check_index(x: Any, y: Any, name: str) -> None:
@@ -175,11 +196,33 @@ def _converted(x: Array) -> tuple[Array, list[str]]:
     shape = ", ".join(map(str, x.shape[1:]))
     if x.dtype == np.uint8 and x.ndim == 3:
         return x[:, None], [f"in_memory: images (N, {shape}) are taken as gray, with one channel."]
-    if x.dtype == np.uint8 and x.ndim == 4 and x.shape[1] not in (1, 3) and x.shape[-1] in (1, 3, 4):
-        return x.transpose(0, 3, 1, 2), [f"in_memory: images (N, {shape}) are taken as (N, height, width, channels)."]
+    notes = list[str]()
+    if _channels_last(x, shape):
+        x = x.transpose(0, 3, 1, 2)
+        notes.append(f"in_memory: images (N, {shape}) are taken as (N, height, width, channels).")
     if x.dtype.kind == "f" and x.dtype != np.float32:
-        return x.astype(np.float64), [f"in_memory: x is {x.dtype.name} and becomes float32."]
-    return x, []
+        return x.astype(np.float64), [*notes, f"in_memory: x is {x.dtype.name} and becomes float32."]
+    return x, notes
+
+
+def _channels_last(x: Array, shape: str) -> bool:
+    """Whether samples are images (N, height, width, channels).
+
+    Raises:
+        FedshiftError: those of floats may be, or something else.
+    """
+    if x.ndim != 4 or x.shape[-1] not in COLOURS:
+        return False
+    if x.dtype == np.uint8:
+        return x.shape[1] not in (1, 3)
+    if x.dtype.kind != "f" or x.shape[1] in COLOURS:
+        return False
+    if x.shape[1] != x.shape[2] and min(x.shape[1:3]) < SIDE:
+        raise FedshiftError(
+            f"x (N, {shape}) may be images whose channels are last, or other arrays: give images as (N, channels, "
+            "height, width), x.transpose(0, 3, 1, 2), and other arrays in an .npz file, which is taken as it is."
+        )
+    return True
 
 
 def _kind(given: object) -> str:

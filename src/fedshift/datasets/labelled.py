@@ -145,7 +145,7 @@ def names_of(array: Array, where: str, *, whole: bool = False) -> Names:
     """
     if array.dtype.kind == "O":
         for row, value in enumerate(array):
-            if not isinstance(value, str | bool):
+            if not isinstance(value, str | bool | np.bool_):
                 raise FedshiftError(f"{where} holds {shown(value)} in row {row}; give text or numbers in every row.")
         array = np.array([str(value) for value in array], object)
     if array.dtype.kind not in "biufUO":

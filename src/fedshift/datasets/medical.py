@@ -6,7 +6,7 @@ the front (axial) or the head at the top. Slices of a DICOM file stay as they ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -155,7 +155,7 @@ class Medical(Dataset):
         )
         low, high = self.centre - self.width / 2, self.centre + self.width / 2
         notes = [SCALES.get(self.window, f"Values are 0 to 1 from {low:g} to {high:g}, and cut off beyond that.")]
-        inverted, nameless = list[Path](), list[Path]()
+        inverted, nameless, patients = list[Path](), list[Path](), dict[str, set[str]]()
 
         def read(item: tuple[Path, str, str]) -> Labelled:
             file, domain, label = item
@@ -163,12 +163,15 @@ class Medical(Dataset):
             x = self._slices(file, volume)
             inverted.extend([file] * volume.inverted)
             nameless.extend([file] * (not volume.patient))
+            patients.setdefault(domain, set()).add(volume.patient or f"file {file}")
             of_patient = self.group == "patient" and volume.patient
             called = (label, domain, f"patient {volume.patient}" if of_patient else f"file {file}")
             y, site, group = (Names.all(name, len(x)) for name in called)
             return Labelled(str(file), x, y, site, group, [f"slice {n}" for n in self._chosen(len(volume.values))])
 
         parts = each_read(read, found, "files cannot be read")
+        if self.group == "patient" and len(found) > len(patients):
+            _check_patients(patients, len(found))
         if inverted:
             notes.append(f"{len(inverted)} of {len(found)} files are MONOCHROME1 and were inverted.")
         if nameless and self.group == "patient":
@@ -221,6 +224,24 @@ class Medical(Dataset):
                 "data.width=..., or data.window=range, or none"
             )
         return own
+
+
+def _check_patients(patients: Mapping[str, set[str]], files: int) -> None:
+    """Refuse files of which all that a site has are of one patient, as where names were taken out.
+
+    Args:
+        patients: whose files each domain has.
+        files: how many there are.
+    """
+    if any(len(own) > 1 for own in patients.values()):
+        return
+    names = sorted({name for own in patients.values() for name in own})
+    named = ", ".join(f"'{name}'" for name in names[:3]) + ", ..." * (len(names) > 3)
+    raise FedshiftError(
+        f"All files of a site ({files} in all) name one patient in PatientID, {named}, and a split keeps a patient "
+        "whole, so none would be left to test. If these are many patients without their names, --set data.group=file "
+        "keeps each file whole instead; better, give each patient an id of its own."
+    )
 
 
 def read_volume(file: Path, axis: Axis) -> Volume:

@@ -22,14 +22,14 @@ from fedshift.streams import Streams
 
 
 class Signals(InputColumns, WindowedDataset):
-    """Windows of recordings in CSV (commas, UTF-8, a line of names) or Parquet, with a column of labels.
+    """Windows of recordings in CSV (a line of names first) or Parquet, with a column of labels.
 
     *Choices.* A recording's rows stand in the order of time and in one file; between them may be rows of others. All
     channels of a window are of the same steps, and steps count alike however long they last.
     """
 
     kind: ClassVar[str] = "channels"
-    apart: ClassVar[tuple[str, ...]] = ("recording", "domain", "group", "time")
+    apart: ClassVar[tuple[str, ...]] = ("recording", "domain", "group", "time", "exclude")
 
     label: str = setting("label", help="the column of the class, at each step")
     recording: tuple[str, ...] = setting(
@@ -70,7 +70,8 @@ class Signals(InputColumns, WindowedDataset):
         recordings = self._recordings(file, self.read(file, channels, used), channels, counts)
         windows = self.cut(recordings, counts)
         notes = (f"{note.removesuffix('.')} (of '{file}')." for note in self.notes(counts))
-        return Unlabelled(windows.x, _names(windows, recordings), (*not_looked_at(file, (*channels, *used)), *notes))
+        others = not_looked_at(file, (*channels, *used), self.form)
+        return Unlabelled(windows.x, _names(windows, recordings), (*others, *notes))
 
     def _part(self, file: Path, channels: Sequence[str], counts: Counter[str]) -> Labelled:
         """The windows of a file."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedshift.clients.domains import DomainData, Unlabelled
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.preparation import UNSEEN, Column, Preparation
-from fedshift.datasets.column_files import NUMBERS, Cells, InputColumns, as_number, column_of, not_looked_at
+from fedshift.datasets.column_files import NUMBERS, ORIGIN, Cells, InputColumns, as_number, column_of, not_looked_at
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.labelled import Array, Labelled, Names, beside, each_read, joined, names_of, shown, sorted_names
 from fedshift.errors import FedshiftError, UnknownNameError
@@ -26,6 +26,7 @@ PREPARED = (
     " To have missing cells filled in, numbers standardised and text taken as categories: --set data.statistics=site "
     "(or pooled)"
 )
+DATED = " A column of dates becomes days: --set data.dates=NAME."
 Bound = Annotated[float, Ge(-3e38), FLOAT32]
 MOST_CATEGORIES = 1000  # of a column; one of more names its rows
 # Numbers of another notation (1,5 or 1 000 or 10 %), dates and times: what is likely meant as a number.
@@ -72,10 +73,12 @@ class TableDataset(Dataset):
 
 
 class TableFile(InputColumns, TableDataset):
-    """Columns of numbers or categories and one of classes, in CSV (commas, UTF-8) or Parquet; or one file a domain.
+    """Columns of numbers or categories and one of classes, in CSV or Parquet; or one file a domain.
 
     *Choices.* Where every class of a CSV file is written as a number, "1" and "1.0" are the same class. A column in
-    which no cell is a number holds categories; one of some numbers and some text is refused, and so is one of dates.
+    which no cell is a number holds categories; one of some numbers and some text is refused, and so is one of dates
+    that ``dates`` does not name. Named, they are days since 1970-01-01 at every site; a time is a part of a day, and
+    one with an offset is taken to UTC.
     The classes that ``label_above`` makes are called "num <= 0" and "num > 0", and come in this order.
     """
 
@@ -88,6 +91,9 @@ class TableFile(InputColumns, TableDataset):
     categories: tuple[str, ...] = setting(
         (), help="columns whose numbers are categories; columns of text are categories in any case"
     )
+    dates: tuple[str, ...] = setting(
+        (), help="columns of dates, written as 2020-01-31 or 2020-01-31T08:30, which become days since 1970-01-01"
+    )
     missing: tuple[str, ...] = setting(("",), help="what is written in a cell that holds nothing, such as NA")
 
     def __post_init__(self) -> None:
@@ -97,27 +103,34 @@ class TableFile(InputColumns, TableDataset):
             FedshiftError: one is wrong, or a column has two uses.
         """
         super().__post_init__()
-        for name in self.categories if self.columns else ():
-            if name not in self.columns:
-                raise UnknownNameError("column in data.categories", name, self.columns)
+        if self.columns:
+            self._check_uses(self.columns)
         if self.categories and not self.prepared:
             raise FedshiftError(
                 f"data.categories = {list(self.categories)}, but data.statistics = 'none' takes every column as "
                 "numbers: --set data.statistics=site (or pooled)"
             )
 
+        if both := {*self.categories} & {*self.dates}:
+            raise FedshiftError(f"The column '{min(both)}' is in data.categories and in data.dates: name it in one.")
+
+    def _check_uses(self, columns: Sequence[str]) -> None:
+        """Raise an error if categories or dates are no columns of inputs."""
+        for use in ("categories", "dates"):
+            for name in getattr(self, use):
+                if name not in (*columns, *self.exclude):
+                    raise UnknownNameError(f"column in data.{use}", name, columns)
+
     def load(self, streams: Streams) -> DomainData:
         """Read every row."""
         files = self.files()
         names = self.input_columns()
-        for name in self.categories:
-            if name not in names:
-                raise UnknownNameError("column in data.categories", name, names)
+        self._check_uses(names)
         rows = each_read(lambda file: self._rows(file, names), files, f"things are wrong with the table '{self.path}'")
         cells = zip(*(read.cells for read in rows), strict=True)
         columns = tuple(self._column(name, own) for name, own in zip(names, cells, strict=True))
         parts = [read.labelled(self._numbers(read.cells, columns)) for read in rows]
-        notes = _notes_on_reading(columns, parts) if self.prepared else ()
+        notes = [*_notes_on_dates(self.dates), *(_notes_on_reading(columns, parts) if self.prepared else ())]
         left_out = _notes_on_leaving_out(self.label, rows)
         return joined(parts, notes=(*beside(self.path, files), *left_out, *notes), columns=columns)
 
@@ -126,7 +139,7 @@ class TableFile(InputColumns, TableDataset):
         columns = columns or [Column(name) for name in self.input_columns()]
         x, names = self.rows(file, columns), {column.name for column in columns}
         filled = _notes_on_filling(file, columns, x) if self.prepared else ()
-        return Unlabelled(x, range(len(x)), (*not_looked_at(file, names), *filled))
+        return Unlabelled(x, range(len(x)), (*not_looked_at(file, names, self.form), *filled))
 
     def rows(self, file: Path, columns: Sequence[Column]) -> Tensor:
         """The rows of a file, whose classes need not be known, as a model of some columns takes them.
@@ -144,13 +157,18 @@ class TableFile(InputColumns, TableDataset):
         """
         names = [column.name for column in columns]
         frame = self.read(file, names, {}, [column.name for column in columns if column.categories is not None])
-        return torch.from_numpy(self._numbers([Cells.of(frame, name, file, self.missing) for name in names], columns))
+        return torch.from_numpy(self._numbers(self._cells(frame, names, file), columns))
+
+    def _cells(self, frame: Any, names: Sequence[str], file: Path) -> list[Cells]:
+        """Columns of inputs of a file, dates among them as days."""
+        cells = (Cells.of(frame, name, file, self.missing) for name in names)
+        return [own.dated() if name in self.dates else own for name, own in zip(names, cells, strict=True)]
 
     def _rows(self, file: Path, names: Sequence[str]) -> _Rows:
         """A file, with the cells of its columns as they are, and the classes and domains of rows with a label."""
         frame = self.read(file, names, self.named_apart, self.categories)
         self.check_alike(file, names)
-        cells = [Cells.of(frame, name, file, self.missing) for name in names]
+        cells = self._cells(frame, names, file)
         label, every = Cells.of(frame, self.label, file, self.missing), np.arange(len(frame))
         kept = every[~label.missing] if self.unlabelled == "left-out" else every
         if not len(kept):
@@ -191,7 +209,7 @@ class TableFile(InputColumns, TableDataset):
         if len(categories) > MOST_CATEGORIES:
             raise FedshiftError(
                 f"{cells[0].where} has {len(categories)} categories, {MOST_CATEGORIES} at most can be inputs: leave it "
-                "out (--set data.columns=...), or write fewer."
+                f"out (--set data.exclude={name}), or write fewer."
             )
         return Column(name, categories)
 
@@ -205,7 +223,7 @@ class TableFile(InputColumns, TableDataset):
                 x[:, place] = _codes(own, column.categories)
             else:
                 with np.errstate(over="ignore"):  # what float32 does not hold becomes infinite, which is refused
-                    x[:, place] = own.checked("" if self.prepared else PREPARED)
+                    x[:, place] = own.checked(DATED if self.prepared else DATED + PREPARED)
         return x
 
 
@@ -245,8 +263,8 @@ def _check_categories(name: str, words: Sequence[Cells], numbers: Sequence[Cells
     if all(NO_CATEGORY.fullmatch(str(cell).strip()) for each in words for cell in each.values[each.words]):
         raise FedshiftError(
             f"{words[0].where} holds {shown(value)} in row {row}, and the like in every row: write numbers (1234.5 for "
-            "1.234,5, 0.1 for 10 %, the days since some day for a date), leave the column out (--set "
-            f"data.columns=...), or take it as categories (--set data.categories={name})."
+            f"1.234,5, 0.1 for 10 %), write dates as 2020-01-31 and name the column (--set data.dates={name}), leave "
+            f"it out (--set data.exclude={name}), or take it as categories (--set data.categories={name})."
         )
 
 
@@ -267,6 +285,12 @@ def _codes(cells: Cells, categories: Sequence[str]) -> Array:
     known = ~(np.isnan(cells.numbers) if numeric else cells.missing)
     numbers[known] = np.array([codes.get(str(value), UNSEEN) for value in found.values], float)[found.which.numpy()]
     return numbers
+
+
+def _notes_on_dates(dates: Sequence[str]) -> Iterator[str]:
+    """Which columns are days, and since when."""
+    if dates:
+        yield f"Dates read as days since {ORIGIN:%Y-%m-%d}: {', '.join(map(repr, dates))}."
 
 
 def _notes_on_reading(columns: Sequence[Column], parts: Sequence[Labelled]) -> Iterator[str]:

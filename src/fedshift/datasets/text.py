@@ -40,7 +40,7 @@ BATCH = 1000  # texts that are tokenized together
 
 
 class TextFile(ColumnFiles):
-    """Columns of texts and classes, in CSV (commas, UTF-8, a line of names) or Parquet; or one file a domain."""
+    """Columns of texts and classes, in CSV (a line of names first) or Parquet; or one file a domain."""
 
     readers: ClassVar[tuple[str, ...]] = ("tokens",)
 
@@ -84,7 +84,7 @@ class TextFile(ColumnFiles):
         """The column of the text."""
         odd: list[int] = []
         x = self._numbers(self.read(file, (), self.named("text"), [self.text]), file, odd)
-        return Unlabelled(x, range(len(x)), (*not_looked_at(file, [self.text]), *self._notes(odd, len(x))))
+        return Unlabelled(x, range(len(x)), (*not_looked_at(file, [self.text], self.form), *self._notes(odd, len(x))))
 
     def _part(self, file: Path, odd: list[int]) -> Labelled:
         """The rows of a file; to ``odd`` a number is added for each text that a note should count."""

@@ -28,6 +28,7 @@ from fedshift.errors import FedshiftError, Problems
 from fedshift.rounds.coordinator import Received, Request
 from fedshift.rounds.outliers import GuardedCoordinator, Limits
 from fedshift.runs.checkpoint import Weights, current_weights
+from fedshift.runs.collapse import notes_on_collapse
 from fedshift.runs.events import PlannedStage, Progress, RunEvents
 from fedshift.runs.locks import locked
 from fedshift.runs.recorder import Recorder
@@ -343,7 +344,8 @@ class _Run:
         elif lacking := records[-1].get("unscored"):
             names = ", ".join(sorted({each["site"] for each in lacking}))
             notes.append(f"The last evaluation lacks scores of {names}; records.jsonl says why.")
-        return [*notes, *self.setup.notes_on_rates, *self.setup.method.notes(self.coordinator.state)]
+        notes += [*self.setup.notes_on_rates, *self.setup.method.notes(self.coordinator.state)]
+        return [*notes, *notes_on_collapse(self.setup, self.agreement.blueprint, records)]
 
     def _tell_left_out(self, site: str, why: str, about: Mapping[str, Any]) -> None:
         """Tell of an answer that is as declared, and not merged."""

@@ -63,7 +63,8 @@ def for_institutions(experiment: Experiment, sample: Schema) -> Experiment:
     """
     data, train = experiment.data, experiment.train
     if isinstance(data, InputColumns) and not data.columns:
-        data = data.replace(columns=tuple(name for name, *_ in sample.columns) or data.input_columns())
+        columns = tuple(name for name, *_ in sample.columns) or data.input_columns()
+        data = data.replace(columns=columns, exclude=())
     if train.min_answers == "all":
         train = train.replace(min_answers=MIN_ANSWERS)
     return experiment.replace(data=data, train=train)

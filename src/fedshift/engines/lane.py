@@ -90,7 +90,7 @@ class Lane:
         Raises:
             FedshiftError: none of the client's samples counts.
         """
-        given = self.setup.train.class_weights
+        given = self.setup.class_weights
         if given == "none" or self.samples is None:
             return None
         counts = self.counts.double()

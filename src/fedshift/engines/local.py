@@ -12,10 +12,11 @@ import torch
 
 from fedshift.core.contract import Measure, Objective, Phase, Phases, term_names
 from fedshift.core.net import Net
-from fedshift.core.setup import Setup
+from fedshift.core.preparation import PREPARATION
 from fedshift.core.tensors import Tensors
 from fedshift.engines.banks import Bank
 from fedshift.engines.descent import Descent
+from fedshift.engines.divergence import explained
 from fedshift.engines.engine import SERVER
 from fedshift.engines.lane import Course, Lane
 from fedshift.engines.weighing import check_read
@@ -99,11 +100,13 @@ def _finish(phase: Phase, course: Course) -> None:
         if len(bad):
             first = int(bad[0])
             values = dict(zip(names, table[first].tolist(), strict=True))
-            lane.error = lane.error or DivergedError(
+            what = (
                 f"The loss is not finite at {lane.place}, round {lane.round.number}, phase '{phase.name}', "
-                f"step {first // objective.repeats + 1}, objective '{objective.name}': {values}.",
-                advice(lane.setup, objective),
+                f"step {first // objective.repeats + 1}, objective '{objective.name}' ({values})"
             )
+            samples, untouched = course.samples, first == 0 and _begins(lane, phase, objective)
+            explanation = explained(lane.setup, what, lane.inputs, samples, objective, untouched)
+            lane.error = lane.error or DivergedError(*explanation)
         for name, mean in zip(names, table.mean(dim=0).tolist(), strict=True):
             lane.means[called[phase.name, objective.name, name]] = mean
     if lane.key == SERVER or lane.setup.method.core.optimiser_state == "kept":
@@ -111,6 +114,13 @@ def _finish(phase: Phase, course: Course) -> None:
             lane.optimisers[f"{phase.name}.{objective_name}"] = of_objective
     lane.steps += course.steps
     lane.drawn += course.steps if course.samples else 0
+
+
+def _begins(lane: Lane, phase: Phase, objective: Objective) -> bool:
+    """Whether the first step of an objective is the first of the whole run that changes anything."""
+    stage = next(stage.name for stage in lane.setup.stages if stage.name != PREPARATION)
+    first = (lane.round.stage.name, lane.round.number, lane.drawn, lane.steps) == (stage, 1, 0, 0)
+    return first and objective is phase.objectives[0]
 
 
 def _measure(bank: Bank, lanes: Sequence[Lane], phase: Measure) -> None:
@@ -140,11 +150,3 @@ def set_modes(net: Net, moves: Sequence[str]) -> None:
     for name, module in net.parts.items():
         if module.training != (name in moves):
             module.train(name in moves)
-
-
-def advice(setup: Setup, objective: Objective | None = None) -> str:
-    """What helps when a loss is not finite."""
-    kept = "The last checkpoint, if there is one, is kept."
-    if objective is not None and objective.optimiser.lr is not None:
-        return f"{kept} A smaller rate than this objective's own, {objective.optimiser.lr:g}, usually helps."
-    return f"{kept} A smaller learning rate usually helps: --set train.lr={setup.train.lr / 10:g}"

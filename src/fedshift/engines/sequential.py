@@ -19,10 +19,11 @@ from fedshift.core.state import ClientState
 from fedshift.core.tensors import SAMPLES, Tensors, full_name
 from fedshift.core.uncertainty import intervals
 from fedshift.engines.banks import Bank, Resident
+from fedshift.engines.divergence import explained
 from fedshift.engines.engine import SERVER, Job, Outcome, Question, Score, ServerJob
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.lane import Lane, even_chunks
-from fedshift.engines.local import advice, set_modes, work
+from fedshift.engines.local import set_modes, work
 from fedshift.errors import DivergedError
 from fedshift.streams import sample_draws
 
@@ -252,10 +253,8 @@ def _score_of(question: Question, sums: Sequence[float], log_probabilities: Tens
     """
     (right, loss), samples, setup = sums, question.environment.samples, question.setup
     if not math.isfinite(loss) or (setup.metrics and not log_probabilities.exp().isfinite().all()):
-        raise DivergedError(
-            f"The loss on '{question.environment.name}' is not finite after round {question.round.number}.",
-            advice(setup),
-        )
+        what = f"The loss on '{question.environment.name}' is not finite after round {question.round.number}"
+        raise DivergedError(*explained(setup, what, question.inputs, samples))
     asked, n = (setup.evaluate.metrics, setup.classes, log_probabilities, y), len(samples)
     metrics = measured(*asked, setup.evaluate.support_of(len(setup.classes))) if setup.metrics else {}
     defined = {name: value for name, value in metrics.items() if value is not None} | {ACCURACY: right / n}

@@ -12,7 +12,11 @@ Choices, where the paper leaves something open or its public code does otherwise
   it on each client. m_y starts at 0 and sigma_y = softplus(1) (public code).
 - ``cmi_scale``: the public code multiplies mu and sigma by one learnable scalar, inside CMI only.
 - The weights are those of PACS wherever none are published. RotatedMNIST's, 0.1 and 0.3, need its small rate and its
-  momentum that is kept: elsewhere they leave a model at chance.
+  momentum that is kept: elsewhere they leave a model near chance. With PACS's no warm-up is needed: on images that no
+  weight was chosen on (200 steps of the small CNN, 1,200 or 1,500 images at each of three sites, one of them inverted
+  and one turned by 90 degrees, three seeds) FedSR has 63.6 +- 3.5 % on Fashion-MNIST, where FedAvg has 63.0 +- 1.2 and
+  RotatedMNIST's weights have 19.3 +- 1.8; on MNIST 84.9 +- 4.2 (85.7 +- 3.2; 17.0 +- 2.5); and on CIFAR-10, where
+  little is learned by then, 17.2 +- 2.0 (FedAvg 18.3 +- 1.7).
 - With ``cmi = 0`` the encoder is deterministic (Section 3.3.2: "any variants with the CMI objective"
   are probabilistic), which is FedL2R.
 - Absent clients are not in the mean; r(z|y) of scope ``client`` stands still.

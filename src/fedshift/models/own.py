@@ -6,22 +6,23 @@ Choices: where a method, or ``dim``, asks for another number of features than th
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fedshift.content import digest, module_of
-from fedshift.core.model import Model, Shape
+from fedshift.core.model import GaussianEncoder, Model, Shape
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.models.kept import keep, read
+from fedshift.models.probed import check_output, is_normalised, logits_of, output
 from fedshift.spec import OptionalWidth, setting
 from fedshift.streams import Streams
 
 FOLDER = "runs/models"
-BATCH = 2  # of zeros, by which it is found what a module gives
+AUTO = "auto"  # the head that is found
 
 
 class Widened(nn.Module):
@@ -38,6 +39,24 @@ class Widened(nn.Module):
         return projected
 
 
+class Before(nn.Module):
+    """A module (B, ...) up to a submodule: what this is given, (B, features), whatever follows it."""
+
+    def __init__(self, body: nn.Module, head: str) -> None:
+        super().__init__()
+        self.body, self.head = body, head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Inputs (B, ...) to (B, features)."""
+        given: list[Tensor] = []
+        hook = self.body.get_submodule(self.head).register_forward_pre_hook(lambda _, values: given.append(values[0]))
+        try:
+            self.body(x)
+        finally:
+            hook.remove()
+        return given[-1]
+
+
 class Own(Model):
     """A module of yours: what fedshift.own_model kept, or a class or function in a Python file (net.py:Net)."""
 
@@ -47,7 +66,11 @@ class Own(Model):
         code=True,
     )
     maker: str = setting("", help="the class or function in a Python file, which net.py:Net names as well")
-    head: str = setting("", help="the submodule that is left out, as the method's own classifier takes its place")
+    head: str = setting(
+        "",
+        help="of a whole classifier the submodule that gives the logits, which the method's own classifier replaces; "
+        "auto: the linear layer that does is found",
+    )
     dim: OptionalWidth = setting(
         0, help="dimension d of the representation z, by a linear layer if need be; 0: as many as the module gives"
     )
@@ -79,19 +102,80 @@ class Own(Model):
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Inputs (B, *shape) to (B, out)."""
         features = self._features(shape)
-        module = self.module()
+        module = self.body(shape)
         check_output(module, shape)  # which gives lazy layers their weights
         return module if features == out else Widened(module, features, out)
 
-    def module(self) -> nn.Module:
-        """The module anew, without its head.
+    def body(self, shape: Shape) -> nn.Module:
+        """The module anew, without its head, for inputs (B, *shape).
+
+        Raises:
+            FedshiftError: it cannot be made, or has no such head.
+        """
+        whole = self.whole()
+        head = self.head_of(whole, shape)
+        module = without(whole, head)
+        return Before(module, head) if head and is_normalised(output(module, shape)) else module
+
+    def head_of(self, whole: nn.Module, shape: Shape) -> str:
+        """The submodule that gives the logits; empty: the module is an encoder.
+
+        Raises:
+            FedshiftError: none is found, of which the settings ask for.
+        """
+        if self.head != AUTO or hasattr(whole, AUTO):
+            return self.head
+        head = logits_of(whole, shape)
+        if not head:
+            raise FedshiftError(
+                f"model.head = 'auto', but no linear layer of {type(whole).__name__} gives its logits; name the "
+                f"submodule that does: {', '.join(name for name, _ in whole.named_modules() if name)}."
+            )
+        return head
+
+    def looks_whole(self, shape: Shape, classes: int) -> str:
+        """Why the module is likely a whole classifier, though it is taken as an encoder; empty: it is not."""
+        return "" if self.head else _suspicion(self, shape, classes, digest(self.path))
+
+    def filled(self, encoder: nn.Module, classifier: nn.Module | None, shape: Shape) -> nn.Module:
+        """The module anew with trained weights, and with the classifier in the place of its head, if it has one.
+
+        Args:
+            encoder: what :meth:`encoder` gave for inputs (B, *shape), perhaps within another module.
+            classifier: the method's.
+            shape: of a sample.
+
+        Raises:
+            FedshiftError: the classifier does not work on what the module gives.
+        """
+        with Streams(0).as_global("a module that is given other weights"):
+            whole = self.whole()
+            head = self.head_of(whole, shape)
+            output(whole, shape)  # which gives lazy layers their weights
+        trained: Any = encoder
+        while isinstance(trained, GaussianEncoder | Widened):
+            trained = trained.body
+        linear = classifier if isinstance(classifier, nn.Linear) and trained is encoder else None
+        if head and linear is None:
+            raise FedshiftError(
+                f"The method puts more than a linear layer in the place of '{head}', so {type(whole).__name__} alone "
+                "does not predict as the run does; run.model() does."
+            )
+        trained = trained.body if isinstance(trained, Before) else trained
+        without(whole, head).load_state_dict(trained.state_dict())
+        if head and linear is not None:
+            put(whole, head, deepcopy(linear).float())
+        return whole.eval()
+
+    def whole(self) -> nn.Module:
+        """The module anew, with its head.
 
         Raises:
             FedshiftError: it cannot be made.
         """
         self.check_here()
         if not self.path.endswith(".py"):
-            return without(made(read(Path(self.path).expanduser())), self.head)
+            return made(read(Path(self.path).expanduser()))
         file = module_of(self.path)
         defined = vars(file)
         if self.maker not in defined:
@@ -103,7 +187,7 @@ class Own(Model):
                 f"'{self.maker}' in '{self.path}' is no class or function that makes a module; name one, or keep the "
                 "module itself by fedshift.own_model."
             )
-        return without(made(maker), self.head)
+        return made(maker)
 
     def _features(self, shape: Shape) -> int:
         return _found(self, shape, digest(self.path))
@@ -113,7 +197,24 @@ class Own(Model):
 def _found(model: Own, shape: Shape, content: str) -> int:
     """How many features a module gives; found again when its file has changed."""
     with Streams(0).as_global("a module of which only the width is asked"):
-        return check_output(model.module(), shape)
+        return check_output(model.body(shape), shape)
+
+
+@lru_cache(maxsize=64)
+def _suspicion(model: Own, shape: Shape, classes: int, content: str) -> str:
+    """Why a module is likely a whole classifier; found again when its file has changed."""
+    with Streams(0).as_global("a module that is only looked at"):
+        whole = model.whole()
+        given = output(whole, shape)
+        head = logits_of(whole, shape)
+    ends = ", which sum to 1 as after a softmax" if is_normalised(given) else ""
+    if not ends and not (head and given.shape[1] == classes):
+        return ""
+    return (
+        f"{type(whole).__name__} gives {given.shape[1]} numbers for {classes} classes{ends}: it looks like a whole "
+        "classifier, but is taken as an encoder, behind which the method puts its own classifier. If it is one, name "
+        f"the layer that gives the logits: own_model(..., head='{head or AUTO}') (--set model.head={head or AUTO})."
+    )
 
 
 def own_model(
@@ -131,8 +232,9 @@ def own_model(
     Args:
         what: a module, whose weights are the initial ones whatever the seed; or a class or function that makes one
             without arguments, whose initial weights are drawn from the run's seed.
-        head: of a whole classifier the submodule to leave out, such as "fc" or "classifier.1": what comes before it is
-            the representation.
+        head: of a whole classifier the submodule that gives the logits, such as "fc" or "classifier.1", or "auto", by
+            which the linear layer that does is found: what comes before it is the representation, and the method's
+            classifier takes its place. A softmax after it is left out.
         dim: dimension of the representation, by a linear layer if need be; by default F.
         folder: where the file is written, unless it is there. A run reads it, so it should stay.
 
@@ -146,7 +248,9 @@ def own_model(
     if not callable(what):
         raise FedshiftError(f"{type(what).__name__} is no module, nor a class or function that makes one.")
     with Streams(0).as_global("a module that is only looked at"):
-        check_head(made(what), head or "")
+        module = made(what)
+        if head != AUTO:
+            check_head(module, head or "")
     name = type(what).__name__ if isinstance(what, nn.Module) else getattr(what, "__name__", type(what).__name__)
     path = keep(what, name.strip("<>"), Path(folder).expanduser().resolve())
     return Own(path=str(path), head=head or "", dim=dim or 0)
@@ -183,9 +287,14 @@ def without(module: nn.Module, head: str) -> nn.Module:
     """
     check_head(module, head)
     if head:
-        parent, _, name = head.rpartition(".")
-        setattr(module.get_submodule(parent), name, nn.Identity())
+        put(module, head, nn.Identity())
     return module
+
+
+def put(module: nn.Module, path: str, layer: nn.Module) -> None:
+    """Put a layer in the place of a submodule."""
+    parent, _, name = path.rpartition(".")
+    setattr(module.get_submodule(parent), name, layer)
 
 
 def check_head(module: nn.Module, head: str) -> None:
@@ -193,39 +302,3 @@ def check_head(module: nn.Module, head: str) -> None:
     known = [name for name, _ in module.named_modules()]
     if head not in known:
         raise UnknownNameError(f"submodule of {type(module).__name__} (head)", head, known[1:])
-
-
-@torch.no_grad()
-def check_output(module: nn.Module, shape: Shape) -> int:
-    """How many features a module gives for inputs (B, *shape), found by running it once.
-
-    Raises:
-        FedshiftError: such inputs do not fit it, or it gives something else.
-    """
-    name, was_training = type(module).__name__, module.training
-    for called, tensor in module.named_parameters():
-        if tensor.dtype is not torch.float32 and tensor.is_floating_point():
-            raise FedshiftError(
-                f"The parameter '{called}' of the module {name} is {str(tensor.dtype).removeprefix('torch.')}: make it "
-                "float32 (module.float()); a run that computes in another precision says so (train.precision)."
-            )
-    module.eval()
-    given, refused = None, list[str]()
-    dtypes = (torch.float32, torch.int64) if len(shape) == 1 else (torch.float32,)  # sequences may be of tokens
-    for dtype in dtypes:
-        try:
-            given = module(torch.zeros(BATCH, *shape, dtype=dtype))
-            break
-        except Exception as error:  # whatever the user's code raises
-            refused.append(f"as {dtype}: {type(error).__name__}: {error}".splitlines()[0])
-    module.train(was_training)
-    if given is None:
-        sample = ", ".join(["B", *map(str, shape)])
-        raise FedshiftError(f"Inputs ({sample}) do not fit the module {name}, {'; '.join(refused)}")
-    if not isinstance(given, Tensor) or given.ndim != 2 or len(given) != BATCH or given.dtype is not torch.float32:
-        shaped = f"{given.dtype} of shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
-        raise FedshiftError(
-            f"The module {name} gives {shaped} for {BATCH} inputs; it should give features (B, F) in float32: end it "
-            "with pooling or nn.Flatten()."
-        )
-    return int(given.shape[1])

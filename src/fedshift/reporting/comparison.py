@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedshift.clients import PROTOCOLS
 from fedshift.core.metrics import ACCURACY, Metric
@@ -14,7 +14,7 @@ from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import Experiment
 from fedshift.reporting.comparison_notes import Caution, cautions, notes
 from fedshift.reporting.comparison_tables import more_tables, tables
-from fedshift.reporting.results import MeanStd, Row, described, flattened, labels
+from fedshift.reporting.results import MeanStd, Row, common_targets, described, flattened, labels
 from fedshift.reporting.table import Table, Tabled
 from fedshift.runs.find import find, grid_files, read_grid
 from fedshift.runs.origin import check_no_study
@@ -24,6 +24,8 @@ from fedshift.runs.schema import Record
 from fedshift.runs.selection import ORACLES, RULES, moment, selects
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from fedshift.reporting.analyses.analysed import Analysed
 
 REFUSED = "refused.txt"  # in the folder of a run that could not begin: why
@@ -132,7 +134,8 @@ class Comparison(Tabled):
         called = self.labels or labels(
             {series: described(runs[0].table, runs[0].identity.contents) for series, runs in groups.items()}
         )
-        return [Row(called[series], runs, self.metric) for series, runs in groups.items()]
+        common = common_targets(groups.values())
+        return [Row(called[series], runs, self.metric, common) for series, runs in groups.items()]
 
     @property
     def seeds(self) -> list[int]:
@@ -244,10 +247,33 @@ class Comparison(Tabled):
         Raises:
             FedshiftError: no row has that label, or its runs no such metric.
         """
-        row, known = self._row(method), [one.name for one in self.metrics]
-        if metric is not None and metric not in known:
-            raise UnknownNameError("metric", metric, known)
-        return _mean(row.score("test", metric=metric))
+        row = self._row(method)
+        return _mean(row.score("test", metric=self._metric(metric).name))
+
+    def _metric(self, name: str | None) -> Metric:
+        known = {one.name: one for one in self.metrics}
+        if name is not None and name not in known:
+            raise UnknownNameError("metric", name, [*known])
+        return self.metric if name is None else known[name]
+
+    def plot(self, role: Literal["test", "validation"] = "test", metric: str | None = None) -> Figure:
+        """Every row's score by environment as one figure: means over seeds with t intervals of 95 %, one seed without.
+
+        Show it in a notebook, or keep it: ``comparison.plot().savefig("scores.pdf")``. With more than twelve
+        environments it is their mean alone.
+
+        Args:
+            role: whose environments.
+            metric: as in :meth:`score`; None: the one that selects.
+
+        Raises:
+            FedshiftError: there are no such environments, or no such metric.
+        """
+        from fedshift.reporting.score_plot import score_plot
+
+        if not self.environments(role):
+            raise FedshiftError(f"role = {role!r}: give 'test' or 'validation'.")
+        return score_plot(self, role, self._metric(metric))
 
     def worst(self, method: str) -> float:
         """A row's test score, by the metric that selects, at the end, on each seed's worst environment.
@@ -272,8 +298,9 @@ class Comparison(Tabled):
         ``rule``, whether it is an ``oracle`` that looks at test data, and the ``position`` (rounds done), ``stage`` and
         ``round`` it picks; the ``environment`` and its ``role`` (test or validation), whose ``model`` is scored on it
         (global, own, unseen), the mean over how many ``models``, the ``accuracy`` in 0..1, the ``loss`` in nats,
-        over how many samples ``n``, and each metric by its name (None where it is undefined). An environment of several
-        clients comes once for each.
+        over how many samples ``n``, and each metric by its name (None where it is undefined); ``accuracy low`` and
+        ``accuracy high`` are the ends of its 95 % interval within the environment, and those of metrics are called
+        alike. An environment of several clients comes once for each.
         """
         return [
             {
@@ -284,8 +311,13 @@ class Comparison(Tabled):
                 "rule": name,
                 "oracle": name in ORACLES,
                 **{key: record[key] for key in ("position", "stage", "round")},
-                **{name: value for name, value in scored.items() if name not in ("metrics", "undefined")},
+                **{name: value for name, value in scored.items() if name not in ("metrics", "undefined", "intervals")},
                 **scored.get("metrics", {}),
+                **{
+                    f"{name} {end}": bound
+                    for name, ends in scored.get("intervals", {}).items()
+                    for end, bound in zip(("low", "high"), ends, strict=True)
+                },
             }
             for row in self.rows()
             for run in row.runs

@@ -8,9 +8,10 @@ from statistics import mean
 from typing import TYPE_CHECKING
 
 from fedshift.clients import PROTOCOLS
-from fedshift.core.metrics import ACCURACY, Metric
-from fedshift.reporting.results import Row
+from fedshift.core.metrics import ACCURACY, AUROC, Metric
+from fedshift.reporting.results import Row, held_out
 from fedshift.runs.run import Run
+from fedshift.runs.schema import Record
 from fedshift.runs.selection import endings, mean_score, selects, source_validation, value_of
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 MOST_ENVIRONMENTS = 48  # environments of a role that are shown one by one
 MOST_NAMED = 4  # environments, metrics or runs that a note names
 ROLES = ("test", "validation")
+ENOUGH = 50  # test samples, of which a perfect score is no chance
 FEW = 20  # samples of a class that an accuracy should rest on
 CHANCE, LUCKY = 0.02, 0.1  # above 1 / classes, up to which a model may have learned nothing: in the mean, at best
 FALLEN = 0.05  # below the best validation score, from which the last round is no longer the method's best
@@ -41,7 +43,8 @@ class Caution:
 
 def notes(comparison: Comparison) -> list[str]:
     """What a reader of the tables must know, once each: what the records say is wrong, then how to read them."""
-    return [*dict.fromkeys([*(each.text for each in recorded(comparison)), *explanations(comparison)])]
+    perfect = [f"{each.text} {each.remedy}" for each in _perfect(comparison)]
+    return [*dict.fromkeys([*(each.text for each in recorded(comparison)), *perfect, *explanations(comparison)])]
 
 
 def cautions(comparison: Comparison) -> list[Caution]:
@@ -59,6 +62,8 @@ def recorded(comparison: Comparison) -> Iterator[Caution]:
     yield from (Caution("left out", note) for note in comparison.missing)
     yield from _judged_on_the_test(comparison)
     judged = {_protocol_caution(run) for run in comparison.runs}
+    odd = next((oddity for run in comparison.runs if (oddity := run.data_facts.get("oddity"))), None)
+    yield from (Caution("data", oddity) for oddity in [odd] if oddity)
     its = dict.fromkeys(note for run in comparison.runs for note in run.notes if note not in judged)
     yield from (Caution("noted by a run", note) for note in its)
     yield from _unfinished(comparison)
@@ -90,8 +95,10 @@ def _unfinished(comparison: Comparison) -> Iterator[Caution]:
 
 
 def _uneven(comparison: Comparison) -> Iterator[Caution]:
-    for row in comparison.rows():
-        if lacking := sorted(_cases(comparison.runs) - _cases(row.runs)):
+    rows = [row.compared for row in comparison.rows()]
+    every = {case for row in rows for case in _cases(row.runs)}
+    for row in rows:
+        if lacking := sorted(every - _cases(row.runs)):
             words = (f"seed {seed}" + (f" with {domain} held out" if domain else "") for seed, domain in lacking)
             yield Caution(
                 "uneven seeds",
@@ -102,7 +109,7 @@ def _uneven(comparison: Comparison) -> Iterator[Caution]:
 
 def _cases(runs: Sequence[Run]) -> set[tuple[int, str]]:
     """Which seeds and held-out domains were run."""
-    return {(run.table["seed"], str(run.table["protocol"].get("hold_out", ""))) for run in runs}
+    return {(run.table["seed"], held_out(run)) for run in runs}
 
 
 def _absent(comparison: Comparison) -> Iterator[Caution]:
@@ -126,10 +133,45 @@ def _absent(comparison: Comparison) -> Iterator[Caution]:
 def doubts(comparison: Comparison) -> Iterator[Caution]:
     """Numbers that are as recorded, and that still should not be relied on."""
     yield from (Caution("failed", problem) for problem in comparison.failed if not comparison.lacking)
+    yield from _perfect(comparison)
     yield from _one_seed(comparison)
     yield from _untrained(comparison)
     yield from _fallen(comparison)
     yield from _few_samples(comparison)
+
+
+def _perfect(comparison: Comparison) -> Iterator[Caution]:
+    """Rows of which a run is perfect on enough test samples of several classes."""
+    found: dict[str, dict[str, int]] = {}
+    for row in comparison.rows():
+        its = max((_perfected(run) for run in row.runs), key=lambda sizes: sum(sizes.values()))
+        if sum(its.values()) >= ENOUGH:
+            found[row.label] = its
+    if found:
+        its = next(iter(found.values()))
+        places = shortened([comparison.heading("test", name) for name in its], "environments")
+        yield Caution(
+            "perfect",
+            f"The score of {shortened([*found], 'rows')} is perfect on {places} ({sum(its.values()):,} samples), which "
+            "real data hardly ever allow.",
+            "Look for a column or a mark that reveals the label, and for test samples that are trained on as well: "
+            "`fedshift data` with the same options names them.",
+        )
+
+
+def _perfected(run: Run) -> dict[str, int]:
+    """The test environments of several classes, with their samples, on which every model of a run is perfect."""
+    rows: dict[str, list[Record]] = {}
+    for row in run.records[-1]["environments"]:
+        if row["role"] == "test":
+            rows.setdefault(row["environment"], []).append(row)
+    counts = run.data_facts.get("scored_classes", {}).get("test", {})
+    return {
+        name: sum(row.get("n") or 0 for row in its)
+        for name, its in rows.items()
+        if sum(count > 0 for count in counts.get(name, (1, 1))) > 1
+        and any(all({**row, **row.get("metrics", {})}.get(metric) == 1 for row in its) for metric in (ACCURACY, AUROC))
+    }
 
 
 def _one_seed(comparison: Comparison) -> Iterator[Caution]:
@@ -216,6 +258,7 @@ def shortened(words: Sequence[str], kind: str) -> str:
 def explanations(comparison: Comparison) -> Iterator[str]:
     """How the numbers came about, where that is not the same for all runs or not plain to see."""
     yield from _of_runs(comparison.runs)
+    yield from _of_targets(comparison)
     yield from _of_metrics(comparison)
     for role in ROLES:
         if (count := len(comparison.environments(role))) > MOST_ENVIRONMENTS:
@@ -238,6 +281,21 @@ def _of_runs(runs: Sequence[Run]) -> Iterator[str]:
         )
     if any(row["models"] > 1 for run in runs for row in run.records[-1]["environments"]):
         yield "A domain that no client has seen is scored with each client's own model; the mean is shown."
+
+
+def _of_targets(comparison: Comparison) -> Iterator[str]:
+    """Over which held-out domains means are, where rows have different ones."""
+    rows = comparison.rows()
+    targets = {row.label: sorted(set(map(held_out, row.runs))) for row in rows}
+    if common := rows[0].common:
+        own = {label: [name for name in names if name not in common] for label, names in targets.items()}
+        others = [f"{label} ({', '.join(names[:MOST_NAMED])})" for label, names in own.items() if names]
+        yield (
+            f"Means, and worst scores, are over the targets that all rows have: {', '.join(sorted(common))}; they "
+            f"leave out others of {shortened(others, 'rows')}."
+        )
+    elif len({*map(tuple, targets.values())}) > 1:
+        yield "Rows have no target in common, so their means are over different ones and cannot be compared."
 
 
 def _of_metrics(comparison: Comparison) -> Iterator[str]:

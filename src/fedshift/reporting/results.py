@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -39,14 +39,25 @@ class MeanStd:
 
 @dataclass(frozen=True)
 class Row:
-    """Runs that differ only in their seed and held-out domain; ``metric`` is what is shown of them."""
+    """Runs that differ only in their seed and held-out domain; ``metric`` is what is shown of them.
+
+    ``common`` are the held-out domains that all rows have, over which means are; None: over all of these runs.
+    """
 
     label: str
     runs: list[Run]
     metric: Metric = Metric(ACCURACY)
+    common: frozenset[str] | None = None
 
     def __repr__(self) -> str:
         return f"Row({self.label!r}, runs: {len(self.runs)})"
+
+    @property
+    def compared(self) -> Row:
+        """The row without the runs that means leave out, since other rows lack their held-out domains."""
+        if self.common is None:
+            return self
+        return replace(self, runs=[run for run in self.runs if held_out(run) in self.common])
 
     def by_seed(
         self, value: Callable[[Run], Iterable[float]], of_seed: Callable[[Sequence[float]], float] = mean
@@ -77,7 +88,8 @@ class Row:
         """A metric for one role at the round a rule selects, mean and spread over seeds.
 
         An environment counts once, however many clients are scored on it, and not where the metric is undefined. The
-        environments of a seed are those of all its runs: with domains held out in turn, all of them.
+        environments of a seed are those of all its runs: with domains held out in turn, all of them. A mean over
+        environments is over runs whose held-out domain all rows have.
 
         Args:
             role: "test" or "validation".
@@ -91,7 +103,8 @@ class Row:
             found = by_environment(RULES[rule](run.records), role, metric or self.metric.name)
             return [score for name, score in found.items() if environment in (None, name)]
 
-        return MeanStd.of([*self.by_seed(values, of_seed).values()])
+        row = self.compared if environment is None else self
+        return MeanStd.of([*row.by_seed(values, of_seed).values()])
 
     def worst(self, role: str = "test", rule: str = "last") -> MeanStd | None:
         """The metric on each seed's worst environment, of the means over clients, at the round a rule selects."""
@@ -104,7 +117,19 @@ class Row:
             found = spread(run.records, role, self.metric.name)
             return [] if found is None else [found]
 
-        return MeanStd.of([*self.by_seed(values).values()])
+        return MeanStd.of([*self.compared.by_seed(values).values()])
+
+
+def held_out(run: Run) -> str:
+    """The domain that a run holds out; empty where it holds out none."""
+    return str(run.table["protocol"].get("hold_out", ""))
+
+
+def common_targets(rows: Iterable[Sequence[Run]]) -> frozenset[str] | None:
+    """The held-out domains that the runs of every row have; None where all rows have the same, or none in common."""
+    targets = [frozenset(map(held_out, runs)) for runs in rows]
+    common = frozenset.intersection(*targets)
+    return common if common and any(own != common for own in targets) else None
 
 
 def labels(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from fedshift.core.contract import Bound, Declared, Exchange, Phase
 from fedshift.core.messages import Answer, Message, Order, Telemetry
 from fedshift.core.setup import STEPS, Setup
 from fedshift.core.tensors import Tensors
+from fedshift.engines.divergence import KEPT, smaller_rate
 from fedshift.engines.lane import steps_of
 from fedshift.errors import DivergedError, FedshiftError
 
@@ -93,8 +94,7 @@ def check_answer(setup: Setup, answer: Answer, exchange: Exchange, where: str) -
     if name := first_not_finite(up):
         raise DivergedError(
             f"'{name}' is not finite after the last step of {where}, exchange '{exchange.name}'.",
-            "The last checkpoint, if there is one, is kept. A smaller learning rate usually helps: "
-            f"--set train.lr={setup.train.lr / 10:g}",
+            f"{KEPT} {smaller_rate(setup)}",
         )
 
 

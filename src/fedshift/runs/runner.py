@@ -31,6 +31,8 @@ def start(experiment: Experiment, progress: Progress) -> Run:
     folder.check_new()
     files.check_folder(folder.path.parent)
     simulation = Simulation(experiment, progress.embedded)
+    if simulation.blueprint.oddity:
+        progress.note(simulation.blueprint.oddity)
     choice = simulation.choice(progress.note)
     for error in carry_out([(simulation, folder)], choice, progress).values():
         raise error

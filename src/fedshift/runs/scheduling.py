@@ -69,6 +69,7 @@ class Schedule:
         self._folders: dict[Path, Run] = {}
         self._damaged: list[PlannedRun] = []
         self._refusal: FedshiftError | None = None  # what the method of the first run refuses that was not even begun
+        self._odd = False  # whether it was said what is odd about the data
         self.failed: Failures = {}
 
     def carry_out(self, asked: Sequence[PlannedRun]) -> tuple[list[Run], Failures]:
@@ -187,13 +188,17 @@ class Schedule:
         experiment = None
         try:
             experiment = asked.experiment()
-            return Simulation(experiment, self._progress.embedded)
+            simulation = Simulation(experiment, self._progress.embedded)
         except FedshiftError as error:
             first = not (self._folders or self.failed)
             if experiment and first and refused_by_method(experiment, self._progress.embedded):
                 self._refusal = error
             self._note_failure(asked, error)
             return None
+        if (oddity := simulation.blueprint.oddity) and not self._odd:
+            self._odd = True  # the data of other runs are as a rule the same
+            self._progress.note(oddity)
+        return simulation
 
     def _carry_out(self, runs: Sequence[tuple[PlannedRun, Simulation]], choice: Choice) -> None:
         """Carry out a group."""

@@ -167,6 +167,7 @@ class Blueprint(BaseModel):
         trained_classes: by a client's id, how many training samples of each class it has; none where only sites know.
         scored_classes: by role and environment, how many samples of each class are scored; likewise.
         pooled: how many training samples each of the clients had whose samples a single one holds; none otherwise.
+        oddity: what is most serious about the data, a sentence; None: nothing is.
         norm_factor: in a federation, how much larger than usual an answer may be.
     """
 
@@ -184,6 +185,7 @@ class Blueprint(BaseModel):
     trained_classes: dict[int, tuple[Size, ...]] = Field(default_factory=dict)
     scored_classes: dict[str, dict[str, tuple[Size, ...]]] = Field(default_factory=dict)
     pooled: tuple[Size, ...] = ()
+    oddity: str | None = None
     norm_factor: float | None = None
 
     @classmethod
@@ -203,6 +205,7 @@ class Blueprint(BaseModel):
             trained_classes=federated.trained_classes(),
             scored_classes=federated.scored_classes(),
             pooled=federated.pooled_sizes,
+            oddity=federated.oddity or None,
         )
 
     def modules(self, experiment: Experiment) -> tuple[ModelBuilder, dict[str, Part]]:
@@ -219,7 +222,7 @@ class Blueprint(BaseModel):
         """
         model, parts = self.modules(experiment)
         train = experiment.train.pooling(self.pooled)
-        agreed = train, experiment.evaluate, model.streams, device, self.classes, self.inputs.preparation
+        agreed = train, experiment.evaluate, model.streams, device, self.classes, self.inputs.preparation, self.columns
         return Setup(run, experiment.method, model, parts, *agreed)
 
     def client(self, asked: int | str) -> int:

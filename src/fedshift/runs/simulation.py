@@ -14,6 +14,7 @@ from fedshift import memory
 from fedshift.clients.checks import check_data
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
+from fedshift.clients.oddities import most_serious
 from fedshift.core.contract import Stage
 from fedshift.core.frozen import Embedding, FrozenNetwork, embedded, silent
 from fedshift.core.messages import Missing, Order
@@ -27,7 +28,7 @@ from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.methods.fedavg import FedAvg
 from fedshift.models import MODELS
-from fedshift.models.own import Widened
+from fedshift.models.own import Own, Widened
 from fedshift.rounds.coordinator import Coordinator, Received
 from fedshift.rounds.evaluation import Evaluation
 from fedshift.rounds.site import Site
@@ -77,6 +78,7 @@ class Simulation:
             *federated.notes,
             *_notes_on_batch_norm(self.setup),
             *_notes_on_widths(self.setup),
+            *_notes_on_classifiers(self.setup),
             *self.setup.notes_on_rates,
         ]
 
@@ -170,7 +172,9 @@ def make_federated(experiment: Experiment, tell: Embedding = silent) -> Federate
     data = load_data(experiment.data, network, drawn_by, str(experiment.contents), tell)
     with streams.as_global("global draws in federation"):
         federated = divided(experiment, data, streams)
-        noted = replace(federated, notes=(*data.notes, *federated.notes)).checked()
+        noted = replace(federated, notes=(*data.notes, *federated.notes)).checked(data)
+        table = network is None and getattr(experiment.data, "frozen", "none") == "none"
+        noted = replace(noted, oddity=most_serious(data, noted, experiment.train.batch, table))
         return experiment.method.regroup(noted.scoring(experiment.evaluate.clients, streams))
 
 
@@ -253,6 +257,13 @@ def _notes_on_widths(setup: Setup) -> list[str]:
         for layer in part.module.modules()
         if isinstance(layer, Widened)
     ]
+
+
+def _notes_on_classifiers(setup: Setup) -> list[str]:
+    """That a module of the user's is likely no encoder."""
+    model = setup.model.model
+    note = model.looks_whole(setup.model.shape, setup.model.classes) if isinstance(model, Own) else ""
+    return [note] if note else []
 
 
 def choose_device(name: str) -> torch.device:

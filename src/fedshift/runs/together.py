@@ -18,6 +18,7 @@ from fedshift.engines.engine import Engine
 from fedshift.engines.workers import can_fork
 from fedshift.errors import DamagedError, DiskError, FedshiftError, LockedError, StoppedError
 from fedshift.runs.checkpoint import Checkpoint, common_position
+from fedshift.runs.collapse import notes_on_collapse
 from fedshift.runs.dry_run import planned_stages
 from fedshift.runs.events import Progress, RunEvents
 from fedshift.runs.locks import locked
@@ -79,7 +80,10 @@ class _Run:
     def finish(self) -> None:
         """Write what a finished run has."""
         state, method = self.simulation.coordinator.state, self.simulation.setup.method
-        self.recorder.finish([*self.simulation.notes, *method.notes(state)])
+        collapsed = notes_on_collapse(self.simulation.setup, self.simulation.blueprint, self.recorder.records)
+        for text in collapsed:
+            self.events.note(text)
+        self.recorder.finish([*self.simulation.notes, *method.notes(state), *collapsed])
         self.events.end()
         self.finished = True
 

@@ -9,20 +9,26 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from fedshift.core.contract import Part, ServerState
 from fedshift.core.frozen import Front
 from fedshift.core.method import tensor_scopes
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, batch_norms
 from fedshift.core.preparation import PREPARATION
 from fedshift.core.setup import DTYPES
-from fedshift.core.tensors import part_of
+from fedshift.core.tensors import Tensors, part_of
 from fedshift.engines.kernels import Kernels, prepare
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
+from fedshift.models import MODELS
+from fedshift.models.own import Own
+from fedshift.models.probed import log_probabilities
 from fedshift.rounds.evaluation import parts_predicted
 from fedshift.runs.checkpoint import check_alike
 from fedshift.runs.schema import Blueprint
 from fedshift.streams import sample_draws
+
+SAMPLES = 4  # on which it is seen whether a module predicts as a run does
 
 
 def rebuilt(
@@ -54,6 +60,46 @@ def rebuilt(
     names = {name: f"client.{id}.{name}" for name in scopes}
     found = {name: mine if mine in weights else name for name, mine in names.items()}
     tensors = {name: weights[where] for name, where in found.items() if where in weights}
+    return _loaded(experiment, blueprint, model, parts, tensors, unseen=id is None)
+
+
+def of_unseen(experiment: Experiment, blueprint: Blueprint, weights: Mapping[str, Tensor]) -> list[Trained]:
+    """The models that the method gives a client that never trained, where every client has its own.
+
+    That is :class:`fedshift.core.contract.Part`'s ``unseen``, as models are scored on a held-out domain: one model, or
+    that of every client. Rows of a table are not prepared.
+
+    Raises:
+        DamagedError: what it follows from is not among the weights.
+    """
+    setup = blueprint.setup(experiment, "unseen", torch.device("cpu"))
+    modules = setup.model, setup.parts, blueprint.inputs, blueprint.inputs.like(blueprint.shape)
+    read = parts_predicted(experiment.method, *modules)
+    sent = Tensors(
+        {name: weights[name] for name, scope in setup.scopes.items() if scope != "client" and name in weights}
+    )
+    clients = [
+        Tensors({name: weights[its] for name in setup.scopes if (its := f"client.{number}.{name}") in weights})
+        for number in blueprint.clients
+    ]
+    private = setup.unseen(ServerState(sent), [kept for kept in clients if kept] or [setup.initial("client")], read)
+    found = []
+    for own in private:
+        model, parts = blueprint.modules(experiment)
+        parts = {name: part for name, part in parts.items() if name in read}
+        found.append(_loaded(experiment, blueprint, model, parts, (sent | own).of_parts(read), unseen=True))
+    return found
+
+
+def _loaded(
+    experiment: Experiment,
+    blueprint: Blueprint,
+    model: ModelBuilder,
+    parts: Mapping[str, Part],
+    tensors: Mapping[str, Tensor],
+    unseen: bool,
+) -> Trained:
+    """The module of parts, which take these tensors."""
     for part in parts.values():
         prepare(part.module, Kernels(), experiment.train.precision)
     held = {name: part.module.state_dict() for name, part in parts.items()}
@@ -65,7 +111,7 @@ def rebuilt(
     network = experiment.model.frozen_network()
     front = None if network is None else Front(network)
     modules = {name: part.module for name, part in parts.items()}
-    return Trained(experiment, blueprint, model, modules, front, unseen=id is None)
+    return Trained(experiment, blueprint, model, modules, front, unseen)
 
 
 def _why_own(experiment: Experiment, kept: Iterable[str]) -> str:
@@ -169,6 +215,42 @@ class Trained(nn.Module):
                     self._method.core.predict(net, x, noise)
                 self.eval()
                 return self._method.core.predict(net, x, noise)
+
+    def own_module(self) -> nn.Module:
+        """The module of yours (``own_model``) that the run trained, whose parameters are called as you called them.
+
+        Of a whole classifier (``head``) the method's classifier is where its head was, so that it gives logits; of an
+        encoder it gives features. It takes inputs as a network does: images of 0..1, normalised as in the run, and
+        rows of a table that are prepared already.
+
+        Raises:
+            FedshiftError: the model is none of yours, or the method predicts with more than it.
+        """
+        model, own = self._model.model, {name: self.get_submodule(name) for name in self._parts}
+        if not isinstance(model, Own) or "encoder" not in own:
+            raise FedshiftError(
+                "own_module() is of a module that fedshift.own_model kept, as the part 'encoder'; this run has the "
+                f"model '{MODELS.name_of(model)}' and the parts {', '.join(own)}, whose state_dict() has their names."
+            )
+        module = model.filled(own["encoder"], own.get("head"), self._model.shape)
+        if model.head:
+            self._check_predicts(module, own)
+        return module
+
+    @torch.no_grad()
+    def _check_predicts(self, module: nn.Module, own: Mapping[str, nn.Module]) -> None:
+        """Raise an error unless a module that gives logits predicts as the run does, but for rounding."""
+        drawn = torch.rand(SAMPLES, *self._model.shape, generator=torch.Generator().manual_seed(0))
+        x = drawn.to(self.blueprint.inputs.like(self.blueprint.shape).dtype)
+        draws = self._method.core.prediction_draws(self._model, SAMPLES)
+        noise = sample_draws(draws, torch.Generator().manual_seed(0), x.device)
+        noise = {name: self._typed(each) for name, each in noise.items()}
+        expected = self._method.core.predict(Net(dict(own)), self._typed(x), noise)
+        if not torch.allclose(log_probabilities(module(x)), expected.float(), atol=1e-4):
+            raise FedshiftError(
+                f"The method predicts with more than {type(module).__name__} and its head, so the module alone does "
+                "not predict as the run does; run.model() does."
+            )
 
     def _typed(self, x: Tensor) -> Tensor:
         return x.to(self._dtype) if x.is_floating_point() else x

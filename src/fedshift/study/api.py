@@ -304,7 +304,7 @@ def inspect_data(
     with display(progress, 1) as shown:
         data, federation = read_federated(asked)
         try:
-            federation = federation.checked()
+            federation = federation.checked(data)
         except FedshiftError as error:
             refused.append(error)
         return look_at(
@@ -314,6 +314,7 @@ def inspect_data(
             seed=asked.seed_of_data,
             experiment=asked.name,
             dataset=NAMED["data"].name_of(asked.data),
+            batch=asked.train.batch,
             test=test,
             refused=refused,
             notes=notes,

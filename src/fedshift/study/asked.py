@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from fedshift.errors import FedshiftError, FedshiftWarning, UnknownNameError
 from fedshift.experiments import NAMED, Experiment
@@ -13,8 +13,11 @@ from fedshift.spec import Spec
 from fedshift.study.grid import expand, override, read
 from fedshift.written import plain, shown
 
+if TYPE_CHECKING:
+    from torch import nn
+
 Source = str | Path | Mapping[str, Any] | Experiment
-Choice = str | Spec | Mapping[str, Any]
+Choice = str | Spec | Mapping[Any, Any]
 DEFAULT = "rotated-mnist"
 FIELDS = {  # each option's field of an experiment
     "method": "method",
@@ -31,8 +34,8 @@ FIELDS = {  # each option's field of an experiment
     "plugins": "plugins",
 }
 YOURS = {
-    "data": " Arrays or a torch Dataset of yours: data=fedshift.in_memory({site: (x, y), ...})",
-    "model": " A module of yours: model=fedshift.own_model(module)",
+    "data": " Arrays or a torch Dataset of yours: data={site: (x, y), ...}",
+    "model": " A module of yours: model=module",
 }
 
 
@@ -45,10 +48,11 @@ class Options(TypedDict, total=False):
             takes its place. A :class:`FedshiftWarning` names the settings that are not used then.
         data: the data set, as a name, instance or table; so are the partition, the protocol and the model, by the same
             rule. Without a source, each domain of other data is scored on samples of its own, unless ``hold_out`` or
-            ``protocol`` says otherwise.
+            ``protocol`` says otherwise. ``{site: (x, y), ...}`` is what :func:`fedshift.in_memory` makes of it.
         partition: how domains are divided among clients.
         protocol: what is held out, and who is scored on what.
-        model: the network.
+        model: the network. A module, or a class or function that makes one, is what :func:`fedshift.own_model` makes of
+            it.
         hold_out: the domain that is held out, a list of them, or "all" for each in turn; in a list "all" is the name
             of a domain.
         seed: the seed, or a list.
@@ -67,7 +71,7 @@ class Options(TypedDict, total=False):
     data: Choice | None
     partition: Choice | None
     protocol: Choice | None
-    model: Choice | None
+    model: Choice | nn.Module | Callable[[], nn.Module] | None
     hold_out: str | Sequence[str] | None
     seed: int | Sequence[int] | None
     rounds: int | None
@@ -92,7 +96,8 @@ def grid(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Options]
         if option not in (*FIELDS, "settings", "tuned"):
             hint = 'Any field of an experiment can be given as settings={"train.lr": 0.1}.'
             raise UnknownNameError("option", option, [*FIELDS, "settings", "tuned"], hint=hint)
-    given: dict[str, Any] = {option: plain(value) for option, value in options.items() if value is not None}
+    yours = _of_yours(options)
+    given: dict[str, Any] = {option: plain(value) for option, value in yours.items() if value is not None}
     settings, tuned, method = given.pop("settings", {}), given.pop("tuned", None), given.pop("method", None)
     if not isinstance(settings, Mapping) or not all(isinstance(field, str) for field in settings):
         raise FedshiftError(f'settings = {settings!r}: give dotted fields and values, as in {{"method.l2r": 0.05}}.')
@@ -164,6 +169,26 @@ def sources(source: Any) -> list[str | Mapping[str, Any] | Experiment]:
     if not isinstance(sources, list) or not sources or not all(isinstance(item, kinds) for item in sources):
         raise FedshiftError(f"{source!r} is no experiment; give a TOML file, a name, a table, or Experiments.")
     return sources
+
+
+def _of_yours(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, with what reads them in the place of arrays of the user's and of a module.
+
+    Both are written beside the folders of runs, so that they move together.
+    """
+    found, out = dict(options), options.get("out")
+    folder = Path(out if out and isinstance(out, str | Path) else "runs")
+    data, model = found.get("data"), found.get("model")
+    # A table of settings has a name or a path, which are texts; what a site has is none, nor a number.
+    if isinstance(data, Mapping) and not any(isinstance(value, str | int | float) for value in data.values()):
+        from fedshift.datasets.in_memory import in_memory
+
+        found["data"] = in_memory(data, folder=folder / "data")
+    if callable(model) and not (isinstance(model, type) and issubclass(model, Spec)):
+        from fedshift.models.own import own_model
+
+        found["model"] = own_model(model, folder=folder / "models")
+    return found
 
 
 def _methods(value: Any) -> list[dict[str, Any]]:

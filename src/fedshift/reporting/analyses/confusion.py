@@ -18,6 +18,7 @@ from fedshift.spec import setting
 from fedshift.written import file_name
 
 MOST_CLASSES = 30  # that a matrix is drawn of
+MOST_COLUMNS = 10  # classes whose counts a table shows
 
 
 def confusion(predicted: Tensor, y: Tensor, classes: int) -> Tensor:
@@ -72,6 +73,7 @@ class Confusion(Analysis):
                     for n, (true, given) in wrong[: self.pairs]
                 ]
         return [
+            *self._matrices(rows),
             Table(
                 "Classes with the lowest accuracy in %, with their samples",
                 ["row", "class", "accuracy", "predictions"],
@@ -79,6 +81,20 @@ class Confusion(Analysis):
             ),
             Table("Most confused classes", ["row", "class", "taken for", "n", "% of the class"], confused),
         ]
+
+    def _matrices(self, rows: Rows) -> list[Table]:
+        """Every count of rows with the same few classes."""
+        classes = [[str(name) for name in its[0].run.data_facts["classes"]] for its in rows.values()]
+        names = classes[0]
+        if len(names) > MOST_COLUMNS or any(each != names for each in classes):
+            return []
+        cells = [
+            [f"{label}: {name}", true, *(f"{counts.get((true, given), 0):,}" for given in names)]
+            for label, its in rows.items()
+            for name, counts in _summed(its).items()
+            for true in names
+        ]
+        return [Table("How many of each class were taken for which", ["row", "class", *names], cells)]
 
     def charts(self, rows: Rows) -> list[Chart]:
         """A matrix for each row, of all its test environments together."""

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from fedshift.clients.columns import ColumnAlone
 from fedshift.clients.domains import DomainData
 from fedshift.clients.inputs import Inputs
+from fedshift.clients.oddities import PIECE, Tell, silent
 from fedshift.clients.preparation import Column, Preparation
-from fedshift.reporting.data_report.duplicates import PIECE, ROLES, Tell, silent
+from fedshift.reporting.data_report.duplicates import ROLES
 from fedshift.reporting.table import Table
 from fedshift.written import bytes_text, printable
 
@@ -159,6 +161,7 @@ def tables(report: DataReport) -> list[Table]:
         _classes(report),
         _table("What models are scored on", ["environment", "role", "clients", "samples"], scored),
         _table("Values of the inputs", [WORDS.get(report.kind, "input"), *measures], values),
+        _alone(report.alone),
         _table("Equal bit by bit", ["", "samples", "sets"], equal),
         _table(drift, ["site", "other", "accuracy", "p"], apart),
     ]
@@ -172,6 +175,17 @@ def _classes(report: DataReport) -> Table:
     names = sorted(totals, key=lambda name: -totals[name]) if len(totals) > MOST_DOWN else [*totals]
     rows = [[name, totals[name], report.trained[name], *(site.classes[name] for site in sites)] for name in names]
     return _table("Samples of each class", ["class", "all", "trained on", *(site.name for site in sites)], rows)
+
+
+def _alone(alone: Sequence[ColumnAlone]) -> Table:
+    """What each column says by itself, the most telling first."""
+    title = "Each column alone on training rows: AUROC in %, the mean over classes (guessing: 50)"
+    scored = sorted(alone, key=lambda each: -(each.auroc or 0))
+    rows = [
+        [each.column, "" if each.auroc is None else f"{100 * each.auroc:.1f}", "in every row" if each.unique else ""]
+        for each in scored
+    ]
+    return _table(title, ["column", "AUROC", "another value"], rows)
 
 
 def _table(title: str, columns: list[str], rows: Sequence[Sequence[object]]) -> Table:

@@ -23,9 +23,9 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool1d, adaptive_avg_pool2d
 
 from fedshift.clients.domains import DomainData
+from fedshift.clients.oddities import PIECE, Tell, silent
 from fedshift.errors import needs
 from fedshift.reporting.data_report.data_tables import Kind
-from fedshift.reporting.data_report.duplicates import PIECE, Tell, silent
 from fedshift.streams import Streams
 
 REST = "the others"

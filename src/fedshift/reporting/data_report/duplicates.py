@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Literal
 
 import torch
@@ -12,16 +11,11 @@ from torch import Tensor
 
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
+from fedshift.clients.oddities import Tell, contents, silent
 from fedshift.clients.samples import Samples
 
-Tell = Callable[[str, int, int], None]
-PIECE = 1 << 22  # numbers read together, so that inputs that are mapped from a file need no memory
 MOST_SETS = 20  # that are listed
 ROLES = ("training", "validation", "test")
-
-
-def silent(what: str, done: int, total: int) -> None:
-    """Shows no progress."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,19 +103,6 @@ def find_duplicates(data: DomainData, roles: Roles, tell: Tell = silent) -> tupl
         sites = dict.fromkeys(data.domains[data.domain[row]] for each in own for row in each)
         found.append(Duplicates(where, samples, of, len(own), named, tuple(sites)))  # type: ignore[arg-type]  # a key
     return tuple(each for each in found if each.count)
-
-
-def contents(x: Tensor, tell: Tell = silent) -> Tensor:
-    """A number for each sample, (N,), int64, the same for those whose bytes are the same."""
-    step = max(1, PIECE // x[0].numel())
-    number: dict[bytes, int] = {}
-    found: list[int] = []
-    for start in range(0, len(x), step):
-        tell("Looking for equal samples", start, len(x))
-        piece = x[start : start + step].contiguous().flatten(1).numpy()
-        found += [number.setdefault(blake2b(row, digest_size=16).digest(), len(number)) for row in piece]
-    tell("Looking for equal samples", len(x), len(x))
-    return torch.tensor(found)
 
 
 def _scored(equal: Collection[list[int]], roles: Roles, role: str) -> list[list[int]]:

@@ -8,6 +8,7 @@ from itertools import groupby
 from statistics import median, median_low
 from typing import TYPE_CHECKING
 
+from fedshift.clients.oddities import too_large
 from fedshift.reporting.data_report.data_tables import WORDS, ColumnValues
 from fedshift.reporting.data_report.drift import REST
 from fedshift.reporting.data_report.duplicates import Duplicates
@@ -27,6 +28,10 @@ REMEDIES = {
     "test": "Remove duplicates, or give equal samples one group, which a split keeps whole.",
     "sites": "Keep each at one site, or give equal samples one group: a site that is held out is else not unseen.",
     "labels": "Correct the labels, or leave such samples out; no model can be right on both.",
+    "reveals": "Would it be known before the label is? If not, or if it numbers the samples, leave it out: --set "
+    "data.exclude={name}",
+    "unique": "It says nothing of a sample that is not among these, if it is an id: --set data.exclude={name}",
+    "batch": "Take a smaller one, unless each step should be on all of a client's samples (train.batch).",
     "untrained": "No model can learn them: leave them out, or divide the data so that training has some.",
     "lacking": "A local head forgets such classes: look at balanced accuracy, and compare methods such as fedlc.",
     "imbalance": "Use class weights or balanced batches, and select by balanced accuracy or macro F1.",
@@ -65,6 +70,7 @@ def find(report: DataReport) -> Iterator[Finding]:
         yield Finding("refused", f"A run would not begin. {reason}", REMEDIES["refused"])
     for each in report.duplicates:
         yield duplicates_finding(each)
+    yield from _columns(report)
     yield from _classes(report)
     yield from _sizes(report)
     yield from _missing(report)
@@ -110,6 +116,24 @@ def _classes(report: DataReport) -> Iterator[Finding]:
         yield Finding("imbalance", text, REMEDIES["imbalance"])
 
 
+def _columns(report: DataReport) -> Iterator[Finding]:
+    """Columns that reveal the label, and columns of ids."""
+    revealing = sorted((each for each in report.alone if each.reveals), key=lambda each: -(each.auroc or 0))
+    if revealing:
+        named = _listed([f"'{each.column}' (AUROC {each.auroc:.3f})" for each in revealing])
+        what = f"{len(revealing)} of {len(report.alone)} columns tell the classes apart by themselves"
+        text = f"{what}, on training rows: {named}."
+        yield Finding("revealing column", text, _excluding("reveals", [each.column for each in revealing]))
+    unique = [each.column for each in report.alone if each.unique]
+    if unique:
+        what = f"{len(unique)} of {len(report.alone)} columns have another value in every training row"
+        yield Finding("unique column", f"{what}, as an id has: {_quoted(unique)}.", _excluding("unique", unique))
+
+
+def _excluding(remedy: str, names: Sequence[str]) -> str:
+    return REMEDIES[remedy].format(name=",".join(names[:NAMED]))
+
+
 def _sizes(report: DataReport) -> Iterator[Finding]:
     sizes = {client.name: client.samples for client in report.clients}
     middle = median(sizes.values())
@@ -117,6 +141,8 @@ def _sizes(report: DataReport) -> Iterator[Finding]:
     if few:
         what = f"{len(few)} of {len(sizes)} clients train on few samples, {_numbered(few)}"
         yield Finding("few samples", f"{what}, where the median is {middle:g}.", REMEDIES["clients"], (*few,))
+    if report.batch and (why := too_large(report.batch, max(sizes.values()))):
+        yield Finding("batch", f"{why}.", REMEDIES["batch"])
     for role in ("validation", "test"):
         small = {each.name: each.samples for each in report.scored if each.role == role and each.samples < FEW}
         if small:

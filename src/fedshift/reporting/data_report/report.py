@@ -12,14 +12,18 @@ from typing import Any
 import torch
 from markupsafe import Markup
 from rich.console import Console
+from torch import Tensor
 
+from fedshift.clients.columns import ColumnAlone, each_alone
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
+from fedshift.clients.oddities import Tell, silent
+from fedshift.clients.preparation import Column
 from fedshift.errors import FedshiftError, MissingExtraError
 from fedshift.reporting.data_report.data_tables import KINDS, ColumnValues, Kind, facts, kind_of, measure, tables
 from fedshift.reporting.data_report.drift import Difference, feature_drift
-from fedshift.reporting.data_report.duplicates import Duplicates, Roles, Tell, by_class, find_duplicates, silent
+from fedshift.reporting.data_report.duplicates import Duplicates, Roles, by_class, find_duplicates
 from fedshift.reporting.data_report.findings import Finding, find
 from fedshift.reporting.table import render, write_page_to
 from fedshift.streams import Streams
@@ -104,7 +108,9 @@ class DataReport:
         clients: who trains.
         scored: what models are scored on.
         trained: how many samples of each class somebody trains on.
+        batch: how many samples a batch of training has; 0 where nobody said.
         values: ranges and moments of the inputs, by column and site.
+        alone: of rows of numbers, how well each column tells the classes apart by itself, on training rows.
         duplicates: equal samples.
         features: how well sites are told apart; None: scikit-learn is not installed.
         refused: why a run of the experiment would not begin.
@@ -125,7 +131,9 @@ class DataReport:
     clients: tuple[ClientCounts, ...]
     scored: tuple[EnvironmentCounts, ...]
     trained: dict[str, int]
+    batch: int
     values: tuple[ColumnValues, ...]
+    alone: tuple[ColumnAlone, ...]
     duplicates: tuple[Duplicates, ...]
     features: tuple[Difference, ...] | None
     refused: tuple[str, ...]
@@ -174,6 +182,7 @@ def look_at(
     seed: int,
     experiment: str = "",
     dataset: str = "",
+    batch: int = 0,
     test: bool = False,
     refused: Sequence[FedshiftError] = (),
     notes: Sequence[str] = (),
@@ -188,6 +197,7 @@ def look_at(
         seed: from which the samples that are compared are drawn.
         experiment: the experiment's name.
         dataset: the data set's name.
+        batch: how many samples a batch of training has.
         test: whether test samples are judged.
         refused: why a run of the experiment would not begin.
         notes: what else a reader must know.
@@ -226,13 +236,22 @@ def look_at(
         clients=_clients(data, federation, roles),
         scored=scored,
         trained=by_class(data.y[roles.masks["training"]], data.classes),
+        batch=batch,
         values=measure(data, looked, kind, tell),
+        alone=_alone(data, roles.masks["training"], seed) if kind == "rows" else (),
         duplicates=duplicates,
         features=features,
         refused=tuple(map(str, refused)),
         notes=tuple(dict.fromkeys(notes)),
     )
     return replace(report, findings=tuple(find(report)))
+
+
+def _alone(data: DomainData, trained: Tensor, seed: int) -> tuple[ColumnAlone, ...]:
+    """What each column says by itself of the labels of the samples that are trained on, (N,), bool."""
+    columns = data.columns or tuple(Column(str(number)) for number in range(data.x.shape[1]))
+    rows = trained.nonzero().flatten()
+    return each_alone(data.x[rows], data.y[rows], data.group[rows], columns, Streams(seed).generator("columns alone"))
 
 
 def _sites(data: DomainData, federation: FederatedData, roles: Roles) -> tuple[SiteCounts, ...]:

@@ -1,0 +1,155 @@
+"""How well each column of a table tells the classes apart by itself, and which hold another value in every row.
+
+*The rule.* Of a column of numbers a score is made in two ways, and the better one counts: the number itself, in
+whichever direction; and, as of a column of categories, the share of the class among rows with the same category (or
+with a number between the same quantiles, up to :data:`BINS`; small numbers of them count each for itself). Shares are
+those of the other half of the rows, so a category that no other row has says nothing; rows of one group are in one
+half. A missing cell counts as a category, and as the smallest number. The area under the ROC curve of that score is
+taken for every class against all others, and their mean is the column's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedshift.clients.preparation import Column
+
+REVEALS = 0.99  # the area from which a column is said to reveal the label
+LEAST = 10  # rows of a class, and of all others, from which its area is taken
+LEAST_UNIQUE = 20  # rows, all of another value, from which a column is said to be unique
+BINS = 50
+PER_BIN = 20  # rows between two quantiles, at least
+ROWS = 5000  # that are drawn, where there are more
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class ColumnAlone:
+    """What a column says by itself.
+
+    Attributes:
+        column: its name, or its number from 0.
+        auroc: the mean over classes of the area under the ROC curve, in 0..1, where 0.5 is guessing; None where no
+            class has enough rows.
+        unique: whether it has whole numbers or categories, another one in every row, as an id has.
+    """
+
+    column: str
+    auroc: float | None
+    unique: bool
+
+    @property
+    def reveals(self) -> bool:
+        """Whether it tells the classes apart all but perfectly."""
+        return self.auroc is not None and self.auroc >= REVEALS
+
+
+def each_alone(
+    x: Tensor, y: Tensor, group: Tensor, columns: Sequence[Column], generator: torch.Generator, rows: int = ROWS
+) -> tuple[ColumnAlone, ...]:
+    """What every column says of the labels by itself.
+
+    Args:
+        x: rows (n, columns), in which NaN is a missing cell and a category is its code.
+        y: labels (n,).
+        group: what rows made from one original share, (n,).
+        columns: what the columns are.
+        generator: draws the rows that are looked at, and the halves.
+        rows: of so many at most an area is taken.
+    """
+    drawn = torch.randperm(len(x), generator=generator)[:rows]
+    labels = y[drawn].numpy()
+    counts = np.bincount(labels)
+    classes = np.flatnonzero((counts >= LEAST) & (len(labels) - counts >= LEAST))
+    label = np.full(len(counts), len(classes))  # of all other classes together
+    label[classes] = np.arange(len(classes))
+    label, half = label[labels], _halves(group[drawn].numpy(), labels)
+    found = []
+    for place, column in enumerate(columns):
+        cells, coded = x[:, place].double().numpy(), column.categories is not None
+        auroc = _auroc(cells[drawn.numpy()], coded, label, len(classes), half) if len(classes) else None
+        found.append(ColumnAlone(column.name, auroc, _is_unique(cells, coded)))
+    return tuple(found)
+
+
+def _is_unique(cells: Array, coded: bool) -> bool:
+    """Whether every cell that is not missing holds another code or whole number, in half of the rows or more."""
+    known = cells[~np.isnan(cells)]
+    if len(known) < max(LEAST_UNIQUE, len(cells) / 2):
+        return False
+    return (coded or bool((known == np.round(known)).all())) and len(np.unique(known)) == len(known)
+
+
+def _halves(group: Array, labels: Array) -> Array:
+    """Which half each row is in, (n,), bool: of each class as many groups in one as in the other."""
+    _, first, which = np.unique(group, return_index=True, return_inverse=True)
+    half = np.zeros(len(first), bool)
+    by_class = np.lexsort((first, labels[first]))
+    half[by_class] = np.arange(len(first)) % 2 == 1
+    return half[which]
+
+
+def _auroc(cells: Array, coded: bool, label: Array, classes: int, half: Array) -> float:
+    """The mean area of a column, by the rule.
+
+    Args:
+        cells: the column, (n,).
+        coded: whether it holds categories.
+        label: each row's class, (n,), or ``classes`` of one whose area is not taken.
+        classes: of how many it is taken.
+        half: which half each row is in, (n,), bool.
+    """
+    values, codes, count = np.unique(cells, return_inverse=True, return_counts=True)
+    missing = bool(np.isnan(values[-1]))  # which is the last of them, once
+    bins = min(BINS, max(2, len(cells) // PER_BIN))
+    bin_of = np.arange(len(values))
+    if not coded and len(values) > bins:
+        bin_of = (2 * count.cumsum() - count - 1) * bins // (2 * len(cells))  # of the middle of a value's rows
+        bin_of[len(values) - missing :] = bins
+    shared = _by_shares(bin_of[codes], label, classes, half)
+    if coded:
+        return shared
+    by_value = np.roll(_counted(codes, label, classes), missing, axis=0)
+    rising = np.array([_area(by_value[:, c], by_value.sum(axis=1) - by_value[:, c]) for c in range(classes)])
+    return max(float(np.maximum(rising, 1 - rising).mean()), shared)
+
+
+def _by_shares(codes: Array, label: Array, classes: int, half: Array) -> float:
+    """The mean area of the classes' shares among rows of the other half that have the same code."""
+    found = []
+    for own in (half, ~half):
+        there = _counted(codes[~own], label[~own], classes, codes.max() + 1)
+        here = _counted(codes[own], label[own], classes, codes.max() + 1)
+        if not here.any() or not there.any():
+            continue
+        of_all = there.sum(axis=0) / there.sum()
+        shares = (there + of_all) / (there.sum(axis=1, keepdims=True) + 1)  # that of all, where no row has the code
+        for c in range(classes):
+            _, rank = np.unique(shares[:, c], return_inverse=True)
+            mine, others = (np.bincount(rank, each) for each in (here[:, c], here.sum(axis=1) - here[:, c]))
+            if mine.any() and others.any():
+                found.append(_area(mine, others))
+    return float(np.mean(found)) if found else 0.5
+
+
+def _counted(codes: Array, label: Array, classes: int, most: int = 0) -> Array:
+    """How many rows of each label have each code, (codes, classes + 1)."""
+    most = most or int(codes.max()) + 1
+    return np.bincount(codes * (classes + 1) + label, minlength=most * (classes + 1)).reshape(most, classes + 1)
+
+
+def _area(own: Array, others: Array) -> float:
+    """The area under the ROC curve, of how many rows of a class, and of others, have each score, in ascending order.
+
+    It is the share of pairs of a row of the class and another in which the former has the higher score; equal scores
+    count half (Hanley and McNeil, Radiology, 1982).
+    """
+    below = others.cumsum() - others
+    return float((own * (below + others / 2)).sum() / (own.sum() * others.sum()))
