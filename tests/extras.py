@@ -225,6 +225,17 @@ with tempfile.TemporaryDirectory() as folder:
     except fedshift.FedshiftError as error:
         raise SystemExit(f"Error: {error}")
 """
+EXPORT = """
+import tempfile
+import fedshift
+with tempfile.TemporaryDirectory() as folder:
+    settings = {"train.steps": 1, "data.images_per_class": 5}
+    done = fedshift.run("rotated-mnist", method="fedavg", rounds=1, settings=settings, out=folder)
+    try:
+        assert fedshift.export(done).differences["onnx"] <= 1e-5
+    except fedshift.FedshiftError as error:
+        raise SystemExit(f"Error: {error}")
+"""
 GRAD_CAM = ANALYSIS.replace('"tsne", done.path, samples=20', '"grad-cam", done.path')
 VIT = ["model.name=transformers", "model.path=network", "data.path=photos", "data.size=16"]
 TABLE = ["data.path=table.csv", "data.domain=site", "model.name=mlp"]
@@ -237,6 +248,7 @@ FROZEN = ["data.path=photos", "data.size=16", "model.name=mlp"]
 ENCODER = ["method.index.encoder.name=clip", "method.index.encoder.path=clip"]
 CLIENT2VEC = ["method.name=client2vec", "method.index.epochs=1", *ENCODER]
 SVHN = ['data.domains=["svhn"]', "data.svhn=svhn.mat", "data.fraction=1"]
+PLAIN = ["--set", "evaluate.metrics=[]"]
 FEATURES = [
     Feature("images", "a backbone", run(*PHOTOS, "model.name=resnet18", data="folder"), photos),
     Feature("images", "augmentation", run(*PHOTOS, "data.augment=true", data="folder"), photos),
@@ -258,6 +270,7 @@ FEATURES = [
     Feature("text", "texts by a tokenizer", run(*TEXTS, *TOKENS, data="text"), tokenizer),
     Feature("adapters", "low-rank adapters", run(*VIT, "model.adapter_rank=1", data="folder"), network),
     Feature("signals", "the watch data set", ["run", "watch-in-domain", "--method", "fedavg", "--seed", "0", *SMALL]),
+    Feature("clinics", "a table of hospitals", ["run", "opt", "--method", "fedavg", "--seed", "0", *PLAIN, *SMALL]),
     Feature("medical", "DICOM", run("data.path=dicom", *SCANS, data="medical"), dicom),
     Feature("medical", "NIfTI", run("data.path=nifti", *SCANS, data="medical"), nifti),
     Feature("tune", "a search", ["tune", "--method", "fedprox", "--trials", "2", *FEW, *SMALL]),
@@ -266,6 +279,7 @@ FEATURES = [
     Feature("sklearn", "a comparison of sites", ["data", *FEW]),
     Feature("analyse", "t-SNE and A-distance", ["-c", ANALYSIS]),
     Feature("analyse", "Grad-CAM", ["-c", GRAD_CAM]),
+    Feature("onnx", "ONNX files", ["-c", EXPORT]),
     Feature("sklearn", "FederatedClassifier", ["-c", CLASSIFIER]),
     Feature("benchmark", "a table", ["benchmark", "--method", "fedavg,fedprox", "--federation", "rotated-mnist-0"]),
     *(

@@ -182,6 +182,17 @@ def test_what_is_odd_is_found_with_its_numbers(kind: str):
     assert any(words in finding.text for finding in report.findings)
 
 
+def test_columns_that_a_site_hardly_has_are_found():
+    """All of north's cells of column 2 are missing, which is the more general finding as well."""
+    report = reported(changed(clean(), lambda x: x[:200, 2].fill_(torch.nan)))
+    assert set(kinds(report)) - {"feature drift"} == {"mostly missing", "missing values"}
+    (found,) = [finding for finding in report.findings if finding.kind == "mostly missing"]
+    assert found.text == "Almost all of a column is missing at 1 of 3 sites: north 100 % of '2'."
+    assert found.sites == ("north",)
+    for setting in ("exclude", "indicate", "pool"):
+        assert f"--set data.{setting}=2" in found.remedy
+
+
 def test_a_class_that_nobody_trains_on_is_found():
     data = replace(clean(), classes=("ill", "well", "dead"))
     report = reported(replace(data, y=data.y.where(data.domain != 2, 2)), LeaveOneDomainOut(hold_out="west"))

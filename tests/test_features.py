@@ -14,10 +14,19 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
 
+from federated import Local, members, set_site
 from fedshift.clients.inputs import IMAGENET_MEAN, IMAGENET_STD
 from fedshift.core.frozen import FrozenNetwork, embed, frozen_network
+from fedshift.datasets.dataset import feature_columns
 from fedshift.datasets.image_sets import ImageFolder
+from fedshift.deployment.coordinate import coordinate
+from fedshift.deployment.demo import rehearse
+from fedshift.experiments import Experiment
 from fedshift.files import cache_folder
+from fedshift.runs import runner
+from fedshift.runs.events import Progress
+from fedshift.runs.predictions import predictions
+from fedshift.runs.simulation import make_federated
 from fedshift.streams import Streams
 from refusal import refuses
 
@@ -29,6 +38,7 @@ class ChannelMeans(nn.Module):
         return x.mean(dim=(2, 3))
 
 
+SITES = ("bright", "dark", "plain")
 PLAIN = FrozenNetwork("means", "0", ChannelMeans, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 
@@ -180,3 +190,57 @@ def test_efficientnet_gives_1280_features_of_any_size():
     assert gray.isfinite().all()
     assert (gray >= 0).all()  # the last layer is a ReLU6
     assert not torch.allclose(gray[0], gray[1])
+
+
+# Harmonised --------------------------------------------------------------------------------------
+
+
+def test_features_are_harmonised_by_site(resnet: Path, tmp_path: Path):
+    """Of sites of which one's images are darker: features get the mean 0 at each, and its deviation of 1, about.
+
+    A folder's sites have 12 images each, of which 8 are trained on. An image to predict for goes the same way.
+    """
+    for site, label, number in product(SITES, ("x", "y"), range(6)):
+        (tmp_path / "photos" / site / label).mkdir(parents=True, exist_ok=True)
+        values = Streams(0).permutation(20 * 20 * 3, site, label, number) % 256
+        values = values // {"bright": 1, "dark": 8, "plain": 2}[site] + (40 if label == "y" else 0)
+        picture = values.clamp_max(255).to(torch.uint8).view(20, 20, 3).numpy()
+        Image.fromarray(picture).save(tmp_path / "photos" / site / label / f"{number}.png")
+    data = {
+        "name": "folder",
+        "path": str(tmp_path / "photos"),
+        "size": 20,
+        "frozen": str(resnet),
+        "frozen_size": 32,
+        "harmonise": "combat",
+    }
+    whole = {
+        "data": data,
+        "protocol": {"name": "in-domain", "test": 0.17, "validation": 0.17},
+        "model": {"name": "mlp"},
+        "method": {"name": "fedavg"},
+        "train": {"rounds": 2, "steps": 2, "batch": 8},
+        "run": {"out": str(tmp_path / "runs"), "engine": "sequential", "audit": True},
+    }
+    experiment = Experiment.from_table(whole)
+    run = runner.start(experiment, Progress())
+    federation = make_federated(run.experiment)
+    for client in federation.clients:
+        own = {name: run.weights[f"client.{client.id}.preparation.{name}"] for name in ("fill", "center", "scale")}
+        inputs, raw = federation.inputs.fitted(own).evaluation(client.train.x), client.train.x
+        assert inputs.shape == raw.shape == (8, 6)
+        assert inputs.mean(dim=0).abs().max() < 0.35
+        assert 0.5 < float(inputs.std(dim=0).mean()) < 1.5
+    assert {name for way in run.messages["preparation"].values() for name in way["tensors"]} >= {"mean", "squares"}
+    predicted = predictions(run, [tmp_path / "photos" / "dark" / "x" / "0.png"], client="dark")
+    assert predicted.probabilities.shape == (1, 2)
+    said = {"shape": [6], "classes": ["x", "y"], "columns": [[column.name] for column in feature_columns(6)]}
+    asked = experiment.replace(train=experiment.train.replace(min_answers=0.5))
+    folder = members(tmp_path / "federation", asked, SITES, said)
+    for site in SITES:
+        set_site(folder, site, domains=[site], data={"path": str(tmp_path / "photos")})
+    ours, theirs = coordinate(folder / "coordinator", Local(folder), Progress()), rehearse(folder, Progress())
+    assert all(torch.equal(tensor, theirs.weights[name]) for name, tensor in ours.weights.items())
+    assert ours.messages == theirs.messages
+    with refuses("data.harmonise = 'combat'", "data.frozen"):
+        ImageFolder(path="anywhere", harmonise="combat")

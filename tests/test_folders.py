@@ -202,8 +202,9 @@ def _read_all(path: Path, name: str) -> None:
 
 def _decides(text: bytes) -> Any:
     try:
-        return {key: value for key, value in tomllib.loads(text.decode()).items() if key != "run"}
-    except (ValueError, RecursionError):
+        table = tomllib.loads(text.decode())
+        return {key: sorted(value) if key == "run" else value for key, value in table.items()}
+    except (ValueError, TypeError, RecursionError):
         return None
 
 

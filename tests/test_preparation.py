@@ -22,7 +22,7 @@ from conftest import interrupt_after
 from federated import Local, members, set_site
 from fedshift.clients.preparation import UNSEEN, Column, Preparation
 from fedshift.core.contract import Upload
-from fedshift.core.preparation import PREPARATION
+from fedshift.core.preparation import COMMON, PREPARATION
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.demo import rehearse
@@ -40,6 +40,12 @@ from refusal import refuses
 
 CLINICS = ("Berlin", "Oslo", "Rome")
 EACH = 40
+WAYS: dict[str, dict[str, Any]] = {
+    "site": {"statistics": "site"},
+    "pooled": {"statistics": "pooled", "indicate": ["marker"]},
+    "combat": {"statistics": "combat", "covariates": ["dose", "sex"]},
+    "some pooled": {"statistics": "site", "pool": ["marker", "region"], "indicate": ["region"]},
+}
 
 
 def table(seed: int = 0) -> pd.DataFrame:
@@ -103,7 +109,7 @@ def test_each_site_alone_equals_scikit_learn_on_its_training_rows(tmp_path: Path
     asked = experiment(tmp_path, frame, {"statistics": "site", "impute": impute})
     simulation = Simulation(asked)
     for client in simulation.federated.clients:
-        statistics = simulation.site.prepared_by(client.id).of(PREPARATION)
+        statistics = simulation.site.prepared_by(client.id, {}).of(PREPARATION)
         reference = sklearns(frame.iloc[client.train.rows.numpy()], impute)
         x = simulation.federated.inputs.fitted(statistics).evaluation(client.train.pool.x)
         expected = torch.tensor(reference.transform(frame), dtype=torch.float32)
@@ -156,7 +162,7 @@ def test_a_site_that_never_trained_is_given_the_mean_of_those_that_know_a_column
     preparation = Preparation("site", columns=(Column("a"), Column("c", ("u", "v"))))
     nan = float("nan")
     sites = [[[0, 1], [2, 1]], [[2, 0], [8, 0]], [[nan, nan]]]
-    given = preparation.of_unseen([preparation.of_rows(torch.tensor(rows, dtype=torch.float64)) for rows in sites])
+    given = preparation.of_unseen([preparation.of_rows(torch.tensor(rows, dtype=torch.float64)) for rows in sites], {})
     assert {name: tensor.tolist() for name, tensor in given.items()} == {
         "rows": 5,
         "fill": [3, 0],
@@ -165,12 +171,73 @@ def test_a_site_that_never_trained_is_given_the_mean_of_those_that_know_a_column
     }
 
 
+def test_an_indicator_says_where_a_cell_is_missing():
+    """After all other inputs, in the order of columns; also of a category, and of a column that the site lacks."""
+    columns = (Column("a"), Column("c", ("u", "v")), Column("b"))
+    preparation = Preparation("site", columns=columns, indicate=("b", "c"))
+    nan = float("nan")
+    x = torch.tensor([[1, 0, nan], [3, nan, nan], [nan, 1, nan]], dtype=torch.float64)
+    inputs = preparation.inputs(x, preparation.of_rows(x))
+    assert preparation.width == 6
+    assert inputs[:, 1:].tolist() == [[0, 1, 0, 0, 1], [0, 1, 0, 1, 1], [0, 0, 1, 0, 1]]
+
+
+def test_a_pooled_column_is_prepared_as_with_pooled_statistics_and_the_others_as_with_each_sites():
+    """Also at a site that lacks it. What is sent of it says nothing of the others."""
+    draw = np.random.default_rng(0)
+    columns = (Column("a"), Column("b"), Column("c", ("u", "v")), Column("d", ("x", "y", "z")))
+    sites = [
+        torch.from_numpy(np.column_stack([draw.normal(n, 1 + n, (9, 2)), np.arange(9) % 2, np.arange(9) % 3]))
+        for n in (0, 1)
+    ]
+    sites[0][1:, 1], sites[0][:, 3] = torch.nan, torch.nan
+    ways = {way: Preparation(way, columns=columns) for way in ("site", "pooled")}
+    preparation = Preparation("site", columns=columns, pool=("b", "d"))
+    common = preparation.common
+    assert common is not None
+    assert common.columns == (columns[1], columns[3])
+    told = [common.measured(rows[:, [1, 3]]) for rows in sites]
+    assert {name: tuple(tensor.shape) for name, tensor in told[0].items()} == {
+        "rows": (),
+        "present": (1,),
+        "mean": (1,),
+        "squares": (1,),
+        "frequencies": (3,),
+    }
+    pooled = ways["pooled"].shared_by([ways["pooled"].measured(rows) for rows in sites])
+    for rows in sites:
+        inputs = preparation.inputs(rows, preparation.of_site(rows, common.shared_by(told)))
+        alone = ways["site"].inputs(rows, ways["site"].of_rows(rows))
+        together = ways["pooled"].inputs(rows, pooled)
+        assert torch.equal(inputs[:, [0, 2, 3]], alone[:, [0, 2, 3]])
+        assert torch.equal(inputs[:, [1, 4, 5, 6]], together[:, [1, 4, 5, 6]])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"statistics": "none", "indicate": ["a"]}, ["data.indicate = ['a']", "data.statistics=site"]),
+        ({"statistics": "pooled", "pool": ["a"]}, ["data.pool = ['a']", "data.statistics=site"]),
+        ({"statistics": "site", "covariates": ["a"]}, ["data.covariates = ['a']", "data.statistics=combat"]),
+        ({"statistics": "site", "pool": ["a"], "impute": "median"}, ["data.impute = 'median'", "no data.pool"]),
+        ({"statistics": "combat", "impute": "median"}, ["data.impute = 'median'", "data.impute=mean"]),
+        ({"statistics": "site", "pool": ["markr"]}, ["column in data.pool 'markr'", "'marker'"]),
+        ({"statistics": "site", "indicate": ["clinic"]}, ["column in data.indicate 'clinic'"]),
+        ({"statistics": "combat", "covariates": ["label"]}, ["column in data.covariates 'label'"]),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(tmp_path: Path, settings: dict[str, Any], words: list[str]):
+    """The label is no column of inputs, so it can be no covariate."""
+    with refuses(*words):
+        make_federated(experiment(tmp_path, table(), settings))
+
+
 # Training rows alone -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("statistics", "impute"), [("site", "mean"), ("site", "median"), ("pooled", "mean")])
-def test_rows_of_validation_and_test_change_no_bit_of_the_weights(tmp_path: Path, statistics: str, impute: str):
-    frame, data = table(), {"statistics": statistics, "impute": impute}
+@pytest.mark.parametrize("data", [*WAYS.values(), {"statistics": "site", "impute": "median"}], ids=[*WAYS, "median"])
+def test_rows_of_validation_and_test_change_no_bit_of_the_weights(tmp_path: Path, data: dict[str, Any]):
+    frame = table()
     clean = experiment(tmp_path / "clean", frame, data)
     others = np.setdiff1d(np.arange(len(frame)), training_rows(clean))
     poisoned = frame.copy()
@@ -195,28 +262,30 @@ OTHER_METHODS = [
 ]
 
 
-@pytest.mark.parametrize("statistics", ["site", "pooled"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("method", OTHER_METHODS, ids=lambda method: method["name"])
-def test_methods_and_engines(tmp_path: Path, method: dict[str, Any], statistics: str):
+def test_methods_and_engines(tmp_path: Path, method: dict[str, Any], way: str):
     """Every method runs unchanged, sends nothing else than it declares, and engines agree."""
     tables = {"method": method, "train": {"rounds": 2, "steps": 2, "batch": 8, "lr": 0.001, "precision": "float64"}}
-    asked = experiment(tmp_path, table(), {"statistics": statistics}, **tables)
+    asked = experiment(tmp_path, table(), WAYS[way], **tables)
     run = carried_out(asked)
     other = carried_out(asked.replace(run=asked.run.replace(engine="vectorised", out=str(tmp_path / "stacked"))))
     assert run.weights.keys() == other.weights.keys()
     for name, tensor in run.weights.items():
         torch.testing.assert_close(tensor, other.weights[name], rtol=1e-7, atol=1e-9)
     assert run.messages.keys() == other.messages.keys()
-    expected = {"rows", "present", "mean", "squares", "frequencies", "steps"} if statistics == "pooled" else set()
+    expected = {"rows", "present", "mean", "squares", "frequencies", "steps"} if way != "site" else set()
+    expected |= {"covariates", "covariate_squares", "covariate_products"} if way == "combat" else set()
     assert {name for way in run.messages.get("preparation", {}).values() for name in way["tensors"]} == expected
     crossed = {name for exchange in run.messages.values() for way in exchange.values() for name in way["tensors"]}
-    assert any(name.startswith("preparation.") for name in crossed) == (statistics == "pooled")
+    assert any(name.startswith("preparation.") for name in crossed) == (way == "pooled")
+    assert any(name.startswith("common_preparation.") for name in crossed) == (way in {"combat", "some pooled"})
 
 
-@pytest.mark.parametrize("statistics", ["site", "pooled"])
-def test_a_run_that_is_interrupted_goes_on_to_the_same_bits(tmp_path: Path, statistics: str):
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_that_is_interrupted_goes_on_to_the_same_bits(tmp_path: Path, way: str):
     run_table = {"out": str(tmp_path / "runs"), "engine": "sequential", "threads": 1, "checkpoint_every": 1}
-    asked = experiment(tmp_path, table(), {"statistics": statistics}, run=run_table)
+    asked = experiment(tmp_path, table(), WAYS[way], run=run_table)
     whole = carried_out(asked.replace(run=asked.run.replace(out=str(tmp_path / "whole"))))
     with pytest.raises(KeyboardInterrupt):
         runner.start(asked, interrupt_after(2))
@@ -226,17 +295,17 @@ def test_a_run_that_is_interrupted_goes_on_to_the_same_bits(tmp_path: Path, stat
     assert whole.records == resumed.records
 
 
-@pytest.mark.parametrize("statistics", ["site", "pooled"])
-def test_the_model_of_a_run_takes_rows_as_they_are_stored(tmp_path: Path, statistics: str):
-    run = carried_out(experiment(tmp_path, table(), {"statistics": statistics}))
+@pytest.mark.parametrize("way", WAYS)
+def test_the_model_of_a_run_takes_rows_as_they_are_stored(tmp_path: Path, way: str):
+    run = carried_out(experiment(tmp_path, table(), WAYS[way]))
     for environment in make_federated(run.experiment).environments:
-        model = run.model(None if statistics == "pooled" else environment.client)
+        model = run.model(None if way == "pooled" else environment.client)
         x, y = environment.samples.x, environment.samples.y
         with torch.no_grad():
             accuracy = float((model(x).argmax(dim=1) == y).double().mean())
         rows = {(row["environment"], row["role"]): row for row in run.records[-1]["environments"]}
         assert rows[environment.name, environment.role]["accuracy"] == pytest.approx(accuracy)
-    if statistics == "site":
+    if WAYS[way]["statistics"] == "site":
         with refuses("data.statistics = 'site'", "client="):
             run.model()
 
@@ -247,6 +316,35 @@ def test_a_held_out_site_has_the_mean_of_the_others_and_the_record_says_so(tmp_p
     (rome,) = [row for row in run.records[-1]["environments"] if row["environment"] == "Rome"]
     assert rome["model"] == "unseen"
     assert run.records[-1]["only_in_simulation"] is True
+
+
+def test_a_held_out_site_is_not_harmonised_and_needs_nothing_but_what_sites_share(tmp_path: Path):
+    """So its model is the global one, also for rows of a hospital that nobody knew of, and in a federation."""
+    held_out = {"name": "leave-one-domain-out", "hold_out": "Rome"}
+    run = carried_out(experiment(tmp_path, table(), WAYS["combat"], protocol=held_out))
+    (rome,) = [row for row in run.records[-1]["environments"] if row["environment"] == "Rome"]
+    assert rome["model"] == "global"
+    assert not run.records[-1].get("only_in_simulation")
+    (environment,) = [each for each in make_federated(run.experiment).environments if each.name == "Rome"]
+    with torch.no_grad():
+        right = run.model()(environment.samples.x).argmax(dim=1) == environment.samples.y
+    assert rome["accuracy"] == pytest.approx(float(right.double().mean()))
+    folder = institutions(tmp_path / "apart", "combat", protocol=held_out)
+    ours, theirs = coordinate(folder / "coordinator", Local(folder), Progress()), rehearse(folder, Progress())
+    scored = [
+        [(row["environment"], row["accuracy"]) for row in each.records[-1]["environments"]] for each in (ours, theirs)
+    ]
+    assert scored[0] == scored[1]
+    assert "Rome" in dict(scored[0])
+
+
+def test_a_site_keeps_its_gamma_and_delta(tmp_path: Path):
+    """Of three clinics the weights have three preparations, and what crossed only sums and what all share."""
+    run = carried_out(experiment(tmp_path, table(), {"statistics": "combat"}))
+    centers = [run.weights[f"client.{number}.{PREPARATION}.center"] for number in range(3)]
+    assert len({tuple(center.tolist()) for center in centers}) == 3
+    crossed = {name for exchange in run.messages.values() for way in exchange.values() for name in way["tensors"]}
+    assert not any(name.startswith(f"{PREPARATION}.") for name in crossed)
 
 
 class Leaking(FedAvg):
@@ -274,10 +372,10 @@ def test_statistics_of_a_site_alone_are_private(tmp_path: Path, monkeypatch: pyt
 AGREED = [["time"], ["marker"], ["sex", "f", "m"], ["region", "east", "north", "west"], ["dose"]]
 
 
-def institutions(tmp_path: Path, statistics: str, **tables: Any) -> Path:
+def institutions(tmp_path: Path, way: str, **tables: Any) -> Path:
     """A federation of three clinics, each with its own rows."""
     frame = table()
-    columns = {"statistics": statistics, "columns": [name for name, *_ in AGREED], "domain": ""}
+    columns = {**WAYS[way], "columns": [name for name, *_ in AGREED], "domain": ""}
     train = {"rounds": 2, "steps": 2, "batch": 8, "lr": 0.01, "min_answers": 0.5}
     asked = experiment(tmp_path, frame, columns, train=train, **tables)
     said = {"shape": [5], "classes": ["ill", "well"], "columns": AGREED}
@@ -289,15 +387,16 @@ def institutions(tmp_path: Path, statistics: str, **tables: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("statistics", ["site", "pooled"])
-def test_a_federation_ends_with_the_bits_of_a_simulation(tmp_path: Path, statistics: str):
-    folder = institutions(tmp_path, statistics)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_federation_ends_with_the_bits_of_a_simulation(tmp_path: Path, way: str):
+    folder = institutions(tmp_path, way)
     run = coordinate(folder / "coordinator", Local(folder), Progress())
     other = rehearse(folder, Progress())
     ours, theirs = load_file(run.path / "weights.safetensors"), load_file(other.path / "weights.safetensors")
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
     assert run.messages == other.messages
-    assert (f"{PREPARATION}.scale" in ours) == (statistics == "pooled")
+    assert (f"{PREPARATION}.scale" in ours) == (way == "pooled")
+    assert (f"{COMMON}.scale" in ours) == (way in {"combat", "some pooled"})
 
 
 def test_what_leaves_says_the_statistics_and_a_policy_refuses_them(tmp_path: Path):
@@ -311,6 +410,36 @@ def test_what_leaves_says_the_statistics_and_a_policy_refuses_them(tmp_path: Pat
     set_site(folder, "Oslo", domains=[], data={"path": str(path)}, refuse=["statistic"])
     with refuses("refuses", "'mean'", "data.statistics = 'site'", "'none'"):
         coordinate(folder / "coordinator", Local(folder), Progress())
+
+
+def test_columns_that_are_pooled_are_told_and_refused_as_well(tmp_path: Path):
+    folder = institutions(tmp_path, "some pooled")
+    leaves = leaving(Agreement.read(folder / "coordinator").setup(torch.device("cpu")))
+    told = {each.name: each.shape for each in leaves if each.stage == PREPARATION and each.kind == "reply"}
+    assert told == {"rows": (), "present": (1,), "mean": (1,), "squares": (1,), "frequencies": (3,)}
+    path = folder / "sites" / "Oslo" / "mine.csv"
+    frame = pd.read_csv(path)
+    set_site(folder, "Oslo", domains=[], data={"path": str(path)}, refuse=["statistic"])
+    with refuses("refuses", "'mean'", "no data.pool"):
+        coordinate(folder / "coordinator", Local(folder), Progress())
+    frame.assign(marker=np.nan, dose=np.nan).to_csv(path, index=False)
+    (note,) = [note for note in inspect(folder / "sites" / "Oslo").notes if "Almost all" in note]
+    assert "at 1 of 1 sites: Oslo 100 % of 'dose'." in note  # of the marker a setting says what becomes of it
+
+
+def test_columns_that_a_site_hardly_has_are_noted_with_what_to_do(tmp_path: Path):
+    """39 of Oslo's 40 cells are 97.5 %; of Rome's 35 are 87.5 %, which is not yet almost all."""
+    frame = table()
+    frame.loc[EACH + 1 : 2 * EACH - 1, "dose"] = np.nan
+    frame.loc[2 * EACH : 2 * EACH + 34, "dose"] = np.nan
+    asked = experiment(tmp_path, frame, {"statistics": "site"})
+    (note,) = [note for note in make_federated(asked).notes if "Almost all" in note]
+    assert "at 1 of 3 sites: Oslo 98 % of 'dose'." in note
+    for fix in ("data.exclude=dose", "data.indicate=dose", "data.pool=dose"):
+        assert f"--set {fix}" in note
+    for settings in ({"indicate": ["dose"]}, {"pool": ["dose"]}):
+        asked = experiment(tmp_path, frame, {"statistics": "site", **settings})
+        assert not [note for note in make_federated(asked).notes if "Almost all" in note]
 
 
 def test_a_site_with_other_columns_is_named(tmp_path: Path):

@@ -353,3 +353,21 @@ def test_parquet_that_decodes_beyond_the_memory_is_refused(
         read(TableFile(path=str(file)))
     monkeypatch.setattr(memory, "available", lambda: 30_000_000)
     assert parquet.read(file, ["a"]).num_rows == len(column)
+
+
+def test_a_label_above_a_number_makes_two_classes_of_a_file_or_a_folder(tmp_path: Path):
+    """At most the number, and more; a label that is no number is named with what can be done."""
+    text = "a,num\n1,0\n2,2\n3,1\n"
+    data = read(table(tmp_path / "x.csv", text, label="num", label_above=0))
+    assert (data.classes, data.y.tolist()) == (("num <= 0", "num > 0"), [0, 1, 1])
+    for name, rows in (("Oslo", "1,0.5\n2,3\n"), ("Rome", "1,1.5\n2,1.6\n")):
+        folder = tmp_path / "sites"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name}.csv").write_text(f"a,num\n{rows}", encoding="utf-8")
+    data = read(TableFile(path=str(folder), label="num", label_above=1.5))
+    assert (data.domains, data.classes) == (("Oslo", "Rome"), ("num <= 1.5", "num > 1.5"))
+    assert data.y.tolist() == [0, 1, 0, 1]
+    with refuses("'num'", "'mild' (str) in row 1", "data.label_above = 0", "each text is a class"):
+        read(table(tmp_path / "x.csv", text.replace("2,2", "2,mild"), label="num", label_above=0))
+    with refuses("'num'", "nothing in row 1", "data.unlabelled=left-out"):
+        read(table(tmp_path / "x.csv", text.replace("2,2", "2,"), label="num", label_above=0))

@@ -101,6 +101,7 @@ from .reporting.analyses.analysis import Analysis as Analysis
 from .reporting.analyses.analysis import Measured as Measured
 from .reporting.charts import Chart as Chart
 from .reporting.data_report.report import DataReport as DataReport
+from .reporting.export.export import Exported as Exported
 from .reporting.trackers import TRACKERS as TRACKERS
 from .reporting.trackers.track import track as track
 from .reporting.trackers.tracker import TrackedRun as TrackedRun
@@ -118,6 +119,7 @@ from .study.api import bench as bench
 from .study.api import compare as compare
 from .study.api import estimate as estimate
 from .study.api import experiment as experiment
+from .study.api import export as export
 from .study.api import grid as grid
 from .study.api import index as index
 from .study.api import inspect_data as inspect_data

@@ -29,7 +29,7 @@ from fedshift.cli.options import (
     setting_names,
     warnings_as_notes,
 )
-from fedshift.cli.studies import analyse, benchmark, predict, reproduce, track
+from fedshift.cli.studies import analyse, benchmark, export, predict, reproduce, track
 from fedshift.errors import FedshiftError
 from fedshift.methods import INDEXING
 
@@ -230,6 +230,12 @@ command(
     "predict runs/mine/fedsr-0-seed0-1a2b3c4d photos new.png",
     "predict runs/mine/fedbn-seed0-1a2b3c4d new.csv --client north --round selected --out -",
 )(predict)
+
+command(
+    "export runs/mine/fedavg-0-seed0-1a2b3c4d",
+    "export runs/mine/fedbn-seed0-1a2b3c4d --client north --format onnx,safetensors --to north-model",
+    more="The folder's README.md is the model card, and says in five lines how the files are run.",
+)(export)
 
 
 @command("resume runs/rotated-mnist", "resume runs/mine/fedsr-0-seed0-1a2b3c4d")

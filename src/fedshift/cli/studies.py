@@ -1,4 +1,4 @@
-"""The commands ``fedshift benchmark``, ``reproduce``, ``analyse``, ``predict`` and ``track``."""
+"""The commands ``fedshift benchmark``, ``reproduce``, ``analyse``, ``predict``, ``export`` and ``track``."""
 
 from __future__ import annotations
 
@@ -36,6 +36,14 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound="StudyResults")
 
+RoundOption = Annotated[
+    str,
+    typer.Option(
+        "--round",
+        help="last, or selected: the round that validation picks.",
+        autocompletion=complete(lambda: ["last", "selected"]),
+    ),
+]
 NAME_ONE = (
     "`fedshift reproduce fedsr --list`, of one paper, or of one table, says what is needed and how to get it, and what "
     "carries it out then at which cost."
@@ -226,14 +234,7 @@ def predict(
         str | None,
         typer.Option("--client", help="The name or number of the client whose model predicts; by default the global."),
     ] = None,
-    round_: Annotated[
-        str,
-        typer.Option(
-            "--round",
-            help="last, or selected: the round that validation picks.",
-            autocompletion=complete(lambda: ["last", "selected"]),
-        ),
-    ] = "last",
+    round_: RoundOption = "last",
     out: Annotated[str, typer.Option("--out", help="The CSV file; - prints it.")] = "predictions.csv",
     trust: TrustOption = False,
 ) -> None:
@@ -247,9 +248,7 @@ def predict(
     from fedshift.runs.run import Picked, Run
     from fedshift.study import api
 
-    names = Run.open(run, trust).data_facts.get("clients", {})
-    numbered = client is not None and client not in names.values() and client.isdecimal()
-    whose = int(client) if client is not None and numbered else client
+    whose = named_client(Run.open(run, trust), client)
     with interruptible(". Nothing was written."), LiveProgress(0) as progress:
         tell = partial(progress.inspected, "Reading files")
         found = api.predict(run, files, client=whose, round=cast("Picked", round_), trust=trust, tell=tell)
@@ -260,6 +259,57 @@ def predict(
     else:
         typer.echo(f"Written: {found.write(out)} ({len(found.files)} samples)", err=True)
     found.check()
+
+
+def named_client(run: Run, client: str | None) -> int | str | None:
+    """A client as it is typed: its name, or the number of one."""
+    names = run.data_facts.get("clients", {})
+    numbered = client is not None and client not in names.values() and client.isdecimal()
+    return int(client) if client is not None and numbered else client
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run.", autocompletion=folder_names)],
+    client: Annotated[
+        str | None,
+        typer.Option("--client", help="The name or number of the client whose model it is; by default the global."),
+    ] = None,
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="onnx, torch (torch.export) or safetensors (weights, and the model's code); or several: onnx,torch.",
+            autocompletion=complete(lambda: ["onnx", "torch", "safetensors"]),
+        ),
+    ] = "onnx",
+    round_: RoundOption = "last",
+    to: Annotated[
+        Path | None, typer.Option("--to", help="The new folder; by default export in the run's folder.")
+    ] = None,
+    trust: TrustOption = False,
+) -> None:
+    """Write a model for people without fedshift, with a model card; a file that predicts otherwise is refused."""
+    from typing import Any, cast
+
+    from fedshift.runs.run import Run
+    from fedshift.study import api
+    from fedshift.written import printable
+
+    opened = Run.open(run, trust)
+    with interruptible(". Nothing was written."):
+        typer.echo("Writing and executing the model...", err=True)
+        done = api.export(
+            opened,
+            client=named_client(opened, client),
+            format=cast("Any", listed(format_)),
+            to=to,
+            round=cast("Any", round_),
+        )
+    for name, difference in done.differences.items():
+        typer.echo(f"{name}: differs from the run's model by {difference:.1e} at most")
+    checked = f"{done.made} made samples and {done.real} of the data" if done.real else f"{done.made} made samples"
+    typer.echo(f"Checked on {checked}." + (f" Note: none of the data ({done.note})." if done.note else ""))
+    typer.echo(f"Written: {printable(str(done.path))}")
 
 
 def track(

@@ -55,10 +55,12 @@ class Inputs:
         return torch.zeros(1, *shape, dtype=torch.int64 if self.ids else torch.float32)
 
     def of_columns(self, columns: tuple[Column, ...]) -> Inputs:
-        """The same for rows of these columns, where rows are prepared."""
-        return (
-            self if self.preparation is None else replace(self, preparation=replace(self.preparation, columns=columns))
-        )
+        """The same for rows of these columns, where rows are prepared.
+
+        Raises:
+            UnknownNameError: a setting names a column that is none of these.
+        """
+        return self if self.preparation is None else replace(self, preparation=self.preparation.of_columns(columns))
 
     def fitted(self, statistics: Statistics) -> Inputs:
         """The same with statistics of training rows, where rows are prepared."""

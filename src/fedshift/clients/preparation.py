@@ -10,12 +10,15 @@ Choices, where a federation asks what scikit-learn does not:
 - A column of which no training row has a value is 0 (of categories: zeros) in every row, as if it had been left out.
 - A site that never trained has no statistics of its own. Where they are each site's alone it is given the mean over
   the sites that know the column; of categories the most frequent one at most sites, the first of several.
+- With ComBat (:mod:`fedshift.clients.combat`) a missing number is 0 once it is harmonised, which is the mean of all
+  sites. Covariates and categories are prepared by pooled statistics. A site that never trained is not harmonised: its
+  numbers are in the location and scale that all sites share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from typing import Literal
@@ -23,9 +26,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedshift.clients.combat import covariate_sums, effects_of, location_and_scale, residuals
+from fedshift.errors import UnknownNameError
+
 Statistics = Mapping[str, Tensor]
 """``rows`` (), int64, how many rows they are of; ``fill`` (columns,), what stands for a missing cell; and of the
-columns of numbers ``center`` and ``scale``, each (numbers,), all float64. A ``scale`` of 0: no row has a value."""
+columns of numbers ``center`` and ``scale``, each (numbers,), all float64. A ``scale`` of 0: no row has a value.
+With covariates also their ``slopes`` (numbers, covariates) and ``offset`` (numbers,), which preserve their effects; and
+what sites share has ``effects`` and ``covariates``, see :func:`fedshift.clients.combat.effects_of`."""
 UNSEEN = -1.0  # the code of a category that no training row has
 
 
@@ -47,17 +55,37 @@ class Preparation:
     """What makes inputs of rows (B, columns), in which NaN is a missing cell and a category is its code.
 
     Attributes:
-        statistics: whose they are: each site's own, or of all sites' training rows together.
+        statistics: whose they are: each site's own, or of all sites' training rows together; "combat": those, and
+            what a site's columns differ from all sites' is taken away.
         impute: what stands for a missing number; for a missing category it is the most frequent one.
         columns: in the order of the file's; none: not known yet.
+        pool: the names of columns that statistics of all sites prepare though the others' are each site's own.
+        indicate: the names of columns of which an input more says whether the cell is missing.
+        covariates: the names of columns that ComBat leaves alone, and whose effects on the others it preserves.
     """
 
-    statistics: Literal["site", "pooled"]
+    statistics: Literal["site", "pooled", "combat"]
     impute: Literal["mean", "median"] = "mean"
     columns: tuple[Column, ...] = ()
+    pool: tuple[str, ...] = ()
+    indicate: tuple[str, ...] = ()
+    covariates: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"Preparation('{self.statistics}', '{self.impute}', columns: {len(self.columns)})"
+
+    def of_columns(self, columns: tuple[Column, ...]) -> Preparation:
+        """The same for these columns.
+
+        Raises:
+            UnknownNameError: a setting names a column that is none of these.
+        """
+        names = [column.name for column in columns]
+        for setting in ("pool", "indicate", "covariates"):
+            for name in getattr(self, setting):
+                if name not in names:
+                    raise UnknownNameError(f"column in data.{setting}", name, names)
+        return replace(self, columns=columns)
 
     @cached_property
     def numbers(self) -> list[int]:
@@ -71,10 +99,34 @@ class Preparation:
             (place, code) for place, column in enumerate(self.columns) for code in range(len(column.categories or ()))
         ]
 
+    @cached_property
+    def indicators(self) -> list[int]:
+        """The places of the columns of which an input says whether the cell is missing."""
+        return [place for place, column in enumerate(self.columns) if column.name in self.indicate]
+
     @property
     def width(self) -> int:
-        """How many inputs a row becomes: the columns of numbers, then each category of each of the other columns."""
-        return len(self.numbers) + len(self.codes)
+        """How many inputs a row becomes: columns of numbers, each category of the other columns, and indicators."""
+        return len(self.numbers) + len(self.codes) + len(self.indicators)
+
+    @cached_property
+    def common(self) -> Preparation | None:
+        """How the columns are prepared whose statistics are of all sites, from sums that each sends; None: none is."""
+        if self.statistics != "site":
+            return self
+        pooled = tuple(column for column in self.columns if column.name in self.pool)
+        return replace(self, statistics="pooled", columns=pooled, pool=(), indicate=()) if self.pool else None
+
+    @property
+    def settled(self) -> tuple[str, ...]:
+        """The names of the columns of which settings say what becomes of missing cells."""
+        return (*self.pool, *self.indicate)
+
+    @property
+    def effects(self) -> int:
+        """How many numbers the covariates are, each category one; 0: there are none."""
+        own = [column for column in self.columns if column.name in self.covariates]
+        return sum(len(column.categories or "1") for column in own)
 
     # Statistics of rows -------------------------------------------------------------------------
 
@@ -84,6 +136,7 @@ class Preparation:
         Returns:
             ``rows`` (); ``present`` (numbers,), int64, how many cells have a value; their ``mean`` and ``squares``, the
             sum of the squared deviations from it, each (numbers,), float64; and ``frequencies`` (categories,), int64.
+            With covariates also what :func:`fedshift.clients.combat.covariate_sums` gives.
         """
         x = x.double()
         values = x[:, self.numbers]
@@ -97,11 +150,12 @@ class Preparation:
         place, code = self._codes(x.device)
         frequencies = (x[:, place] == code).sum(dim=0)
         rows = torch.tensor(len(x), device=x.device)
-        return {"rows": rows, "present": present, "mean": mean, "squares": squares, "frequencies": frequencies}
+        more = covariate_sums(values, self._covariates(x)) if self.covariates else {}
+        return {"rows": rows, "present": present, "mean": mean, "squares": squares, "frequencies": frequencies, **more}
 
     @staticmethod
     def merged(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """What :meth:`measured` would tell of all rows together, but for rounding."""
+        """What :meth:`measured` would tell of all rows together, but for rounding and covariates."""
         whole = dict(parts[0])
         for part in parts[1:]:
             present = whole["present"] + part["present"]
@@ -137,19 +191,74 @@ class Preparation:
                 fill[place] = float(frequencies.cpu().numpy().argmax())  # the first of several
         return {"rows": rows, "fill": fill, "center": center, "scale": scale}
 
+    def shared_by(self, sites: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """The statistics of all sites together, of what :meth:`measured` told of each.
+
+        With ComBat ``scale`` is that of the residuals within sites, of covariates the deviation of all rows.
+        """
+        whole = self.merged(sites)
+        statistics = self.statistics_of(whole)
+        if self.statistics != "combat":
+            return statistics
+        within = torch.stack([site["squares"] for site in sites]).sum(dim=0)
+        found = effects_of(sites) if self.covariates else {}
+        within = (within - found.pop("explained", torch.zeros_like(within))).clamp_min(0)
+        apart = self.statistics_of({**whole, "rows": whole["present"], "squares": within})
+        scale = torch.where(self._kept(within.device), statistics["scale"], apart["scale"])
+        return {**statistics, "center": whole["mean"], "scale": scale, **found}
+
+    def of_site(self, x: Tensor, shared: Statistics) -> dict[str, Tensor]:
+        """What prepares a site's rows, of its training rows x (n, columns) and what all sites share, if they do."""
+        if self.statistics == "combat":
+            return self._harmonised(x, shared)
+        own = self.of_rows(x)
+        if self.common is None or not shared:
+            return own
+        names = [column.name for column in self.columns]
+        own["fill"][[names.index(column.name) for column in self.common.columns]] = shared["fill"]
+        numbers = [n for n, place in enumerate(self.numbers) if names[place] in self.pool]
+        own["center"][numbers], own["scale"][numbers] = shared["center"], shared["scale"]
+        return own
+
+    def _harmonised(self, x: Tensor, shared: Statistics) -> dict[str, Tensor]:
+        """The statistics that take a site's gamma and delta away; of no row, none."""
+        x, center, scale = x.double(), shared["center"], shared["scale"]
+        alone = self._kept(x.device) | (scale == 0)
+        values, z = x[:, self.numbers], self._covariates(x)
+        if self.covariates:
+            values = residuals(values, z, shared["effects"], shared["covariates"])
+        standard = (values - center) / torch.where(alone, 1.0, scale)
+        gamma, delta = location_and_scale(standard.masked_fill(alone, torch.nan))
+        own = {"rows": torch.tensor(len(x), device=x.device), "fill": shared["fill"].clone()}
+        own |= {"center": center + scale * gamma, "scale": scale * delta.sqrt()}
+        if self.covariates:
+            weight = (1 - delta.rsqrt()) / torch.where(alone, 1.0, scale)
+            slopes = shared["effects"] * weight[:, None]
+            own |= {"slopes": slopes, "offset": (shared["covariates"] * slopes).sum(dim=1)}
+        return own
+
     def of_rows(self, x: Tensor) -> dict[str, Tensor]:
         """The statistics of rows x (n, columns) alone."""
         return self.statistics_of(self.measured(x), self._medians(x) if self.impute == "median" else None)
 
     def of_nobody(self) -> dict[str, Tensor]:
         """Those of no row, before there are any: every number becomes 0."""
-        number, count = torch.zeros(len(self.numbers), dtype=torch.float64), torch.zeros((), dtype=torch.int64)
-        frequencies = torch.zeros(len(self.codes), dtype=torch.int64)
-        nothing = {"rows": count, "present": number.long(), "mean": number, "squares": number}
-        return self.statistics_of({**nothing, "frequencies": frequencies})
+        shared = self.shared_by_nobody()
+        return self.of_unseen((), shared) if self.statistics == "combat" else shared
 
-    def of_unseen(self, sites: Sequence[Statistics]) -> dict[str, Tensor]:
-        """What a site that never trained is given of those of the sites that did."""
+    def shared_by_nobody(self) -> dict[str, Tensor]:
+        """What all sites share before there are any."""
+        number, count = torch.zeros(len(self.numbers), dtype=torch.float64), torch.zeros((), dtype=torch.int64)
+        nothing = {"rows": count, "present": number.long(), "mean": number, "squares": number}
+        nothing["frequencies"] = torch.zeros(len(self.codes), dtype=torch.int64)
+        if self.covariates:
+            nothing |= covariate_sums(number[None, :][:0], torch.zeros(0, self.effects, dtype=torch.float64))
+        return self.shared_by([nothing])
+
+    def of_unseen(self, sites: Sequence[Statistics], shared: Statistics) -> dict[str, Tensor]:
+        """What a site that never trained is given of those of the sites that did, and of what all share."""
+        if self.statistics == "combat":
+            return self._harmonised(shared["fill"].new_zeros(0, len(self.columns)), shared)
         scales = torch.stack([site["scale"] for site in sites])
         known = scales > 0
         count = known.sum(dim=0).clamp_min(1)
@@ -188,11 +297,35 @@ class Preparation:
         """Rows (B, columns) as inputs (B, :attr:`width`), float32; a category without a code becomes zeros."""
         own = {name: tensor.to(x.device) for name, tensor in statistics.items()}
         x = x.double()
-        x = torch.where(x.isnan(), own["fill"], x)
+        missing = x.isnan()
+        x = torch.where(missing, own["fill"], x)
         known = own["scale"] > 0
         numbers = (x[:, self.numbers] - own["center"]) / torch.where(known, own["scale"], 1.0)
+        if self.covariates:
+            numbers = numbers + self._covariates(x) @ own["slopes"].T - own["offset"]
+        if self.statistics == "combat":
+            numbers = numbers.masked_fill(missing[:, self.numbers], 0.0)
         place, code = self._codes(x.device)
-        return torch.cat([torch.where(known, numbers, 0.0), (x[:, place] == code).double()], dim=1).float()
+        inputs = [
+            torch.where(known, numbers, 0.0),
+            (x[:, place] == code).double(),
+            missing[:, self.indicators].double(),
+        ]
+        return torch.cat(inputs, dim=1).float()
+
+    def _covariates(self, x: Tensor) -> Tensor:
+        """The covariates of rows x (n, columns): numbers, then each category as 0 or 1; NaN where nothing is."""
+        own = {place for place, column in enumerate(self.columns) if column.name in self.covariates}
+        numbers = x[:, [place for place in self.numbers if place in own]]
+        place, code = self._codes(x.device)
+        chosen = torch.tensor([each in own for each, _ in self.codes], dtype=torch.bool, device=x.device)
+        cells = x[:, place[chosen]]
+        return torch.cat([numbers, (cells == code[chosen]).double().masked_fill(cells.isnan(), torch.nan)], dim=1)
+
+    def _kept(self, device: torch.device) -> Tensor:
+        """Which columns of numbers are covariates, (numbers,), bool."""
+        kept = [self.columns[place].name in self.covariates for place in self.numbers]
+        return torch.tensor(kept, dtype=torch.bool, device=device)
 
     def _codes(self, device: torch.device) -> tuple[Tensor, Tensor]:
         pairs = self._pairs.to(device)

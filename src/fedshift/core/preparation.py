@@ -1,10 +1,12 @@
 """What prepares rows of a table, as a part of a run beside its method's: whose statistics, and how they are come by.
 
 It is no method's: no page, no wrapper and no table of results knows of it. :class:`fedshift.core.setup.Setup` puts the
-part beside the method's and the stage before the method's, and a batch is prepared where samples become inputs.
+parts beside the method's and the stage before the method's, and a batch is prepared where samples become inputs.
 
 Statistics of each site alone need no exchange: a client begins with those of its own training rows. Those of all sites
 together are merged by the server from what each uploads in the stage ``preparation``, and then sent in every exchange.
+Where a site makes its own of these (ComBat, or columns that are pooled though the others are not), they are the part
+``common_preparation``, and the client keeps its own.
 """
 
 from __future__ import annotations
@@ -20,29 +22,35 @@ from fedshift.core.contract import Exchange, LocalWork, Part, Scope, ServerState
 from fedshift.core.tensors import Replies, Tensors
 
 PREPARATION = "preparation"
+COMMON = "common_preparation"
 
 
 def preparation_part(preparation: Preparation | None) -> dict[str, Part]:
-    """The part with the statistics, which are those of nobody yet; none where rows are not prepared."""
+    """The parts with the statistics, which are those of nobody yet; none where rows are not prepared."""
     if preparation is None:
         return {}
-    scope: Scope = "client" if preparation.statistics == "site" else "down"
-    return {PREPARATION: Part.state(preparation.of_nobody(), scope)}
+    scope: Scope = "down" if preparation.statistics == "pooled" else "client"
+    parts = {PREPARATION: Part.state(preparation.of_nobody(), scope)}
+    if scope == "client" and preparation.common is not None:
+        parts[COMMON] = Part.state(preparation.common.shared_by_nobody(), "down")
+    return parts
 
 
 def prepared_first(preparation: Preparation | None, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
     """A method's stages, after the one that merges statistics of all sites, which every exchange then sends."""
-    if preparation is None or preparation.statistics == "site":
+    if preparation is None or preparation.common is None:
         return stages
-    return (_stage(preparation), *(replace(each, exchanges=_sending(each.exchanges)) for each in stages))
+    part = PREPARATION if preparation.statistics == "pooled" else COMMON
+    first = _stage(preparation, preparation.common, part)
+    return (first, *(replace(each, exchanges=_sending(each.exchanges, part)) for each in stages))
 
 
-def _sending(exchanges: tuple[Exchange, ...]) -> tuple[Exchange, ...]:
-    return tuple(each if each.sends is None else replace(each, sends=(*each.sends, PREPARATION)) for each in exchanges)
+def _sending(exchanges: tuple[Exchange, ...], part: str) -> tuple[Exchange, ...]:
+    return tuple(each if each.sends is None else replace(each, sends=(*each.sends, part)) for each in exchanges)
 
 
-def _stage(preparation: Preparation) -> Stage:
-    numbers, categories = len(preparation.numbers), len(preparation.codes)
+def _stage(preparation: Preparation, common: Preparation, part: str) -> Stage:
+    numbers, categories, effects = len(common.numbers), len(common.codes), common.effects
     uploads = (
         Upload("rows", (), dtype=torch.int64, category="count", bound="total"),
         Upload("present", (numbers,), dtype=torch.int64, category="count", bound="each"),
@@ -50,13 +58,19 @@ def _stage(preparation: Preparation) -> Stage:
         Upload("squares", (numbers,), dtype=torch.float64),
         Upload("frequencies", (categories,), dtype=torch.int64, bound="each"),
     )
+    of_covariates = (
+        Upload("covariates", (numbers, effects), dtype=torch.float64),
+        Upload("covariate_squares", (numbers, effects, effects), dtype=torch.float64),
+        Upload("covariate_products", (numbers, effects), dtype=torch.float64),
+    )
+    places = [preparation.columns.index(column) for column in common.columns]
 
     def upload(work: LocalWork) -> Mapping[str, Tensor]:
-        return preparation.measured(work.train.x)
+        return common.measured(work.train.x[:, places])
 
     def merge(state: ServerState, replies: Replies) -> ServerState:
-        statistics = preparation.statistics_of(preparation.merged(replies.ups))
-        return state.updated(Tensors(statistics).under(PREPARATION))
+        return state.updated(Tensors(common.shared_by(replies.ups)).under(part))
 
-    exchange = Exchange(PREPARATION, merge=merge, sends=(), returns=(), uploads=uploads, upload=upload)
+    declared = (*uploads, *of_covariates) if effects else uploads
+    exchange = Exchange(PREPARATION, merge=merge, sends=(), returns=(), uploads=declared, upload=upload)
     return Stage(PREPARATION, 1, (exchange,), participation=1.0, scored=False)

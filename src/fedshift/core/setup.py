@@ -31,7 +31,7 @@ from fedshift.core.method import Method, tensor_scopes
 from fedshift.core.metrics import check_classes, names, scikit_learn
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
-from fedshift.core.preparation import PREPARATION, prepared_first
+from fedshift.core.preparation import COMMON, PREPARATION, prepared_first
 from fedshift.core.tensors import SAMPLES, Tensors, full_name, part_of, weighted_mean
 from fedshift.core.training import Evaluate, Train
 from fedshift.errors import FedshiftError, UnknownNameError
@@ -247,7 +247,7 @@ class Setup:
 
     def kept_as(self, name: str, tensor: Tensor) -> torch.dtype:
         """The type in which the run keeps a tensor of a full name, and sends it."""
-        return self.dtype if tensor.is_floating_point() and part_of(name) != PREPARATION else tensor.dtype
+        return self.dtype if tensor.is_floating_point() and part_of(name) not in (PREPARATION, COMMON) else tensor.dtype
 
     def unseen(self, state: ServerState, clients: Sequence[Tensors], read: Collection[str]) -> list[Tensors]:
         """The client tensors with which a client that never trained is predicted for, of each model; see :class:`Part`.

@@ -41,5 +41,6 @@ DATASETS: Catalogue[Dataset] = Catalogue(
         "breast-cancer": ".sklearn_tables:BreastCancer",
         "heart": ".hospitals:Heart",
         "opt": ".hospitals:OPT",
+        "breast": ".hospitals:Breast",
     },
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -10,7 +11,7 @@ from typing import ClassVar, Literal
 from fedshift import parquet
 from fedshift.clients.domains import DomainData, Unlabelled
 from fedshift.clients.inputs import Inputs
-from fedshift.clients.preparation import Column
+from fedshift.clients.preparation import Column, Preparation
 from fedshift.core.frozen import Embedding, Front, FrozenNetwork, embedded, frozen_network, silent
 from fedshift.datasets.image_tables import Columns, images_at
 from fedshift.datasets.images import decoded
@@ -104,6 +105,9 @@ class ImageDataset(Dataset):
     frozen_size: OptionalPixels = setting(
         0, help="height and width in pixels that images are resized to for the frozen network; 0: as size"
     )
+    harmonise: Literal["none", "combat"] = setting(
+        "none", help="with frozen, what takes from each site's features what they differ in location and scale: ComBat"
+    )
 
     def __post_init__(self) -> None:
         """Check the settings.
@@ -117,6 +121,11 @@ class ImageDataset(Dataset):
             raise FedshiftError(
                 f"data.{name} works on images, but data.frozen = '{self.frozen}' leaves features only, made of "
                 f"normalised images: --set data.{name}=false"
+            )
+        if self.frozen == "none" and self.harmonise != "none":
+            raise FedshiftError(
+                f"data.harmonise = '{self.harmonise}' is for features of a frozen network, and data.frozen = 'none': "
+                "name a network (--set data.frozen=efficientnet-lite0), or leave data.harmonise out."
             )
 
     def load(self, streams: Streams) -> DomainData:
@@ -146,7 +155,8 @@ class ImageDataset(Dataset):
 
     def embedded(self, data: DomainData, tell: Embedding = silent) -> DomainData:
         """The data with features (N, F), float32, in the place of images, unless ``frozen`` is 'none'."""
-        return embedded(data, self.frozen_network(), self.frozen_size, tell)
+        found = embedded(data, self.frozen_network(), self.frozen_size, tell)
+        return found if self.harmonise == "none" else replace(found, columns=feature_columns(found.x.shape[1]))
 
     def suffixes(self) -> tuple[str, ...]:
         """Those of images, and of Parquet."""
@@ -173,7 +183,14 @@ class ImageDataset(Dataset):
         """Scaling, and what the settings ask for."""
         if self.channels != 3 and (self.augment or self.normalise):
             raise FedshiftError("data.augment and data.normalise need colour images: --set data.channels=3")
-        return augmented(Inputs(self.augment, self.normalise, flip=self.augment and self.flip))
+        harmonised = Preparation(self.harmonise) if self.harmonise != "none" else None
+        inputs = Inputs(self.augment, self.normalise, flip=self.augment and self.flip, preparation=harmonised)
+        return augmented(inputs)
+
+
+def feature_columns(count: int) -> tuple[Column, ...]:
+    """So many features of a frozen network as columns."""
+    return tuple(Column(f"feature {number}") for number in range(count))
 
 
 def augmented(inputs: Inputs) -> Inputs:

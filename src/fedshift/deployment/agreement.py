@@ -230,6 +230,11 @@ class Agreement:
         sample = self.inputs.like(self.federation.shape).to(setup.device)
         read = parts_predicted(setup.method, setup.model, setup.parts, self.inputs, sample)
         own = sorted(part for part in read if any(name.startswith(f"{part}.") for name in setup.initial("client")))
+        preparation = self.inputs.preparation
+        if preparation is not None and preparation.statistics == "combat":
+            own = [
+                part for part in own if part != PREPARATION
+            ]  # which a site that never trains makes of what all share
         if own and self.target is not None:
             shared = "data.statistics = 'pooled'" if own == [PREPARATION] else "a method whose model is shared"
             raise FedshiftError(

@@ -195,7 +195,7 @@ class Attendant:
         _check_kept(site, order, turns, turn)
         client, stage = self.site.client, self.site.setup.find(order.stage, order.exchange)[0]
         if self._ends_with(order):
-            kept = {} if client is None else site.state(client).tensors
+            kept = {} if client is None else site.state(client, order.down).tensors
             private = {f"client.{client}.{name}": tensor for name, tensor in kept.items()}
             files.write(self.folder / STATE / self.site.setup.run / MODEL, pack({**order.down, **private}))
         whole, evaluation = site.federated, Evaluation(site)

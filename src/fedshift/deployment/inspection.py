@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from fedshift.clients.missing import notes_on_missing
 from fedshift.deployment.agreement import SITE
 from fedshift.deployment.leaving import refusal, refused, what_leaves
 from fedshift.deployment.shell import AUTHORITY
@@ -111,7 +112,8 @@ def _read_samples(found: Inspection, site: SiteFolder) -> None:
     counts = roles.counts(samples.y, samples.classes)
     dtype = str(samples.x.dtype).removeprefix("torch.")
     found.samples = SiteSamples(len(samples.y), tuple(samples.x.shape[1:]), dtype, counts)
-    found.notes += dict.fromkeys([*samples.notes, *federation.notes])
+    lacking = notes_on_missing(samples, federation.inputs.preparation)
+    found.notes += dict.fromkeys([*samples.notes, *federation.notes, *lacking])
     crossing = [each for each in find_duplicates(samples, roles) if each.where in roles.masks]
     found.notes += [str(duplicates_finding(each)) for each in crossing]
 

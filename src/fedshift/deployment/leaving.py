@@ -243,7 +243,7 @@ def refusal(setup: Setup, site: str, refuse: Collection[Category]) -> FedshiftEr
             what.append(f"a tensor of the category '{category}', '{mine[0].name}'{more}, {where}")
     fix = "Choose another method or setting"
     if {each.stage for each in needed} == {PREPARATION}:
-        fix = "Set data.statistics = 'site' (or 'none') at every member"
+        fix = "Set data.statistics = 'site' (or 'none'), with no data.pool, at every member"
     elif "count" in refuse:
         fix += ", such as method.weighting = 'uniform', at every member"
     return FedshiftError(

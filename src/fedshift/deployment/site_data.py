@@ -21,7 +21,7 @@ from fedshift.core.frozen import Embedding, Front, embedded, silent
 from fedshift.core.messages import unpack
 from fedshift.core.setup import Setup
 from fedshift.datasets.column_files import InputColumns
-from fedshift.datasets.dataset import ImageDataset
+from fedshift.datasets.dataset import ImageDataset, feature_columns
 from fedshift.deployment.agreement import Agreement, SiteSettings, read_site
 from fedshift.engines.choice import Choice, asked_for
 from fedshift.errors import FedshiftError, Problems, UnknownNameError
@@ -303,6 +303,8 @@ def schema(
     said = tuple(map(tuple, columns))
     unnamed = isinstance(experiment.data, InputColumns) and not (experiment.data.columns or said)
     shape = tuple(shape) or _shape_of_images(experiment) or ((len(said),) if said else ())
+    if prepared and isinstance(experiment.data, ImageDataset):
+        said = said or tuple((column.name,) for column in feature_columns(shape[0]))
     asked = {
         "--classes cat,dog": not classes,
         "--columns 'age,sex=f|m'": prepared and not said,

@@ -139,9 +139,15 @@ class Reached(Exception):  # noqa: N818  # no error: how a network is left in it
         self.hidden = hidden
 
 
-def leave(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Leave the network with what enters a layer; a hook before its forward."""
-    raise Reached(args[0] if args else next(iter(kwargs.values())))
+def leave(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Leave the network with what enters a layer; a hook before its forward.
+
+    A network that is traced as a graph is not left: its layer keeps that as ``entered``, and what follows is not read.
+    """
+    hidden = args[0] if args else next(iter(kwargs.values()))
+    if not torch.compiler.is_compiling():
+        raise Reached(hidden)
+    layer.entered = hidden
 
 
 def replace_input(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -18,6 +18,7 @@ from itertools import pairwise
 from math import prod
 from typing import Annotated, ClassVar
 
+import torch
 from annotated_types import Le
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -254,8 +255,8 @@ class LastState(nn.Module):
         """
         if x.is_floating_point():
             raise FedshiftError("The model 'lstm' reads token ids, not features; try 'mlp'.")
-        largest = int(x.max()) if x.numel() else 0
-        if largest >= self.vocabulary:
+        tracing = torch.compiler.is_compiling()  # where values are not known yet
+        if not tracing and (largest := int(x.max()) if x.numel() else 0) >= self.vocabulary:
             raise FedshiftError(
                 f"The text has the token {largest}, but model.vocabulary = {self.vocabulary}: "
                 f"--set model.vocabulary={largest + 1} or more"

@@ -260,8 +260,11 @@ class Reader(nn.Module):
         try:
             outputs = self.network(**given)
         except Reached as reached:
-            hidden = reached.hidden
-            return hidden if mask is None else torch.cat([hidden, mask.unsqueeze(-1).to(hidden.dtype)], -1)
+            return _with_mask(reached.hidden, mask)
+        if self.layer and not self.begins:
+            layer: Any = self.network.get_submodule(self.layer)
+            hidden, layer.entered = layer.entered, None
+            return _with_mask(hidden, mask)
         return self._pooled(outputs, mask)
 
     def _begun(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -342,6 +345,11 @@ class Encoder(Fixing):
         """Samples (B, ...) to (B, out)."""
         z: Tensor = self.projection(self.reader(x))
         return z
+
+
+def _with_mask(hidden: Tensor, mask: Tensor | None) -> Tensor:
+    """What enters a layer, and of tokens behind it which do not pad."""
+    return hidden if mask is None else torch.cat([hidden, mask.unsqueeze(-1).to(hidden.dtype)], -1)
 
 
 def _peft() -> Any:

@@ -17,7 +17,7 @@ from fedshift.core.method import Method
 from fedshift.core.metrics import Values, mean_of
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, parts_read
-from fedshift.core.preparation import PREPARATION
+from fedshift.core.preparation import COMMON, PREPARATION
 from fedshift.core.setup import Round
 from fedshift.core.tensors import Tensors, part_of
 from fedshift.engines.banks import same
@@ -40,6 +40,7 @@ class Evaluation:
     def __init__(self, site: Site) -> None:
         self.site, self.setup = site, site.setup
         self.simulated = False
+        self._unseen: tuple[Tensors, Tensors] | None = None  # an unseen site's preparation, with what all share
 
     def rows(
         self,
@@ -104,15 +105,18 @@ class Evaluation:
         sent = state.shared | state.down if environment.scored_as is None else send(environment.scored_as)
         match self.whose(environment):
             case "global":
-                return [sent]
+                return [sent | self._preparation_of_unseen(sent)]
             case "own":
                 assert client is not None
                 kept = self.site.store.peek(client)
-                return [sent | self.site.prepared_by(client) | (kept.tensors if kept else {})]
+                return [sent | (kept.tensors if kept else {}) | self.site.prepared_by(client, sent)]
         if not strangers:
             strangers += self.setup.unseen(state, self._kept_by_clients(), self.read - {PREPARATION})
-        prepared = self._preparation_of_unseen if client is None else self.site.prepared_by(client)
-        self.simulated |= client is None and bool(prepared)
+        if client is None:
+            prepared = self._preparation_of_unseen(sent)
+            self.simulated |= bool(prepared) and not self._harmonised
+        else:
+            prepared = self.site.prepared_by(client, sent)
         return [sent | private | prepared for private in strangers]
 
     def whose(self, environment: Environment) -> str:
@@ -120,8 +124,8 @@ class Evaluation:
         client = environment.scored_as
         if not self.private:
             return "own" if self.setup.individual and client is not None else "global"
-        if self.private == {PREPARATION} and environment.client is not None:
-            return "own"
+        if self.private == {PREPARATION} and (environment.client is not None or self._harmonised):
+            return "global" if environment.client is None else "own"
         return "own" if client is not None and self.site.has_trained(client) else "unseen"
 
     @cached_property
@@ -131,14 +135,22 @@ class Evaluation:
         x, _ = federated.environments[0].samples.batch(torch.zeros(1, dtype=torch.int64, device=self.setup.device))
         return parts_predicted(self.setup.method, self.setup.model, self.setup.parts, federated.inputs, x)
 
-    @cached_property
-    def _preparation_of_unseen(self) -> Tensors:
+    @property
+    def _harmonised(self) -> bool:
+        """Whether a site that never trained needs nothing of others but what they share."""
+        return self.setup.preparation is not None and self.setup.preparation.statistics == "combat"
+
+    def _preparation_of_unseen(self, sent: Tensors) -> Tensors:
         """What prepares the rows of a site that never trained, where that is each site's own; else nothing."""
         preparation = self.setup.preparation
-        if preparation is None or preparation.statistics != "site":
+        if preparation is None or preparation.statistics == "pooled":
             return Tensors()
-        sites = [self.site.prepared_by(client).of(PREPARATION) for client in self.site.federated.ids]
-        return Tensors(preparation.of_unseen(sites)).under(PREPARATION)
+        common = sent.of(COMMON)
+        if self._unseen is None or not _same_models([self._unseen[1]], [common]):
+            ids = () if self._harmonised else self.site.federated.ids
+            sites = [self.site.prepared_by(client, sent).of(PREPARATION) for client in ids]
+            self._unseen = Tensors(preparation.of_unseen(sites, common)).under(PREPARATION), common
+        return self._unseen[0]
 
     @cached_property
     def private(self) -> frozenset[str]:
@@ -166,7 +178,7 @@ def parts_predicted(
     with model.streams.as_global("global draws in parts that are read"):
         draws = method.core.prediction_draws(model, 1)
         noise = sample_draws(draws, model.streams.generator("parts that are read"), x.device)
-        return parts_read(net, lambda net: method.core.predict(net, x, noise)) | ({PREPARATION} & parts.keys())
+        return parts_read(net, lambda net: method.core.predict(net, x, noise)) | ({PREPARATION, COMMON} & parts.keys())
 
 
 def _mean(scores: Sequence[Score]) -> Row:

@@ -13,7 +13,7 @@ from fedshift.clients.inputs import Inputs
 from fedshift.clients.samples import Samples
 from fedshift.core.contract import Stage
 from fedshift.core.messages import Answer, Order, Telemetry
-from fedshift.core.preparation import PREPARATION
+from fedshift.core.preparation import COMMON, PREPARATION
 from fedshift.core.setup import Round, Setup
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import Tensors, part_of
@@ -190,7 +190,7 @@ class Site:
         self.store = store or ClientStore()
         self.initial = setup.initial("client")
         self._viewed: tuple[object, Mapping[str, Tensor], FederatedData] | None = None
-        self._prepared: dict[int, Tensors] = {}
+        self._prepared: dict[int, tuple[Tensors, Tensors]] = {}  # with what all sites share
         self._trained: set[int] = set()  # of whom that is known, which stays so
 
     def view(self, stage: Stage, received: Mapping[str, Tensor] | None = None) -> FederatedData:
@@ -204,7 +204,7 @@ class Site:
             return self.federated
         statistics = Tensors()
         if self.setup.preparation is not None:
-            statistics = Tensors(received or self.setup.initial("down")).of(PREPARATION)
+            statistics = Tensors(received or self.setup.initial("down")).of_parts((PREPARATION, COMMON))
         if self._viewed is None or self._viewed[0] != stage.view or not _equal(self._viewed[1], statistics):
             with self.setup.lend("view", stage.name):
                 viewed = stage.view(self._as_inputs(statistics), self.setup.streams)
@@ -219,27 +219,35 @@ class Site:
         clients = tuple(
             replace(client, train=Samples(inputs.fitted(own).evaluation(client.train.x), client.train.y))
             for client in self.federated.clients
-            for own in [statistics or self.prepared_by(client.id).of(PREPARATION)]
+            for own in [(statistics | self.prepared_by(client.id, statistics)).of(PREPARATION)]
         )
         return replace(self.federated, clients=clients, environments=(), inputs=replace(inputs, preparation=None))
 
-    def prepared_by(self, client: int) -> Tensors:
-        """The statistics of a client's own training rows, where rows are prepared by each site's own; else nothing."""
-        preparation = self.setup.preparation
-        if preparation is None or preparation.statistics != "site":
-            return Tensors()
-        if client not in self._prepared:
-            own = preparation.of_rows(self.federated.client(client).train.x)
-            self._prepared[client] = Tensors(own).under(PREPARATION)
-        return self._prepared[client]
+    def prepared_by(self, client: int, received: Mapping[str, Tensor]) -> Tensors:
+        """The statistics of a client's own that prepare its rows; nothing where it has none.
 
-    def state(self, client: int) -> ClientState:
-        """What a client has kept, or starts with."""
+        Args:
+            client: the client's id.
+            received: what it was sent, of which it makes them where sites share some.
+        """
+        preparation = self.setup.preparation
+        if preparation is None or preparation.statistics == "pooled":
+            return Tensors()
+        common = Tensors(received).of(COMMON)
+        if preparation.statistics == "combat" and not common:
+            return Tensors()
+        if client not in self._prepared or not _equal(self._prepared[client][1], common):
+            own = preparation.of_site(self.federated.client(client).train.x, common)
+            self._prepared[client] = Tensors(own).under(PREPARATION), common
+        return self._prepared[client][0]
+
+    def state(self, client: int, received: Mapping[str, Tensor]) -> ClientState:
+        """What a client has kept, or starts with, with the statistics that it makes of what it was sent."""
         kept = self.store.get(client)
+        prepared = self.prepared_by(client, received)
         if kept:
-            return kept
-        begun = self.initial | self.setup.begun(client) | self.prepared_by(client)
-        return ClientState(dict(begun), trained=False)
+            return replace(kept, tensors={**kept.tensors, **prepared}) if prepared else kept
+        return ClientState(dict(self.initial | self.setup.begun(client) | prepared), trained=False)
 
     def has_trained(self, client: int) -> bool:
         """Whether a client has something of its own: a stage that keeps what clients do has trained it."""
@@ -260,7 +268,15 @@ class Site:
             raise FedshiftError(f"An order of the run {order.run} came to a site of the run {self.setup.run}.")
         stage, exchange = self.setup.find(order.stage, order.exchange)
         view, round = self.view(stage, order.down), Round(stage, order.round)
-        return Job(self.setup, view, exchange, round, view.client(order.client), order.down, self.state(order.client))
+        return Job(
+            self.setup,
+            view,
+            exchange,
+            round,
+            view.client(order.client),
+            order.down,
+            self.state(order.client, order.down),
+        )
 
     def keep(self, job: Job, outcome: Outcome) -> Answer:
         """Store what a client keeps; what it sends back.

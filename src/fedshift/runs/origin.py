@@ -19,7 +19,7 @@ import tomli_w
 
 from fedshift import files
 from fedshift.content import digest, ran_here, remember_code
-from fedshift.errors import DamagedError, FedshiftError
+from fedshift.errors import DamagedError, FedshiftError, UnknownNameError
 from fedshift.experiments import Experiment
 from fedshift.manifest import digested_json, read_json
 from fedshift.runs.schema import Identity, environment
@@ -307,7 +307,10 @@ def trusted(table: Mapping[str, Any], plugins: Mapping[str, str], folder: Path, 
     """
     _check_named(table.get("plugins"), plugins, folder)
     check_plugins(plugins, folder, trust)
-    experiment = Experiment.from_table(table)
+    try:
+        experiment = Experiment.from_table(table)
+    except UnknownNameError as error:
+        raise FedshiftError(f"'{folder / EXPERIMENT}' names what there is not. {error}") from error
     _check_named(experiment.code, plugins, folder)  # what settings name, none of which has run yet
     return experiment
 

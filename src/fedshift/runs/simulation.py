@@ -14,6 +14,7 @@ from fedshift import memory
 from fedshift.clients.checks import check_data
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
+from fedshift.clients.missing import notes_on_missing
 from fedshift.clients.oddities import most_serious
 from fedshift.core.contract import Stage
 from fedshift.core.frozen import Embedding, FrozenNetwork, embedded, silent
@@ -172,7 +173,8 @@ def make_federated(experiment: Experiment, tell: Embedding = silent) -> Federate
     data = load_data(experiment.data, network, drawn_by, str(experiment.contents), tell)
     with streams.as_global("global draws in federation"):
         federated = divided(experiment, data, streams)
-        noted = replace(federated, notes=(*data.notes, *federated.notes)).checked(data)
+        lacking = notes_on_missing(data, federated.inputs.preparation)
+        noted = replace(federated, notes=(*data.notes, *federated.notes, *lacking)).checked(data)
         table = network is None and getattr(experiment.data, "frozen", "none") == "none"
         noted = replace(noted, oddity=most_serious(data, noted, experiment.train.batch, table))
         return experiment.method.regroup(noted.scoring(experiment.evaluate.clients, streams))

@@ -14,7 +14,7 @@ from fedshift.core.frozen import Front
 from fedshift.core.method import tensor_scopes
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, batch_norms
-from fedshift.core.preparation import PREPARATION
+from fedshift.core.preparation import COMMON, PREPARATION
 from fedshift.core.setup import DTYPES
 from fedshift.core.tensors import Tensors, part_of
 from fedshift.engines.kernels import Kernels, prepare
@@ -44,7 +44,9 @@ def rebuilt(
     read = parts_predicted(method, model, parts, blueprint.inputs, blueprint.inputs.like(blueprint.shape))
     parts = {name: part for name, part in parts.items() if name in read}
     scopes = tensor_scopes(method, parts)
-    kept = {name for name, scope in scopes.items() if scope == "client"}
+    unseen = _preparation_of_unseen(blueprint, parts, weights) if client is None else Tensors()
+    weights = {**weights, **unseen}
+    kept = {name for name, scope in scopes.items() if scope == "client"} - unseen.keys()
     id = None if client is None else blueprint.client(client)
     if kept:
         have = [number for number in blueprint.clients if f"client.{number}.{min(kept)}" in weights]
@@ -112,6 +114,16 @@ def _loaded(
     front = None if network is None else Front(network)
     modules = {name: part.module for name, part in parts.items()}
     return Trained(experiment, blueprint, model, modules, front, unseen)
+
+
+def _preparation_of_unseen(blueprint: Blueprint, parts: Mapping[str, Part], weights: Mapping[str, Tensor]) -> Tensors:
+    """What prepares rows of a site that never trained, where that follows from what all sites share; else nothing."""
+    preparation = blueprint.inputs.preparation
+    if preparation is None or preparation.statistics != "combat":
+        return Tensors()
+    common = Tensors(weights).of(COMMON)
+    check_alike(parts[COMMON].module.state_dict(), common, "weights file")
+    return Tensors(preparation.of_unseen((), common)).under(PREPARATION)
 
 
 def _why_own(experiment: Experiment, kept: Iterable[str]) -> str:
@@ -189,8 +201,7 @@ class Trained(nn.Module):
             FedshiftError: samples have another shape.
         """
         given = tuple(x.shape)
-        if self.front is not None and not x.is_floating_point():
-            x = self.front(x)
+        x = self._embedded(x)
         if tuple(x.shape[1:]) != self.blueprint.shape:
             instead = ""
             if self.front is not None:
@@ -199,22 +210,44 @@ class Trained(nn.Module):
             raise FedshiftError(
                 f"Give samples of shape (B, {', '.join(map(str, self.blueprint.shape))}){instead}, not {given}."
             )
-        draws = self._method.core.prediction_draws(self._model, len(x))
-        noise = (
-            sample_draws(draws, self._model.streams.generator("prediction", "model", len(x)), x.device) if draws else {}
-        )
-        statistics = dict(self.get_submodule(PREPARATION).named_buffers()) if PREPARATION in self._parts else {}
-        x = self._typed(self.blueprint.inputs.fitted(statistics).evaluation(x))
-        noise = {name: self._typed(drawn) for name, drawn in noise.items()}
-        net = Net({name: self.get_submodule(name) for name in self._parts})
+        x, noise = self._inputs(x), self.noise(len(x), x.device)
         with self._model.streams.as_global("global draws in prediction", "model", len(x)):
             if not self._reestimates:
-                return self._method.core.predict(net, x, noise)
+                return self._predicted(x, noise)
             with _measured_again([self.get_submodule(name) for name in self._parts]):
                 with torch.no_grad():
-                    self._method.core.predict(net, x, noise)
+                    self._predicted(x, noise)
                 self.eval()
-                return self._method.core.predict(net, x, noise)
+                return self._predicted(x, noise)
+
+    def given_noise(self, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
+        """As :meth:`forward`, with noise that is given: nothing is checked, drawn or measured, so it can be traced."""
+        return self._predicted(self._inputs(self._embedded(x)), noise)
+
+    def noise(self, batch: int, device: torch.device | None = None) -> dict[str, Tensor]:
+        """The noise with which so many samples at once are predicted for; none for most methods."""
+        draws = self._method.core.prediction_draws(self._model, batch)
+        if not draws:
+            return {}
+        generator = self._model.streams.generator("prediction", "model", batch)
+        drawn = sample_draws(draws, generator, device or torch.device("cpu"))
+        return {name: self._typed(tensor) for name, tensor in drawn.items()}
+
+    @property
+    def measures(self) -> bool:
+        """Whether batch-norm statistics are measured on each batch, so that samples change what is said of others."""
+        return self._reestimates and any(True for name in self._parts for _ in batch_norms(self.get_submodule(name)))
+
+    def _embedded(self, x: Tensor) -> Tensor:
+        return x if self.front is None or x.is_floating_point() else self.front(x)
+
+    def _inputs(self, x: Tensor) -> Tensor:
+        statistics = dict(self.get_submodule(PREPARATION).named_buffers()) if PREPARATION in self._parts else {}
+        return self._typed(self.blueprint.inputs.fitted(statistics).evaluation(x))
+
+    def _predicted(self, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
+        net = Net({name: self.get_submodule(name) for name in self._parts})
+        return self._method.core.predict(net, x, noise)
 
     def own_module(self) -> nn.Module:
         """The module of yours (``own_model``) that the run trained, whose parameters are called as you called them.

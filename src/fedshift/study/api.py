@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from fedshift.engines.calibration import EngineTimings
     from fedshift.reporting.analyses.analysed import Analysed
     from fedshift.reporting.data_report.report import DataReport
+    from fedshift.reporting.export.export import Exported
+    from fedshift.reporting.export.formats import Format
     from fedshift.study.search import Budget, Sampler
     from fedshift.study.tuned import Tuning
 
@@ -175,6 +177,39 @@ def predict(
         FedshiftError: there is no such model or file, or no file could be read; the message names every one.
     """
     return predictions(Run.open(_path(path), trust), files, client, round, tell)
+
+
+def export(
+    run: str | Path | Run,
+    *,
+    client: int | str | None = None,
+    format: Format | Sequence[Format] = "onnx",
+    to: str | Path | None = None,
+    round: Picked = "last",
+    trust: bool = False,
+) -> Exported:
+    """Write a run's model for people without fedshift, with a model card and samples on which it was checked.
+
+    Every file is executed, and refused if a probability differs by more than 1e-5 from that of ``Run.model()``.
+
+    Args:
+        run: the run, or its folder.
+        client: whose model, by name or id; None: the global one.
+        format: "onnx" (needs fedshift[onnx]; runs in ONNX Runtime), "torch" (``torch.export.load``), "safetensors" (the
+            weights, and a Python file of the model that needs torch and safetensors alone); or several.
+        to: a new folder; None: ``export`` in the run's folder, with the client's name behind it.
+        round: "last": the final model; "selected": that of the round which source validation picks.
+        trust: whether plugins may be imported that never ran on this machine.
+
+    Raises:
+        FedshiftError: there is no such model, the folder exists, an extra is missing, a format cannot express the
+            model, or a file predicts otherwise; then nothing is left behind.
+    """
+    from fedshift.reporting.export import export as exporting
+
+    opened = run if isinstance(run, Run) else Run.open(_path(run), trust)
+    formats: Sequence[Format] = (format,) if isinstance(format, str) else format
+    return exporting.export(opened, formats, client, round, to)
 
 
 def _path(path: str | Path) -> Path:

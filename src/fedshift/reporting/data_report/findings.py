@@ -8,6 +8,7 @@ from itertools import groupby
 from statistics import median, median_low
 from typing import TYPE_CHECKING
 
+from fedshift.clients.missing import mostly_missing, mostly_missing_text, remedy
 from fedshift.clients.oddities import too_large
 from fedshift.reporting.data_report.data_tables import WORDS, ColumnValues
 from fedshift.reporting.data_report.drift import REST
@@ -73,6 +74,7 @@ def find(report: DataReport) -> Iterator[Finding]:
     yield from _columns(report)
     yield from _classes(report)
     yield from _sizes(report)
+    yield from _mostly_missing(report)
     yield from _missing(report)
     if report.kind != "images":
         yield from _ranges(report)
@@ -150,6 +152,15 @@ def _sizes(report: DataReport) -> Iterator[Finding]:
             what = f"{len(small)} {role} environments have few samples, {_numbered(small)}"
             text = f"{what}: one sample more or less that is right {moved}."
             yield Finding("few samples", text, REMEDIES["scored"], (*small,))
+
+
+def _mostly_missing(report: DataReport) -> Iterator[Finding]:
+    shares: dict[str, dict[str, float]] = {each.site: {} for each in report.values}
+    for each in report.values:
+        shares[each.site][each.column] = each.missing
+    found = mostly_missing(shares, report.settled) if report.kind == "rows" else {}
+    if found:
+        yield Finding("mostly missing", mostly_missing_text(found, len(shares)), remedy(found), (*found,))
 
 
 def _missing(report: DataReport) -> Iterator[Finding]:

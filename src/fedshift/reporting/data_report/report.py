@@ -115,6 +115,7 @@ class DataReport:
         features: how well sites are told apart; None: scikit-learn is not installed.
         refused: why a run of the experiment would not begin.
         notes: what else a reader must know.
+        settled: the columns of which settings say what becomes of missing cells.
         findings: what is odd, and what to do.
     """
 
@@ -138,6 +139,7 @@ class DataReport:
     features: tuple[Difference, ...] | None
     refused: tuple[str, ...]
     notes: tuple[str, ...]
+    settled: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
 
     def table(self) -> dict[str, Any]:
@@ -243,6 +245,7 @@ def look_at(
         features=features,
         refused=tuple(map(str, refused)),
         notes=tuple(dict.fromkeys(notes)),
+        settled=() if inputs.preparation is None else inputs.preparation.settled,
     )
     return replace(report, findings=tuple(find(report)))
 

@@ -1,0 +1,1 @@
+"""A trained model as files that work without fedshift, executed before they are handed out."""

@@ -1,0 +1,190 @@
+"""The model card (Mitchell et al., Model cards for model reporting, FAT* 2019) and the input for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import jinja2
+import torch
+from torch import Tensor
+
+from fedshift.clients import PROTOCOLS
+from fedshift.core.contract import Category
+from fedshift.core.method import tensor_scopes
+from fedshift.core.setup import told
+from fedshift.core.tensors import part_of
+from fedshift.reporting.export.formats import FORMATS, Format
+from fedshift.reporting.export.function import Probabilities
+from fedshift.reporting.table import Table, marked
+from fedshift.runs.run import Picked, Run
+from fedshift.runs.schema import Blueprint, Record
+from fedshift.written import bytes_text
+
+USED = ("fedshift", "torch", "numpy", "safetensors", "onnx", "onnxscript", "onnxruntime")
+OF_MODEL = {"global": "the global model", "own": "the client's own", "unseen": "made for a client that never trained"}
+
+
+@dataclass(frozen=True)
+class Card:
+    """What is told of an exported model.
+
+    Attributes:
+        run: where it comes from.
+        whole: the model.
+        client: whose it is, by name or id; None: everybody's.
+        round: of which round it is.
+        differences: by format, how far a probability lies from that of the run's model.
+        made: the samples that are handed out with it.
+        real: on how many samples of the data it was compared.
+        note: why on none.
+    """
+
+    run: Run
+    whole: Probabilities
+    client: int | str | None
+    round: Picked
+    differences: Mapping[Format, float]
+    made: Tensor
+    real: int
+    note: str
+
+    @property
+    def blueprint(self) -> Blueprint:
+        """What a sample is."""
+        return self.whole.model.blueprint
+
+    @cached_property
+    def record(self) -> Record:
+        """The evaluation of the model's round."""
+        if self.round == "last":
+            return self.run.records[-1]
+        position = self.run.summary["source_validation"]["position"]
+        return next(record for record in self.run.records if record["position"] == position)
+
+    @property
+    def owner(self) -> str:
+        """The client's name; empty: it is everybody's."""
+        return "" if self.client is None else self.blueprint.clients[self.blueprint.client(self.client)]
+
+    def json(self) -> str:
+        """What a program must know to prepare samples and to name classes."""
+        preparation = self.whole.inputs.preparation
+        columns: list[dict[str, Any]] = [{"name": name} for name in self.blueprint.columns]
+        if preparation is not None:
+            columns = [{"name": each.name, "categories": each.categories} for each in preparation.columns]
+        about = {
+            "classes": self.blueprint.classes,
+            "input": {"shape": ["batch", *self.made.shape[1:]], "type": str(self.made.dtype).removeprefix("torch.")},
+            "columns": columns,
+            "vocabulary": self.whole.inputs.vocabulary,
+        }
+        return json.dumps({name: value for name, value in about.items() if value}, indent=2, ensure_ascii=False) + "\n"
+
+    def markdown(self) -> str:
+        """The card."""
+        environment = jinja2.Environment(  # Markdown, and no page
+            loader=jinja2.PackageLoader("fedshift", "reporting"),
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+        )
+        environment.filters["marked"] = marked
+        table, method = self.run.experiment.table(), self.run.experiment.method
+        return environment.get_template("model_card.md.jinja").render(
+            card=self,
+            table=table,
+            blueprint=self.blueprint,
+            paper=method.cited(),
+            question=PROTOCOLS.get(table["protocol"]["name"]).question,
+            input=json.loads(self.json())["input"],
+            formats={name: FORMATS[name] for name in self.differences},
+            versions=_versions(self.run),
+            private=self.private(),
+        )
+
+    def private(self) -> list[str]:
+        """The parts of a client's model of which tensors never left it in the run."""
+        if not self.owner:
+            return []
+        _, parts = self.blueprint.modules(self.run.experiment)
+        scopes, there = tensor_scopes(self.run.experiment.method, parts), dict(self.whole.model.named_children())
+        kept = (part_of(name) for name, scope in scopes.items() if scope == "client")
+        return [name for name in dict.fromkeys(kept) if name in there]
+
+    def accuracies(self) -> Table:
+        """What was scored in the model's round, a row for each site or environment."""
+        names = list(self.record["environments"][0].get("metrics", {}))
+        rows = [
+            [
+                row["environment"],
+                row["role"],
+                OF_MODEL[row["model"]] + (f" ({row['models']} models)" if row["models"] > 1 else ""),
+                f"{100 * row['accuracy']:.1f}",
+                *(_percent(row["metrics"][name]) for name in names),
+                str(row.get("n") or "not told"),
+            ]
+            for row in self.record["environments"]
+        ]
+        title = f"Accuracy in percent, after {self.record['position']} rounds"
+        return Table(title, ["environment", "role", "model", "accuracy", *names, "n"], rows, words=2)
+
+    def categories(self) -> Table:
+        """What columns of categories may hold."""
+        preparation = self.whole.inputs.preparation
+        columns = () if preparation is None else preparation.columns
+        rows = [
+            [str(place), each.name, "a number" if each.categories is None else _coded(each.categories)]
+            for place, each in enumerate(columns)
+        ]
+        rows = rows or [[str(place), name, "a number"] for place, name in enumerate(self.blueprint.columns)]
+        return Table(
+            "Columns, in this order; NaN where a cell is missing", ["place", "column", "values"], rows, words=2
+        )
+
+    def sent(self) -> Table:
+        """What left the clients in the run, by exchange and category."""
+        setup = self.blueprint.setup(self.run.experiment, "", torch.device("cpu"))
+        declared = {each.name: setup.declaration(each) for stage in setup.stages for each in stage.exchanges}
+        rows = []
+        for exchange, ways in self.run.messages.items():
+            for way in ("up", "telemetry"):
+                tensors = ways.get(way, {}).get("tensors", {})
+                by_category: dict[Category, list[str]] = {}
+                for name in tensors:
+                    said: Category = told(name) if way == "telemetry" else declared[exchange].categories[name]
+                    by_category.setdefault(said, []).append(name)
+                for said, names in by_category.items():
+                    heads = ", ".join(dict.fromkeys(name.partition(".")[0] for name in names))
+                    count = str(max(tensors[name]["messages"] for name in names))
+                    rows.append([exchange, said, heads, count, bytes_text(ways[way]["bytes"])])
+        return Table(
+            "What clients sent, all together",
+            ["exchange", "category", "parts", "messages", "bytes of these messages"],
+            rows,
+            words=2,
+        )
+
+
+def _coded(categories: tuple[str, ...]) -> str:
+    return ", ".join(f"{code}: {name}" for code, name in enumerate(categories)) + "; anything else: -1"
+
+
+def _percent(value: float | None) -> str:
+    return "undefined" if value is None else f"{100 * value:.1f}"
+
+
+def _versions(run: Run) -> dict[str, str]:
+    """Of what trained the model and of what wrote it."""
+    found = {f"{name}, in training": number for name, number in run.environment["packages"].items()}
+    for name in USED:
+        try:
+            found[f"{name}, in export"] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
