@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+import fedshift
 import fresh
+from fedshift.runs.run import Run
 from test_examples import block
 
 PAGE = "tutorial-hospitals.md"
@@ -21,8 +23,10 @@ def words(text: str) -> list[str]:
     return [line for line in plain if line]
 
 
-def executed(marker: str) -> None:
-    exec(compile(block(PAGE, marker), f"{marker} of {PAGE}", "exec"), {"__name__": "example"})  # the point of the test
+def executed(marker: str, **names: Any) -> None:
+    """Execute a block; ``names`` are those that blocks before have made."""
+    code = compile(block(PAGE, marker), f"{marker} of {PAGE}", "exec")
+    exec(code, {"__name__": "example", "fedshift": fedshift, **names})  # the point of the test
 
 
 def command(marker: str) -> str:
@@ -57,6 +61,12 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     executed("hand-out")
     assert words(capsys.readouterr().out) == words(block(PAGE, "handed"))
     assert Path("west.pt").is_file()
+    executed("export", run=Run.open(next(Path("runs/hospitals").glob("fedavg-seed0-*"))))
+    assert Path("common-model/README.md").is_file()
+    executed("validate", run=Run.open(next(Path("runs/hospitals").glob("fedavg-seed0-*"))))
+    validated = words(capsys.readouterr().out)
+    assert all(line in validated for line in words(block(PAGE, "validated")))
+    assert Path("south-report/validation.html").is_file()
 
 
 def _sites(answers: str) -> list[str]:
