@@ -313,3 +313,26 @@ def test_data_that_are_gone_are_no_error(table: Run, tmp_path: Path):
         (tmp_path / "elsewhere.csv").rename(rows)
     assert done.real == 0
     assert "rows.csv" in done.note
+
+
+def test_an_exported_model_is_validated_like_its_run(table: Run, tmp_path: Path):
+    """ONNX is data and read at once; code is executed where it is trusted. What a folder lacks is an error."""
+    done = fedshift.export(table, format=["onnx", "safetensors"], to=tmp_path / "out")
+    rows = (Path(table.experiment.data.path)).read_text(encoding="utf-8")
+    (tmp_path / "new.csv").write_text(rows, encoding="utf-8")
+    expected = fedshift.validate(table.path, tmp_path / "new.csv").rows
+    (done.path / "model.py").rename(tmp_path / "model.py")
+    found = fedshift.validate(done.path, tmp_path / "new.csv")
+    assert len(found.rows) == len(expected) == 60
+    for ours, theirs in zip(found.rows, expected, strict=True):
+        assert ours["p_ill"] == pytest.approx(theirs["p_ill"], abs=1e-5)
+    (done.path / "model.onnx").unlink()
+    with refuses("none of model.onnx, model.pt2, model.py"):
+        fedshift.validate(done.path, tmp_path / "new.csv")
+    (tmp_path / "model.py").rename(done.path / "model.py")
+    with refuses("executes code"):
+        fedshift.validate(done.path, tmp_path / "new.csv")
+    assert len(fedshift.validate(done.path, tmp_path / "new.csv", trust=True).rows) == 60
+    (done.path / "model.json").write_text("{}", encoding="utf-8")
+    with refuses("model.json' is damaged"):
+        fedshift.validate(done.path, tmp_path / "new.csv", trust=True)

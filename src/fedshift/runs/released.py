@@ -1,7 +1,7 @@
 """A trained model beside labelled samples from elsewhere: what reads them, what they must be, and what it predicts.
 
-What is scored is a :class:`Released`. A run's folder is one by :func:`released`, and a module that :meth:`Run.model` or
-``fedshift.site_model`` gives by :meth:`Released.of`; what another folder holds has its place in :func:`released`.
+What is scored is a :class:`Released`. A run's folder is one by :func:`released`, a module that :meth:`Run.model` or
+``fedshift.site_model`` gives by :meth:`Released.of`, and an exported folder by ``exported``, which lies higher.
 """
 
 from __future__ import annotations

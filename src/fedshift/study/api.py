@@ -202,7 +202,7 @@ def validate(
     what ``write_rows`` writes, are of single samples.
 
     Args:
-        model: a run's folder, or a model that ``run.model()`` or ``site_model()`` gave.
+        model: a run's folder, one that :func:`export` wrote, or a model that ``run.model()`` or ``site_model()`` gave.
         data: a file or folder of the kind that the model was trained on, with labels that are the model's classes.
         client: of a run's folder, whose model, by name or id; None: the global one.
         round: of a run's folder, "last": the final model; "selected": that of the round which validation picks.
@@ -228,12 +228,15 @@ def validate(
 
 def _released(model: str | Path | Trained, client: int | str | None, round: Picked, trust: bool) -> Released:
     """A model to score, of a folder or a module."""
+    from fedshift.reporting.export.reading import exported, is_exported
     from fedshift.runs.released import Released, released
     from fedshift.runs.trained import Trained
 
     if isinstance(model, Trained):
         return Released.of(model)
-    return released(_path(model), client, round, trust)
+    if is_exported(folder := _path(model)):
+        return exported(folder, trust)
+    return released(folder, client, round, trust)
 
 
 def export(

@@ -11,9 +11,11 @@ from typing import Any
 
 import jinja2
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from fedshift.clients import PROTOCOLS
+from fedshift.clients.inputs import Inputs
 from fedshift.core.contract import Category
 from fedshift.core.method import tensor_scopes
 from fedshift.core.metrics import ACCURACY
@@ -84,8 +86,19 @@ class Card:
             "input": {"shape": ["batch", *self.made.shape[1:]], "type": str(self.made.dtype).removeprefix("torch.")},
             "columns": columns,
             "vocabulary": self.whole.inputs.vocabulary,
+            "name": self.run.experiment.run_name,
+            "metrics": self.run.experiment.evaluate.metrics,
+            "data": self._data(),
+            "inputs": TypeAdapter(Inputs).dump_python(self.whole.inputs, mode="json"),
         }
         return json.dumps({name: value for name, value in about.items() if value}, indent=2, ensure_ascii=False) + "\n"
+
+    def _data(self) -> dict[str, Any]:
+        """The settings of what reads the samples, without paths of this machine, and without networks in the model."""
+        data = self.run.experiment.data
+        known, table = data.settings(), self.run.experiment.table()["data"]
+        kept = {name: value for name, value in table.items() if name not in known or not known[name].path}
+        return kept | ({"frozen": "none"} if self.whole.front is not None else {})
 
     def markdown(self) -> str:
         """The card."""

@@ -46,7 +46,6 @@ def write_onnx(program: ExportedProgram, folder: Path) -> Predict:
     """
     with needs("onnx", "Export to ONNX"):
         import onnx
-        import onnxruntime
     file = folder / "model.onnx"
     size = sum(tensor.nbytes for tensor in program.state_dict.values())
     try:
@@ -57,9 +56,16 @@ def write_onnx(program: ExportedProgram, folder: Path) -> Predict:
             assert made is not None
             made.save(file, external_data=size > LARGEST_ONNX)
         onnx.checker.check_model(file)
-        session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+        return read_onnx(folder)
     except Exception as error:  # of many kinds, by the operation that is not known
         raise _cannot("onnx", error) from error
+
+
+def read_onnx(folder: Path) -> Predict:
+    """What ONNX Runtime makes of model.onnx."""
+    with needs("onnx", "A model in ONNX"):
+        import onnxruntime
+    session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
 
     def predict(x: Tensor) -> Tensor:
         return torch.from_numpy(session.run([OUTPUT], {INPUT: x.numpy()})[0])
@@ -76,12 +82,16 @@ def write_torch(program: ExportedProgram, folder: Path) -> Predict:
     Raises:
         FedshiftError: PyTorch cannot write it.
     """
-    file = folder / "model.pt2"
     try:
-        torch.export.save(program, file)
-        predict: Predict = torch.export.load(file).module()
+        torch.export.save(program, folder / "model.pt2")
+        return read_torch(folder)
     except Exception as error:  # of many kinds
         raise _cannot("torch", error) from error
+
+
+def read_torch(folder: Path) -> Predict:
+    """What model.pt2 predicts."""
+    predict: Predict = torch.export.load(folder / "model.pt2").module()
     return predict
 
 
@@ -97,6 +107,11 @@ def write_safetensors(program: ExportedProgram, folder: Path) -> Predict:
     code, tensors = as_code(program)
     write(folder / "model.safetensors", save(tensors))
     write(folder / "model.py", code)
+    return read_safetensors(folder)
+
+
+def read_safetensors(folder: Path) -> Predict:
+    """What model.py predicts, which is executed."""
     predict: Predict = runpy.run_path(str(folder / "model.py"))["Model"]()
     return predict
 
