@@ -91,7 +91,7 @@ def test_the_personal_model_ends_at_its_optimum_between_its_own_and_the_global_o
 def draws_from(simulation: Simulation, number: int) -> None:
     """Let every client draw batches from a number on."""
     for client in simulation.federated.clients:
-        state = simulation.site.state(client.id)
+        state = simulation.site.state(client.id, {})
         simulation.site.store.put(client.id, replace(state, drawn={"train": number}))
 
 

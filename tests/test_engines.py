@@ -345,7 +345,8 @@ def test_a_client_that_diverges_names_itself_and_no_other(make: Make, stacks: li
         one, failed, other = answers(experiment, engine)
     assert isinstance(error, DivergedError)
     assert isinstance(failed, DivergedError)
-    assert "client 'gray', round 1, phase 'train', step 2, objective 'train': {'cross_entropy': inf}" in str(failed)
+    where = "client 'gray', round 1, phase 'train', step 2, objective 'train' ({'cross_entropy': inf})"
+    assert f"The loss is not finite at {where}" in str(failed)
     assert str(failed) == str(error)
     for mine, theirs in ((healthy, one), (also, other)):
         assert not [key for key in mine.up if far(mine.up[key], theirs.up[key], 1e-9, 1e-12)]

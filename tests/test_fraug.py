@@ -219,8 +219,8 @@ def test_the_networks_are_the_papers():
 def test_every_rtnet_starts_from_a_draw_of_its_own(make: Make):
     """By the seed and the client's number alone, so also on another machine and for one that comes late."""
     experiment = make(CNN_WITH_BN | {"method.name": "fraug"})
-    simulation, late = Simulation(experiment), Simulation(experiment).site.state(1).tensors
-    one, other = (simulation.site.state(client).tensors for client in (0, 1))
+    simulation, late = Simulation(experiment), Simulation(experiment).site.state(1, {}).tensors
+    one, other = (simulation.site.state(client, {}).tensors for client in (0, 1))
     differ = {name for name, tensor in one.items() if not torch.equal(tensor, other[name])}
     assert {"rtnet.body.0.weight", "rtnet.body.3.weight"} <= differ
     assert all(name.startswith("rtnet.") for name in differ)

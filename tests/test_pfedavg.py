@@ -46,14 +46,14 @@ def test_it_is_fedavg_and_one_more_local_phase_to_the_bit(make: Make, bn: str):
     assert all(torch.equal(ours.coordinator.state.shared[name], tensor) for name, tensor in shared.items())
 
     for client in plain.federated.clients:
-        state = plain.site.state(client.id)
+        state = plain.site.state(client.id, {})
         plain.site.store.put(client.id, replace(state, drawn={}))  # the batches of the first phase
     when = plain.coordinator.schedule[-1]
     ups = exchanged(plain, when.stage.exchanges[0], when, plain.federated.clients)
     kept = dict(states(ours))
     assert len(ups) == len(kept) == 6
     for client, up in ups.items():
-        local = Tensors(plain.site.state(client).tensors).of_parts(("encoder",))
+        local = Tensors(plain.site.state(client, {}).tensors).of_parts(("encoder",))
         for name, tensor in PFedAvg.own.named(up | local).items():
             assert torch.equal(kept[client].tensors[name], tensor)
     own = [replace(each, own=True) for each in ours.federated.environments if each.client is not None]

@@ -36,7 +36,7 @@ from sklearn.model_selection import StratifiedKFold
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from fedshift.core.uncertainty import Estimate, Z, auroc, auroc_bounds, share, share_bounds
+from fedshift.core.uncertainty import ScoreEstimate, Z, auroc, auroc_bounds, share, share_bounds
 from fedshift.datasets import DATASETS
 from fedshift.reporting.intervals import Interval, paired, t_quantile
 from fedshift.runs.events import Progress
@@ -93,10 +93,10 @@ class Site:
         }
         return cls(np.array(its["y"]), np.array(its["p"]), scores, its["whose"])
 
-    def estimate(self, metric: str) -> Estimate:
+    def estimate(self, metric: str) -> ScoreEstimate:
         """The metric of the final models, and how much each patient moves it in the mean over seeds."""
         each = [found for p in self.p if (found := _measured(metric, self.y, p)) is not None]
-        return Estimate(fmean(one.value for one in each), np.mean([one.influence for one in each], axis=0))
+        return ScoreEstimate(fmean(one.value for one in each), np.mean([one.influence for one in each], axis=0))
 
     @cached_property
     def support(self) -> str:
@@ -121,12 +121,12 @@ class Site:
         bounds = [_bounds(metric, self.y, p, group) for p in self.p]
         return 100 * fmean(b[0] for b in bounds), 100 * fmean(b[1] for b in bounds)
 
-    def _of_patients(self, difference: Estimate) -> float:
+    def _of_patients(self, difference: ScoreEstimate) -> float:
         """Half the width of an interval for a difference, in points, over patients."""
         return 100 * Z * sqrt(difference.variance(np.arange(len(self.y))))
 
 
-def _measured(metric: str, y: Array, p: Array) -> Estimate | None:
+def _measured(metric: str, y: Array, p: Array) -> ScoreEstimate | None:
     return share((p > 0.5) == (y == 1)) if metric == "accuracy" else auroc(y == 1, p)
 
 
@@ -391,7 +391,7 @@ def logistic(federation: Federation) -> Iterator[str]:
     yield from table(["", *heads], [[name, *cells] for name, cells in found.items()])
 
 
-def _area(own: Array, p: Array) -> Estimate:
+def _area(own: Array, p: Array) -> ScoreEstimate:
     found = auroc(own, p)
     assert found is not None
     return found
