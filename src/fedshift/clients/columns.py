@@ -20,9 +20,9 @@ from torch import Tensor
 
 from fedshift.clients.preparation import Column
 
-REVEALS = 0.99  # the area from which a column is said to reveal the label
+REVEALS = 0.99  # the area from which a column reveals the label
 LEAST = 10  # rows of a class, and of all others, from which its area is taken
-LEAST_UNIQUE = 20  # rows, all of another value, from which a column is said to be unique
+LEAST_UNIQUE = 20  # rows, all of another value, from which a column is unique
 BINS = 50
 PER_BIN = 20  # rows between two quantiles, at least
 ROWS = 5000  # that are drawn, where there are more

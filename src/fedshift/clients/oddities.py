@@ -1,7 +1,6 @@
 """What would spoil a run's results most, found at once in data that are in memory already.
 
-``fedshift data`` looks further, and says what to do. The limits here are such that nothing is said of data that are
-only small or uneven.
+``fedshift data`` looks further, and says what to do. Data that are only small or uneven are below the limits here.
 """
 
 from __future__ import annotations

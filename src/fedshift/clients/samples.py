@@ -88,7 +88,7 @@ class Samples:
 
     @property
     def group(self) -> Tensor:
-        """The group of each (n,), int64; where nobody said, its place in the pool."""
+        """The group of each (n,), int64; in a pool without groups, its place there."""
         if self.pool.group is None:
             return torch.arange(len(self), device=self.pool.y.device) if self.rows is None else self.rows
         return self.pool.group if self.rows is None else self.pool.group[self.rows]

@@ -190,7 +190,7 @@ def measured(
         classes: the classes' names.
         log_probabilities: (n, classes), of at least one sample.
         y: labels (n,).
-        min_support: how many samples of a class, and of others where it is told from them, a metric needs.
+        min_support: how many samples of a class a metric needs, and of others where it separates the two.
     """
     p = log_probabilities.double().exp().cpu().numpy()
     labels, predicted = y.cpu().numpy(), log_probabilities.argmax(dim=1).cpu().numpy()

@@ -324,6 +324,6 @@ def _score(row: Mapping[str, Any]) -> SiteScore:
         name: None if value is None else round(value, DECIMALS) for name, value in row.get("metrics", {}).items()
     }
     intervals = {name: tuple(round(end, DECIMALS) for end in ends) for name, ends in row.get("intervals", {}).items()}
-    told = {name: row[name] for name in ("environment", "role", "model", "models", "n")}
+    plain = {name: row[name] for name in ("environment", "role", "model", "models", "n")}
     numbers = {"accuracy": round(row["accuracy"], DECIMALS), "loss": round(max(loss, 0.0), DECIMALS)}
-    return SiteScore(**told, **numbers, metrics=metrics, intervals=intervals)
+    return SiteScore(**plain, **numbers, metrics=metrics, intervals=intervals)

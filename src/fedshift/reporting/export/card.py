@@ -35,7 +35,7 @@ OF_MODEL = {"global": "the global model", "own": "the client's own", "unseen": "
 
 @dataclass(frozen=True)
 class Card:
-    """What is told of an exported model.
+    """The description of an exported model, for people and for programs.
 
     Attributes:
         run: where it comes from.
@@ -178,12 +178,12 @@ class Card:
                 tensors = ways.get(way, {}).get("tensors", {})
                 by_category: dict[Category, list[str]] = {}
                 for name in tensors:
-                    said: Category = told(name) if way == "telemetry" else declared[exchange].categories[name]
-                    by_category.setdefault(said, []).append(name)
-                for said, names in by_category.items():
+                    category: Category = told(name) if way == "telemetry" else declared[exchange].categories[name]
+                    by_category.setdefault(category, []).append(name)
+                for category, names in by_category.items():
                     heads = ", ".join(dict.fromkeys(name.partition(".")[0] for name in names))
                     count = str(max(tensors[name]["messages"] for name in names))
-                    rows.append([exchange, said, heads, count, bytes_text(ways[way]["bytes"])])
+                    rows.append([exchange, category, heads, count, bytes_text(ways[way]["bytes"])])
         return Table(
             "What clients sent, all together",
             ["exchange", "category", "parts", "messages", "bytes of these messages"],

@@ -22,7 +22,7 @@ class Probabilities(nn.Module):
     """A trained model with all that prepares its inputs: samples (B, ...) to probabilities (B, classes).
 
     A method that draws noise in prediction draws that of a single sample, and every sample has it, as where
-    ``fedshift predict`` predicts for one at a time. So what is said of a sample does not depend on others.
+    ``fedshift predict`` predicts for one at a time. So a sample's probabilities do not depend on others.
 
     Attributes:
         model: the trained model.
