@@ -236,7 +236,7 @@ class Trained(nn.Module):
 
     @property
     def measures(self) -> bool:
-        """Whether batch-norm statistics are measured on each batch, so that a sample's prediction depends on the others."""
+        """Whether each batch gives its own batch-norm statistics, so that a prediction depends on the other samples."""
         return self._reestimates and any(True for name in self._parts for _ in batch_norms(self.get_submodule(name)))
 
     def _embedded(self, x: Tensor) -> Tensor:
