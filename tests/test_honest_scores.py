@@ -95,6 +95,14 @@ def test_an_environment_with_too_few_of_a_class_enters_no_mean(both: dict[str, R
     assert "Means leave out 1 of 2 test environments (Oslo)" in str(comparison)
 
 
+def test_a_comparison_says_how_many_samples_its_scores_rest_on(both: dict[str, Run]):
+    """Of every environment, and of its rarest class: as the record and the labels have it."""
+    comparison = fedshift.load(both["fedavg"].path.parent)
+    counts = both["fedavg"].data_facts["scored_classes"]["test"]
+    expected = ", ".join(f"{name} {scored(both['fedavg'], name)['n']} ({min(counts[name])})" for name in counts)
+    assert f"Test samples (of the rarest class): {expected}." in comparison.notes()
+
+
 def test_how_many_are_too_few_is_a_setting(tmp_path: Path):
     found = runs(tmp_path / "runs", **{"evaluate.min_support": 1})
     assert scored(found["fedavg"], "Oslo")["metrics"]["auroc"] is not None

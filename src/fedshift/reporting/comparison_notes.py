@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MOST_ENVIRONMENTS = 48  # environments of a role that are shown one by one
 MOST_NAMED = 4  # environments, metrics or runs that a note names
+MOST_COUNTED = 8  # environments of which a note says how many samples they have
 ROLES = ("test", "validation")
 ENOUGH = 50  # test samples, of which a perfect score is no chance
 FEW = 20  # samples of a class that an accuracy should rest on
@@ -260,9 +261,24 @@ def explanations(comparison: Comparison) -> Iterator[str]:
     yield from _of_runs(comparison.runs)
     yield from _of_targets(comparison)
     yield from _of_metrics(comparison)
+    yield from _support(comparison.runs)
     for role in ROLES:
         if (count := len(comparison.environments(role))) > MOST_ENVIRONMENTS:
             yield f"The {count} {role} environments are not shown one by one; records.jsonl holds them."
+
+
+def _support(runs: Sequence[Run]) -> Iterator[str]:
+    """How many test samples scores rest on, and how many of the rarest class; the least of several splits."""
+    found: dict[str, tuple[int, int]] = {}
+    for run in runs:
+        for name, counts in run.data_facts.get("scored_classes", {}).get("test", {}).items():
+            found[name] = min(found.get(name, (sum(counts), min(counts))), (sum(counts), min(counts)))
+    if 0 < len(found) <= MOST_COUNTED:
+        each = (f"{name} {n:,} ({rarest:,})" for name, (n, rarest) in found.items())
+        yield f"Test samples (of the rarest class): {', '.join(each)}."
+    elif found:
+        (least, most), (rarest, _) = ((min(its), max(its)) for its in zip(*found.values(), strict=True))
+        yield f"An environment has {least:,} to {most:,} test samples, of the rarest class {rarest:,} at least."
 
 
 def _of_runs(runs: Sequence[Run]) -> Iterator[str]:
