@@ -116,6 +116,13 @@ def test_a_report_has_the_intervals_beside_those_over_seeds(both: dict[str, Run]
     assert berlin[table.columns.index("fedavg")] == f"{100 * low:.1f} to {100 * high:.1f}"
 
 
+def test_a_plot_has_them_behind_its_marks(both: dict[str, Run]):
+    (axis,) = fedshift.load(both["fedavg"].path.parent).plot(metric="accuracy").axes
+    drawn = [segment[:, 1].tolist() for lines in axis.collections for segment in lines.get_segments()]
+    expected = [100 * end for end in scored(both["fedavg"], "Berlin")["intervals"]["accuracy"]]
+    assert any(ends == pytest.approx(expected) for ends in drawn)
+
+
 def test_models_are_compared_on_the_same_samples(both: dict[str, Run]):
     """The table's difference and interval follow from what each model predicted for each sample."""
     found = fedshift.analyse("uncertainty", both["fedavg"].path.parent)

@@ -248,12 +248,23 @@ def within(comparison: Comparison) -> list[Table]:
 
 
 def _within(row: Row, environment: str) -> str:
-    """The mean ends of the intervals of runs in each of which one model is scored on the environment."""
+    return " to ".join(f"{100 * end:.1f}" for end in ends_within(row, "test", row.metric.name, environment))
+
+
+def ends_within(row: Row, role: str, metric: str, environment: str) -> list[float]:
+    """The mean ends of the intervals of runs in each of which one model is scored on an environment; none of no run.
+
+    Args:
+        row: whose runs.
+        role: "test" or "validation".
+        metric: its name.
+        environment: its name.
+    """
     found = []
     for run in row.runs:
-        its = [e for e in run.records[-1]["environments"] if (e["environment"], e["role"]) == (environment, "test")]
-        found += [ends for each in its if len(its) == 1 and (ends := each.get("intervals", {}).get(row.metric.name))]
-    return " to ".join(f"{100 * mean(ends):.1f}" for ends in zip(*found, strict=True))
+        its = [e for e in run.records[-1]["environments"] if (e["environment"], e["role"]) == (environment, role)]
+        found += [ends for each in its if len(its) == 1 and (ends := each.get("intervals", {}).get(metric))]
+    return [mean(ends) for ends in zip(*found, strict=True)]
 
 
 def scored_samples(run: Run, role: str, environment: str | None = None) -> int:

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from fedshift.core.metrics import Metric
 from fedshift.reporting.charts import MARKERS, style
+from fedshift.reporting.comparison_tables import ends_within
 from fedshift.reporting.curves import MOST_PANELS, colours, upright
 from fedshift.reporting.intervals import Interval
 from fedshift.reporting.results import Row
@@ -30,6 +31,8 @@ BETWEEN = 2  # marks that would fit between two environments
 def score_plot(comparison: Comparison, role: str, metric: Metric) -> Figure:
     """A mark for the mean over seeds of each row on each environment, and the mean of all, with t intervals of 95 %.
 
+    A pale line behind a mark is the interval for the samples of the environment, the mean of its ends over seeds.
+
     Args:
         comparison: the runs.
         role: "test" or "validation".
@@ -44,6 +47,10 @@ def score_plot(comparison: Comparison, role: str, metric: Metric) -> Figure:
         for number, (row, colour) in enumerate(zip(rows, colours(len(rows)), strict=True)):
             found = [interval_of(row, role, metric.name, None if name == MEAN else name) for name in shown]
             at = [(step * place + number, its) for place, its in enumerate(found) if its is not None]
+            for place, name in enumerate(shown):
+                if ends := ends_within(row, role, metric.name, name):
+                    low, high = (100 * end for end in ends)
+                    axis.vlines(step * place + number, low, high, color=colour, alpha=0.3, linewidth=3)
             axis.errorbar(
                 [place for place, _ in at],
                 [its.mean for _, its in at],
