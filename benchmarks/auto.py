@@ -14,8 +14,8 @@ import sys
 import time
 from statistics import median
 
-from fedshift.engines.calibration import calibrate
 from fedshift.engines.choice import Choice, open_engine
+from fedshift.engines.timings import calibrate
 from fedshift.runs.lockstep import advance
 from fedshift.runs.simulation import Simulation
 from ours import experiment

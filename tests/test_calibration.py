@@ -16,13 +16,13 @@ import torch
 
 from conftest import CNN_WITH_BN, Make, go_on, simulate
 from fedshift.core.training import RunOptions
-from fedshift.engines import calibration
 from fedshift.engines import choice as choices
-from fedshift.engines.calibration import calibrate, choose
+from fedshift.engines import timings
 from fedshift.engines.choice import LIMITS, Choice, asked_for, cores, open_engine
 from fedshift.engines.engine import Job
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.onednn import onednn_available
+from fedshift.engines.timings import calibrate, choose
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import can_fork
 from fedshift.errors import DivergedError
@@ -37,8 +37,8 @@ AUTO = RunOptions()
 @pytest.fixture(autouse=True)
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four cores, and no run is too short to be measured for."""
-    monkeypatch.setattr(calibration, "SHORT_RUN", 0.0)
-    for module in (calibration, choices):
+    monkeypatch.setattr(timings, "SHORT_RUN", 0.0)
+    for module in (timings, choices):
         monkeypatch.setattr(module, "cores", lambda: 4)
 
 
@@ -68,8 +68,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Machine]:
 
     def build(milliseconds: Callable[[Choice], float], unstackable: bool = False) -> Machine:
         made = Machine(milliseconds, unstackable)
-        monkeypatch.setattr(calibration, "open_engine", made.open_engine)
-        monkeypatch.setattr(calibration, "time", SimpleNamespace(perf_counter=lambda: made.now))
+        monkeypatch.setattr(timings, "open_engine", made.open_engine)
+        monkeypatch.setattr(timings, "time", SimpleNamespace(perf_counter=lambda: made.now))
         return made
 
     return build
@@ -109,8 +109,8 @@ def test_the_options_limit_what_is_tried(make: Make, machine: Callable[..., Mach
     machine(lambda choice: 1.0)
 
     def tried(changes: dict[str, Any], **options: Any) -> list[tuple[str, int, int]]:
-        timings = calibrate(example(make, {"train.precision": "float64", **changes}), RunOptions(**options)).engines
-        return [(timing.choice.engine, timing.choice.workers, timing.choice.threads) for timing in timings]
+        found = calibrate(example(make, {"train.precision": "float64", **changes}), RunOptions(**options)).engines
+        return [(timing.choice.engine, timing.choice.workers, timing.choice.threads) for timing in found]
 
     two = [("sequential", 1, 1), ("sequential", 1, 2), ("vectorised", 1, 2)]
     assert tried({}, threads=2, workers=1) == two
@@ -127,7 +127,7 @@ def test_what_could_not_be_stacked_is_never_chosen(make: Make, machine: Callable
 
 def test_a_short_run_is_not_measured_for(make: Make, machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch):
     """Two clients of two steps, 1 ms each: 2,500 rounds take 10 s, and only from then on it is worth it."""
-    monkeypatch.setattr(calibration, "SHORT_RUN", 10.0)
+    monkeypatch.setattr(timings, "SHORT_RUN", 10.0)
     made = machine(lambda choice: 1.0 if choice.engine == "sequential" else 0.5)
     lines: list[str] = []
     assert choose(example(make, {"train.rounds": 2490}), AUTO, lines.append) == Choice("sequential", 1, 4, Kernels())
@@ -200,7 +200,7 @@ def test_a_choice_opens_its_engine_and_gives_the_threads_back():
 
 
 def test_a_run_that_diverges_while_it_is_measured_is_left_to_say_so_itself(make: Make, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(calibration, "_seconds", Mock(side_effect=DivergedError("not finite", "a smaller rate")))
+    monkeypatch.setattr(timings, "_seconds", Mock(side_effect=DivergedError("not finite", "a smaller rate")))
     assert choose(example(make), AUTO, nobody).engine == "sequential"
 
 

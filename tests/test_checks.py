@@ -15,7 +15,7 @@ from fedshift.core.messages import Answer, Missing, Telemetry, Up
 from fedshift.core.tensors import Tensors
 from fedshift.engines.engine import Job, Outcome
 from fedshift.errors import DivergedError, FedshiftError
-from fedshift.rounds.checks import check_answer, enough, first_not_finite
+from fedshift.rounds.message_checks import check_answer, enough, first_not_finite
 from fedshift.runs.simulation import Simulation
 from refusal import refuses
 from test_errors import with_inputs

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import fresh
 from conftest import interrupt_after, resume
 from fedshift.cli.app import app
-from fedshift.engines import calibration
+from fedshift.engines import timings
 from fedshift.engines.choice import Choice
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.workers import can_fork
@@ -90,8 +90,8 @@ def test_protocol_is_an_option_and_means_what_it_does_in_python(experiment_file:
 
 
 def test_bench_measures_each_method_once(experiment_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(calibration, "TURN", 0.0)
-    monkeypatch.setattr(calibration, "LAPS", 0)
+    monkeypatch.setattr(timings, "TURN", 0.0)
+    monkeypatch.setattr(timings, "LAPS", 0)
     arguments = ("bench", str(experiment_file), "--method", "fedavg,fedsr", "--seed", "0,1")
     assert "Nothing was measured" in ok(*arguments, "--dry-run")
     output = ok(*arguments)

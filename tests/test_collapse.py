@@ -12,7 +12,7 @@ import pytest
 
 import fedshift
 from conftest import Make, a_record, a_row
-from fedshift.reporting.page import page
+from fedshift.reporting.report_page import page
 from fedshift.runs.collapse import chance_of, weighing
 from fedshift.runs.schema import Blueprint
 from fedshift.runs.simulation import Simulation

@@ -23,7 +23,7 @@ from PIL import Image
 import fedshift
 from conftest import Make
 from fedshift import memory
-from fedshift.clients.checks import check_data, check_names
+from fedshift.clients.data_checks import check_data, check_names
 from fedshift.clients.domains import DomainData
 from fedshift.clients.inputs import Inputs
 from fedshift.core.frozen import frozen_network
@@ -172,7 +172,7 @@ def test_a_wrong_field_is_named(changes: dict[str, Any], words: list[str]):
 def test_what_is_not_finite_is_named_with_its_place(bad: float, piece: int, monkeypatch: pytest.MonkeyPatch):
     x = torch.zeros(12, 2, 3)
     x[8, 1, 2] = bad
-    monkeypatch.setattr("fedshift.clients.checks.PIECE", piece)
+    monkeypatch.setattr("fedshift.clients.data_checks.PIECE", piece)
     assert f"x holds {bad} at [1, 2] of sample 8 (domain 'rome'" in refusal(given_data(x=x))
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
-from fedshift.clients.checks import check_data
+from fedshift.clients.data_checks import check_data
 from fedshift.clients.domains import DomainData
 from fedshift.datasets.dataset import Dataset
 from fedshift.datasets.hospitals import MEDIAN_BLEEDING, OPT, YEARS_3, Breast, Heart

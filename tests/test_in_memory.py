@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, TensorDataset
 import fedshift
 from conftest import Make, interrupt_after, results, resume, simulate
 from fedshift import memory
-from fedshift.clients.checks import check_data
+from fedshift.clients.data_checks import check_data
 from fedshift.clients.domains import DomainData
 from fedshift.clients.partitions import split
 from fedshift.datasets.arrays import Arrays

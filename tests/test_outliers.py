@@ -16,7 +16,7 @@ from conftest import TINY
 from fedshift.core.contract import Bound, Category, Exchange, Phase, Upload
 from fedshift.core.messages import Answer, Down, Telemetry, Up
 from fedshift.core.tensors import Replies, Tensors, weighted_mean
-from fedshift.rounds.checks import check_numbers
+from fedshift.rounds.message_checks import check_numbers
 from fedshift.rounds.outliers import Limits, excesses, explosion
 from fedshift.runs.simulation import Simulation
 from fedshift.study.grid import expand, override

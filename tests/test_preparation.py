@@ -22,7 +22,7 @@ from conftest import interrupt_after
 from federated import Local, members, set_site
 from fedshift.clients.preparation import UNSEEN, Column, Preparation
 from fedshift.core.contract import Upload
-from fedshift.core.preparation import COMMON, PREPARATION
+from fedshift.core.preparation_part import COMMON, PREPARATION
 from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.coordinate import coordinate
 from fedshift.deployment.demo import rehearse

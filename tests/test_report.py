@@ -32,7 +32,7 @@ from fedshift.reporting.charts import Chart, row_id
 from fedshift.reporting.comparison import Comparison
 from fedshift.reporting.comparison_tables import class_counts, differences, environments
 from fedshift.reporting.curves import MOST_PANELS, by_round, by_term, charts
-from fedshift.reporting.page import page
+from fedshift.reporting.report_page import page
 from fedshift.reporting.results import MeanStd, flat, merged
 from fedshift.reporting.sent_parts import parts_sent
 from fedshift.reporting.table import Table

@@ -51,7 +51,7 @@ PATH = r"(\.+|fedshift\.)(\w+\.)*\w+(:\w+)?"  # a module, or a class in one, as 
 LISTS = ["core.servers", "methods", "methods.client2vec", "datasets", "models", "clients"]
 LISTS += ["reporting.analyses", "reporting.trackers"]
 # The two ends of the wire: no module of one imports one of the other.
-COORDINATOR = {f"rounds.{name}" for name in ("coordinator", "checks", "ledger", "outliers")}
+COORDINATOR = {f"rounds.{name}" for name in ("coordinator", "message_checks", "ledger", "outliers")}
 SITE = {f"rounds.{name}" for name in ("site", "store", "versions")}
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fedshift import memory, parquet
-from fedshift.clients.checks import check_data
+from fedshift.clients.data_checks import check_data
 from fedshift.clients.domains import DomainData
 from fedshift.clients.preparation import UNSEEN, Column
 from fedshift.datasets.sklearn_tables import BreastCancer, Diabetes

@@ -18,7 +18,7 @@ from fedshift.engines.merging import kind
 from fedshift.engines.vectorised import Vectorised
 from fedshift.errors import DivergedError, FedshiftError
 from fedshift.methods.fedavg import FedAvg
-from fedshift.rounds.checks import check_answer
+from fedshift.rounds.message_checks import check_answer
 from fedshift.runs.lockstep import advance
 from fedshift.runs.simulation import Simulation
 from fedshift.spec import setting

@@ -22,7 +22,7 @@ pytest.importorskip("sklearn", reason="the extra 'text' is not installed")
 pytest.importorskip("transformers", reason="the extra 'text' is not installed")
 
 from conftest import Make, simulate
-from fedshift.clients.checks import check_data
+from fedshift.clients.data_checks import check_data
 from fedshift.clients.inputs import Inputs
 from fedshift.datasets.text import TextFile
 from reference import SMALL

@@ -31,7 +31,7 @@ from fedshift.core.method import Method, tensor_scopes
 from fedshift.core.metrics import check_classes, names, scikit_learn
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
-from fedshift.core.preparation import COMMON, PREPARATION, prepared_first
+from fedshift.core.preparation_part import COMMON, PREPARATION, prepared_first
 from fedshift.core.tensors import SAMPLES, Tensors, full_name, part_of, weighted_mean
 from fedshift.core.training import Evaluate, Train
 from fedshift.errors import FedshiftError, UnknownNameError

@@ -37,7 +37,7 @@ class Dataset(Spec):
     def load(self, streams: Streams) -> DomainData:
         """Read every sample into memory; what is random about it comes from the streams.
 
-        A run checks what this gives by :func:`fedshift.clients.checks.check_data`.
+        A run checks what this gives by :func:`fedshift.clients.data_checks.check_data`.
         """
         raise NotImplementedError
 

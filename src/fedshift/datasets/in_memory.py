@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from fedshift import files
-from fedshift.clients.checks import check_data
+from fedshift.clients.data_checks import check_data
 from fedshift.clients.inputs import Inputs
 from fedshift.datasets.arrays import Arrays, labelled
 from fedshift.datasets.labelled import Array, Labelled, joined

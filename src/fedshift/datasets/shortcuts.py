@@ -29,7 +29,7 @@ from fedshift.streams import Streams
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShortcutPlan:
     """Which original is shown to which client, where, and whether its shortcut agrees with its label.
 
     Attributes:
@@ -82,7 +82,7 @@ class ShortcutDataset(Dataset):
             raise FedshiftError("data.train_p = []: give at least one probability.")
         return names
 
-    def plan(self, kind: Tensor, windows: Sequence[Collection[int]], streams: Streams) -> Plan:
+    def plan(self, kind: Tensor, windows: Sequence[Collection[int]], streams: Streams) -> ShortcutPlan:
         """Deal the originals to the clients and decide where shortcuts agree.
 
         Args:
@@ -106,7 +106,7 @@ class ShortcutDataset(Dataset):
         sizes = torch.tensor([len(original) for original, _ in parts])
         client = torch.cat([client for _, client in parts])
         used, which = torch.unique(train_p, return_inverse=True)
-        return Plan(
+        return ShortcutPlan(
             original=torch.cat([original for original, _ in parts]),
             client=client,
             environment=torch.arange(len(names)).repeat_interleave(sizes),
@@ -115,7 +115,7 @@ class ShortcutDataset(Dataset):
             train_environments=tuple(f"p={value:g}" for value in used.tolist()),
         )
 
-    def made(self, plan: Plan, x: Tensor, y: Tensor, classes: tuple[str, ...]) -> DomainData:
+    def made(self, plan: ShortcutPlan, x: Tensor, y: Tensor, classes: tuple[str, ...]) -> DomainData:
         """The samples x (N, ...) with labels y (N,) that a plan asked for; all copies of an original share a group."""
         return DomainData(
             x=x,

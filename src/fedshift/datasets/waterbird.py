@@ -29,7 +29,7 @@ from fedshift.clients.domains import DomainData
 from fedshift.clients.inputs import Inputs
 from fedshift.datasets.images import check_fits, decode
 from fedshift.datasets.listing import image_files, subfolders
-from fedshift.datasets.shortcuts import Plan, ShortcutDataset
+from fedshift.datasets.shortcuts import ShortcutDataset, ShortcutPlan
 from fedshift.errors import FedshiftError
 from fedshift.spec import Count, Pixels, Probability, setting
 from fedshift.streams import Streams
@@ -107,7 +107,7 @@ class WaterBird(ShortcutDataset):
             windows.append([numbers[start : start + width] for start in range(0, len(numbers) - width + 1, stride)])
         return [land + wet for land, wet in zip(*windows, strict=False)]
 
-    def _compose(self, birds: list[Path], plan: Plan, y: Tensor, streams: Streams) -> Tensor:
+    def _compose(self, birds: list[Path], plan: ShortcutPlan, y: Tensor, streams: Streams) -> Tensor:
         """Every sample's image, uint8 (N, 3, size, size); each bird is read once."""
         check_fits(len(y), self.size, 3, "Choose a smaller data.size, or fewer data.test_p or data.originals.")
         x = torch.empty(len(y), 3, self.size, self.size, dtype=torch.uint8)
@@ -122,7 +122,7 @@ class WaterBird(ShortcutDataset):
                 x[sample] = blend(bird, mask, place)
         return x
 
-    def _drawn(self, plan: Plan, place: Tensor, streams: Streams) -> list[Path]:
+    def _drawn(self, plan: ShortcutPlan, place: Tensor, streams: Streams) -> list[Path]:
         """The photograph behind each sample. ``place`` (N,) says whether it shows land (0) or water (1)."""
         files: list[Path] = []
         chosen = torch.empty_like(place)

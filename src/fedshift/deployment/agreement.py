@@ -22,7 +22,7 @@ from fedshift.clients.preparation import Column
 from fedshift.clients.protocols import ALL_CLIENTS, AllClients, PersonalUnderShift
 from fedshift.core.contract import Category
 from fedshift.core.method import Method
-from fedshift.core.preparation import PREPARATION
+from fedshift.core.preparation_part import PREPARATION
 from fedshift.core.setup import Setup
 from fedshift.datasets.column_files import InputColumns
 from fedshift.datasets.dataset import Dataset

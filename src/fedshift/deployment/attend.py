@@ -49,8 +49,8 @@ from fedshift.deployment.wire import (
 )
 from fedshift.engines.choice import open_engine
 from fedshift.errors import AuditError, DamagedError, DivergedError, FedshiftError
-from fedshift.rounds.checks import check_answer, first_not_finite
 from fedshift.rounds.evaluation import Evaluation
+from fedshift.rounds.message_checks import check_answer, first_not_finite
 from fedshift.rounds.site import Site
 from fedshift.rounds.versions import Versions
 from fedshift.runs.schema import environment

@@ -65,7 +65,7 @@ def coordinate(folder: Path, link: Link, progress: Progress) -> Run:
         setup = agreement.setup(choose_device(agreement.experiment.run.device))
         choice = asked_for(setup, agreement.experiment.run.replace(engine="sequential"))
         with open_engine(choice, progress.note) as engine:
-            _Run(agreement, setup, run, link, engine, progress).carry_out()
+            _FederatedRun(agreement, setup, run, link, engine, progress).carry_out()
     return run
 
 
@@ -73,7 +73,7 @@ class _GoesBackError(Exception):
     """The coordinator begins again from an earlier checkpoint."""
 
 
-class _Run:
+class _FederatedRun:
     """A run under way."""
 
     def __init__(

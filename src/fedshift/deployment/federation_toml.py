@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Ge, Le
 from pydantic import AfterValidator
 
-from fedshift.clients.checks import check_names as check_spelling
+from fedshift.clients.data_checks import check_names as check_spelling
 from fedshift.deployment.shell import check_address
 from fedshift.errors import FedshiftError, needs
 from fedshift.spec import NonNegative, Spec, setting

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedshift.core.contract import Category, Declared, Exchange, Stage
 from fedshift.core.messages import Telemetry
 from fedshift.core.metrics import ACCURACY
-from fedshift.core.preparation import PREPARATION
+from fedshift.core.preparation_part import PREPARATION
 from fedshift.core.setup import Round, Setup, told
 from fedshift.core.tensors import counted, part_of
 from fedshift.core.uncertainty import with_interval

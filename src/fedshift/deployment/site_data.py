@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError
 
-from fedshift.clients.checks import check_data
+from fedshift.clients.data_checks import check_data
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs

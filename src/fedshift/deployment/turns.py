@@ -21,7 +21,7 @@ from fedshift.deployment.keys import commitment, digest
 from fedshift.deployment.wire import MOST_NAMED, NOBODY, Done, Reason, read_done
 from fedshift.errors import FedshiftError
 from fedshift.manifest import checked, intact, parsed
-from fedshift.rounds.checks import check_order
+from fedshift.rounds.message_checks import check_order
 from fedshift.runs.schema import File, Size
 
 TURNS, REPLIES = "turns.json", "replies"

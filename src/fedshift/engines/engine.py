@@ -13,7 +13,7 @@ from fedshift.clients.samples import Client, Environment
 from fedshift.core.contract import Exchange, ServerState
 from fedshift.core.messages import Down, Up
 from fedshift.core.metrics import Values
-from fedshift.core.preparation import PREPARATION
+from fedshift.core.preparation_part import PREPARATION
 from fedshift.core.setup import Round, Setup
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import Replies, Tensors

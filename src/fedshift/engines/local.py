@@ -12,7 +12,7 @@ import torch
 
 from fedshift.core.contract import Measure, Objective, Phase, Phases, term_names
 from fedshift.core.net import Net
-from fedshift.core.preparation import PREPARATION
+from fedshift.core.preparation_part import PREPARATION
 from fedshift.core.tensors import Tensors
 from fedshift.engines.banks import Bank
 from fedshift.engines.descent import Descent

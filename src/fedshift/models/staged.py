@@ -33,7 +33,7 @@ def numbered(groups: Iterable[Sequence[nn.Module]]) -> dict[str, nn.Module]:
     return {f"stage{number}": nn.Sequential(*layers) for number, layers in enumerate(groups, 1)}
 
 
-class Projected(nn.Module):
+class WithProjection(nn.Module):
     """Stages one after the other, flattened, and a linear layer."""
 
     def __init__(self, stages: Stages, features: int, out: int) -> None:
@@ -68,7 +68,7 @@ class InStages(nn.Sequential):
 
 def in_stages(encoder: nn.Module) -> InStages:
     """The layers of an encoder as a sequence of stages; there are none of one that is no sequence."""
-    layers = [*encoder.stages, nn.Flatten(), encoder.projection] if isinstance(encoder, Projected) else encoder
+    layers = [*encoder.stages, nn.Flatten(), encoder.projection] if isinstance(encoder, WithProjection) else encoder
     return InStages(*(layers if isinstance(layers, list | nn.Sequential) else ()))
 
 
@@ -156,7 +156,7 @@ class Staged(Freezing):
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Inputs (B, *shape), images or what the frozen stages give, to (B, out)."""
         _, trained = self._cut(3 if self.freezes else shape[0])
-        return Projected(trained, _features(trained, shape), out)
+        return WithProjection(trained, _features(trained, shape), out)
 
     def _cut(self, channels: int) -> tuple[Stages, Stages]:
         """The frozen stages, and those that are trained."""

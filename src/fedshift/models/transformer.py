@@ -143,7 +143,7 @@ class Transformer(Freezing):
             reader.begin_at(self.freeze_until - 1)
         if self.adapter_rank:
             self._adapt(reader.network)
-        return Encoder(reader, shape, out)
+        return TransformerEncoder(reader, shape, out)
 
     def _opened(self) -> Opened:
         source, commit = located(self.path, "model.path")
@@ -310,7 +310,7 @@ class Reader(nn.Module):
         return (hidden * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(1)
 
 
-class Encoder(Fixing):
+class TransformerEncoder(Fixing):
     """A network of transformers and a linear layer; tensors that do not move z are fixed."""
 
     def __init__(self, reader: Reader, shape: Shape, out: int) -> None:

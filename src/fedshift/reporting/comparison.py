@@ -197,7 +197,7 @@ class Comparison(Tabled):
         Raises:
             FedshiftError: it cannot be written.
         """
-        from fedshift.reporting.page import write_report
+        from fedshift.reporting.report_page import write_report
 
         return write_report(self, Path(path), images)
 
@@ -210,7 +210,7 @@ class Comparison(Tabled):
         Raises:
             FedshiftError: they cannot be written.
         """
-        from fedshift.reporting.page import write_files
+        from fedshift.reporting.report_page import write_files
 
         return write_files(self, Path(folder))
 

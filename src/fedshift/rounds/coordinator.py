@@ -15,13 +15,13 @@ from fedshift.clients.samples import Lazy
 from fedshift.core.contract import Exchange, Select, ServerState, Stage, term_names, uniform
 from fedshift.core.messages import Answer, Down, Missing, Order
 from fedshift.core.metrics import ACCURACY
-from fedshift.core.preparation import PREPARATION
+from fedshift.core.preparation_part import PREPARATION
 from fedshift.core.setup import Round, Setup
 from fedshift.core.tensors import Replies
 from fedshift.engines.engine import ServerJob
 from fedshift.errors import DivergedError, FedshiftError
-from fedshift.rounds.checks import check_answer, check_scopes, enough, first_not_finite
 from fedshift.rounds.ledger import DIRECTIONS, Ledger
+from fedshift.rounds.message_checks import check_answer, check_scopes, enough, first_not_finite
 
 Received = Answer | Missing | Exception  # what comes of an order
 Request = list[Order] | ServerJob  # what a round asks its host for

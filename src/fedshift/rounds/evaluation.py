@@ -17,7 +17,7 @@ from fedshift.core.method import Method
 from fedshift.core.metrics import Values, mean_of
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, parts_read
-from fedshift.core.preparation import COMMON, PREPARATION
+from fedshift.core.preparation_part import COMMON, PREPARATION
 from fedshift.core.setup import Round
 from fedshift.core.tensors import Tensors, part_of
 from fedshift.engines.banks import same

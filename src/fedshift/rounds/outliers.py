@@ -22,8 +22,8 @@ from fedshift.core.messages import Answer, Down, Up
 from fedshift.core.setup import Setup
 from fedshift.core.tensors import Tensors
 from fedshift.errors import DivergedError
-from fedshift.rounds.checks import check_numbers, enough
 from fedshift.rounds.coordinator import AskedExchange, Coordinator, Request, in_words
+from fedshift.rounds.message_checks import check_numbers, enough
 
 FEW = 3  # answers below which one of them may decide the median
 PART_OF_MODEL = 0.01  # that a model update may have at least, times the factor

@@ -13,7 +13,7 @@ from fedshift.clients.inputs import Inputs
 from fedshift.clients.samples import Samples
 from fedshift.core.contract import Stage
 from fedshift.core.messages import Answer, Order, Telemetry
-from fedshift.core.preparation import COMMON, PREPARATION
+from fedshift.core.preparation_part import COMMON, PREPARATION
 from fedshift.core.setup import Round, Setup
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import Tensors, part_of

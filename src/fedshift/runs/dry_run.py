@@ -17,11 +17,11 @@ from fedshift.core.contract import Exchange, Phase, Stage
 from fedshift.core.messages import Up, wire_bytes
 from fedshift.core.setup import Round
 from fedshift.core.tensors import Replies
-from fedshift.engines.calibration import seconds_a_step
 from fedshift.engines.choice import asked_for
 from fedshift.engines.engine import Job, ServerJob
 from fedshift.engines.lane import shorten, steps_of, steps_of_job
 from fedshift.engines.sequential import Sequential
+from fedshift.engines.timings import seconds_a_step
 from fedshift.errors import DivergedError
 from fedshift.experiments import Experiment
 from fedshift.runs.events import PlannedStage

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedshift.clients.samples import Environment
 from fedshift.core.method import Prepared
-from fedshift.core.preparation import PREPARATION
+from fedshift.core.preparation_part import PREPARATION
 from fedshift.core.setup import Round
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import Tensors

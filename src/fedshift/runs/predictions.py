@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedshift import files
-from fedshift.clients.checks import check_inputs
+from fedshift.clients.data_checks import check_inputs
 from fedshift.clients.preparation import Column
 from fedshift.datasets import DATASETS
 from fedshift.datasets.dataset import Dataset

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedshift.clients.checks import check_data
+from fedshift.clients.data_checks import check_data
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.preparation import Column, recoded
-from fedshift.core.preparation import PREPARATION
+from fedshift.core.preparation_part import PREPARATION
 from fedshift.datasets import DATASETS
 from fedshift.datasets.column_files import ColumnFiles, InputColumns
 from fedshift.datasets.dataset import Dataset

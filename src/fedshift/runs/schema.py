@@ -31,7 +31,7 @@ from fedshift.core.messages import TYPES
 from fedshift.core.method import make_parts
 from fedshift.core.metrics import ACCURACY
 from fedshift.core.model import ModelBuilder
-from fedshift.core.preparation import preparation_part
+from fedshift.core.preparation_part import preparation_part
 from fedshift.core.setup import Setup
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment

@@ -11,7 +11,7 @@ from math import prod
 import torch
 
 from fedshift import memory
-from fedshift.clients.checks import check_data
+from fedshift.clients.data_checks import check_data
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.missing import notes_on_missing
@@ -22,9 +22,9 @@ from fedshift.core.messages import Missing, Order
 from fedshift.core.net import batch_norms
 from fedshift.core.setup import Round, Setup
 from fedshift.datasets.dataset import Dataset
-from fedshift.engines.calibration import choose
 from fedshift.engines.choice import Choice, asked_for
 from fedshift.engines.engine import Engine, Job, Outcome
+from fedshift.engines.timings import choose
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.methods.fedavg import FedAvg

@@ -14,7 +14,7 @@ from fedshift.core.frozen import Front
 from fedshift.core.method import tensor_scopes
 from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net, batch_norms
-from fedshift.core.preparation import COMMON, PREPARATION
+from fedshift.core.preparation_part import COMMON, PREPARATION
 from fedshift.core.setup import DTYPES
 from fedshift.core.tensors import Tensors, part_of
 from fedshift.engines.kernels import Kernels, prepare

@@ -36,7 +36,7 @@ from fedshift.study.study_plan import Plan
 
 if TYPE_CHECKING:
     from fedshift.core.method import Prepared
-    from fedshift.engines.calibration import EngineTimings
+    from fedshift.engines.timings import EngineTimings
     from fedshift.reporting.analyses.analysed import Analysed
     from fedshift.reporting.data_report.report import DataReport
     from fedshift.reporting.export.export import Exported
@@ -430,7 +430,7 @@ def bench(
     Raises:
         FedshiftError: it describes several runs, or they cannot be carried out.
     """
-    from fedshift.engines.calibration import calibrate
+    from fedshift.engines.timings import calibrate
     from fedshift.runs.simulation import Simulation
 
     asked = experiment(source, **options)

@@ -17,8 +17,8 @@ SERVERS: Catalogue[ServerOptimiser] = Catalogue(
     entries={
         "mean": ".server:Mean",
         "momentum": ".server:Momentum",
-        "adagrad": ".adaptive:Adagrad",
-        "adam": ".adaptive:Adam",
-        "yogi": ".adaptive:Yogi",
+        "adagrad": ".adaptive:ServerAdagrad",
+        "adam": ".adaptive:ServerAdam",
+        "yogi": ".adaptive:ServerYogi",
     },
 )

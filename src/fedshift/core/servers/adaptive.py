@@ -57,7 +57,7 @@ class Adaptive(ServerOptimiser):
         """The next v, from the last one and Delta^2."""
 
 
-class Adagrad(Adaptive):
+class ServerAdagrad(Adaptive):
     """Adagrad on the server: steps are divided by the root of the sum of all past squares, so they become smaller."""
 
     beta1: Decay = setting(0.0, help="decay of the mean step m", source="Algorithm 2; experiments: 0")
@@ -67,7 +67,7 @@ class Adagrad(Adaptive):
         return v + squares
 
 
-class Adam(Adaptive):
+class ServerAdam(Adaptive):
     """Adam on the server: the mean of past steps, divided by the root of the running mean of their squares."""
 
     beta2: Decay = setting(0.99, help="decay of the mean square v", source="Algorithm 2")
@@ -77,7 +77,7 @@ class Adam(Adaptive):
         return self.beta2 * v + (1 - self.beta2) * squares
 
 
-class Yogi(Adaptive):
+class ServerYogi(Adaptive):
     """Yogi on the server: Adam whose mean square falls slowly, so that rare large steps are not forgotten at once."""
 
     beta2: Decay = setting(0.99, help="how slowly v follows the squares", source="Algorithm 2")

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.preparation import UNSEEN, Preparation
-from fedshift.core.preparation import PREPARATION
+from fedshift.core.preparation_part import PREPARATION
 from fedshift.errors import FedshiftError
 from fedshift.reporting.export.function import Probabilities
 from fedshift.runs.run import Run
