@@ -43,13 +43,11 @@ class Catalogue(Generic[T]):
         return iter(sorted(self._listed))
 
     def base(self) -> type[T]:
-        """The class every entry derives from."""
         base: type[T] = _load(self._base)
         return base
 
     @property
     def table(self) -> str:
-        """The table of an experiment that holds an entry."""
         return self.base().section
 
     def get(self, name: str) -> type[T]:

@@ -18,14 +18,9 @@ class FedshiftError(Exception):
     """Something the user gave or the machine lacks; the command line prints it and exits with 2."""
 
     def __init__(self, message: str = "") -> None:
-        """Keep a message that can be printed, though a file's name in it may hold anything but "/"."""
         super().__init__(message.encode(errors="backslashreplace").decode().translate(_ESCAPED))
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows: the message alone where the error is raised, and the traceback where ``%tb`` asks for it.
-
-        IPython renders an uncaught error while it handles it, and ``%tb`` when nothing is handled any more.
-        """
         if sys.exc_info()[1] is not self:
             return traceback.format_exception(self)
         return [f"{type(self).__name__}: {self}", "(%tb shows where it was raised.)"]
@@ -39,7 +34,6 @@ class DivergedError(FedshiftError):
     """Training blew up; other runs of a grid go on."""
 
     def __init__(self, what: str = "", fix: str = "") -> None:
-        """Keep what happened, and apart from it what helps, which not every command takes."""
         super().__init__(f"{what} {fix}" if fix else what)
         self.what, self.fix = what, fix
 
@@ -95,11 +89,6 @@ class Problems:
     SHOWN = 10
 
     def __init__(self, what: str) -> None:
-        """Begin with none.
-
-        Args:
-            what: what several of them are, after their number, such as "images cannot be read".
-        """
         self.count, self._what, self._shown = 0, what, list[FedshiftError]()
 
     def add(self, problem: FedshiftError) -> None:

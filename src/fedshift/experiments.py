@@ -54,7 +54,6 @@ class Experiment(Spec):
     run: RunOptions = setting(RunOptions(), help="where and how a run is carried out; no part of its fingerprint")
 
     def __post_init__(self) -> None:
-        """Refuse to choose the end of training on the test."""
         if self.train.patience != "off":
             self.protocol.check_choosing()
 
@@ -139,7 +138,6 @@ class Experiment(Spec):
         return {path: digest(path) for path in (*self.plugins, *named)}
 
     def _decides(self) -> dict[str, Any]:
-        """The settings that decide the result; in the place of a file's path its content counts."""
         decides = {key: value for key, value in self.table().items() if key not in ("name", "run", "plugins")}
         for names, path in self.paths():
             if digest(path):
@@ -170,7 +168,6 @@ def _digest(*what: Any) -> str:
 
 
 def _file_name(name: str) -> str:
-    """A name as a part of a file's name on any system; what is lost of it, the fingerprint tells apart."""
     plain = "".join(
         "_" if character in '/\\:*?"<>|' or not character.isprintable() else character for character in name
     )
@@ -178,7 +175,6 @@ def _file_name(name: str) -> str:
 
 
 def _put(table: dict[str, Any], names: Sequence[str], value: Any) -> None:
-    """Replace a setting of a nested table, if it is there."""
     for name in names[:-1]:
         table = table.get(name, {})
     if names[-1] in table:
@@ -186,12 +182,10 @@ def _put(table: dict[str, Any], names: Sequence[str], value: Any) -> None:
 
 
 def _file_of(cls: type) -> str | None:
-    """The file that a class was read from; None where there is none, as in a notebook."""
     return getattr(sys.modules.get(cls.__module__), "__file__", None)
 
 
 def _source(cls: type) -> str:
-    """The text of a class written in a plugin, a script or a notebook; its name where there is no text."""
     try:
         return inspect.getsource(cls)
     except (OSError, TypeError):

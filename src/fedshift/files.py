@@ -144,7 +144,6 @@ def digest(path: Path) -> str:
 
 
 def digest_of(data: bytes) -> str:
-    """The digest of a file that holds these bytes."""
     return hashing(data).hexdigest()
 
 

@@ -34,7 +34,6 @@ class FileDigest(BaseModel):
 
     @classmethod
     def of(cls, data: bytes) -> Self:
-        """That of a file with this content."""
         return cls(size=len(data), digest=files.digest_of(data))
 
 
@@ -186,7 +185,6 @@ class GrowingFile:
 
 
 def digested_json(table: Mapping[str, Any]) -> str:
-    """A table as JSON that ends with a digest of the rest."""
     return json.dumps({**table, "digest": _digest(table)}) + "\n"
 
 

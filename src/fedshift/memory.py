@@ -87,7 +87,6 @@ def in_words(error: BaseException) -> str:
 
 
 def _machine() -> int | None:
-    """What the kernel can hand out without swapping."""
     for line in _text(MEMINFO).splitlines():
         name, _, value = line.partition(":")
         if name == "MemAvailable" and value.split()[:1] and value.split()[0].isdigit():
@@ -96,7 +95,6 @@ def _machine() -> int | None:
 
 
 def _process() -> int | None:
-    """What the limit of this process's address space leaves (``ulimit -v``)."""
     pages = _text(PAGES).split()[:1]
     if sys.platform == "win32" or not pages or not pages[0].isdigit():
         return None
@@ -105,7 +103,6 @@ def _process() -> int | None:
 
 
 def _most_resident(process: str) -> int | None:
-    """The most that was resident of a process, by its number; the kernel says it in KiB."""
     for line in _text(PROCESSES / process / "status").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -124,7 +121,6 @@ def _containers() -> Iterator[int | None]:
 
 
 def _left(group: Path) -> int | None:
-    """A group's limit less what it uses; files that are only cached do not count, since they are given up first."""
     most, now = _text(group / "memory.max").strip(), _text(group / "memory.current").strip()
     if not (most.isdigit() and now.isdigit()):  # "max": no limit
         return None
@@ -133,7 +129,6 @@ def _left(group: Path) -> int | None:
 
 
 def _text(path: Path) -> str:
-    """A file's text; empty where there is none to read, as on other systems."""
     try:
         return path.read_text(errors="replace")
     except OSError:

@@ -33,19 +33,16 @@ def read(file: Path, columns: Sequence[str] | None = None) -> Any:
 
 
 def columns_of(file: Path) -> list[str]:
-    """The names of a file's columns, in order."""
     return list(opened(file).schema_arrow.names)
 
 
 def opened(file: Path) -> Any:
-    """A file of which only the description is read yet."""
     parquet = _pyarrow().ParquetFile(file, buffer_size=1 << 20)
     check_width(file, parquet.metadata.num_columns)
     return parquet
 
 
 def check_width(file: Path, columns: int) -> None:
-    """Raise an error if a file has too many columns."""
     if columns > MOST_COLUMNS:
         raise FedshiftError(
             f"'{file}' has {columns:,} columns, and at most {MOST_COLUMNS:,} are read: write fewer, or turn columns "

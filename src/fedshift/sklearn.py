@@ -219,11 +219,9 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return float(accuracy_score(y, self.predict(X, sites), sample_weight=sample_weight))
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the run, whose files are this object's alone."""
         return {name: value for name, value in super().__getstate__().items() if name not in ("run_", "_temporary")}
 
     def _trained(self) -> dict[str, Trained]:
-        """The models, by site; one that all share is called "", as is that of the only site."""
         try:
             return {"": self.run_.model(round=self.round).double()}
         except FedshiftError:
@@ -254,7 +252,6 @@ class _Temporary:
 
 
 def _dtype(X: Any) -> np.dtype[Any]:  # noqa: N803
-    """The type that samples are taken as: images of bytes as they are, all else as float32."""
     _check_masked(X)
     images = getattr(X, "dtype", None) == np.uint8 and getattr(X, "ndim", 0) == 4
     return np.dtype(np.uint8 if images else np.float32)

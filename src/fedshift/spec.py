@@ -103,11 +103,9 @@ class DeclaredSetting:
 
     @property
     def required(self) -> bool:
-        """Whether it has no default."""
         return self.default is ...
 
     def __call__(self, schema: dict[str, Any]) -> None:
-        """Add to the JSON Schema what editors show."""
         schema.pop("title", None)
         if self.source:
             schema["description"] = f"{self.help} ({self.source})"
@@ -160,7 +158,6 @@ class Nested:
         return table
 
     def is_default(self, spec: Any, default: Any) -> bool:
-        """Whether a spec is what a default stands for."""
         return bool(spec == default)
 
 

@@ -64,7 +64,6 @@ class Streams:
 
 
 def _with_generators(device: torch.device | None) -> list[torch.device]:
-    """The devices that have a global generator besides the CPU's."""
     return [device] if device is not None and device.type == "cuda" else []
 
 
@@ -99,5 +98,4 @@ Draws = dict[str, Draw]
 
 
 def sample_draws(draws: Draws, generator: torch.Generator, device: torch.device) -> dict[str, Tensor]:
-    """Sample every named draw from one generator, in the order they are declared."""
     return {name: draw.sample(generator, device) for name, draw in draws.items()}

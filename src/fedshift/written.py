@@ -172,7 +172,6 @@ def plain(value: Any) -> Any:
 
 
 def as_toml(value: Any) -> Any:
-    """A value as TOML can hold it."""
     return [as_toml(item) for item in value] if isinstance(value, tuple) else value
 
 
@@ -215,7 +214,6 @@ def is_text(hint: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A value in a message, however long it is."""
     text = repr(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 10]}...{text[-5:]}"
 

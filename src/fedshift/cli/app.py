@@ -39,7 +39,6 @@ SAMPLERS = complete(lambda: ("tpe", "random", "grid"))
 
 
 def going_on(path: Path) -> str:
-    """How to go on after an interruption."""
     return f". `fedshift resume {path}` carries on from the last checkpoint."
 
 
@@ -309,7 +308,6 @@ def list_names(
     ] = "all",
     plugin: PluginOption = None,
 ) -> None:
-    """List what an experiment can name."""
     from fedshift.cli.catalogues import print_list
 
     load_plugins(plugin)

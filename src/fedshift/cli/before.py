@@ -37,7 +37,6 @@ def print_estimates(experiments: Sequence[Experiment]) -> None:
 
 
 def forecasts_of_searches(studies: Iterable[Study]) -> list[Forecast]:
-    """What studies would cost, were no trial given up."""
     found = []
     for study in studies:
         (forecast,) = api.estimate(list(study.experiments))

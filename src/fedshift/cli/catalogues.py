@@ -140,7 +140,6 @@ def print_schema(as_json: bool) -> None:
 
 
 def _print_entry(console: Console, name: str, prefix: str, cls: type[Spec]) -> None:
-    """What an entry or a table is, and every setting it has."""
     page = sys.modules[cls.__module__].__doc__ or ""
     console.print(f"[bold]{name}[/bold]: {escape(plain(cls.help()))}\n", highlight=False)
     if "Choices" in page:
@@ -160,7 +159,6 @@ def _print_entry(console: Console, name: str, prefix: str, cls: type[Spec]) -> N
 
 
 def _terms(method: Method) -> list[str]:
-    """The names of the loss terms of every exchange."""
     exchanges = [exchange for stage in method.stages(1) for exchange in stage.exchanges]
     return list(dict.fromkeys(name for exchange in exchanges for name in term_names(exchange.phases).values()))
 
@@ -261,7 +259,6 @@ def catalogues() -> dict[str, Catalogue[Any]]:
 
 
 def described(cls: type[Spec], name: str) -> Schema:
-    """One value of a setting."""
     nested = cls.nested().get(name)
     schema = _properties(cls)[name]
     if isinstance(nested, From):
@@ -291,21 +288,18 @@ def _for_toml(schema: Any, text: bool) -> Any:
 
 
 def _table(cls: type[Spec], name: Schema | None = None) -> Schema:
-    """The table of a class's settings."""
     properties = {field: _or_list(described(cls, field)) for field in cls.settings()}
     named = {"name": name} if name else {}
     return {"type": "object", "properties": named | properties, "additionalProperties": False}
 
 
 def _or_list(value: Schema) -> Schema:
-    """A value, or a list that makes a run for each; of a setting that is a list, a single item as well."""
     about: Schema = {key: value[key] for key in ("description", "default", "examples") if key in value}
     single = [value["items"]] if isinstance(value.get("items"), dict) else []
     return {**about, "anyOf": [value, *single, {"type": "array", "items": value, "minItems": 1}]}
 
 
 def _choice(catalogue: Catalogue[Any]) -> Schema:
-    """An entry: its name alone, or a table; one without a name is of the default."""
     tables = []
     for name in catalogue:
         cls = catalogue.get(name)

@@ -37,7 +37,6 @@ def open_console(least: int = 0) -> Console:
 
 
 def print_tables(tables: Sequence[Table], notes: Sequence[str], least: int = 0) -> None:
-    """Print tables, at least so many columns wide, and notes below them."""
     console = open_console(least)
     for table in tables:
         console.print(table.rich())

@@ -249,7 +249,6 @@ def _going_on() -> Iterator[None]:
 
 
 def _print_parts(folder: Path, parts: Sequence[ChildProcess]) -> None:
-    """What would be started in a member's folder."""
     typer.echo(f"These commands would be started in '{folder.resolve()}', and started again when one ends:")
     for part in parts:
         typer.echo(f"  {typed(part.command if part.command[0] != '-m' else ['python', *part.command])}")

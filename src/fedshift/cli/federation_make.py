@@ -119,7 +119,6 @@ def _without_target(experiment: Experiment, sites: Sequence[str]) -> Experiment:
 
 
 def _changes(told: Experiment, chosen: Experiment) -> Iterator[str]:
-    """What differs from the experiment that was given, and why."""
     if chosen.data != told.data:
         names = ", ".join(chosen.data.table()["columns"])
         yield f"data.columns = {names}: every site's files must have these columns, in any order; others are not read."
@@ -132,13 +131,11 @@ def _changes(told: Experiment, chosen: Experiment) -> Iterator[str]:
 
 
 def _column(text: str) -> list[str]:
-    """A column's name and its categories."""
     name, _, categories = text.partition("=")
     return [name, *(categories.split("|") if categories else [])]
 
 
 def _numbers(text: str) -> list[int]:
-    """The whole numbers between commas."""
     try:
         return [int(word) for word in text.split(",")] if text else []
     except ValueError as error:
@@ -306,5 +303,4 @@ def _print_message(message: SentMessage) -> None:
 
 
 def _moment(time: str) -> str:
-    """A time in UTC to the second."""
     return f"{time.partition('.')[0].partition('+')[0]}Z"

@@ -64,7 +64,6 @@ def complete(names: Callable[[], Iterable[str]]) -> Any:
 
 
 def names_of(kind: str) -> Any:
-    """Tab completion of the names in a catalogue."""
     return complete(lambda: getattr(import_module("fedshift"), kind))
 
 
@@ -81,14 +80,12 @@ def experiment_names() -> list[str]:
 
 
 def all_names() -> list[str]:
-    """Whatever `fedshift show` shows."""
     from fedshift.cli.catalogues import shown_names
 
     return [*dict.fromkeys([*shown_names(), *experiment_names()])]
 
 
 def setting_names() -> list[str]:
-    """Dotted names of settings, as --set takes them."""
     from fedshift.experiments import NAMED, PLAIN
 
     specs = [(table, cls.settings()) for table, cls in PLAIN.items()]
@@ -97,7 +94,6 @@ def setting_names() -> list[str]:
 
 
 def folder_names(incomplete: str) -> list[str]:
-    """Tab completion of folders."""
     above, slash, word = incomplete.rpartition("/")
     folder = Path(f"{above}{slash}" or ".")
     names = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
@@ -289,7 +285,6 @@ def on_experiment(*examples: str, more: str = "", method: str | None = None) -> 
 
 
 def load_plugins(paths: list[Path] | None) -> None:
-    """Import plugins, so that what they register is known."""
     from fedshift import experiments
 
     experiments.load_plugins([str(path) for path in paths or []])

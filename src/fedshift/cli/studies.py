@@ -335,7 +335,6 @@ def _of_a_site(folder: Path) -> bool:
 
 
 def _model_in(folder: Path) -> Path | Trained:
-    """A folder, or the model of the site whose folder it is."""
     from fedshift.deployment.site_data import site_model
 
     return site_model(folder) if _of_a_site(folder) else folder
