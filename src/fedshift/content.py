@@ -24,7 +24,7 @@ RAN_HERE = "plugins"  # the cache's folder that knows, by the digests of their b
 
 
 def digest(path: str | Path) -> str:
-    """A digest of what decides results in a file, or in a folder's files and their names; empty if there is no such path.
+    """A digest of what decides results in a file, or in a folder's files and their names; empty if it is missing.
 
     The digest of a Python file covers the files that it imports from its folder. The digest of a kept object
     (:data:`KEPT`) is read from its first line.
@@ -41,7 +41,7 @@ def digest(path: str | Path) -> str:
 
 
 def code_digest(path: str | Path) -> str:
-    """A digest of the bytes of a file, and of those that a Python file imports from its folder; empty if there is none."""
+    """A digest of a file's bytes, and of the files that it imports from its folder; empty if it is missing."""
     own, beside = _content(path), imported(path)
     if not own or not beside:
         return own

@@ -88,7 +88,7 @@ class Experiment(Spec):
 
     @property
     def case(self) -> tuple[str, str]:
-        """The method's name and the held-out domain (empty if there is none): settings are tuned per case."""
+        """The method's name and the held-out domain (may be empty): settings are tuned per case."""
         return self.method_name, self.held_out or ""
 
     @cached_property
@@ -115,8 +115,8 @@ class Experiment(Spec):
     def contents(self) -> dict[str, str]:
         """Digests of inputs that decide the result but are not settings, by name.
 
-        They cover local files (by the setting that names them), plugins with what they import from their folder (by file name),
-        and the source of classes from a script or notebook (by class name).
+        They cover local files (by the setting that names them), plugins with what they import from their folder (by
+        file name), and the source of classes from a script or notebook (by class name).
         """
         found = {".".join(names): digest(path) for names, path in self.paths() if path}
         for path in self.plugins:

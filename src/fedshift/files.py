@@ -185,7 +185,7 @@ def cache(name: str, file: str, data: bytes | str) -> None:
 @lru_cache
 def _log_uncached(name: str, reason: str) -> None:
     logging.getLogger(__name__).warning(
-        "The cache of %s cannot be written (%s), so every run computes its content. To change that, set the environment "
+        "The cache of %s cannot be written (%s), so every run computes its content. To fix that, set the environment "
         "variable FEDSHIFT_CACHE to a folder that can be written.",
         name,
         reason,

@@ -113,9 +113,7 @@ def _answers(period: int) -> bool:
     def ask() -> None:
         try:
             reached.append(get_session().head(constants.ENDPOINT, timeout=SECONDS).status_code)
-        except (
-            Exception
-        ) as error:  # of whichever HTTP library is used; the caller reports that the hub cannot be reached
+        except Exception as error:  # of the HTTP library in use; the caller reports that the hub cannot be reached
             logging.getLogger(__name__).info("the hub does not answer: %s", error)
 
     # In a thread, since name resolution has no time limit.
@@ -131,8 +129,8 @@ def located(path: str, setting: str) -> tuple[str, str | None]:
     A hub id requires its commit, ID@COMMIT, since a branch may change.
 
     Raises:
-        FedshiftError: there is no such folder, and the path is not a hub id with a commit; the message suggests the commit
-            if it can be found.
+        FedshiftError: there is no such folder, and the path is not a hub id with a commit; the message suggests the
+            commit if it can be found.
     """
     folder = Path(path).expanduser()
     if path and folder.is_dir():
@@ -154,7 +152,7 @@ def located(path: str, setting: str) -> tuple[str, str | None]:
         )
     )
     raise FedshiftError(
-        f"{setting} = '{path}' is not a folder of this machine; a hub id is written with its commit, so that it stays the "
+        f"{setting} = '{path}' is not a folder here; a hub id is written with its commit, so that it stays the "
         f"same: {fix}"
     )
 

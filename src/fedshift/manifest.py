@@ -71,7 +71,7 @@ class Manifest(BaseModel):
 
 
 def write_file(path: Path, data: bytes | Iterable[bytes], *, soon: bool = False, private: bool = False) -> FileDigest:
-    """Replace a file atomically and return its entry; the arguments are those of :func:`fedshift.files.write`."""
+    """Replace a file atomically and return its entry; arguments as in :func:`fedshift.files.write`."""
     size, total = 0, files.hashing()
 
     def pieces() -> Iterator[bytes]:

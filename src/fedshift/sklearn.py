@@ -226,7 +226,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return models if len(models) > 1 else {"": next(iter(models.values()))}
 
     def _of_unseen(self) -> list[Trained]:
-        """The models for a site that was not trained on; empty with a global model, or if the selected round keeps none."""
+        """The models for a site that was not trained on; empty with a global model or if the round keeps none."""
         if "" in self._models:
             return []
         run = self.run_
