@@ -106,7 +106,7 @@ def _without_target(experiment: Experiment, sites: Sequence[str]) -> Experiment:
     if target is None or target in sites:
         return experiment
     warnings.warn(
-        f"All sites train, and each is scored on its local data: '{target}', which the experiment holds out, is no site "
+        f"All sites train, and each is scored on its local data: '{target}', which is held out, is no site "
         f"here. --hold-out {sites[-1]} would hold one out.",
         FedshiftWarning,
         stacklevel=2,
