@@ -107,7 +107,7 @@ class Medical(Dataset):
     width: NonNegative = setting(0.0, help="width of the window, where it is given")
     axis: Axis = setting("axial", help="which slices of a NIfTI volume; frames of a DICOM file are taken as they are")
     slices: Literal["all", "middle"] = setting("all", help="which slices of a file of several")
-    every: Count = setting(1, help="of all slices, every this many-th from the first on")
+    every: Count = setting(1, help="of all slices, every this every this many-th from the first on")
     group: Literal["patient", "file"] = setting(
         "patient", help="what a split keeps whole; patient: a file's slices, where it names no patient"
     )
