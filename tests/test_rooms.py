@@ -115,7 +115,9 @@ def test_every_module_has_its_place():
 
 def test_the_table_of_the_design_has_these_layers():
     page = (ROOT.parents[1] / "docs" / "design.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", page[page.index("| layer |") : page.index("## The contract")], re.M)
+    rows = re.findall(
+        r"^\| ((?:`\w+`(?:, )?)+) \|", page[page.index("| layer |") : page.index("## The contract")], re.M
+    )
     assert [set(re.findall(r"\w+", row)) for row in rows] == LAYERS
 
 

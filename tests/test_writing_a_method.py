@@ -74,8 +74,9 @@ def test_the_first_method_adds_its_penalty(examples: dict[str, ModuleType], make
     z = torch.tensor([[3.0, 4.0], [0.0, 1.0]])
     value = method.terms()["length"].weighted(None, Batch(z, torch.zeros(2, dtype=torch.int64), z), None)
     assert value.item() == 0.5 * (25 + 1) / 2
-    plain, none = (simulate(make().replace(method=each)) for each in (FedAvg(), examples["idea"].ShortFeatures(weight=0.0)))
-    assert all(torch.equal(none.coordinator.state.shared[name], t) for name, t in plain.coordinator.state.shared.items())
+    methods = (FedAvg(), examples["idea"].ShortFeatures(weight=0.0))
+    plain, unweighted = (simulate(make().replace(method=method)).coordinator.state.shared for method in methods)
+    assert all(torch.equal(unweighted[name], tensor) for name, tensor in plain.items())
 
 
 def test_its_tests_pass(examples: dict[str, ModuleType], tmp_path: Path):
