@@ -58,9 +58,9 @@ def test_the_blocks_are_in_the_files():
 
 def test_its_commands_run(tmp_path: Path):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    lines = "".join(re.findall(r"<!-- shell -->\n```sh\n(.*?)```", PAGE, re.DOTALL)).splitlines()
+    lines = "".join(re.findall(r"<!-- shell -->\n```sh\n(.*?)```", PAGE, re.DOTALL)).replace("\\\n", "").splitlines()
     less = "--rounds 1 --model mlp --set train.steps=1 --set data.images_per_class=10 --set run.engine=sequential"
-    lines = [f"{line.replace(' --rounds 30 --seed 0,1,2', '')} {less if 'compare' in line else ''}" for line in lines]
+    lines = [f"{line.replace('--rounds 30 --seed 0,1,2', '')} {less if 'compare' in line else ''}" for line in lines]
     outputs = [fresh.command(*shlex.split(line)[1:], cwd=tmp_path) for line in lines]
     assert [output.returncode for output in outputs] == [0, 0, 0], [output.stderr for output in outputs]
     assert "search: 0.001, 0.01, 0.1" in outputs[0].stdout
