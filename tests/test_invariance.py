@@ -288,7 +288,7 @@ def test_pooled_batches_say_of_which_domain_each_sample_is(make: Make):
 @pytest.mark.parametrize("name", POOLED)
 def test_a_single_environment_is_refused_with_the_fix(make: Make, name: str):
     model = replace(Simulation(make()).setup.model, environments=1)
-    with refuses("train in one", "data.train_p", "'centralised'"):
+    with refuses("train in a single", "data.train_p", "'centralised'"):
         METHODS.get(name)().parts(model)
 
 

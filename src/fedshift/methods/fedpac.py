@@ -1,9 +1,9 @@
 """FedPAC: features aligned by class, and for each client the combination of heads that fits its data best.
 
 Xu, Tong and Huang, Personalized federated learning with feature alignment and classifier collaboration, ICLR 2023. In
-a round client i receives the shared encoder, the global class means c_y and a head of its own. It trains the head, then
-the encoder on CE + lam MSE(z, c_y), from the second round on. The server averages the encoders by samples and the class
-means by class counts, and gives client i the head sum_j a_j h_j of the round's heads, where a on the simplex
+a round client i receives the shared encoder, the global class means c_y and a head of its own. It trains the head,
+then the encoder on CE + lam MSE(z, c_y), from the second round on. The server averages the encoders by samples and the
+class means by class counts, and gives client i the head sum_j a_j h_j of the round's heads, where a on the simplex
 minimises the estimated test error a' (diag(v) + D) a with, from the features of the encoder received,
 
 - H_jc = p_j(c) mu_jc, client j's share of class c times its mean feature there;
@@ -12,8 +12,9 @@ minimises the estimated test error a' (diag(v) + D) a with, from the features of
 
 Choices:
 
-- H_j is the sum of the features of each class over n_j, and the first sum of v_j the sum of all squared norms over n_j:
-  classes that a client lacks have zeros there and need no mean. So class sums and squared norms are what it sends.
+- H_j is the sum of the features of each class over n_j, and the first sum of v_j the sum of all squared norms over
+  n_j: classes that a client lacks have zeros there and need no mean. So class sums and squared norms are what it
+  sends.
 - The MSE is the mean over batch and dimensions. A class that has no global mean yet is pulled to the client's own, as
   measured at the start of the round. A class that none of the round's clients has keeps the mean it had.
 - Features are measured over all training samples without augmentation, in evaluation mode: before training for the
@@ -33,7 +34,15 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from fedshift.methods.classes import CLASS_COUNTS, COUNTS, class_sums, newest_counts, newest_means, no_counts, of_each
+from fedshift.methods.classes import (
+    CLASS_COUNTS,
+    COUNTS,
+    empty_counts,
+    stack_replies,
+    sum_by_class,
+    update_counts,
+    update_means,
+)
 from fedshift.methods.fedavg import FedAvg
 from fedshift.page import *
 
@@ -114,7 +123,7 @@ class FedPAC(FedAvg):
         return {
             **parts,
             "class_means": Part.state(torch.zeros(model.classes, model.dim), "down"),
-            COUNTS: no_counts(model),
+            COUNTS: empty_counts(model),
             "heads": Part.state({"combined": combined, **heads}, "server"),
         }
 
@@ -146,12 +155,12 @@ class FedPAC(FedAvg):
     def measured_before(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
         """The sums of features by class, and of their squared norms."""
         z = self.encode(net, batch, {}).z
-        return {"before": class_sums(z, batch.y, len(context.counts)), "squares": z.square().sum()}
+        return {"before": sum_by_class(z, batch.y, len(context.counts)), "squares": z.square().sum()}
 
     @torch.no_grad()
     def measured_after(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
         """The sums of features by class."""
-        return {"after": class_sums(self.encode(net, batch, {}).z, batch.y, len(context.counts))}
+        return {"after": sum_by_class(self.encode(net, batch, {}).z, batch.y, len(context.counts))}
 
     def upload(self, work: LocalWork) -> Tensors:
         """What was measured, and the class counts."""
@@ -171,14 +180,14 @@ class FedPAC(FedAvg):
     def class_means(self, state: ServerState, replies: Replies) -> Tensors:
         """The mean feature of each class over the round's clients, and how many samples it is of."""
         means, counts = (
-            newest_means(replies, "after", state.down["class_means"]),
-            newest_counts(replies, state.down[COUNTS]),
+            update_means(replies, "after", state.down["class_means"]),
+            update_counts(replies, state.down[COUNTS]),
         )
         return Tensors({"class_means": means, COUNTS: counts})
 
     def combined(self, state: ServerState, replies: Replies) -> Tensors:
         """The heads of all clients, with new ones for those of the round."""
-        sums, squares, counts = (of_each(replies, name).cpu().double() for name in ("before", "squares", COUNTS))
+        sums, squares, counts = (stack_replies(replies, name).cpu().double() for name in ("before", "squares", COUNTS))
         samples = counts.sum(dim=1)
         shares = (sums / samples.view(-1, 1, 1)).flatten(1)
         variances = (squares / samples - shares.square().sum(dim=1)).clamp(min=0) / samples
@@ -188,6 +197,6 @@ class FedPAC(FedAvg):
             a = combination(place, shares, variances)
             rows["combined"][client] = 1
             for name in state.shared.of("head"):
-                heads = of_each(replies, f"head.{name}")
+                heads = stack_replies(replies, f"head.{name}")
                 rows[name][client] = torch.tensordot(a.to(heads), heads, dims=1)
         return rows

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from fedshift.methods.classes import COUNTS, Prototypical, class_sums, one_hot
+from fedshift.methods.classes import COUNTS, Prototypical, one_hot, sum_by_class
 from fedshift.page import *
 
 
@@ -64,7 +64,7 @@ class FedProto(Prototypical):
             squares = (batch.z - prototypes[batch.y]).square().mean(dim=1)
             return (squares * known[batch.y]).mean()
         counts = one_hot(batch.y, len(known), batch.z).sum(dim=0)
-        means = class_sums(batch.z, batch.y, len(known)) / counts.clamp(min=1).unsqueeze(1)
+        means = sum_by_class(batch.z, batch.y, len(known)) / counts.clamp(min=1).unsqueeze(1)
         return ((means - prototypes).square().mean(dim=1) * (known & (counts > 0))).sum()
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedshift.methods.classes import of_each, one_hot
+from fedshift.methods.classes import one_hot, stack_replies
 from fedshift.methods.personal import PersonalModel
 from fedshift.page import *
 
@@ -144,7 +144,7 @@ class FedSDR(PersonalModel):
 
     def merge(self, state: ServerState, replies: Replies) -> ServerState:
         """The mean of the models; in that of Psi and e each environment of the round's clients weighs the same."""
-        held = of_each(replies, ENVIRONMENTS).cpu().double() * torch.tensor(replies.weights).double().unsqueeze(1)
+        held = stack_replies(replies, ENVIRONMENTS).cpu().double() * torch.tensor(replies.weights).double().unsqueeze(1)
         weights = (held / held.sum(dim=0).clamp(min=torch.finfo(held.dtype).tiny)).sum(dim=1)
         shortcut = state.shared.of_parts(SHORTCUT)
         return super().merge(state, replies).updated(replies.weighted(weights.tolist()).mean(shortcut))

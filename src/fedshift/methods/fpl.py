@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedshift.methods.classes import CLASS_COUNTS, COUNTS, SUMS, Prototypical, of_each
+from fedshift.methods.classes import CLASS_COUNTS, COUNTS, SUMS, Prototypical, stack_replies
 from fedshift.methods.finch import centres, finch
 from fedshift.page import *
 
@@ -72,7 +72,7 @@ class FPL(Prototypical):
 
     def after_mean(self, state: ServerState, replies: Replies) -> Mapping[str, Tensor]:
         """The clusters of each class that one of the round's clients has, and how many there are."""
-        counts, sums = (of_each(replies, name) for name in (COUNTS, SUMS))
+        counts, sums = (stack_replies(replies, name) for name in (COUNTS, SUMS))
         prototypes, number = state.down["prototypes"].clone(), state.down[COUNTS].clone()
         for label in counts.sum(dim=0).nonzero().flatten().tolist():
             has = counts[:, label] > 0

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedshift.methods.classes import of_each
-from fedshift.methods.environments import Pooled, among, means, members, over
+from fedshift.methods.classes import stack_replies
+from fedshift.methods.environments import Pooled, environment_mask, environment_means, mean_over, present_environments
 from fedshift.methods.risks import RISK, RiskMeasured
 from fedshift.page import *
 
@@ -41,7 +41,7 @@ class GroupDRO(RiskMeasured):
 
     def merge(self, state: ServerState, replies: Replies) -> ServerState:
         """Q <- q exp(eta R), then the mean by q."""
-        log_q, risks = state.server["log_q"].clone(), of_each(replies, RISK)
+        log_q, risks = state.server["log_q"].clone(), stack_replies(replies, RISK)
         log_q[replies.clients] += self.eta * (risks - risks.mean())
         q = log_q[replies.clients].softmax(dim=0) * len(replies)
         weights = [count * weight for count, weight in zip(replies.weights, q.tolist(), strict=True)]
@@ -60,7 +60,7 @@ class Ascent(nn.Module):
     def forward(self, risks: Tensor, present: Tensor, eta: float) -> Tensor:
         """Q over the environments that are present (E,); in training mode it moves by their risks (E,) first."""
         if self.training:
-            self.log_q.add_(eta * present * (risks - over(risks, present)))
+            self.log_q.add_(eta * present * (risks - mean_over(risks, present)))
         return (self.log_q + present.log()).softmax(dim=0)
 
 
@@ -81,6 +81,6 @@ class PooledGroupDRO(Pooled):
 
     def risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """sum_e q_e R_e."""
-        member = members(batch)
-        risks = means(member, batch.cross_entropy(net.head(batch.z), "none"))
-        return (net.mixture(risks, among(member), self.eta) * risks).sum()
+        member = environment_mask(batch)
+        risks = environment_means(member, batch.cross_entropy(net.head(batch.z), "none"))
+        return (net.mixture(risks, present_environments(member), self.eta) * risks).sum()

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedshift.methods.environments import Pooled, among, means, members, over
+from fedshift.methods.environments import Pooled, environment_mask, environment_means, mean_over, present_environments
 from fedshift.methods.fedavg import FedAvg
 from fedshift.page import *
 
@@ -37,9 +37,9 @@ def scale_gradients(batch: Batch, logits: Tensor) -> Tensor:
 
 def halves(batch: Batch, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Each environment's mean of values (B,) over either half of the batch, and 1 for those that are in both, (E,)."""
-    member = members(batch)
-    one, other = (means(member[:, start::2], values[start::2]) for start in (0, 1))
-    return one, other, among(member[:, 0::2]) * among(member[:, 1::2])
+    member = environment_mask(batch)
+    one, other = (environment_means(member[:, start::2], values[start::2]) for start in (0, 1))
+    return one, other, present_environments(member[:, 0::2]) * present_environments(member[:, 1::2])
 
 
 class IRM(FedAvg):
@@ -61,7 +61,7 @@ class IRM(FedAvg):
     def penalty(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """||grad_{w=1} R_e(w f)||^2, mean over environments."""
         one, other, both = halves(batch, scale_gradients(batch, batch.once(net.head, batch.z)))
-        return over(one * other, both)
+        return mean_over(one * other, both)
 
 
 class PooledIRM(Pooled, IRM):

@@ -51,10 +51,10 @@ class Partial(FedAvg):
         parts = super().parts(model)
         sent = {name for name, scope in tensor_scopes(self, parts).items() if scope == "shared"}
         modules = {name: part.module for name, part in parts.items()}
-        last = Tensors(dict(Net(modules).tensors())).only(self.may_be_own(modules) & sent)
+        last = Tensors(dict(Net(modules).tensors())).only(self.local_tensors(modules) & sent)
         return {**parts, "last": Part.state(last | {"done": torch.zeros(())}, "client", unseen="initial")}
 
-    def may_be_own(self, modules: Mapping[str, nn.Module]) -> set[str]:
+    def local_tensors(self, modules: Mapping[str, nn.Module]) -> set[str]:
         """The names of the tensors, of these parts, whose last values a client keeps."""
         raise NotImplementedError
 
@@ -77,11 +77,11 @@ class Partial(FedAvg):
         """Log-softmax of the model with which the client would begin now."""
         private, shared = (
             Tensors({name: tensor for part in parts for name, tensor in net.of(part).under(part).items()})
-            for parts in (self.kept(), self.moves())
+            for parts in (self.private_parts(), self.moves())
         )
         return self.logits(net, self.begin(private, shared), x).log_softmax(dim=1)
 
-    def kept(self) -> tuple[str, ...]:
+    def private_parts(self) -> tuple[str, ...]:
         """The parts that stay on the client."""
         return ("last",)
 
@@ -100,7 +100,7 @@ class PartialFed(Partial):
         source="Sec. 3.2; which layers: ours",
     )
 
-    def may_be_own(self, modules: Mapping[str, nn.Module]) -> set[str]:
+    def local_tensors(self, modules: Mapping[str, nn.Module]) -> set[str]:
         """The tensors of the named layers.
 
         Raises:
@@ -149,11 +149,11 @@ class PartialFedAdaptive(Partial):
             ),
         }
 
-    def kept(self) -> tuple[str, ...]:
+    def private_parts(self) -> tuple[str, ...]:
         """The last values and the choices."""
-        return (*super().kept(), "choice")
+        return (*super().private_parts(), "choice")
 
-    def may_be_own(self, modules: Mapping[str, nn.Module]) -> set[str]:
+    def local_tensors(self, modules: Mapping[str, nn.Module]) -> set[str]:
         """Every tensor."""
         return {name for name, _ in Net(modules).tensors()}
 

@@ -129,11 +129,11 @@ class FineTuning(FedAvg):
             return super().stages(rounds)
         own = Optimiser(lr=self.finetune_lr)
         plain = Objective("finetune", FedAvg.terms(self), COPIED, optimiser=own, encode=self.encode)
-        phases = (self.tuning(plain),)
+        phases = (self.tuning_phase(plain),)
         tune = self.exchange("finetune", phases=phases, keep=self.promote, returns=(), merge=leave)
         return (*super().stages(rounds), Stage("finetune", 1, (tune,), participation=1.0))
 
-    def tuning(self, objective: Objective) -> Phase:
+    def tuning_phase(self, objective: Objective) -> Phase:
         """``finetune_steps`` of an objective."""
         return Phase("finetune", (objective,), steps=self.finetune_steps)
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fedshift.methods.environments import Pooled, among, means, members, over
+from fedshift.methods.environments import Pooled, environment_mask, environment_means, mean_over, present_environments
 from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.risks import RISK, RiskMeasured
 from fedshift.page import *
@@ -51,13 +51,14 @@ class RiskVariance(FedAvg):
 
     def variance(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """(R_e - r)^2, mean over environments."""
-        member = members(batch)
-        risks = means(member, batch.cross_entropy(batch.once(net.head, batch.z), "none"))
-        return over((risks - self.mean(net, risks, among(member))).square(), among(member))
+        member = environment_mask(batch)
+        risks = environment_means(member, batch.cross_entropy(batch.once(net.head, batch.z), "none"))
+        present = present_environments(member)
+        return mean_over((risks - self.mean(net, risks, present)).square(), present)
 
     def mean(self, net: Net, risks: Tensor, present: Tensor) -> Tensor:
         """R, of the risks (E,) of the environments that are present."""
-        return over(risks, present)
+        return mean_over(risks, present)
 
 
 class VREx(RiskMeasured, RiskVariance):
