@@ -34,7 +34,7 @@ from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.methods.classes import COUNTS, update_counts, update_means
 from fedshift.methods.fedavg import FedAvg
-from fedshift.methods.generator import labels_among
+from fedshift.methods.generator import draw_labels
 from fedshift.runs import simulation as simulation_module
 from fedshift.streams import Streams
 from reference import EVERY_METHOD, small
@@ -227,9 +227,9 @@ def test_what_cannot_be_meant_is_an_error(make: Make, tmp_path: Path):
 def test_labels_are_drawn_among_the_classes_that_are_there():
     """Classes 1 and 3 of four: draws below a half are 1, the others 3, up to the largest number below 1."""
     uniform = torch.tensor([0.0, 0.3, 0.4999, 0.5, 0.9, 1 - 2**-24])
-    assert labels_among(torch.tensor([0, 2, 0, 9]), uniform).tolist() == [1, 1, 1, 3, 3, 3]
-    assert labels_among(torch.tensor([0, 0, 7]), uniform).tolist() == [2] * 6
-    assert labels_among(torch.zeros(2, dtype=torch.int64), uniform).tolist() == [0, 0, 0, 1, 1, 1]
+    assert draw_labels(torch.tensor([0, 2, 0, 9]), uniform).tolist() == [1, 1, 1, 3, 3, 3]
+    assert draw_labels(torch.tensor([0, 0, 7]), uniform).tolist() == [2] * 6
+    assert draw_labels(torch.zeros(2, dtype=torch.int64), uniform).tolist() == [0, 0, 0, 1, 1, 1]
 
 
 def test_the_update_counts_and_means_by_hand():

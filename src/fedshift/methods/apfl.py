@@ -62,7 +62,7 @@ class APFL(PersonalModel):
         """One step of alpha, then w and v on each batch."""
         plain = Optimiser("sgd", lr=self.alpha_lr)
         alpha = Objective("alpha", {"alpha": Term(self.mixed_risk)}, ("mixture",), optimiser=plain)
-        personal = Objective("personal", {"personal": Term(self.mixed_risk)}, self.own.names)
+        personal = Objective("personal", {"personal": Term(self.mixed_risk)}, self.local.names)
         local = Phase("train", (self.objective("train"), personal))
         return (Phase("alpha", (alpha,), steps=1), local) if self.adaptive else (local,)
 
@@ -77,7 +77,7 @@ class APFL(PersonalModel):
     def mixed_logits(self, net: Net, x: Tensor) -> Tensor:
         """Logits (B, classes) of alpha v + (1 - alpha) w."""
         alpha, z = net.of("mixture")["alpha"].clamp(0, 1), x
-        for local, shared in zip(self.own.names, COPIED, strict=True):
+        for local, shared in zip(self.local.names, COPIED, strict=True):
             v, w = (net.weights.of(part) for part in (local, shared))
             z = net.call(local, w + alpha * (v - w), z)
         return z

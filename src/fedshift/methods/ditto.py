@@ -40,9 +40,9 @@ class Ditto(PersonalModel):
 
     def phases(self) -> Phases:
         """FedAvg's training, then as many steps of v_k."""
-        terms = {"personal": Term(self.own.risk), "pull": Term(self.pull, self.lam / 2)}
-        return (*super().phases(), Phase("personal", (Objective("personal", terms, self.own.names),)))
+        terms = {"personal": Term(self.local.risk), "pull": Term(self.pull, self.lam / 2)}
+        return (*super().phases(), Phase("personal", (Objective("personal", terms, self.local.names),)))
 
     def pull(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """Squared distance between v_k and the received w_t, a scalar."""
-        return self.own.distance(net, context.received)
+        return self.local.distance(net, context.received)

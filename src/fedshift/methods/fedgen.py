@@ -45,7 +45,7 @@ from typing import ClassVar
 
 from fedshift.methods.classes import CLASS_COUNTS, COUNTS, empty_counts, stack_replies, update_counts
 from fedshift.methods.fedavg import FedAvg
-from fedshift.methods.generator import BatchNormSize, labels_among, logits_of_each, make_generator
+from fedshift.methods.generator import BatchNormSize, client_logits, draw_labels, make_generator
 from fedshift.page import *
 
 
@@ -138,7 +138,7 @@ class FedGen(FedAvg):
 
     def generated_risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """A CE(h(G(y~)), y~), mean over the batch."""
-        labels = labels_among(net.value(COUNTS), context.noise["labels"])
+        labels = draw_labels(net.value(COUNTS), context.noise["labels"])
         with torch.no_grad():
             z = net.generator(context.noise["noise"], labels)
         return self.alpha * self.decay ** (context.round - 1) * F.cross_entropy(net.head(z), labels)
@@ -169,13 +169,13 @@ class FedGen(FedAvg):
     def generate(self, net: Net, context: Context) -> tuple[Tensor, Tensor]:
         """Outputs of G (B, d) and their labels y (B,), drawn among the classes of the round's clients."""
         counts = stack_replies(context.replies, COUNTS).sum(dim=0)
-        y = labels_among(counts, context.noise["labels"])
+        y = draw_labels(counts, context.noise["labels"])
         return net.generator(context.noise["noise"], y), y
 
     def teaching_risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """Cross-entropy of the uploaded heads on the outputs of G."""
         z, y = batch.once(self.generate, net, context)
-        logits = logits_of_each(net.parts["head"], context.replies, z)
+        logits = client_logits(net.parts["head"], context.replies, z)
         return ensemble_risk(logits, y, stack_replies(context.replies, COUNTS))
 
     def diversity(self, net: Net, batch: Batch, context: Context) -> Tensor:

@@ -56,8 +56,8 @@ class FedRep(Divided):
 
     def phases(self) -> Phases:
         """Training of the local part, then of the shared part."""
-        shared = tuple(part for part in self.moves() if part not in self.own)
-        turns = (("head", self.own, self.head_steps), ("encoder", shared, self.encoder_steps))
+        shared = tuple(part for part in self.moves() if part not in self.local_parts)
+        turns = (("head", self.local_parts, self.head_steps), ("encoder", shared, self.encoder_steps))
         return tuple(
             Phase(name, (self.objective(name, moves=moves),), steps=lasting(count, self.unit))
             for name, moves, count in turns

@@ -121,7 +121,7 @@ class FedSDR(PersonalModel):
 
     def phases(self) -> Phases:
         """Discovery, removal, and FedAvg's training."""
-        removal = Phase("removal", (Objective("removal", self.personal_terms(), self.own.names),))
+        removal = Phase("removal", (Objective("removal", self.personal_terms(), self.local.names),))
         discovery = Objective("discovery", {"environment": Term(self.environment_risk)}, SHORTCUT)
         return (Phase("discovery", (discovery,), environments=True), removal, *super().phases())
 
@@ -132,13 +132,13 @@ class FedSDR(PersonalModel):
 
     def personal_terms(self) -> dict[str, Term]:
         """The risk of the local model and, from round 2 on, lam D."""
-        return {"personal": Term(self.own.risk), "dependence": Term(self.dependence, self.lam, since=2)}
+        return {"personal": Term(self.local.risk), "dependence": Term(self.dependence, self.lam, since=2)}
 
     def dependence(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """D with the received Psi and e, a scalar."""
         z = net.frozen("shortcut", context.received.of("shortcut"), batch.x)
         shortcut = net.frozen("environment_head", context.received.of("environment_head"), z, batch.y)
-        return dependence(self.own.logits(net, batch), shortcut, batch.y)
+        return dependence(self.local.logits(net, batch), shortcut, batch.y)
 
     def upload(self, work: LocalWork) -> Tensors:
         """Shares (environments,) of the client's samples."""

@@ -25,7 +25,7 @@ Prototypes are moving averages of batch means (Eq. 4):
 
 **When to choose it.** When clients have very few images of each class and are scored on their own domain. With 5
 images it is 1.4 points above FedBN on PACS features, but noise of the same norm and a higher learning rate gain as
-much; with 2 images it is above noise and below FedAvg. Otherwise it is level with ``fedbn``, at many times the cost.
+much; with 2 images it is above noise and below FedAvg. Elsewhere it is level with ``fedbn``, at many times the cost.
 
 **Unavailable clients.** Batch norm, RTNet and prototypes of an absent client do not change while the generator does; a
 late client has trained them.
@@ -67,8 +67,8 @@ from fedshift.methods.fraug_networks import (
     initial_rtnet,
     make_generator,
     mmd,
-    mmd_of_each,
     noise_dim,
+    pairwise_mmd,
 )
 from fedshift.page import *
 
@@ -295,4 +295,4 @@ class FRAug(FedAvg):
         """Sum of MMD(u^_c, u_c) over classes with a prototype."""
         synthetic = batch.once(self.synthesise, net, batch, context, True)
         width = bandwidth(synthetic.batch, batch.z)
-        return synthetic.over_classes(mmd_of_each(synthetic.classes, synthetic.prototypes, width))
+        return synthetic.over_classes(pairwise_mmd(synthetic.classes, synthetic.prototypes, width))
