@@ -88,7 +88,7 @@ def test_with_local_batch_norms_the_unseen_are_given_their_mean_beside_the_globa
 # FineTuning -----------------------------------------------------------------------------------------
 
 
-def test_promote_makes_the_tuned_model_the_copy_with_the_clients_own_batch_norms():
+def test_keep_tuned_makes_the_tuned_model_the_copy_with_the_clients_own_batch_norms():
     """What was trained and the batch norms that stay; neither other parts, nor the copy of before, nor w_t."""
 
     def tensors(**values: float) -> Tensors:
@@ -99,7 +99,7 @@ def test_promote_makes_the_tuned_model_the_copy_with_the_clients_own_batch_norms
         private=tensors(encoder__mean=4, auxiliary__w=5, tuned__encoder__w=6, tuned__head__w=6, tuned__done=0),
         received=tensors(encoder__w=8, head__w=8),
     )
-    promoted = {name: tensor.item() for name, tensor in FineTuning().promote(work).items()}
+    promoted = {name: tensor.item() for name, tensor in FineTuning().keep_tuned(work).items()}
     assert promoted == {"tuned.encoder.w": 1, "tuned.encoder.mean": 4, "tuned.head.w": 2, "tuned.done": 1}
 
 

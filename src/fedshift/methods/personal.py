@@ -77,7 +77,7 @@ class PersonalModel(FedAvg):
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """The shared parts and the local model, which starts as the global one."""
-        return {**super().parts(model), ***self.local.parts(model.encoder(), model.head())}
+        return {**super().parts(model), **self.local.parts(model.encoder(), model.head())}
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
         """Log-softmax of the local model, (B, classes)."""
