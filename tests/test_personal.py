@@ -57,7 +57,7 @@ class Unread(Sequence[Tensors]):
 def test_the_unseen_are_given_the_global_model_and_nobodys_own_is_read(make: Make, bn: str):
     simulation = Simulation(make(CNN_WITH_BN).replace(method=Ditto(bn=bn)))
     shared = simulation.coordinator.state.shared
-    (given,) = simulation.setup.unseen(simulation.coordinator.state, Unread(), Ditto.own.names)
+    (given,) = simulation.setup.unseen(simulation.coordinator.state, Unread(), Ditto.local.names)
     assert given.keys() == {f"personal_{name}" for name in shared}
     assert all(torch.equal(given[f"personal_{name}"], tensor) for name, tensor in shared.items())
 
@@ -76,7 +76,7 @@ def test_with_local_batch_norms_the_unseen_are_given_their_mean_beside_the_globa
         shared, copy = initial.of_parts(("encoder",)), initial.of_parts(("personal_encoder",))
         own = shared.map(lambda tensor, values=values: torch.full_like(tensor, values[tensor.is_floating_point()]))
         clients.append(own | copy.map(lambda tensor, mean=mean: torch.full_like(tensor, 10 * mean)))
-    (given,) = simulation.setup.unseen(state, clients, Ditto.own.names)
+    (given,) = simulation.setup.unseen(state, clients, Ditto.local.names)
     norms = initial.of("encoder")
     assert given.of("encoder").keys() == norms.keys()
     for name, tensor in given.of("encoder").items():
