@@ -500,7 +500,7 @@ def test_an_index_of_other_clients_is_refused(make: Make, tmp_path):
     table = {"client": ["dark"], "samples": [27.0], "feature": [[1.0, 0.0]]}
     for held, said in (
         (table, ("1 clients", "has 2")),
-        ({name: column * 2 for name, column in table.items()}, ("'dark' of 27", "'gray' of 27")),
+        ({name: column * 2 for name, column in table.items()}, ("'dark' with 27", "'gray' with 27")),
         ({"samples": [1.0]}, ("client, feature", "fedshift index")),
     ):
         pyarrow.parquet.write_table(pyarrow.table(held), path)

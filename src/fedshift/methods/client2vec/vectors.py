@@ -20,7 +20,7 @@ def separation_notes(feature: Tensor) -> tuple[str, ...]:
         return ()
     return (
         f"The feature index does not separate the clients: the least cosine between two of them is {least:.3f}, above "
-        f"{ALIKE}. What it decides is nearly the same for all.",
+        f"{INDISTINCT}. Its decisions are nearly the same for all clients.",
     )
 
 
