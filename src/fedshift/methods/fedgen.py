@@ -137,14 +137,14 @@ class FedGen(FedAvg):
         return super().terms() | generated
 
     def generated_risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
-        """A CE(h(G(y~)), y~), mean over the batch."""
+        """The weighted cross-entropy on generated representations, mean over the batch."""
         labels = draw_labels(net.value(COUNTS), context.noise["labels"])
         with torch.no_grad():
             z = net.generator(context.noise["noise"], labels)
         return self.alpha * self.decay ** (context.round - 1) * F.cross_entropy(net.head(z), labels)
 
     def divergence(self, net: Net, batch: Batch, context: Context) -> Tensor:
-        """B KL(softmax(h(G(y))) || p(.|x)), mean over the batch."""
+        """The weighted divergence from predictions on generated representations, mean over the batch."""
         with torch.no_grad():
             predicted = net.head(net.generator(context.noise["noise_of_batch"], batch.y)).log_softmax(dim=1)
         logits = batch.once(net.head, batch.z)

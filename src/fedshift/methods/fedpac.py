@@ -9,7 +9,7 @@ estimated test error
 
 .. math::
 
-    \min_a \; a^\top (\mathrm{diag}(v) + D)\, a, \qquad
+    &\min_a \; a^\top (\mathrm{diag}(v) + D)\, a \\
     D_{jl} &= \sum_c (H_i - H_j)_c \cdot (H_i - H_l)_c \\
     v_j &= \frac{1}{n_j} \Big( \sum_c p_j(c) E[\|z\|^2 | c] - \sum_c p_j(c)^2 \|\mu_{jc}\|^2 \Big)
 

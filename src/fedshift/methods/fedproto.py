@@ -23,8 +23,8 @@ has trained its model.
 - ``pull``: :math:`C_j` is the mean over the batch, summed over its classes ("means", Eq. 7), or each sample's z is
   pulled ("samples", public code). d is the mean of squares over dimensions (public code). A class without a global
   prototype has no term.
-- :math:`G_j` is the mean over all samples of class j. The factor 1/|N_j| of Eq. 6 would shrink prototypes with the
-  number of clients; the public code takes the plain mean over clients.
+- :math:`G_j` is the mean over all samples of class j. The factor :math:`1 / |N_j|` of Eq. 6 would shrink prototypes
+  with the number of clients; the public code takes the plain mean over clients.
 - Prototypes are computed with the trained local model, in evaluation mode, over all samples without augmentation
   (public code: on the batches before each step). A class that no client of the round has keeps its prototype.
 - ``inference``: the nearest prototype, with logits :math:`-\|z - G_j\|^2` (Sec. 3), or the local head; the public code

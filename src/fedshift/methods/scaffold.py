@@ -3,7 +3,8 @@ r"""SCAFFOLD: control variates correct the drift of every local step.
 Karimireddy et al., SCAFFOLD: stochastic controlled averaging for federated learning, ICML 2020, Algorithm 1.
 
 Client k takes K steps from :math:`w_t` to :math:`w_k`, each corrected by its control variate :math:`c_k` and the
-server's c; then :math:`c_k` becomes :math:`c_k'` by option I or II, and the server, with |S| of N clients, updates c:
+server's c; then :math:`c_k` becomes :math:`c_k'` by option I or II, and the server, with :math:`|S|` of N clients,
+updates c:
 
 .. math::
 
@@ -104,6 +105,6 @@ class SCAFFOLD(FedAvg):
         return (self.new_variate(work) - work.private.of("own_variate")).under("change")
 
     def after_mean(self, state: ServerState, replies: Replies) -> Tensors:
-        """C plus |S|/N times the mean change."""
+        """The new c: c plus |S|/N times the mean change."""
         c = state.down.of("variate") + len(replies) / state.clients * replies.mean().of("change")
         return c.under("variate")

@@ -32,7 +32,7 @@ and weighted as if equally far from all. A client absent from training is not in
 **Choices.**
 
 - The first cohort is uniform. Sampling without replacement uses Gumbel noise (Kool et al., ICML 2019), which is exact
-  at any temperature. Clients of the last M / (2 |C|) rounds are excluded.
+  at any temperature. Clients of the last :math:`M / (2 |C|)` rounds are excluded, with M clients.
 - An index with one part is compared by its single cosine.
 - Use 2 replaces sample counts by the weights of Eq. 3 in every exchange of a round; the sum includes the present
   round. The base's server phases read the replies without these weights. For Eq. 3's :math:`q_i` compare with a base
