@@ -101,7 +101,7 @@ class FedCiR(Probabilistic):
         1e-3, help="smallest standard deviation of a class Gaussian", search=Range(1e-3, 1, log=True)
     )
 
-    # What it is made of -------------------------------------------------------------------------
+    # Parts --------------------------------------------------------------------------------------
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """A Gaussian encoder, a head, and the generator and class Gaussians (classes, d) that active terms need."""

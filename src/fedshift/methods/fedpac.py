@@ -120,7 +120,7 @@ class FedPAC(FedAvg):
         5.0, help="the head's learning rate as a multiple of that of [train]", source="public code: 5 to 10"
     )
 
-    # Parts ----------------------------------------------------------------------------------------
+    # Parts --------------------------------------------------------------------------------------
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """FedAvg's parts, the broadcast class means and counts, and every client's head on the server."""

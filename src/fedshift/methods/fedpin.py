@@ -107,7 +107,7 @@ class Personalised(GlobalModel):
         return (self.personal_phase(PERSONAL, self.personal_terms()), *super().phases())
 
     def personal_phase(self, copy: PersonalCopy, terms: dict[str, Term]) -> Phase:
-        """K steps or epochs of the given terms on a local model."""
+        """K steps or epochs of the terms on a local model."""
         objective = Objective(copy.name, terms, copy.names, optimiser=Optimiser(lr=self.personal_lr))
         return Phase(copy.name, (objective,), steps=lasting(self.personal_steps, self.personal_unit))
 

@@ -44,7 +44,7 @@ from fedshift.page import *
 
 
 def prototype_contrast(
-    z: Tensor, y: Tensor, prototypes: Tensor, known: Tensor, temperature: float, denominator: str
+    z: Tensor, y: Tensor, prototypes: Tensor, has_prototype: Tensor, temperature: float, denominator: str
 ) -> Tensor:
     """L_proto by sample, (B,); 0 for an empty denominator, meaningless where the class has no prototype.
 
@@ -52,13 +52,13 @@ def prototype_contrast(
         z: representations (B, d).
         y: labels (B,).
         prototypes: (classes, d).
-        known: mask (classes,) of the classes with a prototype; other classes are in no denominator.
+        has_prototype: mask (classes,) of the classes with a prototype; other classes are in no denominator.
         temperature: tau.
         denominator: "all" classes, or all "others" than the sample's class.
     """
     similarity = F.normalize(z, dim=1) @ F.normalize(prototypes, dim=1).T / temperature
     true = one_hot(y, len(prototypes), z).bool()
-    excluded = ~known if denominator == "all" else ~known | true
+    excluded = ~has_prototype if denominator == "all" else ~has_prototype | true
     total = similarity.masked_fill(excluded, -float("inf")).logsumexp(dim=1)
     return torch.where(total.isneginf(), 0.0, total - (similarity * true).sum(dim=1))
 
@@ -94,6 +94,6 @@ class FedProc(Prototypical, Projected):
 
     def prototypical(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """Mean of a L_proto over the batch."""
-        prototypes, known = net.value("prototypes"), net.value(COUNTS) > 0
-        contrast = prototype_contrast(batch.z, batch.y, prototypes, known, self.temperature, self.denominator)
+        prototypes, has_prototype = net.value("prototypes"), net.value(COUNTS) > 0
+        contrast = prototype_contrast(batch.z, batch.y, prototypes, has_prototype, self.temperature, self.denominator)
         return (self.share(net, batch, context) * contrast).mean()

@@ -72,13 +72,13 @@ class FedProto(Prototypical):
 
     def distance(self, net: Net, batch: Batch, context: Context) -> Tensor:
         """Sum of d(C_j, G_j), a scalar."""
-        prototypes, known = net.value("prototypes"), net.value(COUNTS) > 0
+        prototypes, has_prototype = net.value("prototypes"), net.value(COUNTS) > 0
         if self.pull == "samples":
             squares = (batch.z - prototypes[batch.y]).square().mean(dim=1)
-            return (squares * known[batch.y]).mean()
-        counts = one_hot(batch.y, len(known), batch.z).sum(dim=0)
-        means = sum_by_class(batch.z, batch.y, len(known)) / counts.clamp(min=1).unsqueeze(1)
-        return ((means - prototypes).square().mean(dim=1) * (known & (counts > 0))).sum()
+            return (squares * has_prototype[batch.y]).mean()
+        counts = one_hot(batch.y, len(has_prototype), batch.z).sum(dim=0)
+        means = sum_by_class(batch.z, batch.y, len(has_prototype)) / counts.clamp(min=1).unsqueeze(1)
+        return ((means - prototypes).square().mean(dim=1) * (has_prototype & (counts > 0))).sum()
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
         """Log-softmax of -||z - G_j||^2 or of the head's logits, (B, classes)."""

@@ -99,7 +99,7 @@ class FedSDR(PersonalModel):
         search=Range(0.01, 10, log=True),
     )
 
-    # Parts ----------------------------------------------------------------------------------------
+    # Parts --------------------------------------------------------------------------------------
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """FedAvg's parts, the local encoder and head, and Psi and e.

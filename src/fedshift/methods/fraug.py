@@ -162,7 +162,7 @@ class FRAug(FedAvg):
         return (Phase("train", tuple(objectives)),)
 
     def step(self, part: str, terms: dict[str, Term], lr: float) -> Objective:
-        """A step of one part on the given terms."""
+        """A step of one part on the terms."""
         return Objective(part, terms, (part,), self.latents, Optimiser(lr=lr), encode=self.encode_fixed)
 
     @torch.no_grad()
@@ -183,7 +183,7 @@ class FRAug(FedAvg):
         k = noise_dim(model.dim)
         return {"z": Draw((batch, k)), "z_classes": Draw((model.classes, k))}
 
-    # The two schedules ---------------------------------------------------------------------------
+    # The two schedules --------------------------------------------------------------------------
 
     def ramp(self, context: Context) -> float:
         """The schedule exp(gamma (t - T)) in (0, 1]."""

@@ -27,9 +27,9 @@ measured (-0.1 points on Heart, +0.4 on OPT), and it sends twice the bytes.
 - The correction is the gradient of a loss term :math:`\langle c - c_k, w \rangle`.
 - Option I, the default (``variate = "gradient"``), measures the gradient in evaluation mode and without augmentation,
   works with any optimiser, and costs a pass over the client's samples in each round.
-- Option II (``variate = "steps"``, the paper's experiments) costs nothing, but needs a small :math:`K \eta L` with L
-  the smoothness, and diverges at rates at which option I still gains. It is a mean of gradients only under plain SGD:
-  momentum, Adam and clipping are refused.
+- Option II (``variate = "steps"``, the paper's experiments) needs no extra pass, but needs a small :math:`K \eta L`
+  with L the smoothness, and diverges at rates at which option I still gains. It is a mean of gradients only under
+  plain SGD: momentum, Adam and clipping are refused.
 - Weight decay is part of each client's objective; option II includes it in :math:`c_k`, option I does not. Both have
   the same optimum.
 - The server's step is 1, as in the paper's experiments. With ``weighting = "samples"`` both means are weighted.

@@ -23,7 +23,7 @@ so far (Eq. 3), and use 3 trains features orthogonal to the feature indices :mat
         \qquad z_P = P z
 
 **When to choose it.** The index shows domains of clients without their data. No gain of the three uses was measured:
-use 3 equals random directions, use 1 is 0.8 points below FedAvg on CIFAR-10 and 0.7 above on PACS, neither
+use 3 is level with random directions, use 1 is 0.8 points below FedAvg on CIFAR-10 and 0.7 above on PACS, neither
 significant, and all three together are -0.4 on Heart and -0.3 on OPT, at 8 to 12 times the bytes.
 
 **Unavailable clients.** A client that misses the index has zeros as vectors and counts as one sample, so it is sampled
@@ -109,7 +109,7 @@ class Client2Vec(Method):
             "and a head, such as 'fedavg'."
         )
 
-    # Parts ----------------------------------------------------------------------------------------
+    # Parts --------------------------------------------------------------------------------------
 
     @property
     def prepares(self) -> ClientIndex:
