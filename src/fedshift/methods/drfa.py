@@ -102,7 +102,7 @@ class DRFA(RiskMeasured):
         }
 
     def stages(self, rounds: int) -> tuple[Stage, ...]:
-        """One round of class ``counts``, then rounds of training and scoring."""
+        """A round of sample counts, then rounds of training and scoring."""
         count = Exchange("count", (), self.merge_counts, sends=(), returns=(), counted=True)
         counts = Stage("counts", 1, (count,), participation=1.0, scored=False)
         return (counts, *(self.add_scoring(stage) for stage in super().stages(rounds)))

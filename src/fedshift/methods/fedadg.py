@@ -70,16 +70,16 @@ class FedADG(FedAvg):
     )
     smoothing: Probability = setting(0.1, help="label smoothing s", source="public code")
     classification_steps: WholeNumber = setting(
-        3, help="on the cross-entropy alone, first in a round, as 'unit' counts them", source="public code, PACS"
+        3, help="steps or epochs of classification at the start of a round", source="public code, PACS"
     )
-    adversarial_steps: Steps = setting(
-        7, help="adversarial ones of a round, as 'unit' counts them", source="public code, PACS"
+    adversarial_steps: Steps = setting(7, help="adversarial steps or epochs in a round", source="public code, PACS")
+    unit: Literal["steps", "epochs"] = setting(
+        "epochs", help="unit of classification_steps and adversarial_steps", source="public code"
     )
-    unit: Literal["steps", "epochs"] = setting("epochs", help="what a phase's steps count", source="public code")
     adversarial_lr: LearningRate = setting(
         0.007, help="learning rate of D and G", source="public code", search=Range(7e-4, 0.07, log=True)
     )
-    code: Positive = setting(0.7, help="the number that stands for the class in its code", source="public code, PACS")
+    code: Positive = setting(0.7, help="value of the class in its one-hot code", source="public code, PACS")
     generator_noise: Width = setting(2048, help="dimension of G's noise", source="public code")
     generator_hidden: Width = setting(4096, help="width of G's hidden layer", source="public code")
     discriminator_projection: Width = setting(1024, help="outputs of D's first, linear layer", source="public code")

@@ -46,7 +46,7 @@ class FedALA(Partial):
 
     weight_lr: LearningRate = setting(1.0, help="learning rate of W", source="Sec. 5", search=(0.1, 1.0, 10.0))
     weight_steps: Steps = setting(1, help="steps or epochs of W at the start of a round", source="Algorithm 1")
-    unit: Literal["steps", "epochs"] = setting("epochs", help="what weight_steps counts", source="Algorithm 1")
+    unit: Literal["steps", "epochs"] = setting("epochs", help="unit of weight_steps", source="Algorithm 1")
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """Partial's parts, and W, initialised with ones."""

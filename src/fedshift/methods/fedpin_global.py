@@ -60,11 +60,11 @@ class GlobalModel(FedAvg):
     )
     alpha_warmup: Percent = setting(
         25,
-        help="percent of the rounds, the first ones, without the penalty; ours, after IRM's code",
+        help="percentage of the rounds, at the start, without the penalty; ours, after IRM's code",
         search=(0, 25, 50),
     )
-    global_steps: Steps = setting(10, help="R: local steps of the global model a round", source="Alg. 1, E.3")
-    global_unit: Literal["steps", "epochs"] = setting("steps", help="what R counts", source="Alg. 1; E.3")
+    global_steps: Steps = setting(10, help="R: local steps of the global model in a round", source="Alg. 1, E.3")
+    global_unit: Literal["steps", "epochs"] = setting("steps", help="unit of R", source="Alg. 1; E.3")
     scalar_weight: NonNegative = setting(
         1000.0,
         help="extra weight of the scale of omega_g in the penalty; ours",

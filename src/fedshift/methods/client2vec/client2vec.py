@@ -27,7 +27,8 @@ use 3 is level with random directions, use 1 is 0.8 points below FedAvg on CIFAR
 significant, and all three together are -0.4 on Heart and -0.3 on OPT, at 8 to 12 times the bytes.
 
 **Unavailable clients.** A client that misses the index has zeros as vectors and counts as one sample, so it is sampled
-and weighted as if equally far from all. A client absent from training is not in the last cohort and does not rest.
+and weighted as if equally far from all. A client absent from training is not in the last cohort and may be sampled
+again at once.
 
 **Choices.**
 
@@ -71,7 +72,7 @@ class Client2Vec(Method):
     paper: ClassVar[str] = "Guo et al., 2024, Eq. 1, 3 and 4"
 
     base: Annotated[FedAvg, From(METHODS)] = setting("fedavg", help="the wrapped method")
-    index: Annotated[ClientIndex, From(INDICES)] = setting("dsa-ign", help="how clients are described")
+    index: Annotated[ClientIndex, From(INDICES)] = setting("dsa-ign", help="the index that describes clients")
     sampling: bool = setting(True, help="use 1: sample clients that are similar to the last cohort", source="Eq. 1")
     aggregation: bool = setting(True, help="use 2: weight clients by similarity to past cohorts", source="Eq. 3")
     local_training: bool = setting(True, help="use 3: features orthogonal to the clients' indices", source="Eq. 4")

@@ -30,7 +30,7 @@ class ClientIndex(Spec):
     section: ClassVar[str] = "method.index"
     category: ClassVar[Category] = "statistic"
 
-    encoder: Annotated[Encoder, From(ENCODERS)] = setting("offline", help="how samples and labels are embedded")
+    encoder: Annotated[Encoder, From(ENCODERS)] = setting("offline", help="encoder of samples and labels")
 
     def feature_dim(self, model: ModelBuilder, base: Mapping[str, Part]) -> int:
         """Length of a feature vector; ``base`` contains the parts of the base method."""
