@@ -11,9 +11,9 @@ step on the risk of the mixture; once a round, at the received :math:`w`, so doe
     v \leftarrow v - \eta \nabla_v F_k(\alpha v + (1 - \alpha) w), \qquad
     \alpha \leftarrow \alpha - \eta \langle \nabla F_k(m), v - w \rangle.
 
-**When to choose it.** When each client is scored on its own distribution and the labels are skewed: +2.5 points over
-FedAvg on Heart, +1.0 (not significant) on OPT. It keeps the global model as a by-product. Fine-tuning (``pfedavg``,
-``fedbabu``) gains more on Heart at a quarter of the time.
+**When to choose it.** When each client is scored on local data and the labels are skewed: +2.5 points over FedAvg on
+Heart, +1.0 (not significant) on OPT. It keeps the global model as a by-product. Fine-tuning (``pfedavg``, ``fedbabu``)
+gains more on Heart at a quarter of the time.
 
 **Unavailable clients.** The :math:`v` and :math:`\alpha` of an absent client do not change and are mixed with the
 newer :math:`w` on return. A late client has updated both.
@@ -51,7 +51,7 @@ class APFL(PersonalModel):
         search=(0.25, 0.5, 0.75),
     )
     adaptive: bool = setting(True, help="each client learns its alpha", source="Sec. 5", search=(True, False))
-    alpha_lr: LearningRate | None = setting(None, help="learning rate of alpha; by default that of [train]")
+    alpha_lr: LearningRate | None = setting(None, help="learning rate of alpha; by default train.lr")
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
         """FedAvg's model, v and alpha."""

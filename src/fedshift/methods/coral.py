@@ -21,7 +21,7 @@ Clients keep no state.
 
 **Choices.**
 
-- The deviations sum to 0, so the gradient is that of the equation although m and C are constant during a round.
+- The deviations sum to 0, so the gradient matches the equation although m and C are constant during a round.
 - A client measures :math:`m_k` and :math:`C_k` with the model that it has trained, over all its samples, in evaluation
   mode and without augmentation, and uploads them. Round 1 has no means and therefore no penalty.
 - Batch covariances are divided by n - 1; an environment with a single sample in the batch is skipped in that step.

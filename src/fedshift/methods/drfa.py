@@ -20,9 +20,9 @@ randomly drawn step. In *score*, m of the N clients drawn uniformly without repl
 **When to choose it.** When the worst client matters more than the mean. No gain over FedAvg was measured: +0.9 points
 on a held-out angle of RotatedMNIST, -1.3 on Heart, -0.4 on OPT, none significant; it sends 1.5 times the bytes.
 
-**Unavailable clients.** A client absent from *train* is not in the means and is not asked to score; a client absent
-from *score* has :math:`v_k = 0`, and m counts the clients that answered. A late client is treated as an absent one,
-but its state has changed.
+**Unavailable clients.** A client absent from *train* is not in the means and does not score; a client absent from
+*score* has :math:`v_k = 0`, and m counts the clients that answered. A late client is treated as an absent one, but its
+state has changed.
 
 **Choices.**
 
@@ -53,7 +53,7 @@ Floor = Annotated[float, Interval(ge=0, lt=1)]
 def project_to_simplex(point: Tensor, floor: float = 0.0) -> Tensor:
     """Project ``point`` (N,) onto the vectors that sum to 1 with entries of at least ``floor``, in [0, 1/N].
 
-    Sorting finds the common amount by which entries above the floor decrease (Held, Wolfe and Crowder, 1974).
+    Sorting finds the common amount by which entries above the floor decrease (Duchi et al., ICML 2008).
     """
     above = point.double() - floor
     mass = 1 - floor * len(point)

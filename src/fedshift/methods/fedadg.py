@@ -23,8 +23,8 @@ trained, although nothing else of its round was aggregated.
 **Choices.** The public code was read from a copy, https://github.com/Haoxiang-Wang/FedADG (``pacs-ours``, and ``src``
 for VLCS).
 
-- The signs are those of the code for PACS. In the code for VLCS, G is detached in its loss and never learns.
-- D and G read the one-hot class code times ``code``, and e is uniform in [0, 1) (public code). The first layer of D is
+- The signs follow the code for PACS. In the code for VLCS, G is detached in its loss and never learns.
+- D and G read a one-hot class code times ``code``, and e is uniform in [0, 1) (public code). The first layer of D is
   linear without bias on [z, code], as in the code for VLCS. Layers have PyTorch's initialisation.
 - The preset ``vlcs`` contains the method's settings only; its code trains F and C at 0.001, momentum 0.9, batch 16 and
   weight decay 1e-5, which belong in ``[train]``.

@@ -12,9 +12,8 @@ element, the client first learns W on its risk :math:`F_k` of the received encod
 
 Local training starts with :math:`\hat h`, and the server averages encoders and heads as in FedAvg.
 
-**When to choose it.** When clients have skewed labels and are scored on their own distribution: the best row on Heart
-(+4.3 points over FedAvg) and level with FedAvg on OPT (+0.1). It needs a pass over the local data before each
-training.
+**When to choose it.** When clients have skewed labels and are scored on local data: the best row on Heart (+4.3 points
+over FedAvg) and level with FedAvg on OPT (+0.1). It needs a pass over the local data before each training.
 
 **Unavailable clients.** The :math:`h_k` and :math:`W` of an absent client do not change; a late client has updated
 them.

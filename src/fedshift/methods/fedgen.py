@@ -31,7 +31,7 @@ significantly below FedAvg over both [-2.0, -0.4], at 6 to 8 times the time.
   0.01; at 0.05 with momentum 0.9 training diverges.
 - The diversity term takes means over dimensions (public code); with sums it has no gradient (about e^-130 for a fresh
   G with d = 64).
-- :math:`n_{k,c}` counts all training samples; the public code counts those of a round's batches, plus one.
+- :math:`n_{k,c}` counts all training samples; the public code counts a round's batches, plus one.
 - Labels of the server are uniform over the classes of the round's clients, labels :math:`\tilde y` over the classes of
   any client so far; there are as many as samples in the batch (public code).
 - The noise is uniform in [0, 1). G is in evaluation mode on the clients; its Adam moments are kept between rounds. The

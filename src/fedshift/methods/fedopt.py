@@ -26,9 +26,9 @@ momentum and moments do not change.
 
 **Choices.**
 
-- The client's optimiser is that of ``[train]`` (the paper: SGD without momentum).
+- The client's optimiser is set in ``[train]`` (the paper: SGD without momentum).
 - Clients have equal weight, as in Algorithm 2; the paper's experiments weight by samples.
-- Initial moments and default rates are those of the server optimiser (``fedshift show adam``).
+- ``fedshift show adam`` describes initial moments and default rates.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ estimated test error
 with :math:`H_{jc} = p_j(c) \mu_{jc}`, client j's share of class c times its mean feature there, measured with the
 received encoder.
 
-**When to choose it.** For label skew with clients that are scored on their own distribution: +3.1 points over FedAvg
-on Heart, -0.7 (not significant) on OPT. It keeps no state on clients.
+**When to choose it.** For label skew with clients that are scored on local data: +3.1 points over FedAvg on Heart,
+-0.7 (not significant) on OPT. It keeps no state on clients.
 
 **Unavailable clients.** An absent client is in no mean and no combination, and keeps its last head on the server. A
 late client is like an absent one, since clients keep no state.
@@ -31,7 +31,7 @@ late client is like an absent one, since clients keep no state.
   heads, after it for the class means.
 - While the head is trained the encoder is fixed and in evaluation mode, and conversely. A round has one epoch of the
   head and five of the encoder (public code), whatever ``train.steps`` is; ``unit = "steps"`` counts steps.
-- The head's rate is ``head_factor`` times that of ``[train]``, 5 by default (public code: 0.1 beside 0.01 to 0.02).
+- The head's rate is ``head_factor`` times ``train.lr``, 5 by default (public code: 0.1 beside 0.01 to 0.02).
 - Weights below 1e-3 become 0 and the rest is normalised (public code), unless all are below.
 - A client is scored with the head that it would be sent, before further training. A client that never took part gets
   the mean of the last round's heads.
@@ -117,7 +117,7 @@ class FedPAC(FedAvg):
         "epochs", help="unit of head_steps and encoder_steps", source="public code"
     )
     head_factor: Positive = setting(
-        5.0, help="the head's learning rate as a multiple of that of [train]", source="public code: 5 to 10"
+        5.0, help="the head's learning rate as a multiple of train.lr", source="public code: 5 to 10"
     )
 
     # Parts --------------------------------------------------------------------------------------

@@ -32,13 +32,13 @@ does; a late client has trained them.
 
 **Choices.**
 
-- The global phase and its choices are those of ``fedpin-gm``.
+- ``fedpin-gm`` describes the global phase and its choices.
 - Parts that a step updates are in training mode, all others in evaluation mode, the anchor :math:`\Phi_g` too.
 - ``anchor``: the cosine compares features, as printed, or class probabilities ("predictions", ours). A small angle
   between features can still carry a shortcut that the head amplifies.
 - Var is the biased batch variance summed over dimensions; the temperature is 0.5.
 - ``personal_unit``: K counts steps in Algorithm 1 and epochs in E.3; the default is steps, a thirtieth of the work.
-- ``personal_lr`` is the local rate eta; the global rate beta is that of ``[train]``.
+- ``personal_lr`` is the local rate eta; the global rate beta is ``train.lr``.
 - ``start``: local encoders start as :math:`\Phi_g` of round 1, or from separate draws that are equal for all clients.
 - A client that never trained predicts with the global model, and the mean is uniform.
 - A term with weight 0 is omitted, with everything that only it needs: ``lam = 0`` omits the shortcut model. With
@@ -84,12 +84,12 @@ class Personalised(GlobalModel):
     personal_unit: Literal["steps", "epochs"] = setting("steps", help="unit of K", source="Alg. 1; E.3")
     personal_lr: LearningRate | None = setting(
         None,
-        help="eta: learning rate of the local models; by default that of [train]",
+        help="eta: learning rate of the local models; by default train.lr",
         source="Alg. 1, E.3",
         search=Range(1e-5, 1e-2, log=True),
     )
     start: Literal["global", "own"] = setting(
-        "global", help="initial values of local encoders: those of the global encoder, or separate draws"
+        "global", help="initial values of local encoders: the global encoder's, or separate draws"
     )
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:

@@ -23,7 +23,7 @@ the round has keeps its prototype.
 
 **Choices.**
 
-- ``denominator``: the paper does not say whether the positive is in the sum; with "all" it is.
+- ``denominator``: the paper leaves open whether the positive is in the sum; with "all" it is.
 - A sample whose class has no prototype has the cross-entropy alone with weight 1, as have all samples of round 1. The
   public code computes prototypes of the initial model, which no loss reads.
 - The last round has a = 0. The public code counts rounds from 0, with T = 100 always.
@@ -70,7 +70,9 @@ class FedProc(Prototypical, Projected):
 
     temperature: Positive = setting(0.5, help="temperature tau of the contrast", search=(0.1, 0.5, 1.0))
     denominator: Literal["all", "others"] = setting(
-        "all", help="prototypes in the denominator: all, or all except that of the sample's class", source="ours"
+        "all",
+        help="prototypes in the denominator: all, or all except the prototype of the sample's class",
+        source="ours",
     )
     unit_length: bool = setting(True, help="scale the representation to length 1 (public code)")
 

@@ -29,8 +29,8 @@ trained on a late one.
 - ``reference_scope``: r(z|y) is a model parameter in the paper, hence averaged; the public code keeps it on each
   client. :math:`m_y` starts at 0 and :math:`\sigma_y` at softplus(1) (public code).
 - ``cmi_scale``: the public code multiplies mu and sigma by one learnable scalar inside CMI.
-- The default weights are those of PACS. RotatedMNIST's 0.1 and 0.3 need its small rate with kept momentum; elsewhere a
-  model stays near chance.
+- The default weights are published for PACS. RotatedMNIST's 0.1 and 0.3 need its small rate with kept momentum;
+  elsewhere a model stays near chance.
 - With ``cmi = 0`` the encoder is deterministic (Sec. 3.3.2), which is FedL2R.
 """
 

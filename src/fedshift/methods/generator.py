@@ -15,14 +15,14 @@ BatchNormSize = Annotated[int, Ge(2), IN_MEMORY]  # batch norm needs two samples
 
 
 class Conditional(nn.Module):
-    """A network that reads a vector with the one-hot code of its class."""
+    """A network that reads a vector with a one-hot code of its class."""
 
     def __init__(self, classes: int, body: nn.Module) -> None:
         super().__init__()
         self.classes, self.body = classes, body
 
     def forward(self, x: Tensor, y: Tensor, code: float = 1.0) -> Tensor:
-        """Map vectors x (B, k) with the one-hot codes of y (B,), times ``code``, to (B, d)."""
+        """Map vectors x (B, k) with one-hot codes of y (B,), times ``code``, to (B, d)."""
         result: Tensor = self.body(torch.cat([x, code * one_hot(y, self.classes, x)], dim=1))
         return result
 

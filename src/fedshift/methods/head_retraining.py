@@ -9,7 +9,7 @@ head h alone on all of it:
 
     (\phi_k, h_k) = \arg\min_{\phi, h} F_k(\phi, h; D_k'), \qquad h_k' = \arg\min_h F_k(\phi_k, h; D_k).
 
-If the second accuracy is near that of training on all data, the head is what suffers from few images.
+If the second accuracy is near the accuracy of training on all data, few images spoil the head.
 
 **When to choose it.** As a diagnosis before ``fraug``; it is not a federated method and sends nothing.
 
@@ -19,8 +19,8 @@ If the second accuracy is near that of training on all data, the head is what su
 
 - The part is the same share of each class, rounded up.
 - The head continues from its values of the first stage, with the encoder in evaluation mode.
-- Both stages have all the rounds. The last round of the stage ``part`` is Table 1's "w/o finetune", that of ``head``
-  "w. finetune".
+- Both stages have all the rounds. The last round of the stage ``part`` is Table 1's "w/o finetune", the last round of
+  ``head`` "w. finetune".
 """
 
 from __future__ import annotations

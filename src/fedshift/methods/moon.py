@@ -12,8 +12,8 @@ With s the cosine similarity, z the representation of the current model, :math:`
 **When to choose it.** No gain was measured: -0.5 points against FedAvg on RotatedMNIST on the same network and +0.6
 [0.0, 1.2] with a projection for both; -0.1 on Heart, -0.5 on OPT.
 
-**Unavailable clients.** The previous model of an absent client is that of the last round in which it trained; that of
-a late client was never aggregated.
+**Unavailable clients.** An absent client keeps the previous model of the last round in which it trained; a late
+client's previous model was never aggregated.
 
 **Choices.**
 

@@ -12,16 +12,16 @@ Gumbel-softmax with logistic noise :math:`\epsilon_l`, and keeps the layers with
 
     \min_s F_k\big( a_l v_k^{(l)} + (1 - a_l) w_t^{(l)} \big), \qquad a_l = \mathrm{sigmoid}((s_l + \epsilon_l) / \tau).
 
-**When to choose it.** For label skew with clients that are scored on their own distribution. Fix, with the head,
-equals FedPer in the benchmark: +2.7 points over FedAvg on Heart, -0.3 on OPT. Adaptive is close to local training:
-+1.6 (not significant) and -2.5.
+**When to choose it.** For label skew with clients that are scored on local data. Fix, with the head, equals FedPer in
+the benchmark: +2.7 points over FedAvg on Heart, -0.3 on OPT. Adaptive is close to local training: +1.6 (not
+significant) and -2.5.
 
 **Unavailable clients.** The layers and choices of an absent client do not change; a late client has updated them.
 
 **Choices.**
 
-- A client without last values starts with the average of all layers (FedBN: with the initial batch norms). Apart from
-  that Fix of batch norm alone is FedBN for the client, if moments start afresh in each round.
+- A client without last values starts with the average of all layers (FedBN: with the initial batch norms). Except for
+  this start, Fix of batch norm alone is FedBN for the client, if moments start afresh in each round.
 - A layer is a module with tensors; batch-norm statistics belong to scale and shift.
 - A client that never trained predicts with the average of all layers.
 - Statistics are not measured again (``bn = "reestimate"``), since they would not be the client's.
@@ -132,7 +132,7 @@ class PartialFedAdaptive(Partial):
 
     temperature: Positive = setting(1.0, help="temperature of the Gumbel-softmax; ours", search=(0.1, 0.5, 1.0))
     choice_lr: LearningRate | None = setting(
-        None, help="learning rate of the choices; by default that of [train]", search=Range(1e-3, 1, log=True)
+        None, help="learning rate of the choices; by default train.lr", search=Range(1e-3, 1, log=True)
     )
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:

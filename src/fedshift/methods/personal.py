@@ -111,7 +111,7 @@ class FineTuning(FedAvg):
     )
     finetune_lr: LearningRate | None = setting(
         None,
-        help="learning rate of fine-tuning; by default that of [train]",
+        help="learning rate of fine-tuning; by default train.lr",
         search=Range(1e-4, 0.1, log=True),
     )
 

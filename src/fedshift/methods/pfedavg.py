@@ -13,12 +13,12 @@ Client k is scored with the result of local training from the global model, afte
 **When to choose it.** First among personalised methods: no setting and FedAvg's cost. It is 4.0 points above FedAvg on
 Heart and +0.9 (not significant) on OPT, the best mean rank of both.
 
-**Unavailable clients.** The model of an absent client stays that of its last round, even if it misses the last stage;
-the model of a late client was not aggregated.
+**Unavailable clients.** An absent client keeps the model of its last round, even if it misses the last stage; the
+model of a late client was not aggregated.
 
 **Choices.**
 
-- After each round a client's model is the one that it has just trained and uploaded. After the last round a stage
+- After each round a client's model is the model that it has just trained and uploaded. After the last round a stage
   ``personal`` lets every client train the final global model for one local phase of ``[train]``; nothing is sent back.
 - The last stage uses the batches of the client's first local phase, and fresh moments unless these are kept.
 - A client that never trained predicts with the global model.

@@ -19,7 +19,7 @@ class Projected(FedAvg):
 
     projection: Literal["mlp", "none"] = setting(
         "none",
-        help="projection of z by two layers, which the head reads too: a larger network than that of other methods",
+        help="projection of z by two layers, which the head reads too: a larger network than other methods have",
         source="MOON Sec. 3.2: mlp",
     )
     projection_dim: Width = setting(256, help="outputs of the projection 'mlp'", source="MOON Sec. 4.1")

@@ -17,7 +17,7 @@ behaves as FedAvg.
 
 **Choices.**
 
-- ``centralised``: one client holds the pooled data and takes as many steps in a round as the cohort together, so equal
+- ``centralised``: a single client has the pooled data and takes the steps of a whole cohort in a round, so equal
   rounds are equal steps. Each client's held-out data is scored separately.
 - ``single``: all clients have the same initial model. A domain that no client has is scored with every client's model,
   and the accuracies are averaged.

@@ -1,8 +1,8 @@
 """Client indices for comparison: embedding means, weights of local models (Client2Vec, Table 2), random directions.
 
 Each has one vector for a client, so similarity is a single cosine. A class that a client lacks has zeros in its
-prototypes. Model weights are those of the classifier after one round of the base method's local training, which
-clients discard. Random directions are a control of ours. A client that is absent from the measurement has zeros.
+prototypes. Model weights are the classifier's after a round of the base method's local training, which clients
+discard. Random directions are a control of ours. A client that is absent from the measurement has zeros.
 """
 
 from __future__ import annotations
