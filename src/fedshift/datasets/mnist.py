@@ -193,9 +193,6 @@ def mnist_folder(path: str, hub_id: str = MNIST, setting: str = "data.path") -> 
             dataset-fashion-mnist), "hub", or a folder of idx or idx.gz files.
         hub_id: which of the two it is, by its id on the hub: MNIST or FASHION.
         setting: what the path is called in an error.
-
-    Raises:
-        FedshiftError: the path is no such place, or contains the other of the two.
     """
     if path == "hub":
         if not answers():
@@ -223,9 +220,6 @@ def read_mnist(
         hub_id: MNIST or FASHION.
         which: "train": the training images (of a folder without them, the test images); "all": both, training first.
         setting: what the path is called in an error.
-
-    Raises:
-        FedshiftError: the images are not there, or cannot be read.
     """
     folder = mnist_folder(path, hub_id, setting)
     if folder is not None:

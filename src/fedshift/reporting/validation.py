@@ -28,17 +28,11 @@ PREDICTIVE = ("sensitivity", "specificity", "PPV", "NPV")
 
 @dataclass(frozen=True)
 class Balance:
-    """A class.
+    """A class."""
 
-    Attributes:
-        name: the class's.
-        n: how many samples are of it, or what stands in the place.
-        trained: its share of the samples that the model was trained on; None: not known.
-    """
-
-    name: str
-    n: int | str
-    trained: float | None
+    name: str  # the class's
+    n: int | str  # how many samples are of it, or what stands in the place
+    trained: float | None  # its share of the samples that the model was trained on; None: not known
 
 
 @dataclass(frozen=True, eq=False, repr=False)
