@@ -399,7 +399,7 @@ def as_number(cell: object) -> float:
 
 
 def as_days(cell: object) -> float:
-    """The days from 1970-01-01 to a date or time, in UTC if it has an offset; NaN: it is none, or not ISO 8601's."""
+    """The days from 1970-01-01 to a date or time, in UTC if it has an offset; NaN: not a date, or not in ISO 8601."""
     if isinstance(cell, str) and ISO.fullmatch(cell.strip()):
         with suppress(ValueError):
             cell = datetime.fromisoformat(cell.strip())

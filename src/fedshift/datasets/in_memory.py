@@ -1,6 +1,6 @@
 """A user's own arrays, tensors and torch data sets, by site, as a data set of the catalogue.
 
-What is given is checked, and written into one ``.npz`` file that is named by what it contains, so that a run on it
+The data are checked, and written into one ``.npz`` file that is named by what it contains, so that a run on it
 continues, is compared and predicts as one on any file.
 """
 
@@ -52,7 +52,7 @@ def in_memory(
         sites: the sites by name; they are numbered in the order of their names.
         classes: the names of the classes 0, 1, ...; by default these are called as in ``y``, and sorted.
         folder: where the file is written, unless it is there: equal data are in one file. A run reads it, so it should
-            stay until nobody resumes the run.
+            stay until the run is finished for good.
         exclude: columns of vectors (N, columns) that are excluded, by the names that a table of pandas gives them, or
             by number from 0, as text.
 
@@ -129,7 +129,7 @@ def _check_index(x: Any, y: Any, name: str) -> None:
         )
 
 
-# What is given ----------------------------------------------------------------------------------------
+# Inputs ----------------------------------------------------------------------------------------
 
 
 def _columns(given: Any, called: str) -> dict[str, Any]:

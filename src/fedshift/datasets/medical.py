@@ -249,7 +249,7 @@ def _dicom(file: Path) -> Volume:
     size = int(scan.get("NumberOfFrames") or 1) * scan.get("Rows", 0) * scan.get("Columns", 0)
     memory.check(size * BYTES_PER_VALUE, f"Reading the file '{file}'", "Split it, or remove it.")
     scan.pixel_array_options(allow_excess_frames=False)  # than the file states it has
-    stored = scan.pixel_array  # pydicom's errors name what is missing, and what to install to decode it
+    stored = scan.pixel_array  # pydicom's errors name the missing decoder
     frames = stored[None] if stored.ndim == 2 else stored
     values = frames.astype(np.float64)
     if "ModalityLUTSequence" in scan:

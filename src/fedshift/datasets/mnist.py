@@ -18,7 +18,7 @@ probability p, else red; one of label 1 is red with probability p, else green. C
 5, 6, then 1, 2, 6, 7, etc.; the fifth client contains those of the first again. Choices:
 
 - Channel 0 is red, channel 1 green; there is no blue. The oracle's images fill both, so colour is uninformative.
-- Labels are flipped before colouring, once per original, in training and tests alike, and accuracy is against the
+- Labels are flipped before colouring, once per original, both in training and tests, and accuracy is against the
   flipped label. FedPIN does not mention this, but with clean labels p = 0 could not be as hard as it reports.
 - Images stay at 28 x 28, or are averaged over squares (``size``; Arjovsky et al. keep every second pixel, 14 x 14);
   training and test files are used together.

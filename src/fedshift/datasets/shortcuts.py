@@ -2,7 +2,7 @@
 
 Tang et al., "Causally Motivated Personalized Federated Invariant Learning with Shortcut-Averse Information-Theoretic
 Regularization" (FedPIN), ICML 2024, Sec. 5.1 and E.1. Every client contains originals of a few kinds (digits, species)
-and trains in one environment of its own; it is tested in many, where the same test originals get their shortcut again.
+and trains in one environment; it is tested in many, where the same test originals get their shortcut again.
 
 Choices:
 - A kind's originals are dealt in equal numbers to the clients that contain it; each client keeps the same part of each
@@ -10,7 +10,7 @@ Choices:
 - Each client's training p is drawn from the given ones; chance may give all clients the same.
 - Clients with the same training p share a training environment.
 - Whether a sample's shortcut agrees is drawn for itself, so counts are near p, and exact where p is 0 or 1. A test
-  environment is the same whichever others are requested.
+  environment does not depend on the other requested environments.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Signals(InputColumns, WindowedDataset):
     def _recordings(
         self, file: Path, frame: Any, channels: Sequence[str], counts: Counter[str], labels: Array | None = None
     ) -> list[Recording]:
-        """The recordings of a file, with what is missing filled in.
+        """The recordings of a file, with missing values filled in.
 
         Args:
             file: the file.

@@ -68,7 +68,7 @@ class Section:
     name: str  # of its place on the page and of its files
     heading: str  # what it shows
     about: Sequence[str] = ()  # paragraphs
-    facts: Mapping[str, str] = field(default_factory=dict)  # what is known, by what it is
+    facts: Mapping[str, str] = field(default_factory=dict)  # facts by name
     tables: Sequence[Table] = ()  # its tables, and those of them that contain words
     charts: Sequence[Chart] = ()  # its figures
     folded: Sequence[tuple[str, Table | str]] = ()  # tables or texts that are opened by their summary

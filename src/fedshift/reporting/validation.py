@@ -141,7 +141,7 @@ class Validation(Tabled):
         return [to / name for name in contents]
 
     def write_rows(self, path: str | Path) -> Path:
-        """Write every sample with its label and probabilities as CSV, which nobody but its owner may read.
+        """Write every sample with its label and probabilities as CSV, which only its owner may read.
 
         Raises:
             FedshiftError: it cannot be written.

@@ -22,7 +22,7 @@ ROLES = ("training", "validation", "test")
 class Roles:
     """What a protocol does with each sample."""
 
-    client: Tensor  # the place among the clients of anyone who trains on it, (N,), int64; -1: nobody
+    client: Tensor  # the place of its client, (N,), int64; -1: no client
     # by role (training, validation, test) which samples have it, (N,), bool; a sample may have several
     masks: dict[str, Tensor]
 

@@ -231,7 +231,7 @@ def _plain(program: ExportedProgram) -> Graph:
     graph.eliminate_dead_code()
     if nested := graph.find_nodes(op="get_attr"):
         raise FedshiftError(
-            f"This model cannot be written as a Python module of its own: it has {len(nested)} graphs within its "
+            f"This model cannot be written as a separate Python module: it has {len(nested)} graphs within its "
             "graph, as with mixed precision. Try --format torch."
         )
     return graph
@@ -241,7 +241,7 @@ def _written(graph: Graph, variables: Mapping[str, str]) -> str:
     code = graph.python_code("self")
     if unknown := code.globals.keys() - KNOWN:
         raise FedshiftError(
-            f"This model cannot be written as a Python module of its own: it names {', '.join(sorted(unknown))}. Try "
+            f"This model cannot be written as a separate Python module: it names {', '.join(sorted(unknown))}. Try "
             "--format torch."
         )
     function = RELEASED.sub("", code.src).strip().replace("def forward(", "def probabilities(", 1)
