@@ -92,18 +92,21 @@ def beside_papers(tables: list[Table]) -> Table:
     """The papers' rows beside ours, of all federations in one table."""
     columns = ["comparison", "method", "ours", "paper", "ours, worst", "paper, worst"]
     rows = [
-        [table.title, *row, *["-"] * (5 - len(row))] for table in tables if " beside " in table.title for row in table.rows
+        [table.title, *row, *["-"] * (5 - len(row))]
+        for table in tables
+        if " beside " in table.title
+        for row in table.rows
     ]
     return Table("The papers' rows beside ours", columns, rows)
 
 
 def of_papers() -> Table:
     """Every table and figure of the papers, with its data or why it is not reproduced."""
-    rows = []
+    columns, rows = ["table", "what it shows", "data, or why it is not reproduced"], []
     for name, exhibit in exhibits().items():
         data = "; ".join(scenario.title for scenario in exhibit.scenarios) or f"not reproduced: {exhibit.why}"
         rows.append([name, exhibit.what, data])
-    return Table("The papers' tables and figures", ["table", "what it shows", "data, or why it is not reproduced"], rows)
+    return Table("The papers' tables and figures", columns, rows)
 
 
 def outdated() -> Iterator[Path]:
