@@ -284,12 +284,12 @@ def test_a_round_comes_at_one_position_where_stages_may_end_early(make: Make, tm
     changes = {**small("head-retraining"), **IN_DOMAIN, "train.rounds": 3, "train.patience": 2}
     attendant = Attendant(members(tmp_path, make(changes)) / "sites" / "dark")
     site = attendant.site
-    asked = {"site": "dark", "run": site.agreement.run, "agreed": site.agreement.digest}
-    joined = reply_of(attendant.answer(Join(**asked, settings=site.agreement.agreed).to_bytes()))
+    requested = {"site": "dark", "run": site.agreement.run, "agreed": site.agreement.digest}
+    joined = reply_of(attendant.answer(Join(**requested, settings=site.agreement.agreed).to_bytes()))
     assert isinstance(joined, Joined)
     head = Round(site.setup.stages[1], 1)
     (order, *_) = Coordinator(site.setup, site.agreement.clients).orders(head.stage.training, head, [0])
-    work = Work(**asked, session=joined.session, position=2, saved=0)
+    work = Work(**requested, session=joined.session, position=2, saved=0)
     came: dict[str, list[type[Reply]]] = {"order": [], "score": []}
     for position in (2, 3, 4):
         for what, replies in came.items():
@@ -327,7 +327,7 @@ def test_a_thief_of_a_sites_key_is_in_quarantine_until_the_operator_confirms_it(
     """The thief has the key and all files but what the site keeps; nothing more is sent to it."""
     folder = members(tmp_path / "trial", make({**small("fedavg"), **IN_DOMAIN, "train.rounds": 6}))
     thief = shutil.copytree(folder / "sites" / "dark", tmp_path / "dark", dirs_exist_ok=True)
-    honest, asked = Attendant(folder / "sites" / "dark"), list[int]()
+    honest, requested = Attendant(folder / "sites" / "dark"), list[int]()
     link = Local(folder)
     roster = Roster(folder / "coordinator" / "roster" / Agreement.read(folder / "coordinator").run)
 
@@ -340,14 +340,14 @@ def test_a_thief_of_a_sites_key_is_in_quarantine_until_the_operator_confirms_it(
                 link.sites["dark"] = honest
                 roster.confirm("dark")
             if who == "dark":
-                asked.append(work.position)
+                requested.append(work.position)
         return reply
 
     link.change = change
     run = coordinate(folder / "coordinator", link, Progress())
     assert [(each["client"], each["round"]) for each in missing(run)] == [("dark", round) for round in (1, 2, 3, 4)]
     assert all("cannot prove what it replied before" in each["why"] for each in missing(run))
-    assert asked == [1, 5, 6]
+    assert requested == [1, 5, 6]
     assert not roster.entry("dark").quarantine
 
 

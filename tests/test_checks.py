@@ -196,7 +196,7 @@ def test_a_client_whose_training_fails_is_missing_too(make: Make):
 
 
 @pytest.mark.parametrize(
-    ("least", "asked", "answered", "expected"),
+    ("least", "requested", "answered", "expected"),
     [
         ("all", 3, 3, True),
         (0.55, 100, 55, True),  # though 0.55 * 100 is 55.00000000000001
@@ -204,8 +204,8 @@ def test_a_client_whose_training_fails_is_missing_too(make: Make):
         (0.1, 3, 0, False),  # of nothing there is no mean
     ],
 )
-def test_how_many_are_enough(make: Make, least: Any, asked: int, answered: int, expected: bool):
-    assert enough(Simulation(make({"train.min_answers": least})).setup, asked, answered) == expected
+def test_how_many_are_enough(make: Make, least: Any, requested: int, answered: int, expected: bool):
+    assert enough(Simulation(make({"train.min_answers": least})).setup, requested, answered) == expected
 
 
 def is_as_it_was(now: ServerState, before: ServerState) -> bool:

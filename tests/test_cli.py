@@ -83,8 +83,8 @@ def test_protocol_is_an_option_and_means_what_it_does_in_python(experiment_file:
     assert "hold_out" in output.split("Note: ")[1]  # of the file's protocol, which is said not to be used
     (run,) = api.load(experiment_file.parent / "runs").runs
     with pytest.warns(FedshiftWarning, match="hold_out"):
-        (asked,) = api.grid(str(experiment_file), protocol="in-domain", method="fedavg", rounds=1)
-    assert run.identity.fingerprint == asked.fingerprint
+        (requested,) = api.grid(str(experiment_file), protocol="in-domain", method="fedavg", rounds=1)
+    assert run.identity.fingerprint == requested.fingerprint
     assert run.table["protocol"]["name"] == "in-domain"
     assert "in-domain" in refused("run", str(experiment_file), "--protocol", "indomain", "--dry-run")
 

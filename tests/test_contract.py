@@ -45,8 +45,8 @@ class Robust(FedAvg):
 
     def parts(self, model):
         parts = super().parts(model)
-        asked = Part.state(torch.zeros(model.clients), "server")
-        return {**parts, "snapshot": Part.zeros_like(parts, "down"), "asked": asked}
+        requested = Part.state(torch.zeros(model.clients), "server")
+        return {**parts, "snapshot": Part.zeros_like(parts, "down"), "asked": requested}
 
     def phases(self):
         return (Phase("train", (self.objective("train"),), snapshot=True),)
@@ -67,10 +67,10 @@ class Robust(FedAvg):
         return [clients[-1]]
 
     def note(self, state: ServerState, replies: Replies) -> ServerState:
-        asked = state.server["asked.value"].clone()
+        requested = state.server["asked.value"].clone()
         for client, weight in zip(replies.clients, replies.weights, strict=True):
-            asked[client] = weight
-        return state.updated({"asked.value": asked})
+            requested[client] = weight
+        return state.updated({"asked.value": requested})
 
 
 def test_the_drawn_step_is_the_same_for_all_and_changes_from_round_to_round(make: Make):

@@ -278,10 +278,10 @@ def test_a_hub_that_cannot_be_reached_is_asked_once(what: str, monkeypatch: pyte
         "weights": lambda: ResNet18(weights="nobody/nothing").encoder((3, 32, 32), 4),
         "clip": lambda: CLIP(path="nobody/nothing").dim,
     }
-    asked, slept = list[object](), list[float]()
+    requested, slept = list[object](), list[float]()
 
     def refuse(*about: object, **_: object) -> None:
-        asked.append(about)
+        requested.append(about)
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
@@ -289,4 +289,4 @@ def test_a_hub_that_cannot_be_reached_is_asked_once(what: str, monkeypatch: pyte
     with refuses("= 'nobody/nothing'"):
         asks[what]()
     assert not slept
-    assert len(asked) <= 1
+    assert len(requested) <= 1

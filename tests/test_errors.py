@@ -223,14 +223,14 @@ class _Logarithm(nn.Module):
         return (x - 100).log()
 
 
-def _why_diverged(x: Any, **asked: Any) -> str:
+def _why_diverged(x: Any, **requested: Any) -> str:
     y = np.arange(80) % 2
     data = pd.DataFrame(x, columns=["age", "iron"])
     sites = {"a": (data[:40], y[:40]), "b": (data[40:], y[40:])}
-    settings = {"run.engine": "sequential", **asked.pop("settings", {})}
-    asked = {"data": sites, "method": "fedavg", "model": "mlp", "rounds": 3, "settings": settings, **asked}
+    settings = {"run.engine": "sequential", **requested.pop("settings", {})}
+    requested = {"data": sites, "method": "fedavg", "model": "mlp", "rounds": 3, "settings": settings, **requested}
     with pytest.raises(DivergedError) as caught:
-        fedshift.compare(progress=Progress(), **asked)
+        fedshift.compare(progress=Progress(), **requested)
     return str(caught.value)
 
 

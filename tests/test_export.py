@@ -132,8 +132,8 @@ def check_executed(folder: Path, *formats: str) -> None:
     found = {name: re.search(rf"As {name}.*?```python\n(.*?)```", card, re.DOTALL) for name in formats}
     codes = {name: match.group(1).strip() for name, match in found.items()}
     assert max(len(code.splitlines()) for code in codes.values()) <= 5
-    asked = json.dumps([str(folder), [(name, BLOCKED[name], code, READ[name]) for name, code in codes.items()]])
-    subprocess.run([sys.executable, "-I", "-c", RUNNER, asked], check=True, cwd=folder)
+    requested = json.dumps([str(folder), [(name, BLOCKED[name], code, READ[name]) for name, code in codes.items()]])
+    subprocess.run([sys.executable, "-I", "-c", RUNNER, requested], check=True, cwd=folder)
     for name in formats:
         np.testing.assert_allclose(np.load(folder / f"{name}.npy"), expected, rtol=0, atol=TOLERANCE)
 

@@ -96,8 +96,8 @@ def link_of(folder: Path, grid: MemoryGrid) -> FlowerLink:
 def exchanged(folder: Path, grid: MemoryGrid, deadline: float = 1.0) -> dict[str, Any]:
     """What comes of asking every site whether it can take part."""
     agreement = Agreement.read(folder / "coordinator")
-    asked = {"run": agreement.run, "agreed": agreement.digest, "settings": agreement.agreed}
-    requests = {site: Join(site=site, **asked).to_bytes() for site in SITES}
+    requested = {"run": agreement.run, "agreed": agreement.digest, "settings": agreement.agreed}
+    requests = {site: Join(site=site, **requested).to_bytes() for site in SITES}
     came = dict(link_of(folder, grid).exchange(requests, deadline))
     return {site: data if isinstance(data, Away) else reply_of(data) for site, data in came.items()}
 

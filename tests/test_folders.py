@@ -127,8 +127,8 @@ def folder(finished: Run, tmp_path: Path) -> Run:
 def reading(folder: Run) -> list[Any]:
     """All that can be asked of a run."""
     run = Run.open(folder.path)
-    asked = (run.summary, run.records, run.notes, run.messages, run.table, folder.times, folder.environment)
-    return [*asked, {name: tensor.tolist() for name, tensor in run.weights.items()}, run.model()]
+    requested = (run.summary, run.records, run.notes, run.messages, run.table, folder.times, folder.environment)
+    return [*requested, {name: tensor.tolist() for name, tensor in run.weights.items()}, run.model()]
 
 
 @pytest.mark.parametrize("name", sorted(FILES))

@@ -415,16 +415,16 @@ def test_usps_and_svhn_from_the_hub(monkeypatch: pytest.MonkeyPatch):
     rows = {"image": [Image.new("L", (16, 16), 20 * digit) for digit in range(10)], "label": list(range(10))}
     names = datasets.ClassLabel(names=[str(digit) for digit in range(10)])
     held = datasets.Dataset.from_dict(rows, datasets.Features({"image": datasets.Image(), "label": names}))
-    asked: list[Any] = []
+    requested: list[Any] = []
 
     def load(*what: Any, split: str) -> datasets.Dataset:
-        asked.append((*what, split))
+        requested.append((*what, split))
         return held
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     data = Digits(domains=("usps", "svhn")).load(Streams(0))
     assert torch.equal(data.x[:, 0, 0, 0].long(), 20 * data.y)
-    assert asked == [("flwrlabs/usps", None, "train"), ("ufldl-stanford/svhn", "cropped_digits", "train")]
+    assert requested == [("flwrlabs/usps", None, "train"), ("ufldl-stanford/svhn", "cropped_digits", "train")]
 
 
 def test_what_cannot_be_had_is_named_with_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -202,8 +202,8 @@ def test_columns_are_left_out_by_name_and_by_number():
 def test_a_run_without_a_column_predicts_for_a_file_that_has_it():
     """Whatever stands in the column."""
     sites = {site: (pd.DataFrame(X, columns=[*"abc"]), Y) for site in "ns"}
-    asked = {"data": fedshift.in_memory(sites, exclude=["b"]), "model": "mlp", "rounds": 1, "progress": Progress()}
-    run = fedshift.run(method="fedavg", settings={"protocol": {"name": "train-on-all"}}, **asked)
+    requested = {"data": fedshift.in_memory(sites, exclude=["b"]), "model": "mlp", "rounds": 1, "progress": Progress()}
+    run = fedshift.run(method="fedavg", settings={"protocol": {"name": "train-on-all"}}, **requested)
     for name, value in (("one", 0.0), ("other", 1e6)):
         x = X.copy()
         x[:, 1] = value
@@ -274,10 +274,10 @@ def test_runs_and_data_are_moved_together(where: str):
     """With the folder around both; or an interrupted run alone, into which a copy of the data is put."""
     draw, y = np.random.default_rng(0), np.arange(40) % 2
     data = fedshift.in_memory({"north": (draw.normal(size=(40, 3)), y), "south": (draw.normal(size=(40, 3)), y)})
-    asked = {"data": data, "method": "fedavg", "model": "mlp", "rounds": 3, "settings": {"run.checkpoint_every": 1}}
-    whole = fedshift.run(**asked, out="whole", progress=Progress())
+    requested = {"data": data, "method": "fedavg", "model": "mlp", "rounds": 3, "settings": {"run.checkpoint_every": 1}}
+    whole = fedshift.run(**requested, out="whole", progress=Progress())
     with pytest.raises(KeyboardInterrupt):
-        fedshift.run(**asked, progress=interrupt_after(2))
+        fedshift.run(**requested, progress=interrupt_after(2))
     (path,) = (Path("runs") / "arrays").glob("fedavg*")
     if where == "runs":
         Path("runs").rename("elsewhere")

@@ -62,8 +62,8 @@ def test_every_member_reads_the_same(trial: Path):
     assert first.federation.shape == (1, 28, 28)
     assert first.federation.classes == tuple("0123456789")
     assert (first.target, first.clients) == ("c", {0: "a", 1: "b"})
-    asked = api.experiment("rotated-mnist", method="fedsr", hold_out="c", settings={"train.min_answers": 0.5})
-    assert first.experiment == asked
+    requested = api.experiment("rotated-mnist", method="fedsr", hold_out="c", settings={"train.min_answers": 0.5})
+    assert first.experiment == requested
 
 
 def test_a_site_that_fails_does_not_end_the_run_unless_that_was_asked_for(trial: Path, tmp_path: Path):

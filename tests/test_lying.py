@@ -49,8 +49,8 @@ def carry_out(
 def orders(request: bytes, position: int) -> Work | None:
     """A request to train in a round of the run; None: it is another."""
     work = request_of(request)
-    asked = isinstance(work, Work) and work.order and (work.position, work.order.exchange) == (position, "train")
-    return work if asked else None
+    requested = isinstance(work, Work) and work.order and (work.position, work.order.exchange) == (position, "train")
+    return work if requested else None
 
 
 def liar(lie: Lie, position: int = 2, sites: tuple[str, ...] = ("dark",)) -> Change:
@@ -88,7 +88,7 @@ def huge(work: Work, tensors: dict[str, Tensor]) -> None:
             tensors[name] = torch.full_like(tensors[name], 1e30)
 
 
-def says(name: str, value: float, work: Work, tensors: dict[str, Tensor]) -> None:
+def statement(name: str, value: float, work: Work, tensors: dict[str, Tensor]) -> None:
     """Another number in one place."""
     tensors[name] = torch.full_like(tensors[name], value)
 
@@ -126,10 +126,10 @@ def without_dark(tmp_path_factory: pytest.TempPathFactory) -> Run:
     [
         (huge, "times the cohort's median norm; federation.toml allows 20 (norm_factor)"),
         (partial(far, times=100), "81 times the cohort's median norm"),
-        (partial(says, "up.head.bias", torch.nan), "'head.bias' is not finite"),
-        (partial(says, "up.encoder.1.running_var", -0.4), "-0.4 in 'encoder.1.running_var', a variance"),
-        (partial(says, "telemetry.steps", 10**12), "1000000000000 in 'steps'"),
-        (partial(says, "telemetry.term.cross_entropy", 1e300), "term.cross_entropy = 1e+300"),
+        (partial(statement, "up.head.bias", torch.nan), "'head.bias' is not finite"),
+        (partial(statement, "up.encoder.1.running_var", -0.4), "-0.4 in 'encoder.1.running_var', a variance"),
+        (partial(statement, "telemetry.steps", 10**12), "1000000000000 in 'steps'"),
+        (partial(statement, "telemetry.term.cross_entropy", 1e300), "term.cross_entropy = 1e+300"),
     ],
 )
 def test_a_round_goes_on_without_the_liar(tmp_path: Path, without_dark: Run, lie: Lie, reason: str):
@@ -161,12 +161,12 @@ def test_too_few_honest_answers_merge_nothing(tmp_path: Path):
 
 @pytest.mark.parametrize("count", [10**15, -5, 0])
 def test_an_impossible_number_of_samples_is_not_merged(tmp_path: Path, count: int):
-    run = carry_out(tmp_path / "lies", liar(partial(says, "up.samples", count)), SAMPLES)
+    run = carry_out(tmp_path / "lies", liar(partial(statement, "up.samples", count)), SAMPLES)
     blamed(run, carry_out(tmp_path / "away", away(), SAMPLES), "'samples'")
 
 
 def test_impossible_counts_of_classes_are_not_merged(tmp_path: Path):
-    run = carry_out(tmp_path, liar(partial(says, "up.class_counts.value", -7)), small("fedpac"))
+    run = carry_out(tmp_path, liar(partial(statement, "up.class_counts.value", -7)), small("fedpac"))
     ((client, _, _, why),) = missing(run)
     assert client == "dark"
     assert "class_counts.value" in why
@@ -197,13 +197,13 @@ def test_a_merge_that_explodes_is_made_without_the_answer_to_blame(
     """Even if that is not the largest: each is left out in turn."""
     monkeypatch.setitem(METHODS._listed, "divides", Divides)
     divides = {"method.name": "divides"}
-    run = carry_out(tmp_path / "lies", liar(partial(says, "up.part", part)), divides)
+    run = carry_out(tmp_path / "lies", liar(partial(statement, "up.part", part)), divides)
     blamed(run, carry_out(tmp_path / "away", away(), divides), "with its answer the merge failed")
 
 
 def test_a_merge_that_fails_whoever_is_left_out_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(METHODS._listed, "divides", Divides)
-    lies = liar(partial(says, "up.part", 0.0), sites=SITES)
+    lies = liar(partial(statement, "up.part", 0.0), sites=SITES)
     with refuses("round 2 merged is not finite", "[method]", error=DivergedError):
         carry_out(tmp_path, lies, {"method.name": "divides"})
     run = carry_out(tmp_path, None, {"method.name": "divides"})  # nothing of it was saved

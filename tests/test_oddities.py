@@ -107,29 +107,29 @@ def test_it_is_said_once_and_stays_with_the_run():
         def note(self, text: str) -> None:
             self.notes.append(text)
 
-    heard, asked = Heard(), {"model": "mlp", "method": ["fedavg", "fedprox"], "rounds": 1, "seed": [0, 1]}
-    asked["settings"] = {"run.engine": "sequential"}
-    odd = fedshift.compare(data={"a": revealing(0), "b": revealing(1)}, progress=heard, **asked)
+    heard, requested = Heard(), {"model": "mlp", "method": ["fedavg", "fedprox"], "rounds": 1, "seed": [0, 1]}
+    requested["settings"] = {"run.engine": "sequential"}
+    odd = fedshift.compare(data={"a": revealing(0), "b": revealing(1)}, progress=heard, **requested)
     for lines in (heard.notes, odd.notes(), fedshift.load("runs").notes(), [each.text for each in cautions(odd)]):
         assert sum(line.startswith("Data: the column '3'") for line in lines) == 1
     heard.notes.clear()
-    again = fedshift.compare(data={"a": revealing(0), "b": revealing(1)}, progress=heard, **asked)
+    again = fedshift.compare(data={"a": revealing(0), "b": revealing(1)}, progress=heard, **requested)
     assert heard.notes == []  # as nothing is read again
     assert any(note.startswith("Data: ") for note in again.notes())
-    sound = fedshift.compare(data={"a": a, "b": b}, progress=heard, name="sound", **asked)
+    sound = fedshift.compare(data={"a": a, "b": b}, progress=heard, name="sound", **requested)
     assert not [note for note in (*heard.notes, *sound.notes()) if note.startswith("Data: ")]
 
 
 def test_a_perfect_score_is_noted():
     """On 56 test samples, of 45 of a class and site 14 (30 %, 13.5); not where it is perfect on a single class."""
-    asked: dict[str, Any] = {"model": "mlp", "method": "fedavg", "progress": Progress()}
+    requested: dict[str, Any] = {"model": "mlp", "method": "fedavg", "progress": Progress()}
     settings = {"protocol": {"name": "in-domain", "test": 0.3}, "train.steps": 30, "evaluate.metrics": ["auroc"]}
     settings["run.engine"] = "sequential"
 
     def noted(y: Any, distance: float, rounds: int) -> str:
         draw = np.random.default_rng(0)
         sites = {name: ((draw.normal(size=(90, 3)) + distance * y[:, None]).astype(np.float32), y) for name in "ab"}
-        found = fedshift.compare(data=sites, rounds=rounds, settings=settings, **asked)
+        found = fedshift.compare(data=sites, rounds=rounds, settings=settings, **requested)
         (note,) = [note for note in found.notes() if "perfect" in note] or [""]
         assert note in ("", *(f"{each.text} {each.remedy}" for each in found.cautions()))
         return note

@@ -196,16 +196,16 @@ def test_a_module_is_a_model_and_one_that_looks_whole_is_reported():
     x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
     sites = {site: (x, torch.arange(40) % 2) for site in ("a", "b")}
     module = nn.Sequential(nn.Linear(4, 2), nn.LogSoftmax(dim=1))
-    asked: dict[str, Any] = {"data": sites, "method": "fedavg", "rounds": 1, "progress": Progress()}
-    table = fedshift.compare(model=module, **asked)
+    requested: dict[str, Any] = {"data": sites, "method": "fedavg", "rounds": 1, "progress": Progress()}
+    table = fedshift.compare(model=module, **requested)
     assert table.runs[0].table["model"]["path"] == fedshift.own_model(module).path
     (note,) = [note for note in table.notes() if "whole classifier" in note]
     assert "Sequential gives 2 numbers for 2 classes" in note
     assert "own_model(..., head='0')" in note
     for made in (lambda: nn.Linear(4, 6), partial(nn.Linear, 4, 6)):
-        assert not [note for note in fedshift.compare(model=made, **asked).notes() if "whole classifier" in note]
+        assert not [note for note in fedshift.compare(model=made, **requested).notes() if "whole classifier" in note]
     with refuses("model = ", "model=module"):
-        fedshift.compare(model=3, **asked)
+        fedshift.compare(model=3, **requested)
 
 
 # Engines --------------------------------------------------------------------------------------------

@@ -82,12 +82,12 @@ def experiment(folder: Path, frame: pd.DataFrame, data: Mapping[str, Any] | None
     return Experiment.from_table(whole | tables)
 
 
-def carried_out(asked: Experiment) -> fedshift.Run:
-    return runner.start(asked, Progress())
+def carried_out(requested: Experiment) -> fedshift.Run:
+    return runner.start(requested, Progress())
 
 
-def training_rows(asked: Experiment) -> np.ndarray:
-    return torch.cat([client.train.rows for client in make_federated(asked).clients]).numpy()
+def training_rows(requested: Experiment) -> np.ndarray:
+    return torch.cat([client.train.rows for client in make_federated(requested).clients]).numpy()
 
 
 def sklearns(frame: pd.DataFrame, impute: str = "mean") -> Any:
@@ -106,8 +106,8 @@ def sklearns(frame: pd.DataFrame, impute: str = "mean") -> Any:
 @pytest.mark.parametrize("impute", ["mean", "median"])
 def test_each_site_alone_equals_scikit_learn_on_its_training_rows(tmp_path: Path, impute: str):
     frame = table()
-    asked = experiment(tmp_path, frame, {"statistics": "site", "impute": impute})
-    simulation = Simulation(asked)
+    requested = experiment(tmp_path, frame, {"statistics": "site", "impute": impute})
+    simulation = Simulation(requested)
     for client in simulation.federated.clients:
         statistics = simulation.site.prepared_by(client.id, {}).of(PREPARATION)
         reference = sklearns(frame.iloc[client.train.rows.numpy()], impute)
@@ -267,9 +267,11 @@ OTHER_METHODS = [
 def test_methods_and_engines(tmp_path: Path, method: dict[str, Any], way: str):
     """Every method runs unchanged, sends nothing else than it declares, and engines agree."""
     tables = {"method": method, "train": {"rounds": 2, "steps": 2, "batch": 8, "lr": 0.001, "precision": "float64"}}
-    asked = experiment(tmp_path, table(), WAYS[way], **tables)
-    run = carried_out(asked)
-    other = carried_out(asked.replace(run=asked.run.replace(engine="vectorised", out=str(tmp_path / "stacked"))))
+    requested = experiment(tmp_path, table(), WAYS[way], **tables)
+    run = carried_out(requested)
+    other = carried_out(
+        requested.replace(run=requested.run.replace(engine="vectorised", out=str(tmp_path / "stacked")))
+    )
     assert run.weights.keys() == other.weights.keys()
     for name, tensor in run.weights.items():
         torch.testing.assert_close(tensor, other.weights[name], rtol=1e-7, atol=1e-9)
@@ -285,12 +287,12 @@ def test_methods_and_engines(tmp_path: Path, method: dict[str, Any], way: str):
 @pytest.mark.parametrize("way", WAYS)
 def test_a_run_that_is_interrupted_goes_on_to_the_same_bits(tmp_path: Path, way: str):
     run_table = {"out": str(tmp_path / "runs"), "engine": "sequential", "threads": 1, "checkpoint_every": 1}
-    asked = experiment(tmp_path, table(), WAYS[way], run=run_table)
-    whole = carried_out(asked.replace(run=asked.run.replace(out=str(tmp_path / "whole"))))
+    requested = experiment(tmp_path, table(), WAYS[way], run=run_table)
+    whole = carried_out(requested.replace(run=requested.run.replace(out=str(tmp_path / "whole"))))
     with pytest.raises(KeyboardInterrupt):
-        runner.start(asked, interrupt_after(2))
-    fedshift.resume(scheduling.run_path(asked), progress=Progress())
-    (resumed,) = fedshift.load(scheduling.run_path(asked)).runs
+        runner.start(requested, interrupt_after(2))
+    fedshift.resume(scheduling.run_path(requested), progress=Progress())
+    (resumed,) = fedshift.load(scheduling.run_path(requested)).runs
     assert all(torch.equal(tensor, resumed.weights[name]) for name, tensor in whole.weights.items())
     assert whole.records == resumed.records
 
@@ -377,9 +379,9 @@ def institutions(tmp_path: Path, way: str, **tables: Any) -> Path:
     frame = table()
     columns = {**WAYS[way], "columns": [name for name, *_ in AGREED], "domain": ""}
     train = {"rounds": 2, "steps": 2, "batch": 8, "lr": 0.01, "min_answers": 0.5}
-    asked = experiment(tmp_path, frame, columns, train=train, **tables)
+    requested = experiment(tmp_path, frame, columns, train=train, **tables)
     said = {"shape": [5], "classes": ["ill", "well"], "columns": AGREED}
-    folder = members(tmp_path / "federation", asked, CLINICS, said)
+    folder = members(tmp_path / "federation", requested, CLINICS, said)
     for clinic in CLINICS:
         own = folder / "sites" / clinic / "mine.csv"
         frame[frame.clinic == clinic].drop(columns="clinic").to_csv(own, index=False)
@@ -432,14 +434,14 @@ def test_columns_that_a_site_hardly_has_are_noted_with_what_to_do(tmp_path: Path
     frame = table()
     frame.loc[EACH + 1 : 2 * EACH - 1, "dose"] = np.nan
     frame.loc[2 * EACH : 2 * EACH + 34, "dose"] = np.nan
-    asked = experiment(tmp_path, frame, {"statistics": "site"})
-    (note,) = [note for note in make_federated(asked).notes if "Almost all" in note]
+    requested = experiment(tmp_path, frame, {"statistics": "site"})
+    (note,) = [note for note in make_federated(requested).notes if "Almost all" in note]
     assert "at 1 of 3 sites: Oslo 98 % of 'dose'." in note
     for fix in ("data.exclude=dose", "data.indicate=dose", "data.pool=dose"):
         assert f"--set {fix}" in note
     for settings in ({"indicate": ["dose"]}, {"pool": ["dose"]}):
-        asked = experiment(tmp_path, frame, {"statistics": "site", **settings})
-        assert not [note for note in make_federated(asked).notes if "Almost all" in note]
+        requested = experiment(tmp_path, frame, {"statistics": "site", **settings})
+        assert not [note for note in make_federated(requested).notes if "Almost all" in note]
 
 
 def test_a_site_with_other_columns_is_named(tmp_path: Path):

@@ -56,7 +56,7 @@ def test_every_file_is_read_and_says_what_it_is():
         assert (exhibit.kind == "analysis") == bool(exhibit.analysis)
         if exhibit.analysis:
             ANALYSES.build(exhibit.analysis)
-            assert exhibit.says, name  # what the paper's figure shows
+            assert exhibit.statement, name  # what the paper's figure shows
         assert len({row.name for row in exhibit.rows}) == len(exhibit.rows)
         assert all(bool(row.method) != bool(row.why) for row in exhibit.rows), name
 

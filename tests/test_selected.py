@@ -121,15 +121,15 @@ def test_damage_is_noticed(make: Make):
 def test_runs_that_advance_together_keep_their_own(make: Make, tmp_path: Path):
     """As a stack, interrupted and resumed; each has the weights of its own best round."""
     changes = {**ROUGH, "run.engine": "vectorised", "run.together": 3}
-    asked = [make({**changes, "seed": seed}) for seed in (0, 1, 2)]
+    requested = [make({**changes, "seed": seed}) for seed in (0, 1, 2)]
     with pytest.raises(KeyboardInterrupt):
-        runner.run_all(asked, interrupt_after(7))
-    for folder in runner.resume(runner.below(scheduling.run_path(asked[0]).parent), Progress())[0]:
+        runner.run_all(requested, interrupt_after(7))
+    for folder in runner.resume(runner.below(scheduling.run_path(requested[0]).parent), Progress())[0]:
         run = Run(folder.path)
         assert selected_file(folder).name == selected_name(picked(run))
         run.model(round="selected")
     whole = [make({**changes, "seed": seed, "run.out": str(tmp_path / "whole")}) for seed in (0, 1, 2)]
-    for one, other in zip(asked, runner.run_all(whole, Progress())[0], strict=True):
+    for one, other in zip(requested, runner.run_all(whole, Progress())[0], strict=True):
         again = Run(scheduling.run_path(one))
         assert selected_file(again).read_bytes() == selected_file(other).read_bytes()
 

@@ -174,12 +174,12 @@ def test_a_missing_number_is_an_error_or_is_interpolated(tmp_path: Path, suffix:
 def test_times_are_numbers_or_dates_and_rise_in_each_recording(tmp_path: Path):
     stamps = [f"2024-01-31T12:00:0{second}.5" for second in (0, 1, 2, 7)]
     recording = steps("w", "oslo", "run", [1, None, None, 8], t=stamps)
-    asked: dict[str, Any] = {"columns": ["a"], "time": "t", "impute": "interpolate"}
-    data = load(save(tmp_path / "x.csv", recording, **asked))
+    requested: dict[str, Any] = {"columns": ["a"], "time": "t", "impute": "interpolate"}
+    data = load(save(tmp_path / "x.csv", recording, **requested))
     assert data.x.flatten().tolist() == [1, 2, 3, 8]
     assert data.notes[1].startswith("1 steps are more than 1.5 times as long")
     for times in (pd.to_datetime(stamps), pd.to_timedelta([0, 1, 2, 7], unit="s")):
-        assert torch.equal(load(save(tmp_path / "x.parquet", recording.assign(t=times), **asked)).x, data.x)
+        assert torch.equal(load(save(tmp_path / "x.parquet", recording.assign(t=times), **requested)).x, data.x)
     before = steps("v", "oslo", "run", [1, 2], t=[3, 4])
     for table, words in (
         ([before, steps("u", "oslo", "run", [1, 2, 3], t=[1, 2.5, 2.5])], ("2.5 in row 4", "after 2.5 in row 3")),
@@ -187,7 +187,7 @@ def test_times_are_numbers_or_dates_and_rise_in_each_recording(tmp_path: Path):
         ([recording.assign(t=["1.5.2024", *stamps[1:]])], ("'1.5.2024' in row 0", "ISO 8601")),
     ):
         with refuses(*words):
-            load(save(tmp_path / "x.csv", *table, **asked))
+            load(save(tmp_path / "x.csv", *table, **requested))
 
 
 # Recordings, sites and groups --------------------------------------------------------------------

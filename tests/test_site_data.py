@@ -176,12 +176,12 @@ def test_the_columns_of_the_data_are_written_down(tmp_path: Path):
 
 
 def test_columns_of_data_that_are_at_the_sites_only_are_asked_for(tmp_path: Path):
-    asked = ["init", "x", *COMMON, "--data", "signals", "--set", "data.path=data", "--set", "data.window=10"]
-    asked += ["--model", "cnn1d", "--classes", "rest,walk", "--shape", "2,10", "--to", str(tmp_path)]
-    done = CliRunner().invoke(app, ["federation", *asked])
+    requested = ["init", "x", *COMMON, "--data", "signals", "--set", "data.path=data", "--set", "data.window=10"]
+    requested += ["--model", "cnn1d", "--classes", "rest,walk", "--shape", "2,10", "--to", str(tmp_path)]
+    done = CliRunner().invoke(app, ["federation", *requested])
     assert str(done.exception).endswith("describe it: --set data.columns=age,marker")
-    asked += ["--set", "data.columns=speed,height"]
-    assert CliRunner().invoke(app, ["federation", *asked]).exit_code == 0
+    requested += ["--set", "data.columns=speed,height"]
+    assert CliRunner().invoke(app, ["federation", *requested]).exit_code == 0
 
 
 # What every member has ---------------------------------------------------------------------------

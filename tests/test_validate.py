@@ -81,8 +81,8 @@ def run(place: Path) -> Run:
     return carried_out(place, table_of(place))
 
 
-def validate(run: Run, data: Path, **asked: Any) -> Validation:
-    return fedshift.validate(run.path, data, **{"metrics": METRICS, **asked})
+def validate(run: Run, data: Path, **requested: Any) -> Validation:
+    return fedshift.validate(run.path, data, **{"metrics": METRICS, **requested})
 
 
 def changed(place: Path, tmp_path: Path, **columns: Any) -> Path:
