@@ -37,7 +37,6 @@ html_theme = "pydata_sphinx_theme"
 html_title = "fedshift"
 html_show_sourcelink = False
 html_copy_source = False
-smartquotes = False  # -- starts an option
 html_theme_options = {
     "logo": {"text": "fedshift"},
     "navbar_align": "left",

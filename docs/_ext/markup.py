@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*(?: [a-z]+\.[\w.]+=[^\s),;]+)?)")  # on the command line
 CODE = re.compile(r"(`[^`]+`|\$[^$]+\$)")
 
 
@@ -17,6 +18,8 @@ def markdown(text: str) -> str:
     text = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"`\1`", text)
     text = text.replace("``", "`")
     pieces = CODE.split(text)
+    pieces[::2] = [OPTION.sub(r"`\1`", piece) for piece in pieces[::2]]
+    pieces = CODE.split("".join(pieces))
     pieces[::2] = [re.sub(r"([<*_])", r"\\\1", piece) for piece in pieces[::2]]
     return "".join(pieces)
 
