@@ -265,7 +265,7 @@ class _FederatedRun:
             name = self.agreement.run
             raise FedshiftError(
                 f"{', '.join(sorted(self.refusing))} refuse the orders of round {self.position + 1} of the run: a site "
-                "answers one order at each position, and they have answered other orders, for example because the folder "
+                "answers one order at each position, and they have answered others, for example because the folder "
                 f"of the run was removed or is an old copy. To restart the run, ask each site to move its "
                 f"'state/{name}' away, and remove '{ROSTER}/{name}' here."
             )

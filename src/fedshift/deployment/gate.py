@@ -1,4 +1,4 @@
-"""The gate: the one port of a federation, through which sites reach the coordinator's SuperLink.
+"""The gate: a federation's only port, through which sites reach the coordinator's SuperLink.
 
 Flower's SuperLink serves its SuperNodes at the same port as clients that start runs and register keys, without
 authentication. So it listens on 127.0.0.1 only, and the gate forwards requests of SuperNodes with a site's key, and

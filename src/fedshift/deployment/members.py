@@ -47,7 +47,7 @@ class RosterEntry(File):
 
     Attributes:
         last: the digest of its last reply; empty before the first reply and after a confirmation.
-        quarantine: the reason of its quarantine; empty if there is none.
+        quarantine: the reason of its quarantine; empty outside quarantine.
     """
 
     last: str = ""
