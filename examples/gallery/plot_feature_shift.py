@@ -3,8 +3,8 @@ Make feature shift between sites visible
 ========================================
 
 Before you choose a method, check whether features differ between sites. ``inspect_data`` trains a classifier for each
-pair of sites that guesses the site of a sample (a classifier two-sample test). 50 % means that the sites look alike,
-100 % that a sample reveals its site.
+pair of sites that guesses the site of a sample (a classifier two-sample test). 50 % means that the test finds
+no difference, 100 % that every sample reveals its site.
 
 The script takes about 5 seconds and needs the extra ``sklearn``. The test finds differences in brightness, contrast,
 position and scale. It can miss others, and it does not show whether a difference hurts a model.
@@ -25,7 +25,7 @@ for finding in report.findings:
     print(f"- {finding}\n")
 
 # %%
-# Sites with nearly the same angle look alike. A star marks pairs that differ significantly (binomial test, corrected
+# Sites with nearly the same angle are hard to separate. A star marks pairs that differ significantly (binomial test, corrected
 # for the number of pairs).
 sites = [site.name for site in report.sites]
 accuracy = np.full((len(sites), len(sites)), np.nan)

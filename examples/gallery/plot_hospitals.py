@@ -2,7 +2,7 @@
 Your own tables: alone, one model for all, or a model for each site
 ===================================================================
 
-Three hospitals have a CSV file each. At one of them a marker has the opposite meaning, so a single model cannot suit
+Three hospitals have a CSV file each. At one hospital a marker has the opposite meaning, so a single model cannot suit
 all. You learn how to read your own tables, and how to compare local training, a global model and personalised models
 site by site.
 
@@ -11,7 +11,7 @@ why the methods differ; with real files you do not.
 """
 
 # %%
-# Each file in a folder is a site. Replace this cell with your own files.
+# Each file in a folder is a site. Replace this cell with your files.
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -55,6 +55,6 @@ for site in comparison.environments("test"):
         print(f"{site:6} {row.label:7} AUROC {row.score('test', environment=site).text(100)} %")
 
 # %%
-# Compare within a site, never by the mean alone: the mean hides who gains and who loses by joining.
+# Compare within a site, never by the mean alone: the mean hides which site gains and which loses by joining.
 plt.figure(comparison.plot(metric="auroc"))  # pyplot shows it (matplotlib 3.11)
 plt.show()

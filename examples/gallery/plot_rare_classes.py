@@ -2,7 +2,7 @@
 Rare classes: accuracy against AUROC, and class weights
 =======================================================
 
-Three clinics look for a rare disease, and one of them has no patient with it. A model that calls everyone well has a
+Three clinics look for a rare disease, and one clinic has no patient with it. A model that calls everyone well has a
 high accuracy and no use. You learn to choose metrics for rare classes, and what class weights change.
 
 The script takes about 5 seconds and needs the extra ``sklearn``. The data are generated.

@@ -2,7 +2,7 @@
 Inspect representations: do domains still differ?
 =================================================
 
-Methods for feature shift try to make representations of different domains alike. The proxy A-distance measures how
+Methods for feature shift try to make representations of different domains similar. The proxy A-distance measures how
 well a linear classifier separates two domains by their representations (0: not at all, 2: perfectly). You learn to
 analyse finished runs without training again.
 
