@@ -2,8 +2,8 @@
 Validate a model at a hospital that never joined
 ================================================
 
-Two hospitals train a model. A third hospital scores it on local patients before it uses it: discrimination, calibration,
-and thresholds that were chosen elsewhere. You learn to run ``validate`` and to read a reliability diagram.
+Two hospitals train a model. Before a third hospital uses it, it scores the model on local patients: discrimination,
+calibration, and thresholds that were chosen elsewhere. You learn to run ``validate`` and to read a reliability diagram.
 
 The script takes about 5 seconds and needs the extras ``pandas`` and ``sklearn``. The patients are generated: at the
 third hospital the disease is rarer, so the predicted probabilities are too high there.

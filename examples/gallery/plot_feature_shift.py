@@ -25,8 +25,8 @@ for finding in report.findings:
     print(f"- {finding}\n")
 
 # %%
-# Sites with nearly the same angle are hard to separate. A star marks pairs that differ significantly (binomial test, corrected
-# for the number of pairs).
+# Sites with nearly the same angle are hard to separate. A star marks pairs that differ significantly (binomial test,
+# corrected for the number of pairs).
 sites = [site.name for site in report.sites]
 accuracy = np.full((len(sites), len(sites)), np.nan)
 figure, axis = plt.subplots(figsize=(5, 4), layout="constrained")
