@@ -18,6 +18,7 @@ copyright = "2026, the fedshift developers"
 version = release = fedshift.__version__
 
 extensions = [
+    "api_links",
     "reference_pages",
     "myst_nb",
     "sphinx_design",
@@ -54,6 +55,7 @@ myst_heading_anchors = 4
 nb_execution_mode = "force"
 nb_execution_timeout = 120
 nb_execution_raise_on_error = True
+nb_execution_in_temp = True
 
 # API reference
 autodoc_typehints = "description"
@@ -71,6 +73,7 @@ sphinx_gallery_conf = {
     "filename_pattern": r"plot_",
     "within_subsection_order": FileNameSortKey,
     "abort_on_example_error": True,
+    "parallel": 2,
     "download_all_examples": False,
     "show_memory": False,
     "write_computation_times": False,
