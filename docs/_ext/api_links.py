@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extension with Sphinx."""
+    app.setup_extension("sphinx.ext.autodoc")
     app.connect("autodoc-process-docstring", keep_colon, priority=400)  # before napoleon
     app.connect("missing-reference", link_by_last_name)
     return {"parallel_read_safe": True}

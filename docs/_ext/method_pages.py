@@ -18,6 +18,7 @@ import torch
 from markup import cell, markdown, table
 from settings_tables import settings_table
 
+from fedshift.catalogue import built_in
 from fedshift.cli.catalogues import value_in_words
 from fedshift.core.method import Averaging, Method
 from fedshift.core.preparation_part import PREPARATION
@@ -65,7 +66,7 @@ class Crossing:
 def pages() -> dict[str, list[str]]:
     """The methods of each page by the page's name, which is the module's; the module's variants share its page."""
     by_module: dict[str, list[str]] = {}
-    for name in METHODS:
+    for name in filter(lambda name: built_in(METHODS.get(name)), METHODS):
         by_module.setdefault(METHODS.get(name).__module__.rpartition(".")[2], []).append(name)
     return {page: sorted(names, key=lambda name: name.replace("-", "_") != page) for page, names in by_module.items()}
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import typer.main
 from markup import cell, markdown, table, write
 from method_pages import method_page, methods_index, pages
 from settings_tables import settings_table
+from typer.models import ArgumentInfo
 
 from fedshift.cli.app import app as command_line
 from fedshift.cli.catalogues import listed
@@ -45,7 +46,10 @@ def commands_page() -> Iterator[str]:
     yield from ("# Commands", "", "`fedshift COMMAND --help` prints the same in the terminal.", "")
     for path, command in _commands(typer.main.get_command(command_line), "fedshift"):
         yield from (f"## {path}", "", markdown(command.help or ""), "", *_examples(command.epilog or ""), "")
-        yield from (*table(("option", "meaning", "values", "default"), map(_option, _options(command))), "")
+        yield from (
+            *table(("option", "meaning", "values", "default"), [_option(command, each) for each in command.params]),
+            "",
+        )
 
 
 def settings_page() -> Iterator[str]:
@@ -86,15 +90,19 @@ def _examples(epilog: str) -> list[str]:
     return [*(["```bash", *code, "```"] if code else []), "", *text]
 
 
-def _options(command: Any) -> list[Any]:
-    return [option for option in command.params if option.name != "help"]
-
-
-def _option(option: Any) -> tuple[str, ...]:
+def _option(command: Any, option: Any) -> tuple[str, ...]:
     argument = option.param_type_name == "argument"
     words = f"`{option.name.upper()}`" if argument else ", ".join(f"`{word}`" for word in option.opts)
     kind = "" if getattr(option, "is_flag", False) else option.type.name.replace("integer range", "integer")
     limit = getattr(option.type, "min", None)
     values = kind if limit is None else f"{kind} ≥ {limit}"
     default = "" if option.default in (None, False, ()) or callable(option.default) else f"`{option.default}`"
-    return words, cell(getattr(option, "help", None) or ""), values, "required" if option.required else default
+    meaning = getattr(option, "help", None) or (_argument_help(command, option.name) if argument else "")
+    return words, cell(meaning), values, "required" if option.required else default
+
+
+def _argument_help(command: Any, name: str) -> str:
+    """The help of an argument from the command's signature, because click 8.5 drops typer's."""
+    annotation = inspect.signature(command.callback, eval_str=True).parameters[name].annotation
+    found = [each.help for each in get_args(annotation) if isinstance(each, ArgumentInfo)]
+    return found[0] or "" if found else ""
