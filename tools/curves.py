@@ -3,8 +3,8 @@
     fedshift compare --seed 0,1,2 --set run.engine=sequential
     python tools/curves.py runs/rotated-mnist docs/_static/main-job.svg
 
-Solid lines show test environments, dashed lines the mean of validation environments; bands are one standard deviation
-over seeds. Text and axes follow the reader's light or dark theme.
+Solid lines show test environments with a band of one standard deviation over seeds, dashed lines the mean of validation
+environments. Text and axes follow the reader's light or dark theme.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import fedshift
 
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7"]
 INK = "#010203"
+SPACING = 0.075  # of the height of the axes, between labels
 THEME = "svg { color: #24292f } @media (prefers-color-scheme: dark) { svg { color: #e6edf3 } }"
 Curve = dict[int, list[float]]  # accuracies in % over seeds, by round
 
@@ -37,23 +38,27 @@ def accuracies(comparison: fedshift.Comparison, method: str, role: str) -> Curve
     return curve
 
 
-def draw_curve(axes: Axes, curve: Curve, colour: str, label: str, dashed: bool) -> None:
+def draw_curve(axes: Axes, curve: Curve, colour: str, dashed: bool) -> float:
+    """Draw a line, if solid with its band; returns its last value."""
     rounds = sorted(curve)
     means = [fmean(curve[number]) for number in rounds]
-    spreads = [stdev(curve[number]) if len(curve[number]) > 1 else 0.0 for number in rounds]
-    axes.plot(rounds, means, "--" if dashed else "-", color=colour, linewidth=1.2 if dashed else 2.0)
-    low, high = zip(*((mean - spread, mean + spread) for mean, spread in zip(means, spreads, strict=True)), strict=True)
-    axes.fill_between(rounds, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.annotate(
-        f"{label}  {means[-1]:.1f}",
-        (rounds[-1], means[-1]),
-        (6, 0),
-        textcoords="offset points",
-        va="center",
-        color=colour,
-        fontweight="normal" if dashed else "bold",
-        annotation_clip=False,
-    )
+    axes.plot(rounds, means, "--" if dashed else "-", color=colour, linewidth=1.1 if dashed else 2.2)
+    if not dashed:
+        spreads = [stdev(curve[number]) if len(curve[number]) > 1 else 0.0 for number in rounds]
+        pairs = list(zip(means, spreads, strict=True))
+        low, high = [mean - spread for mean, spread in pairs], [mean + spread for mean, spread in pairs]
+        axes.fill_between(rounds, low, high, color=colour, alpha=0.18, linewidth=0)
+    return means[-1]
+
+
+def label_ends(axes: Axes, ends: list[tuple[float, str, str, bool]]) -> None:
+    """Write each line's name and last value to the right of the axes, from low to high and without overlap."""
+    least, most = axes.get_ylim()
+    place = -1.0
+    for value, label, colour, dashed in sorted(ends):
+        place = max((value - least) / (most - least), place + SPACING)
+        weight = "normal" if dashed else "bold"
+        axes.text(1.01, place, f"{value:.1f}  {label}", transform=axes.transAxes, va="center", color=colour, weight=weight)
 
 
 def picture(comparison: fedshift.Comparison) -> str:
@@ -63,11 +68,14 @@ def picture(comparison: fedshift.Comparison) -> str:
     with matplotlib.rc_context(inked | {"svg.fonttype": "none", "svg.hashsalt": "curves", "font.size": 10}):
         figure = Figure(figsize=(8, 3.6))
         axes = figure.subplots()
-        figure.subplots_adjust(0.08, 0.15, 0.76, 0.9)
-        for role, dashed in (("validation", True), ("test", False)):
+        figure.subplots_adjust(0.08, 0.15, 0.7, 0.9)
+        ends = []
+        for role, name in (("validation", "validation"), ("test", "held out")):
             for method, colour in zip(methods, COLOURS, strict=False):
-                label = f"{method}, {'source validation' if dashed else 'held out'}"
-                draw_curve(axes, accuracies(comparison, method, role), colour, label, dashed)
+                dashed = role == "validation"
+                last = draw_curve(axes, accuracies(comparison, method, role), colour, dashed)
+                ends.append((last, f"{method}, {name}", colour, dashed))
+        label_ends(axes, ends)
         axes.spines[["top", "right"]].set_visible(False)
         axes.set(xlabel="round", title=f"Accuracy in %, {len(comparison.seeds)} seeds")
         axes.title.set(fontsize=11, ha="left", x=0.0)
