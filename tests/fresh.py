@@ -258,7 +258,7 @@ def _prepare() -> None:
 
     torch.set_num_threads(1)
     without_syncing()
-    modules = "study.api cli.main reporting.page reporting.live engines.workers engines.vectorised runs.trained"
+    modules = "study.api cli.main reporting.report_page reporting.live engines.workers engines.vectorised runs.trained"
     modules += " methods.client2vec.client2vec datasets.image_sets"
     for module in ("pytest", "hypothesis", *(f"fedshift.{name}" for name in modules.split())):
         import_module(module)

@@ -66,4 +66,4 @@ def test_features_are_computed_anew_and_it_is_said_once(
     assert torch.equal(embed(images, network), embed(images, network))
     assert len(loaded) == 2
     (said,) = caplog.messages
-    assert said.startswith("Nothing is kept in the cache of features (")
+    assert said.startswith("The cache of features cannot be written (")

@@ -205,7 +205,7 @@ def test_a_command_that_is_asked_to_end_says_how_to_go_on(
     errors = child.stderr
     (folder,) = (tmp_path / "runs" / "tiny").iterdir()
     assert word in errors
-    assert f"`fedshift resume {folder}` carries on" in errors.replace("\n", "")
+    assert f"`fedshift resume {folder}` continues" in errors.replace("\n", "")
     assert "Traceback" not in errors
     with pytest.raises(ProcessLookupError):  # nobody of its group is left
         os.killpg(child.pid, 0)

@@ -205,7 +205,7 @@ TABLE = pd.DataFrame({"a": [0.0, 1.0], "b": [1.0, 0.0]})
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "holds no site"),
+        ({}, "contains no site"),
         (
             {"north": (np.zeros((2, 2)), [0, 1]), "south": (np.zeros((2, 3)), [0, 1])},
             r"'south' has samples of the shape, type and columns \(\(3,\).* the first site \(\(2,\)",

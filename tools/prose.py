@@ -12,7 +12,6 @@ import re
 import sys
 import tokenize
 import tomllib
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -79,29 +78,24 @@ def hits(paths: Iterable[Path]) -> list[Hit]:
     ]
 
 
-def counts(tree: str) -> Counter[str]:
+def counts(tree: str) -> dict[str, int]:
     """How often each limited word occurs in a tree."""
-    texts = [text for _, _, text in prose(trees()[tree])]
-    return Counter({
-        word: sum(len(re.findall(rf"\b{word}\b", text, re.IGNORECASE)) for text in texts)
-        for word in WORDS["limits"][tree]
-    })
+    text = "\n".join(text for _, _, text in prose(trees()[tree]))
+    return {word: len(re.findall(rf"\b{word}\b", text, re.IGNORECASE)) for word in WORDS["limits"][tree]}
 
 
 def main() -> int:
     """Print hits and counts; the exit code is 1 if there are hits, or a word is over its limit."""
-    found = [hit for paths in trees().values() for hit in hits(paths)]
-    if "--counts" not in sys.argv:
-        for hit in found:
-            print(f"{hit.path.relative_to(ROOT)}:{hit.line}: '{hit.word}': {hit.use}")
-    over = False
-    for tree in WORDS["limits"]:
-        print(f"{tree}: {sum(hit.path in trees()[tree] for hit in found)} avoided words", end="")
-        for word, count in counts(tree).items():
-            over |= count > WORDS["limits"][tree][word]
-            print(f", {word} {count} of {WORDS['limits'][tree][word]}", end="")
-        print()
-    return int(bool(found) or over)
+    failed = False
+    for tree, paths in trees().items():
+        found = hits(paths)
+        if "--counts" not in sys.argv:
+            for hit in found:
+                print(f"{hit.path.relative_to(ROOT)}:{hit.line}: '{hit.word}': {hit.use}")
+        limited = [(word, count, WORDS["limits"][tree][word]) for word, count in counts(tree).items()]
+        print(f"{tree}: {len(found)} avoided", *(f"{word} {n} of {limit}" for word, n, limit in limited), sep=", ")
+        failed |= bool(found) or any(count > limit for _, count, limit in limited)
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Federated learning when clients' features differ.
 
-The stub beside this file lists the public names. Each is imported when it is first used, so that the command line
-starts quickly. What a method's page needs is in :mod:`fedshift.page`.
+``__init__.pyi`` lists the public names; each is imported on first use, so that the command line starts quickly.
+Method pages import :mod:`fedshift.page` instead.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import lazy_loader
 
 __version__ = "0.1.0"
 
-# Threads that wait for work sleep instead of spinning: beside another busy process spinning makes two threads ten times
-# slower. It stands here because OpenMP reads it once, when torch is loaded; a user's own value is kept.
+# Idle threads sleep instead of spinning: on a busy machine spinning makes two threads ten times
+# slower. OpenMP reads the variable once, when torch is loaded; a value that the user set is kept.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

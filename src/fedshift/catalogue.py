@@ -1,6 +1,6 @@
-"""Specs by name. Each room lists its specs in its ``__init__``, as text, so that a page is imported when it is used.
+"""Catalogues of specs by name. A room lists its specs as text in its ``__init__``, so that a module is imported on use.
 
-A variant, such as FedCiR without a term, is a class of its own in which settings are :func:`~fedshift.spec.fixed`.
+A variant, such as FedCiR without a term, is a subclass in which settings are :func:`~fedshift.spec.fixed`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ C = TypeVar("C", bound=Spec)
 
 
 class Catalogue(Generic[T]):
-    """Entries by name. A room's own are imported when first asked for; users add theirs by a decorator."""
+    """Specs by name: the built-in entries are imported on first use, users add theirs by a decorator."""
 
     def __init__(self, name: str, room: str, *, kind: str, base: str, entries: Mapping[str, str]) -> None:
-        """Say what is listed; classes are written "module:Class", the module as ``from`` has it: ".page" is the room's.
+        """Create a catalogue; entries map a name to "module:Class", with ".page" relative to the room.
 
         Args:
-            name: what the catalogue is called in its room, such as METHODS.
-            room: the package that lists it.
-            kind: what messages call an entry.
+            name: the catalogue's variable name, such as METHODS.
+            room: the package that defines it.
+            kind: the noun for an entry in messages.
             base: the class that every entry derives from.
-            entries: what the room has.
+            entries: the built-in entries.
         """
         self.kind, self.plural = kind, name.lower()
         self._variable = f"{room}.{name}"
@@ -43,17 +43,15 @@ class Catalogue(Generic[T]):
         return iter(sorted(self._listed))
 
     def base(self) -> type[T]:
-        """The class every entry derives from."""
         base: type[T] = _load(self._base)
         return base
 
     @property
     def table(self) -> str:
-        """The table of an experiment that holds an entry."""
         return self.base().section
 
     def get(self, name: str) -> type[T]:
-        """The class of a name.
+        """Return the class of a name.
 
         Raises:
             UnknownNameError: no entry has that name; the message names the nearest one.
@@ -65,10 +63,10 @@ class Catalogue(Generic[T]):
         return cls
 
     def register(self, name: str) -> Callable[[type[C]], type[C]]:
-        """Class decorator that makes a user's class known by a name.
+        """Class decorator that registers a user's class under a name.
 
         Raises:
-            FedshiftError: the name is taken, or the class does not derive from the right base.
+            FedshiftError: the name is taken, or the class does not derive from the catalogue's base.
         """
 
         def add(cls: type[C]) -> type[C]:
@@ -84,11 +82,6 @@ class Catalogue(Generic[T]):
         return add
 
     def name_of(self, spec: Spec) -> str:
-        """The name of a spec's class.
-
-        Raises:
-            FedshiftError: its class is not in the catalogue.
-        """
         cls = type(spec)
         for name, listed in self._listed.items():
             if _path(listed) == _path(cls):
@@ -96,15 +89,11 @@ class Catalogue(Generic[T]):
         raise FedshiftError(f"{cls.__name__} has no name: decorate it with @{self._variable}.register('name').")
 
     def table_of(self, spec: Spec) -> dict[str, Any]:
-        """A spec's name and settings, as TOML can hold them; :meth:`build` makes an equal spec of them."""
+        """A spec's name and settings as TOML values; :meth:`build` makes an equal spec of them."""
         return {"name": self.name_of(spec), **spec.table()}
 
     def build(self, table: Mapping[str, Any], where: str = "") -> T:
-        """Make a spec from a table with its ``name`` and settings; ``where`` is the table's name if it is another's.
-
-        Raises:
-            FedshiftError: a name or value in it is wrong or lacking.
-        """
+        """Make a spec from a table with its ``name`` and settings; ``where`` names the table in messages."""
         name, where = str(table["name"]), where or self.table
         cls = self.get(name)
         values = {key: value for key, value in table.items() if key != "name"}
@@ -116,7 +105,7 @@ class Catalogue(Generic[T]):
 
 
 class From(Nested):
-    """Marks a setting that is itself an entry of a catalogue: its name, or a table with a name and settings.
+    """Marks a setting that is an entry of a catalogue: a name, or a table with a name and settings.
 
     Write ``encoder: Annotated[Encoder, From(ENCODERS)]``.
     """
@@ -125,7 +114,7 @@ class From(Nested):
         self.catalogue = catalogue
 
     def build(self, value: Any, default: Any, where: str) -> Spec:
-        """The spec behind a name or table; a table without a name is of the default's."""
+        """The spec that a name or table describes; a table without a name describes the default's class."""
         if isinstance(value, Spec) and isinstance(value, self.catalogue.base()):
             return value
         table = {"name": value} if isinstance(value, str) else value
@@ -138,17 +127,16 @@ class From(Nested):
         )
 
     def is_default(self, spec: Spec, default: Any) -> bool:
-        """Whether a spec is what a default, or its name, stands for."""
+        """Whether a spec equals the default, which may be given as a name."""
         named = isinstance(default, str)
         return type(spec) is self.catalogue.get(default) and not spec.changed() if named else spec == default
 
     def table(self, spec: Spec) -> dict[str, Any]:
-        """The spec's name in the catalogue, and its settings."""
         return self.catalogue.table_of(spec)
 
 
 def built_in(cls: type) -> bool:
-    """Whether a class comes with the package; otherwise it is a user's."""
+    """Whether a class comes with the package, and not from a user's file."""
     return cls.__module__.startswith("fedshift.")
 
 

@@ -1,4 +1,4 @@
-"""Digests of what files hold, so that a changed input is never taken for the old one; and a user's file as a module."""
+"""Digests of file contents, so that a changed input is never taken for the old one; and importing a user's file."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from types import ModuleType
 from fedshift import files
 from fedshift.errors import FedshiftError
 
-KEPT = b"fedshift kept object "  # how a file begins whose first line goes on with a digest of what it means
+KEPT = (
+    b"fedshift kept object "  # the first bytes of a file whose first line continues with a digest of the object in it
+)
 PLUGIN = "fedshift_plugin_"  # how the names of modules begin that are plugins
 RAN_HERE = "plugins"  # the cache's folder that knows, by the digests of their bytes, which code ran on this machine
 
 
 def digest(path: str | Path) -> str:
-    """A digest of what decides results in a file, or a folder's files and their names below it; empty if there is none.
+    """A digest of what decides results in a file, or in a folder's files and their names; empty if it is missing.
 
-    Of a Python file it is of the files that it imports from its own folder as well, and of a kept object
-    (:data:`KEPT`) that of what the object means, which its first line says.
+    The digest of a Python file covers the files that it imports from its folder. The digest of a kept object
+    (:data:`KEPT`) is read from its first line.
 
     Raises:
-        FedshiftError: there is such a path, but it cannot be read.
+        FedshiftError: the path exists but cannot be read.
     """
     exact = code_digest(path) if str(path).endswith(".py") else _content(path)
     if not exact or not Path(path).expanduser().is_file():
@@ -39,11 +41,7 @@ def digest(path: str | Path) -> str:
 
 
 def code_digest(path: str | Path) -> str:
-    """A digest of the bytes of a file, and of those that a Python file imports from its own folder; empty if none.
-
-    Raises:
-        FedshiftError: one of them cannot be read.
-    """
+    """A digest of a file's bytes, and of the files that it imports from its folder; empty if it is missing."""
     own, beside = _content(path), imported(path)
     if not own or not beside:
         return own
@@ -75,18 +73,15 @@ def remember_code(path: str | Path) -> None:
 
 
 def ran_here(path: str | Path) -> bool:
-    """Whether a user of this machine ran a file of code, byte for byte."""
+    """Whether a user of this machine ran a file of code with exactly these bytes."""
     folder = files.cache_folder(RAN_HERE)
     return folder is not None and (folder / code_digest(path)).is_file()
 
 
 def imported(path: str | Path) -> list[Path]:
-    """The files below a Python file's folder that its import statements name, and theirs, in the order of their names.
+    """The files below a Python file's folder that its import statements name, recursively, sorted by name.
 
-    Modules from elsewhere, such as installed packages, and what is imported by a function call are not among them.
-
-    Raises:
-        FedshiftError: one of them cannot be read.
+    Installed packages and modules imported by a function call are excluded.
     """
     first = Path(path).expanduser().resolve()
     found, left = {first}, [first]
@@ -100,10 +95,10 @@ def imported(path: str | Path) -> list[Path]:
 
 @lru_cache(maxsize=256)
 def _named(file: Path, folder: Path, content: str) -> tuple[Path, ...]:
-    """The files that the import statements of a file may mean below a folder; read again when its content changes."""
+    """The files that a file's import statements may mean below a folder; cached by the file's content."""
     try:
         tree = ast.parse(file.read_bytes()) if content else ast.Module([], [])
-    except (OSError, SyntaxError, ValueError):  # which importing it says
+    except (OSError, SyntaxError, ValueError):  # which the import itself reports
         return ()
     modules = (module for node in ast.walk(tree) for module in _modules(node, file, folder))
     return tuple(each for module in modules for each in (module.with_suffix(".py"), module / "__init__.py"))
@@ -128,7 +123,7 @@ def _modules(node: ast.AST, file: Path, folder: Path) -> Iterator[Path]:
 
 @lru_cache(maxsize=64)
 def _digest(root: str, state: tuple[tuple[str, int, int], ...]) -> str:
-    """Read the files again only when a size or a time has changed."""
+    """The cached digest of files; they are read again only if a size or time changed."""
     total = files.hashing()
     for file, size, _ in state:
         total.update(f"{Path(file).relative_to(root)} {size}\n".encode(errors="surrogateescape"))
@@ -141,7 +136,7 @@ def _digest(root: str, state: tuple[tuple[str, int, int], ...]) -> str:
 
 
 def module_of(path: str | Path) -> ModuleType:
-    """What a file defines; it is imported again only when it, or what it imports from its folder, has changed.
+    """The module that a file defines; imported again only if the file, or what it imports from its folder, changed.
 
     Raises:
         FedshiftError: the file is missing or fails when imported.
@@ -169,6 +164,6 @@ def _loaded(path: str, content: str) -> ModuleType:
         exec(compile(Path(path).read_bytes(), path, "exec"), module.__dict__)  # what a plugin is for
     except FedshiftError:
         raise
-    except (Exception, SystemExit) as error:  # which would end the command, and say nothing
+    except (Exception, SystemExit) as error:  # which would end the command without a message
         raise FedshiftError(f"The plugin '{path}' fails when imported: {type(error).__name__}: {error}") from error
     return module

@@ -1,4 +1,4 @@
-"""Errors a user can act on: one readable message that names the value and the fix."""
+"""Errors that a user can act on: one readable message that names the value and the fix."""
 
 from __future__ import annotations
 
@@ -15,66 +15,60 @@ _ESCAPED = {code: f"\\x{code:02x}" for code in (*range(10), *range(11, 32), *ran
 
 
 class FedshiftError(Exception):
-    """Something the user gave or the machine lacks; the command line prints it and exits with 2."""
+    """Invalid input, or something that the machine lacks; the command line prints the message and exits with 2."""
 
     def __init__(self, message: str = "") -> None:
-        """Keep a message that can be printed, though a file's name in it may hold anything but "/"."""
         super().__init__(message.encode(errors="backslashreplace").decode().translate(_ESCAPED))
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows: the message alone where the error is raised, and the traceback where ``%tb`` asks for it.
-
-        IPython renders an uncaught error while it handles it, and ``%tb`` when nothing is handled any more.
-        """
         if sys.exc_info()[1] is not self:
             return traceback.format_exception(self)
         return [f"{type(self).__name__}: {self}", "(%tb shows where it was raised.)"]
 
 
 class FedshiftWarning(UserWarning):
-    """Something the user gave has no effect; the command line prints it as a note."""
+    """An input that has no effect; the command line prints the message as a note."""
 
 
 class DivergedError(FedshiftError):
-    """Training blew up; other runs of a grid go on."""
+    """Training diverged; other runs of a grid continue."""
 
     def __init__(self, what: str = "", fix: str = "") -> None:
-        """Keep what happened, and apart from it what helps, which not every command takes."""
         super().__init__(f"{what} {fix}" if fix else what)
         self.what, self.fix = what, fix
 
 
 class StoppedError(FedshiftError):
-    """Who asked for a run gives it up; it is left as it is."""
+    """The caller gave up a run; its folder stays as it is."""
 
 
 class DiskError(FedshiftError):
-    """A file could not be written: the disk is full, say."""
+    """A file could not be written, for example because the disk is full."""
 
 
 class LockedError(FedshiftError):
-    """Another process is at work in a folder."""
+    """Another process uses a folder."""
 
 
 class AuditError(FedshiftError):
-    """What a client would have sent holds what must stay."""
+    """A client's message contains data that must stay at the client."""
 
 
 class DamagedError(FedshiftError):
-    """A file of a run is not what was written; `fedshift resume` makes it again."""
+    """A file of a run differs from what was written; `fedshift resume` makes it again."""
 
 
 class UnknownNameError(FedshiftError):
-    """A name that is not among the known ones."""
+    """A name that is not among the known names."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
         """Build the message.
 
         Args:
-            kind: what was looked up, such as "method".
-            name: the name that was given.
-            known: every right name, in the order of a sequence, else in that of the alphabet.
-            hint: what else would help, such as a command that lists them.
+            kind: the noun for the name, such as "method".
+            name: the unknown name.
+            known: all valid names.
+            hint: a sentence with further help, such as a command that lists them.
         """
         names = [*known] if isinstance(known, Sequence) else sorted(known)
         near = get_close_matches(name.lower(), names, n=1, cutoff=0.5)
@@ -90,16 +84,11 @@ class MissingExtraError(FedshiftError):
 
 
 class Problems:
-    """Errors gathered over many items, and raised as one, so that a user can mend all of them at once."""
+    """Errors collected over many items and raised as one, so that a user can fix all of them at once."""
 
     SHOWN = 10
 
     def __init__(self, what: str) -> None:
-        """Begin with none.
-
-        Args:
-            what: what several of them are, after their number, such as "images cannot be read".
-        """
         self.count, self._what, self._shown = 0, what, list[FedshiftError]()
 
     def add(self, problem: FedshiftError) -> None:
@@ -110,7 +99,7 @@ class Problems:
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Add whatever is raised within, and go on; without an extra there is no going on."""
+        """Collect an error that the block raises; a missing extra is raised at once."""
         try:
             yield
         except MissingExtraError:
@@ -119,11 +108,7 @@ class Problems:
             self.add(error)
 
     def check(self) -> None:
-        """Raise what was gathered.
-
-        Raises:
-            FedshiftError: the only problem, or a list of the first ones that says how many more there are.
-        """
+        """Raise the only problem, or a list of the first ones with the number of the rest."""
         if self.count == 1:
             raise self._shown[0]
         if self.count:
@@ -134,11 +119,11 @@ class Problems:
 
 @contextmanager
 def needs(extra: str, feature: str) -> Iterator[None]:
-    """Import within what an extra of fedshift brings.
+    """Import optional packages within this context.
 
     Args:
-        extra: its name in pyproject.toml.
-        feature: what needs it, as the subject of the error's sentence.
+        extra: the extra's name in pyproject.toml.
+        feature: the feature that needs it, as the subject of the error's sentence.
 
     Raises:
         MissingExtraError: one of the packages is not installed.

@@ -39,7 +39,7 @@ class Experiment(Spec):
     data_seed: Seed | None = setting(
         None,
         help="seed of the data, of who has which, and of what is held out, so that runs of several seeds share them; "
-        "by default the run's own",
+        "by default the run's seed",
     )
     plugins: tuple[str, ...] = setting((), help="Python files that register methods, models or data sets of yours")
     data: Annotated[Dataset, From(DATASETS)] = setting("rotated-mnist", help="the data set")
@@ -51,23 +51,22 @@ class Experiment(Spec):
     method: Annotated[Method, From(METHODS)] = setting("fedavg", help="the method")
     train: Train = setting(Train(), help="local training, common to all methods")
     evaluate: Evaluate = setting(Evaluate(), help="when models are scored")
-    run: RunOptions = setting(RunOptions(), help="where and how a run is carried out; no part of its fingerprint")
+    run: RunOptions = setting(RunOptions(), help="where and how a run executes; not part of its fingerprint")
 
     def __post_init__(self) -> None:
-        """Refuse to choose the end of training on the test."""
         if self.train.patience != "off":
             self.protocol.check_choosing()
 
     def check(self) -> None:
-        """Raise an error if the method cannot work with this training, so that the run cannot be carried out."""
+        """Raise an error if the method cannot be trained with these settings."""
         self.method.core.check(self.train)
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:
-        """Build and check one run, with absolute paths; tables that are not given have their defaults.
+        """Build and check a run with absolute paths; missing tables have their defaults.
 
         Raises:
-            FedshiftError: a name, field or value is wrong; the message says which and what is right.
+            FedshiftError: a name, field or value is wrong; the message names the right one.
         """
         check_names(table, cls.settings(), "experiment")
         load_plugins(table.get("plugins", ()))
@@ -75,37 +74,36 @@ class Experiment(Spec):
 
     @property
     def seed_of_data(self) -> int:
-        """From which data, their division and their splits are drawn."""
+        """The seed of the data, their division and their splits."""
         return self.seed if self.data_seed is None else self.data_seed
 
     @property
     def method_name(self) -> str:
-        """The method's name in the catalogue."""
         return METHODS.name_of(self.method)
 
     @property
     def held_out(self) -> str | None:
-        """The domain that the protocol holds out; None where it holds out none."""
+        """The domain that the protocol holds out, if any."""
         return getattr(self.protocol, "hold_out", None)
 
     @property
     def case(self) -> tuple[str, str]:
-        """The method's name and the held-out domain (empty where none is), for which settings are tuned."""
+        """The method's name and the held-out domain (may be empty): settings are tuned per case."""
         return self.method_name, self.held_out or ""
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of all that decides the result: not the label, nor where and how it is run.
+        """A digest of everything that decides the result, without the label and the run options.
 
-        Files count by what they hold, not by where they lie (:attr:`contents`).
+        Files count by their content, not by their path (:attr:`contents`).
         """
         return _digest(self._decides(), self.contents)
 
     @cached_property
     def series(self) -> str:
-        """As the fingerprint, but equal for runs that differ only in their seed and held-out domain.
+        """The fingerprint without the seed and the held-out domain; the runs of a table row have the same series.
 
-        These are a row of a table. An index of clients is made for a seed, so its file does not count either.
+        A client index is built per seed, so its file does not count either.
         """
         decides = self._decides()
         for names in OF_ONE_RUN:
@@ -115,11 +113,10 @@ class Experiment(Spec):
 
     @cached_property
     def contents(self) -> dict[str, str]:
-        """Digests of what decides the result and is no setting, by what it is called.
+        """Digests of inputs that decide the result but are not settings, by name.
 
-        That is what local files hold, by the setting that names them; plugins with what they import from
-        their folder, by the file's name; and the source of classes from elsewhere (a script, a notebook), by the
-        class's name.
+        They cover local files (by the setting that names them), plugins with what they import from their folder (by
+        file name), and the source of classes from a script or notebook (by class name).
         """
         found = {".".join(names): digest(path) for names, path in self.paths() if path}
         for path in self.plugins:
@@ -133,13 +130,12 @@ class Experiment(Spec):
 
     @property
     def code(self) -> dict[str, str]:
-        """Digests of the files whose code a run carries out, by path: plugins, and those that settings name."""
+        """Digests of the files whose code a run executes, by path: plugins, and files that settings name."""
         specs = [spec for _, spec in self.specs()]
         named = [getattr(spec, name) for spec in specs for name, about in spec.settings().items() if about.code]
         return {path: digest(path) for path in (*self.plugins, *named)}
 
     def _decides(self) -> dict[str, Any]:
-        """The settings that decide the result; in the place of a file's path its content counts."""
         decides = {key: value for key, value in self.table().items() if key not in ("name", "run", "plugins")}
         for names, path in self.paths():
             if digest(path):
@@ -148,12 +144,11 @@ class Experiment(Spec):
 
     @property
     def inputs(self) -> Inputs:
-        """How samples become inputs of what is trained; what frozen stages make of them is read as it is."""
+        """How samples become the trained network's inputs; outputs of frozen stages are read unchanged."""
         return Inputs() if self.model.freezes else self.data.inputs()
 
     @property
     def run_name(self) -> str:
-        """The name of the run's folder."""
         words = [self.method_name, *([self.held_out] if self.held_out is not None else []), f"seed{self.seed}"]
         return "-".join([*map(_file_name, words), self.fingerprint[:8]])
 
@@ -170,7 +165,6 @@ def _digest(*what: Any) -> str:
 
 
 def _file_name(name: str) -> str:
-    """A name as a part of a file's name on any system; what is lost of it, the fingerprint tells apart."""
     plain = "".join(
         "_" if character in '/\\:*?"<>|' or not character.isprintable() else character for character in name
     )
@@ -178,7 +172,6 @@ def _file_name(name: str) -> str:
 
 
 def _put(table: dict[str, Any], names: Sequence[str], value: Any) -> None:
-    """Replace a setting of a nested table, if it is there."""
     for name in names[:-1]:
         table = table.get(name, {})
     if names[-1] in table:
@@ -186,12 +179,10 @@ def _put(table: dict[str, Any], names: Sequence[str], value: Any) -> None:
 
 
 def _file_of(cls: type) -> str | None:
-    """The file that a class was read from; None where there is none, as in a notebook."""
     return getattr(sys.modules.get(cls.__module__), "__file__", None)
 
 
 def _source(cls: type) -> str:
-    """The text of a class written in a plugin, a script or a notebook; its name where there is no text."""
     try:
         return inspect.getsource(cls)
     except (OSError, TypeError):
@@ -199,11 +190,7 @@ def _source(cls: type) -> str:
 
 
 def load_plugins(paths: Sequence[str]) -> None:
-    """Import the user's files, so that what they register is known; again only when one or what it imports changed.
-
-    Raises:
-        FedshiftError: a file is missing or fails when imported.
-    """
+    """Import the user's files, so that their entries are registered; again only if one or what it imports changed."""
     if not isinstance(paths, list | tuple) or not all(isinstance(path, str) for path in paths):
         raise FedshiftError(f'plugins = {shown(paths)}: give a list of paths, such as ["my_method.py"].')
     for path in paths:

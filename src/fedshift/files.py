@@ -21,16 +21,16 @@ from fedshift.errors import DiskError, FedshiftError
 
 
 def write(path: Path, data: bytes | str | Iterable[bytes], *, private: bool = False, soon: bool = False) -> None:
-    """Replace a file at once and see it to the disk: after a crash it holds either the old content or the new.
+    """Replace a file atomically and durably: after a crash it has either the old content or the new.
 
     Args:
         path: the file.
-        data: its content; pieces are written as they come, so that they need not be in memory together.
-        private: nobody but its owner may read it, at no time.
-        soon: the system decides when it reaches the disk, or :func:`sync`: after a power cut it may hold neither.
+        data: its content; pieces are written one by one and need not fit into memory together.
+        private: only the file's owner may read it, at all times.
+        soon: the system, or :func:`sync`, makes it durable later; after a power cut it may have neither content.
 
     Raises:
-        DiskError: it could not be written; what was there before is untouched.
+        DiskError: the file could not be written; its previous content is untouched.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     whole = data.encode() if isinstance(data, str) else data
@@ -51,12 +51,8 @@ def write(path: Path, data: bytes | str | Iterable[bytes], *, private: bool = Fa
 
 
 def sync(folder: Path, names: Iterable[str]) -> None:
-    """See files of a folder, and their names, to the disk.
-
-    Raises:
-        DiskError: one could not be written.
-    """
-    # Together, since a file system that is asked for several at once writes its journal once for all of them.
+    """Make files of a folder, and their names, durable."""
+    # Together, so that the file system writes its journal once for all of them.
     with ThreadPoolExecutor(max_workers=8) as pool:
         for _ in pool.map(lambda name: _sync_file(folder / name), names):
             pass
@@ -65,18 +61,14 @@ def sync(folder: Path, names: Iterable[str]) -> None:
 
 
 def rename(path: Path, to: Path) -> None:
-    """Give a file another name, at once and on the disk, in the place of what had it.
-
-    Raises:
-        DiskError: it could not be done; both are as they were.
-    """
+    """Rename a file atomically and durably, replacing ``to``."""
     with _readable(path):
         path.replace(to)
         _sync_folder(to.parent)
 
 
 def remove_abandoned(path: Path) -> None:
-    """Remove what processes that were killed on this machine left of a file that they were writing."""
+    """Remove temporary files of processes that were killed while they wrote a file."""
     for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.new"):
         process = leftover.suffixes[-2].removeprefix(".")
         if process.isdecimal() and not _alive(int(process)):
@@ -84,26 +76,22 @@ def remove_abandoned(path: Path) -> None:
 
 
 def opened(path: Path) -> BufferedReader:
-    """A file, opened for reading.
+    """Open a file for reading.
 
     Raises:
-        OSError: it cannot be read, or is a pipe, socket or device, which may never end or never begin.
+        OSError: it cannot be read, or is a pipe, socket or device, which may block forever.
     """
     mode = path.stat().st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a folder's own error is clear
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # opening a folder raises a clear error
         raise OSError(errno.EINVAL, "it is a pipe, socket or device, not a file", str(path))
     return path.open("rb")
 
 
 def read(path: Path, most: int | None = None) -> bytes:
-    """What a file holds.
-
-    Args:
-        path: the file.
-        most: how many bytes it may have; None: any number.
+    """The content of a file of at most ``most`` bytes.
 
     Raises:
-        OSError: it cannot be read, is a pipe, socket or device, or has more bytes.
+        OSError: it cannot be read, is a pipe, socket or device, or is larger.
     """
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -113,10 +101,10 @@ def read(path: Path, most: int | None = None) -> bytes:
 
 
 def walk(path: Path) -> Iterator[tuple[Path, list[str]]]:
-    """A folder and all below it, each once, with the names of the files in it.
+    """A folder and all folders below it, each once, with the names of their files.
 
-    Links to folders are followed after all else, so that a folder comes by its own path if it has one below ``path``;
-    links to ``path`` and to the folders above it are not followed.
+    Links to folders are followed last, so that a folder has its direct path if it has one below ``path``; links to
+    ``path`` or a folder above it are not followed.
     """
     seen: set[tuple[int, int]] = set()
     here, starts = path.resolve(), [path]
@@ -135,7 +123,7 @@ def walk(path: Path) -> Iterator[tuple[Path, list[str]]]:
 
 
 def digest(path: Path) -> str:
-    """A digest of what a file holds; empty if it cannot be read."""
+    """A digest of a file's content; empty if it cannot be read."""
     try:
         with opened(path) as file:
             return file_digest(file, hashing).hexdigest()
@@ -144,35 +132,25 @@ def digest(path: Path) -> str:
 
 
 def digest_of(data: bytes) -> str:
-    """The digest of a file that holds these bytes."""
     return hashing(data).hexdigest()
 
 
 def hashing(data: bytes = b"") -> blake2b:
-    """What makes such a digest, of data that come in pieces."""
+    """A hash object for the digest of data in pieces."""
     return blake2b(data, digest_size=16)
 
 
 def remove(path: Path) -> None:
-    """Remove a file, which may be gone already.
-
-    Raises:
-        DiskError: it could not be removed.
-    """
+    """Remove a file if it exists."""
     with _readable(path):
         path.unlink(missing_ok=True)
 
 
 def append(path: Path, line: str, *, soon: bool = False) -> None:
-    """Add a line and see it to the disk; after one that a crash cut short it begins on a line of its own.
-
-    Args:
-        path: the file.
-        line: without its end.
-        soon: the system decides when it reaches the disk.
+    """Append a line (without its end) durably; a line that a crash cut short is terminated first.
 
     Raises:
-        DiskError: it could not be written whole.
+        DiskError: the line could not be written whole.
     """
     with _readable(path), path.open("a+b") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
@@ -183,10 +161,7 @@ def append(path: Path, line: str, *, soon: bool = False) -> None:
 
 
 def cache_folder(name: str) -> Path | None:
-    """Where something is kept that could be made again: <name>/ in $FEDSHIFT_CACHE, by default in ~/.cache/fedshift.
-
-    None where the user has no home folder and sets no other.
-    """
+    """The folder <name>/ in $FEDSHIFT_CACHE, by default in ~/.cache/fedshift; None if the user has no home folder."""
     root = os.environ.get("FEDSHIFT_CACHE")
     try:
         return (Path(root).expanduser() if root else Path.home() / ".cache" / "fedshift") / name
@@ -195,7 +170,7 @@ def cache_folder(name: str) -> Path | None:
 
 
 def cache(name: str, file: str, data: bytes | str) -> None:
-    """Keep something that could be made again; where that is impossible it is logged, once for each reason."""
+    """Cache reproducible data; a failure is logged, once for each reason."""
     folder = cache_folder(name)
     if folder is None:
         _log_uncached(name, "there is no home folder")
@@ -210,7 +185,7 @@ def cache(name: str, file: str, data: bytes | str) -> None:
 @lru_cache
 def _log_uncached(name: str, reason: str) -> None:
     logging.getLogger(__name__).warning(
-        "Nothing is kept in the cache of %s (%s), so every run makes it anew. To change that, set the environment "
+        "The cache of %s cannot be written (%s), so every run computes its content. To fix that, set the environment "
         "variable FEDSHIFT_CACHE to a folder that can be written.",
         name,
         reason,
@@ -218,15 +193,11 @@ def _log_uncached(name: str, reason: str) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Raise an error if files could not be written into a folder, or it could not be made; nothing is left there.
-
-    Raises:
-        DiskError: they could not.
-    """
+    """Raise an error if the folder cannot be created or written; nothing is left there."""
     _check_no_file(path)
     there = next(each for each in (path, *path.parents) if os.path.lexists(each))
     try:
-        TemporaryFile(dir=there).close()  # permissions alone do not tell: root has all, and /proc takes no file
+        TemporaryFile(dir=there).close()  # permissions are not enough: root has all, and /proc accepts no file
     except OSError as error:
         raise DiskError(f"'{path}' cannot be written, as '{there}' is not writable: give another folder.") from error
 
@@ -238,18 +209,14 @@ def _check_no_file(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it.
-
-    Raises:
-        DiskError: it could not be made.
-    """
+    """Create a folder and its parents."""
     _check_no_file(path)
     with _readable(path):
         path.mkdir(parents=True, exist_ok=True)
 
 
 def _alive(process: int) -> bool:
-    """Whether a process of this number exists; True where that cannot be asked."""
+    """Whether a process exists; True where the system cannot be queried."""
     if os.name == "nt":  # where signal 0 would end it
         return True
     try:
@@ -272,7 +239,6 @@ def _sync(file: BinaryIO) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    """See to the disk which files a folder holds."""
     if os.name == "nt":  # Windows opens no folders, and keeps their order itself
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -284,11 +250,11 @@ def _sync_folder(path: Path) -> None:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Whatever the system objects to becomes one message that names the file and the fix."""
+    """Turn the system's error into one message that names the file and the fix."""
     try:
         yield
     except OSError as error:
         raise DiskError(
             f"'{path}' cannot be written: {error.strerror or error}. What was written before is kept: make room, and "
-            "the same command carries on (`fedshift resume`, if it was `fedshift run`), or choose another folder."
+            "the same command continues (`fedshift resume` after `fedshift run`), or choose another folder."
         ) from error

@@ -1,4 +1,4 @@
-"""How alike clients are, as heat maps in which the clients of a domain stand together."""
+"""Heat maps of the similarity between clients, with the clients of a domain next to each other."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-MOST_LETTERS = 24  # of a name beside a heat map
+MOST_LETTERS = 24  # of a label of a heat map
 
 
 def heat_maps(cosines: Mapping[str, Tensor], domains: Sequence[str]) -> Figure:
-    """Similarities between clients, and the mean of the last of them by domain (Client2Vec, Fig. 2 and 3).
+    """Similarities between clients, and the mean of the last matrix by domain (Client2Vec, Fig. 2 and 3).
 
     Args:
-        cosines: by the name of what is compared, a matrix (K, K).
-        domains: the domain of each client; lines part the domains.
+        cosines: by title, a matrix (K, K).
+        domains: the domain of each client.
     """
     order = sorted(range(len(domains)), key=lambda client: (domains[client], client))
     figure = Figure(figsize=(5.4 * (len(cosines) + 1), 5.2), layout="constrained")
@@ -44,7 +44,7 @@ def by_domain(cosines: Tensor, domains: Sequence[str]) -> Tensor:
 
 
 def drawable(name: str) -> str:
-    """A name as a figure can show it: letters that the font lacks as escapes, and the middle of a long one left out."""
+    """A name as a figure can show it: characters that the font lacks are escaped, and a long middle is cut."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     known = get_font(findfont(FontProperties())).get_charmap()

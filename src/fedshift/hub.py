@@ -1,4 +1,4 @@
-"""The Hugging Face hub: what this machine holds of it is found at once where the hub cannot be reached."""
+"""The Hugging Face hub: files in the local cache are found at once when the hub cannot be reached."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from fedshift.errors import FedshiftError, needs
 
 COMMIT = re.compile("[0-9a-f]{40}")
 SECONDS = 2.0  # in which the hub has to answer
-MEMORY = 60.0  # seconds after which it is asked again
+MEMORY = 60.0  # seconds until the hub is tried again
 
 
 @contextmanager
 def hub(name: str) -> Iterator[None]:
-    """Let a library read a hub id or a folder; if the hub does not answer, from this machine alone.
+    """Let a library read a hub id or a folder; offline if the hub does not answer.
 
-    The libraries ask a hub that cannot be reached again and again, for half a minute, before they look at what they
-    have. Within, they are told that there is no network instead, as by the environment variable HF_HUB_OFFLINE.
+    The libraries retry an unreachable hub for half a minute before they read their cache. Within this context they
+    behave as under HF_HUB_OFFLINE instead.
     """
     if Path(name).expanduser().is_dir() or answers():
         yield
@@ -46,12 +46,12 @@ def hub(name: str) -> Iterator[None]:
 
 @contextmanager
 def reading(source: str, setting: str, instead: str = "") -> Iterator[None]:
-    """Read a network, tokenizer or file of a hub id or a folder within; the hub is asked only if it answers.
+    """Read a network, tokenizer or file of a hub id or a folder within this context.
 
     Args:
         source: the hub id or folder.
         setting: the setting that names it, for messages.
-        instead: what else a user could choose, a sentence.
+        instead: a sentence with an alternative.
 
     Raises:
         FedshiftError: it cannot be read.
@@ -70,14 +70,14 @@ def reading(source: str, setting: str, instead: str = "") -> Iterator[None]:
 
 
 def pretrained(source: str, setting: str, commit: str | None = None, random: str = "", **options: Any) -> Any:
-    """A network that transformers opens by its Auto classes.
+    """A pretrained network, opened by an Auto class of transformers.
 
     Args:
         source: the hub id or folder.
         setting: the setting that names it, for messages.
         commit: the hub's commit; None: the newest, or a folder.
-        random: tensors with this in their names may be missing, and are then random.
-        options: what else ``from_pretrained`` is told.
+        random: tensors whose names contain this may be missing, and are then initialised randomly.
+        options: further arguments of ``from_pretrained``.
 
     Raises:
         FedshiftError: it cannot be read, or lacks weights.
@@ -91,23 +91,20 @@ def pretrained(source: str, setting: str, commit: str | None = None, random: str
     missing = sorted(name for name in about["missing_keys"] if not random or random not in name)
     if missing:
         raise FedshiftError(
-            f"{setting} = '{source}' holds no weights for {missing[0]} and {len(missing) - 1} more tensors, which "
+            f"{setting} = '{source}' lacks weights for {missing[0]} and {len(missing) - 1} more tensors, which "
             "would be random; save them, or take another network."
         )
     return network
 
 
 def answers() -> bool:
-    """Whether the hub can be reached, whatever it says; it is asked once a minute.
-
-    Without the library that reads it, which some extras bring, it cannot be reached.
-    """
+    """Whether the hub can be reached, tried once a minute; False without the library that reads it."""
     return find_spec("huggingface_hub") is not None and _answers(int(time.monotonic() // MEMORY))
 
 
 @lru_cache(maxsize=1)
 def _answers(period: int) -> bool:
-    """Ask the hub; ``period`` numbers the stretches of time that an answer holds for."""
+    """Try the hub; ``period`` numbers the intervals for which a result is cached."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
@@ -116,10 +113,10 @@ def _answers(period: int) -> bool:
     def ask() -> None:
         try:
             reached.append(get_session().head(constants.ENDPOINT, timeout=SECONDS).status_code)
-        except Exception as error:  # of whatever library it asks by; the caller says that the hub cannot be reached
+        except Exception as error:  # of the HTTP library in use; the caller reports that the hub cannot be reached
             logging.getLogger(__name__).info("the hub does not answer: %s", error)
 
-    # In a thread, since looking up a name has no time limit of its own.
+    # In a thread, since name resolution has no time limit.
     thread = Thread(target=ask, daemon=True)
     thread.start()
     thread.join(SECONDS)
@@ -127,13 +124,13 @@ def _answers(period: int) -> bool:
 
 
 def located(path: str, setting: str) -> tuple[str, str | None]:
-    """What a setting names: a folder of this machine, and None; or a hub id and its commit.
+    """The folder that a setting names, and None; or a hub id and its commit.
 
-    A hub id is written with its commit, ID@COMMIT, as the branch of a hub id may hold something else tomorrow.
+    A hub id requires its commit, ID@COMMIT, since a branch may change.
 
     Raises:
-        FedshiftError: there is no such folder, and it is no hub id with a commit; the message says the commit where it
-            can be found out.
+        FedshiftError: there is no such folder, and the path is not a hub id with a commit; the message suggests the
+            commit if it can be found.
     """
     folder = Path(path).expanduser()
     if path and folder.is_dir():
@@ -143,7 +140,7 @@ def located(path: str, setting: str) -> tuple[str, str | None]:
         return name, commit
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name in (".", ".."):
         raise FedshiftError(
-            f"{setting} = '{path}' is no folder of this machine, and no hub id; give ID@COMMIT or a folder."
+            f"{setting} = '{path}' is neither a folder of this machine nor a hub id; give ID@COMMIT or a folder."
         )
     known = commit_of(name)
     fix = (
@@ -151,17 +148,17 @@ def located(path: str, setting: str) -> tuple[str, str | None]:
         if known
         else (
             "give a folder that save_pretrained wrote, or ID@COMMIT, with the 40 digits that the hub shows; the hub "
-            "cannot be reached from here, or does not know it, and this machine holds no copy"
+            "cannot be reached from here, or does not have it, and this machine has no copy"
         )
     )
     raise FedshiftError(
-        f"{setting} = '{path}' is no folder of this machine; a hub id is written with its commit, so that it stays the "
+        f"{setting} = '{path}' is not a folder here; a hub id is written with its commit, so that it stays the "
         f"same: {fix}"
     )
 
 
 def commit_of(name: str) -> str:
-    """The commit of a hub id that this machine holds, else the hub's newest; empty if neither can be had."""
+    """The commit of a hub id in the local cache, else the hub's newest; empty if neither is available."""
     with needs("images", f"The hub id '{name}'"):
         from huggingface_hub import HfApi, try_to_load_from_cache
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError

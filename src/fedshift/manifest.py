@@ -1,7 +1,7 @@
-"""Whether files are intact: a manifest has the size and the digest of each, and is itself replaced atomically.
+"""Whether files are intact: a manifest lists the size and digest of each file, and is replaced atomically.
 
-Whatever a manifest names was on the disk before it. So a process that is killed at any moment leaves a manifest whose
-files are all there, and perhaps files that no manifest names, which count for nothing.
+Every file is durable before the manifest that names it. A process that is killed at any moment therefore leaves a
+manifest whose files all exist; files that no manifest names are ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Kind = TypeVar("Kind", bound=BaseModel)
 
 
 class FileDigest(BaseModel):
-    """What a manifest has of a file; of one that only grows, of its beginning."""
+    """A manifest's entry for a file, or for the first part of a growing file."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
@@ -34,7 +34,6 @@ class FileDigest(BaseModel):
 
     @classmethod
     def of(cls, data: bytes) -> Self:
-        """That of a file with this content."""
         return cls(size=len(data), digest=files.digest_of(data))
 
 
@@ -42,8 +41,8 @@ class Manifest(BaseModel):
     """The files of a folder.
 
     Attributes:
-        run: the fingerprint of what they belong to.
-        files: each by its path in the folder.
+        run: the fingerprint of the run that they belong to.
+        files: the entries by path in the folder.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -52,11 +51,7 @@ class Manifest(BaseModel):
     files: dict[str, FileDigest]
 
     def write(self, path: Path) -> None:
-        """Write it atomically; all that it names must be on the disk.
-
-        Raises:
-            DiskError: it could not be written; the one before is kept.
-        """
+        """Write it atomically; all files that it names must be durable."""
         files.write(path, digested_json(self.model_dump()))
 
     @classmethod
@@ -64,7 +59,7 @@ class Manifest(BaseModel):
         """Read a manifest.
 
         Raises:
-            DamagedError: it is missing, was changed, or belongs to something else than ``run``.
+            DamagedError: it is missing, was changed, or belongs to another run.
         """
         found = read_json(path, cls)
         if found.run != run:
@@ -76,20 +71,7 @@ class Manifest(BaseModel):
 
 
 def write_file(path: Path, data: bytes | Iterable[bytes], *, soon: bool = False, private: bool = False) -> FileDigest:
-    """Replace a file atomically.
-
-    Args:
-        path: the file.
-        data: its content, perhaps in pieces.
-        soon: whether the system decides when it reaches the disk, until :func:`fedshift.files.sync`.
-        private: whether nobody but its owner may read it.
-
-    Returns:
-        What a manifest says of it.
-
-    Raises:
-        DiskError: it could not be written; what was there before is kept.
-    """
+    """Replace a file atomically and return its entry; arguments as in :func:`fedshift.files.write`."""
     size, total = 0, files.hashing()
 
     def pieces() -> Iterator[bytes]:
@@ -108,17 +90,17 @@ def read_file(path: Path, entry: FileDigest | None, *, growing: bool = False) ->
 
     Args:
         path: the file.
-        entry: what the manifest has of it; None: nothing, so that it is damaged.
-        growing: whether more may come after that, which is not read.
+        entry: its entry in the manifest; None: it has none, so the file counts as damaged.
+        growing: whether the file may be longer than its entry; the rest is not read.
 
     Raises:
-        DamagedError: it is missing, or not what the manifest says.
+        DamagedError: it is missing, or differs from its entry.
     """
     return b"".join(_intact_pieces(path, entry, growing))
 
 
 def check_file(path: Path, entry: FileDigest | None) -> None:
-    """Raise a DamagedError unless a file is what a manifest says; it is read piece by piece."""
+    """Raise a DamagedError unless a file matches its entry; it is read piece by piece."""
     for _ in _intact_pieces(path, entry, growing=False):
         pass
 
@@ -137,11 +119,11 @@ def _intact_pieces(path: Path, entry: FileDigest | None, growing: bool) -> Itera
         reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror or error})"
         raise DamagedError(f"'{path}' {reason}.") from error
     if entry is None or total.hexdigest() != entry.digest:
-        raise DamagedError(f"'{path}' is damaged or truncated: its digest is not the one in the manifest.")
+        raise DamagedError(f"'{path}' is damaged or truncated: its digest differs from the manifest's.")
 
 
 class GrowingFile:
-    """A file to which lines are added; a manifest has its length and its digest so far."""
+    """A file to which lines are appended; a manifest has its length and digest so far."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -149,26 +131,19 @@ class GrowingFile:
 
     @property
     def entry(self) -> FileDigest:
-        """What a manifest says of the lines so far."""
+        """The entry for the lines so far."""
         return FileDigest(size=self._size, digest=self._total.hexdigest())
 
     def append(self, line: str) -> None:
-        """Add a line and see it to the disk.
-
-        Raises:
-            DiskError: it could not be written whole.
-        """
+        """Append a line durably."""
         files.append(self._path, line)
         self._add(line.encode() + b"\n")
 
     def go_back(self, entry: FileDigest | None) -> bytes:
-        """Cut off what was added after a manifest; None: all of it.
-
-        Returns:
-            What is left.
+        """Remove what was appended after a manifest's entry, or everything if it is None; return the rest.
 
         Raises:
-            DamagedError: the file has not what the manifest says.
+            DamagedError: the file does not start as the entry describes.
         """
         kept = read_file(self._path, entry, growing=True) if entry else b""
         if not self._path.exists() or self._path.stat().st_size != len(kept):
@@ -186,15 +161,14 @@ class GrowingFile:
 
 
 def digested_json(table: Mapping[str, Any]) -> str:
-    """A table as JSON that ends with a digest of the rest."""
     return json.dumps({**table, "digest": _digest(table)}) + "\n"
 
 
 def read_json(path: Path, kind: type[Kind]) -> Kind:
-    """Read what :func:`digested_json` wrote.
+    """Read a file that :func:`digested_json` wrote.
 
     Raises:
-        DamagedError: it is missing, was changed, or is of another kind.
+        DamagedError: it is missing, was changed, or does not fit the model ``kind``.
     """
     try:
         return checked(_undigested(parsed(files.read(path))), kind)
@@ -216,10 +190,10 @@ def _digest(table: Mapping[str, Any]) -> str:
 
 
 def read_table(path: Path, entry: FileDigest | None, kind: type[BaseModel]) -> dict[str, Any]:
-    """A JSON file that a manifest names, as it was written.
+    """A JSON file that a manifest names.
 
     Raises:
-        DamagedError: it is missing, not what the manifest says, or not of the kind.
+        DamagedError: it is missing, differs from its entry, or does not fit the model ``kind``.
     """
     try:
         table: dict[str, Any] = parsed(read_file(path, entry))
@@ -230,10 +204,10 @@ def read_table(path: Path, entry: FileDigest | None, kind: type[BaseModel]) -> d
 
 
 def read_lines(path: Path, data: bytes, kind: type[Kind]) -> list[Kind]:
-    """The lines of a file of JSON lines, of which ``data`` is the part that counts.
+    """The lines of a JSON-lines file; ``data`` is the part of it that counts.
 
     Raises:
-        DamagedError: a line is not of the kind.
+        DamagedError: a line does not fit the model ``kind``.
     """
     with intact(path):
         return [checked(parsed(line), kind) for line in data.splitlines()]
@@ -241,11 +215,7 @@ def read_lines(path: Path, data: bytes, kind: type[Kind]) -> list[Kind]:
 
 @contextmanager
 def intact(path: Path, fix: str = "") -> Iterator[None]:
-    """Turn whatever is wrong with a file that is read within into one error, which may say what helps.
-
-    Raises:
-        DamagedError: the file is not what was written.
-    """
+    """Turn any error of reading a file within this context into a DamagedError with a fix."""
     try:
         yield
     except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
@@ -253,11 +223,7 @@ def intact(path: Path, fix: str = "") -> Iterator[None]:
 
 
 def parsed(text: bytes) -> Any:
-    """The value of JSON in UTF-8.
-
-    Raises:
-        ValueError: it is none; the message says why.
-    """
+    """The value of JSON in UTF-8; a ValueError explains what is wrong."""
     try:
         return json.loads(text.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -269,11 +235,7 @@ def parsed(text: bytes) -> Any:
 
 
 def checked(value: Any, kind: type[Kind]) -> Kind:
-    """A parsed value as a model.
-
-    Raises:
-        ValueError: it does not fit; the message says where and why.
-    """
+    """A parsed value as a model; a ValueError explains what is wrong and where."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:

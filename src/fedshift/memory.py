@@ -1,4 +1,4 @@
-"""How much memory this process used and may still use, refusing what cannot fit, and what to do without."""
+"""How much memory this process used and may still use, and refusing what cannot fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MEMINFO = Path("/proc/meminfo")
 GROUPS = Path("/proc/self/cgroup")
 MOUNT = Path("/sys/fs/cgroup")
 
-# What torch and the system say in errors that have no class of their own.
+# Messages of torch and of the system for errors without a dedicated class.
 _SHORTAGE = (
     *("can't allocate memory", "not enough memory", "out of memory", "cannot allocate memory", "bad_alloc"),
     "cublas_status_alloc_failed",
@@ -30,16 +30,16 @@ _SHORTAGE = (
 
 
 def available() -> int | None:
-    """Bytes this process may still use: the machine's, or fewer under a container's or its own limit; None: unknown."""
+    """Bytes this process may still use, limited by the machine, containers and process limits; None: unknown."""
     known = [count for count in (_machine(), _process(), *_containers()) if count is not None]
     return max(min(known), 0) if known else None
 
 
 def peak(device: torch.device) -> int | None:
-    """The most bytes that were in use at a time, since this process began; None: unknown.
+    """The peak memory in bytes since this process started; None: unknown.
 
-    Of a CUDA device those of its tensors; else what was resident of this process or, if that is more, of the largest
-    of its worker processes: they share pages, so a sum would count these several times.
+    For a CUDA device the peak of its tensors; else the peak resident size of this process or, if larger, of its largest
+    worker process (they share pages, so a sum would count these several times).
     """
     if device.type == "cuda":
         from torch.cuda import max_memory_allocated
@@ -52,15 +52,15 @@ def peak(device: torch.device) -> int | None:
 
 
 def check(nbytes: int, what: str, fix: str) -> None:
-    """Refuse what cannot fit, before it is made; where the memory is unknown, nothing is refused.
+    """Refuse what cannot fit before it is allocated; where the available memory is unknown, nothing is refused.
 
     Args:
-        nbytes: how many bytes it takes.
-        what: what takes them, as the subject of a sentence, such as "A batch of 512 images of 224 x 224 pixels".
-        fix: what to do instead, a sentence.
+        nbytes: the bytes needed.
+        what: the subject of the message, such as "A batch of 512 images of 224 x 224 pixels".
+        fix: a sentence with an alternative.
 
     Raises:
-        FedshiftError: it takes more than is available.
+        FedshiftError: it needs more than is available.
     """
     free = available()
     if free is not None and nbytes > free:
@@ -68,7 +68,7 @@ def check(nbytes: int, what: str, fix: str) -> None:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether an error says that memory is used up, that of an accelerator included."""
+    """Whether an error reports that memory is used up, also on an accelerator."""
     if isinstance(error, MemoryError):
         return True
     kinds = RuntimeError, OSError, ImportError
@@ -76,18 +76,17 @@ def is_shortage(error: BaseException) -> bool:
 
 
 def in_words(error: BaseException) -> str:
-    """What to do about a shortage, with what was said of it."""
+    """The message for a shortage, with its fix."""
     reason = (str(error).strip() or "an allocation failed").splitlines()[0]
     return (
         f"The memory is used up ({reason}). Lower what is in memory at once: train.batch, evaluate.batch, the number "
         "of samples, data.size of images, run.together (runs of a table that advance together) or run.workers, or set "
-        "run.engine=sequential. What was recorded is kept: `fedshift resume` carries on from the last checkpoint, and "
+        "run.engine=sequential. Records are kept: `fedshift resume` continues from the last checkpoint, and "
         "takes [run] from the run's experiment.toml, where it may be changed."
     )
 
 
 def _machine() -> int | None:
-    """What the kernel can hand out without swapping."""
     for line in _text(MEMINFO).splitlines():
         name, _, value = line.partition(":")
         if name == "MemAvailable" and value.split()[:1] and value.split()[0].isdigit():
@@ -96,7 +95,6 @@ def _machine() -> int | None:
 
 
 def _process() -> int | None:
-    """What the limit of this process's address space leaves (``ulimit -v``)."""
     pages = _text(PAGES).split()[:1]
     if sys.platform == "win32" or not pages or not pages[0].isdigit():
         return None
@@ -105,7 +103,6 @@ def _process() -> int | None:
 
 
 def _most_resident(process: str) -> int | None:
-    """The most that was resident of a process, by its number; the kernel says it in KiB."""
     for line in _text(PROCESSES / process / "status").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -113,18 +110,17 @@ def _most_resident(process: str) -> int | None:
 
 
 def _containers() -> Iterator[int | None]:
-    """What is left of each control group (version 2) that this process is in, and of every group above it."""
+    """The bytes left in each control group (version 2) of this process, and in every group above it."""
     for line in _text(GROUPS).splitlines():
         if not line.startswith("0::"):
             continue
         folder = MOUNT / line.removeprefix("0::").lstrip("/")
-        # A container may see its own group mounted at the root, under another path than the kernel names.
+        # A container may see its control group mounted at the root, under another path than the kernel names.
         for group in dict.fromkeys((folder, *(above for above in folder.parents if above.is_relative_to(MOUNT)))):
             yield _left(group)
 
 
 def _left(group: Path) -> int | None:
-    """A group's limit less what it uses; files that are only cached do not count, since they are given up first."""
     most, now = _text(group / "memory.max").strip(), _text(group / "memory.current").strip()
     if not (most.isdigit() and now.isdigit()):  # "max": no limit
         return None
@@ -133,7 +129,6 @@ def _left(group: Path) -> int | None:
 
 
 def _text(path: Path) -> str:
-    """A file's text; empty where there is none to read, as on other systems."""
     try:
         return path.read_text(errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Reading Parquet by pyarrow, of which a small file may hold a table that is too large for the memory."""
+"""Reading Parquet by pyarrow; a small file may contain a table that does not fit into memory."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MOST_COLUMNS = 100_000
 
 
 def read(file: Path, columns: Sequence[str] | None = None) -> Any:
-    """A file, or some of its columns, as a table of Arrow, with decimals as float64.
+    """A file, or some of its columns, as an Arrow table with decimals as float64.
 
     Raises:
         MissingExtraError: pyarrow is not installed.
-        FedshiftError: it has too many columns, or takes more memory than is free.
-        pyarrow.ArrowException: the file is damaged, say.
+        FedshiftError: it has too many columns, or needs more memory than is available.
+        pyarrow.ArrowException: the file is damaged.
         OSError: it cannot be read.
     """
     _check_fits(file, columns)
@@ -33,19 +33,16 @@ def read(file: Path, columns: Sequence[str] | None = None) -> Any:
 
 
 def columns_of(file: Path) -> list[str]:
-    """The names of a file's columns, in order."""
     return list(opened(file).schema_arrow.names)
 
 
 def opened(file: Path) -> Any:
-    """A file of which only the description is read yet."""
     parquet = _pyarrow().ParquetFile(file, buffer_size=1 << 20)
     check_width(file, parquet.metadata.num_columns)
     return parquet
 
 
 def check_width(file: Path, columns: int) -> None:
-    """Raise an error if a file has too many columns."""
     if columns > MOST_COLUMNS:
         raise FedshiftError(
             f"'{file}' has {columns:,} columns, and at most {MOST_COLUMNS:,} are read: write fewer, or turn columns "
@@ -54,7 +51,7 @@ def check_width(file: Path, columns: int) -> None:
 
 
 def _check_fits(file: Path, columns: Sequence[str] | None) -> None:
-    """Refuse a table that does not fit into memory, by what its description says and by its first rows."""
+    """Refuse a table that does not fit into memory, judged by its metadata and first rows."""
     parquet = opened(file)
     rows, groups = parquet.metadata.num_rows, range(parquet.metadata.num_row_groups)
     described = sum(

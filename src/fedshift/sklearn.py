@@ -1,7 +1,7 @@
 """scikit-learn's interface: a federation of arrays as one classifier.
 
-Inputs are taken as they are given. A scaler in a pipeline sees the samples of all sites together, which no machine of
-a real federation could; what keeps statistics at the sites, or sends their sums only, is in docs/model-back.md.
+Inputs are used as given. A scaler in a pipeline sees the samples of all sites together, which a real federation could
+not; see the table settings for statistics that stay at the sites or are summed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ with needs("sklearn", "FederatedClassifier"):
 Array = np.ndarray[Any, Any]
 ALONE = "all"  # the name of the only site, where none is named
 NAME = "classifier"  # of its runs
-LR = 0.003  # of Adam, whose steps stay small where features are not scaled
+LR = 0.003  # of Adam, whose steps stay small for unscaled features
 MISSING = ("", "None", "nan", "<NA>", "NaT")  # how a site that is not known is written
 WEIGHTS = "train.class_weights"
 BATCH = 512  # samples that are predicted for together
@@ -47,16 +47,15 @@ BATCH = 512  # samples that are predicted for together
 class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """A classifier that sites train together, by any method.
 
-    Once fitted it has ``n_features_in_`` as well, and of a table of pandas ``feature_names_in_``.
-
     Attributes:
         classes_: the classes, sorted.
         sites_: the sites' names, sorted.
-        run_: the run, with its records and messages; its files are gone with the classifier unless ``out`` is given. A
-            copy, or one that was pickled, has no run.
+        n_features_in_, feature_names_in_: as in scikit-learn; the second for pandas tables.
+        run_: the run, with its records and messages; its files are removed with the classifier unless ``out`` is set. A
+            copied or unpickled classifier has no run.
     """
 
-    _parameter_constraints: ClassVar[dict[str, Any]] = {  # as scikit-learn checks its own
+    _parameter_constraints: ClassVar[dict[str, Any]] = {  # as scikit-learn's estimators
         "method": "no_validation",
         "model": "no_validation",
         "rounds": [Interval(Integral, 1, None, closed="left")],
@@ -83,21 +82,21 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         out: str | Path | None = None,
         verbose: bool = False,
     ) -> None:
-        """Say how to train.
+        """Set the parameters of training.
 
         Args:
-            method: a name, instance or table, as :func:`fedshift.run` takes it.
-            model: likewise.
+            method: a name, instance or table, as in :func:`fedshift.run`.
+            model: a name, instance or table.
             rounds: communication rounds.
-            seed: of all that is drawn.
-            settings: other settings, dotted, such as ``{"train.lr": 0.1, "method.l2r": 0.05}``.
-            class_weight: what a sample of each class counts in the cross-entropy, by class, 1 for one that is not
-                named; or "balanced", n / (C n_c) for a class with n_c of n samples of C classes. Either is of each
-                site's own training samples, over which weights have the mean 1; see ``train.class_weights``.
-            validation_fraction: part of each site's samples that is not trained on, but scored, from 0 to below 1.
-            round: "last", or "selected": predict with the model of the round that is best on these samples.
-            out: the folder that keeps the data and the run; None: none is kept. A run that is there already is not
-                carried out again, and one that was interrupted goes on.
+            seed: of all random draws.
+            settings: other settings by dotted name, such as ``{"train.lr": 0.1, "method.l2r": 0.05}``.
+            class_weight: the weight of each class in the cross-entropy, 1 for a class that is not named; or "balanced",
+                n / (C n_c) for a class with n_c of n samples of C classes. Weights are scaled to a mean of 1 over each
+                site's training samples; see ``train.class_weights``.
+            validation_fraction: part of each site's samples that is scored instead of trained on, from 0 to below 1.
+            round: "last", or "selected": predict with the model of the round with the best validation score.
+            out: the folder of the data and the run; None: temporary. A finished run there is reused, an interrupted one
+                resumed.
             verbose: whether to show the progress.
         """
         self.method = method
@@ -118,11 +117,11 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             X: samples (N, features) of numbers, or (N, ...) for models that take such, or uint8 images (N, channels,
                 height, width); or a mapping from each site's name to its samples and their classes.
             y: the class of each sample, (N,); None with a mapping.
-            sites: the site of each sample, (N,); None: all are of one.
+            sites: the site of each sample, (N,); None: a single site.
 
         Raises:
             ValueError: samples, classes or a parameter cannot be used.
-            FedshiftError: a setting is wrong, or the run cannot be carried out.
+            FedshiftError: a setting is wrong, or the run failed.
         """
         self._validate_params()
         given = X
@@ -161,12 +160,12 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _settings(self) -> dict[str, Any]:
-        """The settings, with the weights of classes by what these are called in the run."""
+        """The settings, with class weights keyed by the run's class names."""
         settings = dict(self.settings or {})
         if self.class_weight is None:
             return settings
         if WEIGHTS in settings:
-            raise ValueError(f"class_weight and settings['{WEIGHTS}'] are both given: give one.")
+            raise ValueError(f"class_weight and settings['{WEIGHTS}'] are both set: set only one.")
         weights: Any = self.class_weight
         if isinstance(weights, Mapping):
             there = {str(name): weight for name, weight in weights.items() if name in self.classes_}
@@ -174,23 +173,21 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return settings | {WEIGHTS: weights}
 
     def predict_proba(self, X: Any, sites: Any = None) -> Array:  # noqa: N803
-        """The probability of each class, (N, classes), computed in float64 so that other rows do not change a row's.
+        """The probability of each class, (N, classes), computed in float64 so that a row does not depend on other rows.
 
         Args:
             X: samples, as in :meth:`fit`.
-            sites: the site of each sample, (N,), for methods that leave every site with a model of its own; where
-                there is one model for all it predicts for every site, known or not. A sample without a site, or of one
-                that was not trained on, is predicted for as the method does for a client that never trained (its page
-                says how, such as by the mean of the clients' parts); where that is with every client's model, by the
-                mean of their probabilities.
+            sites: the site of each sample, (N,), for methods with personalised models; a global model ignores it. A
+                sample without a site, or of a site that was not trained on, is predicted as the method does for a
+                client that never trained (see its page); if that uses every client's model, by their mean probability.
 
         Raises:
             ValueError: samples cannot be used.
-            FedshiftError: a sample is of no known site, and ``round="selected"`` keeps no model for such.
+            FedshiftError: a sample's site is unknown, and ``round="selected"`` keeps no model for such sites.
         """
         check_is_fitted(self)
         if _dtype(X) != self._dtype:
-            raise ValueError(f"It was fitted to {self._dtype}, so give samples of that type, scaled alike.")
+            raise ValueError(f"It was fitted to {self._dtype}, so give samples of that type and scale.")
         x = torch.from_numpy(np.ascontiguousarray(validate_data(self, X, dtype=_dtype(X), allow_nd=True, reset=False)))
         names = np.full(len(x), "") if sites is None else _names(sites)
         check_consistent_length(x, names)
@@ -199,7 +196,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             rows, model = names == name, self._models.get("", self._models.get(name))
             models = self._unseen if model is None else [model]
             if not models:
-                whose = f"The site '{name}' has no model" if name else "Every site has a model of its own"
+                whose = f"The site '{name}' has no model" if name else "Every site has a personalised model"
                 raise FedshiftError(
                     f"{whose}, and the selected round keeps none for others: give sites=..., for each sample one of "
                     f'{", ".join(self.sites_)}, or fit with round="last".'
@@ -219,11 +216,9 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return float(accuracy_score(y, self.predict(X, sites), sample_weight=sample_weight))
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the run, whose files are this object's alone."""
         return {name: value for name, value in super().__getstate__().items() if name not in ("run_", "_temporary")}
 
     def _trained(self) -> dict[str, Trained]:
-        """The models, by site; one that all share is called "", as is that of the only site."""
         try:
             return {"": self.run_.model(round=self.round).double()}
         except FedshiftError:
@@ -231,14 +226,14 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return models if len(models) > 1 else {"": next(iter(models.values()))}
 
     def _of_unseen(self) -> list[Trained]:
-        """The models of a site that was not trained on; none where all share one, or the selected round keeps none."""
+        """The models for a site that was not trained on; empty with a global model or if the round keeps none."""
         if "" in self._models:
             return []
         run = self.run_
         weights = run.weights if self.round == "last" else run.selected
         try:
             models = of_unseen(run.experiment, Blueprint.model_validate(run.data_facts), weights)
-        except DamagedError:  # of a selected round only what its own clients predict with is there
+        except DamagedError:  # a selected round keeps only the models of its clients
             if self.round == "last":
                 raise
             return []
@@ -246,7 +241,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 
 class _Temporary:
-    """A folder that is removed when nobody holds this any more, or when the interpreter ends."""
+    """A folder that is removed with its last reference, or when the interpreter ends."""
 
     def __init__(self) -> None:
         self.path = Path(mkdtemp(prefix="fedshift-"))
@@ -254,7 +249,6 @@ class _Temporary:
 
 
 def _dtype(X: Any) -> np.dtype[Any]:  # noqa: N803
-    """The type that samples are taken as: images of bytes as they are, all else as float32."""
     _check_masked(X)
     images = getattr(X, "dtype", None) == np.uint8 and getattr(X, "ndim", 0) == 4
     return np.dtype(np.uint8 if images else np.float32)
@@ -266,12 +260,12 @@ def _check_masked(*given: Any) -> None:
 
 
 def _names(sites: Any) -> Array:
-    """The sites' names, one a sample.
+    """The site of each sample.
 
     Raises:
         ValueError: a sample has none, or several.
     """
-    names = np.asarray(sites, object)  # a missing one stays what it is
+    names = np.asarray(sites, object)  # a missing site stays missing
     if names.ndim != 1:
         raise ValueError(f"sites has the shape {names.shape}; give the site of each sample, (N,).")
     missing = [row for row, name in enumerate(names) if str(name).strip() in MISSING]
@@ -281,10 +275,10 @@ def _names(sites: Any) -> Array:
 
 
 def _together(sites: Mapping[Any, Any]) -> tuple[Any, Array, Array]:
-    """The samples, classes and sites of a mapping; tables of pandas stay one.
+    """The samples, classes and sites of a mapping as arrays; pandas tables are concatenated as tables.
 
     Raises:
-        ValueError: a site has none, or others than the first; the message names it.
+        ValueError: a site is empty, or differs from the first in shape, type or columns; the message names it.
     """
     xs, ys, names = list[Array](), list[Array](), list[str]()
     alike: list[tuple[Any, ...]] = []
@@ -300,13 +294,13 @@ def _together(sites: Mapping[Any, Any]) -> tuple[Any, Array, Array]:
         if alike[-1] != alike[0]:
             raise ValueError(
                 f"The site {site!r} has samples of the shape, type and columns {alike[-1]}, the first site {alike[0]}; "
-                "make them alike."
+                "convert them to the same."
             )
         xs.append(x)
         ys.append(y)
         names += [str(site)] * len(x)
     if not xs:
-        raise ValueError("The mapping holds no site.")
+        raise ValueError("The mapping contains no site.")
     x, (first, _) = np.concatenate(xs), next(iter(sites.values()))
     table = type(first)(x, columns=first.columns) if hasattr(first, "iloc") else x
     return table, np.concatenate(ys), np.array(names)

@@ -1,7 +1,7 @@
-"""What everything that an experiment can name is: a frozen pydantic model of documented settings.
+"""The base of everything that an experiment can name: a frozen pydantic model of documented settings.
 
-Methods, data sets, models and protocols are all declared the same way, so that showing them, reading them
-from TOML, checking their values and writing them back is written once.
+Methods, data sets, models and protocols are declared in the same way, so that they are shown, read from TOML, checked
+and written by one implementation.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Degrees = Annotated[float, Ge(-360), Le(360)]
 
 @dataclass(frozen=True)
 class Range:
-    """Where a search over a setting should look: an interval, uniform or log-uniform."""
+    """The interval of a hyper-parameter search, uniform or log-uniform."""
 
     low: float
     high: float
@@ -79,17 +79,17 @@ Search = Range | tuple[Any, ...]
 
 @dataclass(frozen=True)
 class DeclaredSetting:
-    """What :func:`setting` says of a field, beside its type.
+    """The description of a field by :func:`setting`.
 
     Attributes:
-        default: its default value; ... where the field must be given.
-        help: what it is, in one line, with its unit or range.
-        source: the paper's equation or section it comes from.
-        search: where a hyper-parameter search should look.
-        path: it may name a file or folder of this machine, whose content then counts, not where it lies.
-        words: values of such a path that name no file, as "hub" does.
-        code: the file of such a path is code, or holds some, which a run carries out: it is trusted as plugins are.
-        examples: values of free text, or of its items, that an editor or a shell may offer.
+        default: its default value; ... if the field is required.
+        help: one line, with its unit or range.
+        source: the paper's equation or section.
+        search: where a hyper-parameter search looks.
+        path: the value may name a file or folder, whose content then counts, not its location.
+        words: values of such a path that name no file, such as "hub".
+        code: such a file is code that a run executes: it is trusted as plugins are.
+        examples: values of free text that an editor or a shell may offer.
     """
 
     default: Any
@@ -103,11 +103,9 @@ class DeclaredSetting:
 
     @property
     def required(self) -> bool:
-        """Whether it has no default."""
         return self.default is ...
 
     def __call__(self, schema: dict[str, Any]) -> None:
-        """Add to the JSON Schema what editors show."""
         schema.pop("title", None)
         if self.source:
             schema["description"] = f"{self.help} ({self.source})"
@@ -116,38 +114,29 @@ class DeclaredSetting:
 
 
 def setting(default: Any = ..., *, help: str, **about: Any) -> Any:
-    """A documented field of a :class:`Spec`; without a default it must be given.
+    """A documented field of a :class:`Spec`; without a default it is required.
 
     Args:
         default: its default value.
-        help: what it is, in one line, with its unit or range.
-        about: what else :class:`DeclaredSetting` has.
+        help: one line, with its unit or range.
+        about: further attributes of :class:`DeclaredSetting`.
     """
     return Field(default=default, description=help, json_schema_extra=DeclaredSetting(default, help, **about))
 
 
 def fixed(default: Any = None) -> Any:
-    """A field of a :class:`Spec` that is no setting in this class, though it may be one in its base."""
+    """A field of a :class:`Spec` that is not a setting in this class, though it may be a setting of its base."""
     return Field(default=default, validate_default=False, exclude=True)
 
 
 class Nested:
-    """A setting that is a spec itself: a table of the settings of a class."""
+    """A setting that is itself a spec: a table of the settings of a class."""
 
     def __init__(self, cls: type[Spec]) -> None:
         self.cls = cls
 
     def build(self, value: Any, default: Any, where: str) -> Spec:
-        """The spec that a table stands for; a spec stands for itself.
-
-        Args:
-            value: what was given.
-            default: the setting's default.
-            where: what messages call the setting.
-
-        Raises:
-            FedshiftError: the value stands for none, or something in it is wrong.
-        """
+        """The spec that a value describes: a table, or a spec itself; ``where`` names the setting in messages."""
         if isinstance(value, self.cls):
             return value
         if not isinstance(value, Mapping):
@@ -160,17 +149,16 @@ class Nested:
         return table
 
     def is_default(self, spec: Any, default: Any) -> bool:
-        """Whether a spec is what a default stands for."""
         return bool(spec == default)
 
 
 class Spec(BaseModel):
-    """A frozen model whose values are checked whenever an instance is made.
+    """A frozen model whose values are checked whenever an instance is created.
 
-    A class whose settings must fit each other checks that in ``__post_init__``, which is called once each is right.
+    A class whose settings must fit each other checks that in ``__post_init__``, which runs after each value is valid.
 
     Attributes:
-        section: the table of an experiment that holds its settings, as messages and ``--set`` call it.
+        section: the table of an experiment with its settings, as messages and ``--set`` name it.
     """
 
     model_config = ConfigDict(
@@ -189,7 +177,7 @@ class Spec(BaseModel):
         """Check the settings.
 
         Raises:
-            FedshiftError: a name is no setting, or a value is wrong; the message names what is right.
+            FedshiftError: a name is not a setting, or a value is wrong; the message names the right one.
         """
         check_names(values, self.settings(), self.section or type(self).__name__)
         try:
@@ -200,7 +188,6 @@ class Spec(BaseModel):
             raise FedshiftError(f"{given}: {_problem(error, name)}.") from None
 
     def model_post_init(self, _context: Any, /) -> None:
-        """Check how the settings fit each other."""
         self.__post_init__()
 
     def __post_init__(self) -> None:
@@ -208,7 +195,7 @@ class Spec(BaseModel):
 
     @classmethod
     def help(cls) -> str:
-        """What it is: the class's documentation."""
+        """The class's documentation."""
         return getdoc(cls) or ""
 
     def __str__(self) -> str:
@@ -229,10 +216,10 @@ class Spec(BaseModel):
 
     @classmethod
     def checked(cls, name: str, value: Any) -> Any:
-        """The value of a setting that is no spec, as it is kept.
+        """The stored value of a setting that is not a spec.
 
         Raises:
-            FedshiftError: the setting does not take it; the message says what it takes.
+            FedshiftError: the setting does not accept the value; the message describes what it accepts.
         """
         field = cls.model_fields[name]
         hint: Any = Annotated[field.annotation, field]
@@ -245,7 +232,6 @@ class Spec(BaseModel):
     @classmethod
     @cache
     def settings(cls) -> dict[str, DeclaredSetting]:
-        """The fields that can be set, by name."""
         found: dict[str, DeclaredSetting] = {}
         for name, field in cls.model_fields.items():
             if isinstance(field.json_schema_extra, DeclaredSetting):
@@ -257,7 +243,7 @@ class Spec(BaseModel):
     @classmethod
     @cache
     def nested(cls) -> dict[str, Nested]:
-        """The settings that are specs themselves."""
+        """The settings that are specs."""
         found: dict[str, Nested] = {}
         for name in cls.settings():
             field = cls.model_fields[name]
@@ -272,16 +258,16 @@ class Spec(BaseModel):
         return f"{cls.section}.{name}" if cls.section else name
 
     def replace(self, **changes: Any) -> Self:
-        """The same with other values of some settings.
+        """A copy with other values of some settings.
 
         Raises:
-            FedshiftError: a name is no setting, or a value is wrong.
+            FedshiftError: a name is not a setting, or a value is wrong.
         """
         values = {name: getattr(self, name) for name in self.settings()}
         return type(self)(**{**values, **changes})
 
     def changed(self) -> dict[str, Any]:
-        """The settings that are not at their defaults."""
+        """The settings that differ from their defaults."""
         nested = self.nested()
         values = {name: (getattr(self, name), about.default) for name, about in self.settings().items()}
         return {
@@ -291,27 +277,27 @@ class Spec(BaseModel):
         }
 
     def specs(self) -> Iterator[tuple[tuple[str, ...], Spec]]:
-        """This spec and those among its settings, each with the names of the settings that lead to it."""
+        """This spec and the specs among its settings, each with the names of the settings that lead to it."""
         yield (), self
         for name in self.nested():
             for names, spec in getattr(self, name).specs():
                 yield (name, *names), spec
 
     def paths(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Every setting that may name a file or folder of this machine: the names that lead to it, and its value."""
+        """Every setting that may name a file or folder: the names that lead to it, and its value."""
         for names, spec in self.specs():
             for name, about in spec.settings().items():
                 if about.path:
                     yield (*names, name), getattr(spec, name)
 
     def check_here(self) -> None:
-        """Raise an error, with the fix, if what the settings name can neither be found here nor be had from the hub.
+        """Raise an error, with the fix, if a file or network that the settings name is neither here nor on the hub.
 
-        Little is read for that. The specs among the settings are not asked.
+        It reads little, and does not check the specs among the settings.
         """
 
     def with_absolute_paths(self) -> Self:
-        """The same with every file or folder that exists named from the root, so that a run goes on from anywhere."""
+        """A copy in which existing files and folders have absolute paths, so that a run resumes from anywhere."""
         changes: dict[str, Any] = {name: getattr(self, name).with_absolute_paths() for name in self.nested()}
         for name, about in self.settings().items():
             named = getattr(self, name)
@@ -328,7 +314,7 @@ class Spec(BaseModel):
         return self.replace(**changes) if changes else self
 
     def table(self) -> dict[str, Any]:
-        """The settings and their values, as TOML can hold them; a catalogue adds the name."""
+        """The settings and their values as TOML values; a catalogue adds the name."""
         nested = self.nested()
         values = {name: getattr(self, name) for name in self.settings()}
         return {
@@ -339,14 +325,14 @@ class Spec(BaseModel):
 
 
 def check_names(names: Iterable[str], known: Mapping[str, Any], where: str) -> None:
-    """Raise an error that gives the nearest right name if any of ``names`` is no setting of the table ``where``."""
+    """Raise an error with the nearest valid name if any of ``names`` is not a setting of the table ``where``."""
     for name in names:
         if name not in known:
             raise UnknownNameError(f"field of [{where}]", name, known)
 
 
 def _problem(error: ValidationError, name: str = "") -> str:
-    """What is wrong with a value; several kinds of value may be right."""
+    """The message for an invalid value; a value of several types may have several."""
     found = [
         str(one["msg"]).removeprefix("Value error, ").replace("a valid tuple", "a list")
         for one in error.errors(include_url=False)

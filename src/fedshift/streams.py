@@ -1,8 +1,7 @@
-"""Random streams keyed by what they are for, so that no engine can change a result.
+"""Random streams keyed by purpose, so that no engine can change a result.
 
-Nothing in fedshift draws from a global generator: a draw is named by (seed, purpose, key), for
-example ("batches", client, epoch), and is the same whichever engine makes it and in which order.
-Code of others that does is lent a stream.
+fedshift never draws from a global generator: a draw is named by (seed, purpose, key), for example ("batches", client,
+epoch), and is the same in every engine and order. Third-party code that needs global generators is lent a stream.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ Key = int | str
 
 @dataclass(frozen=True)
 class Streams:
-    """All the random streams of one run."""
+    """The random streams of a run."""
 
     seed: int
 
     def generator(self, purpose: str, *key: Key) -> torch.Generator:
-        """A fresh CPU generator for one purpose and key; equal arguments give equal draws."""
+        """A fresh CPU generator for a purpose and key; equal arguments give equal draws."""
         name = repr((self.seed, purpose, *key)).encode()
         state = int.from_bytes(blake2b(name, digest_size=8).digest(), "little", signed=True)
         return torch.Generator().manual_seed(state)
@@ -39,16 +38,16 @@ class Streams:
 
     @contextmanager
     def as_global(self, purpose: str, *key: Key, device: torch.device | None = None) -> Iterator[None]:
-        """Lend a stream to code that only knows global generators, then restore them: torch's, NumPy's and Python's.
+        """Seed the global generators of torch, NumPy and Python within this context, then restore them.
 
         Args:
             purpose: what is drawn.
-            key: which of these draws.
-            device: a CUDA device whose generator is lent a stream as well.
+            key: the draw's key.
+            device: a CUDA device whose generator is seeded as well.
         """
         generator = self.generator(purpose, *key)
         devices = _with_generators(device)
-        python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002  # the one that is global
+        python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002  # the global generator
         with torch.random.fork_rng(devices=devices):
             torch.set_rng_state(generator.get_state())
             for each in devices:
@@ -64,12 +63,11 @@ class Streams:
 
 
 def _with_generators(device: torch.device | None) -> list[torch.device]:
-    """The devices that have a global generator besides the CPU's."""
     return [device] if device is not None and device.type == "cuda" else []
 
 
 def global_states(device: torch.device) -> list[object]:
-    """The states of the global generators, the device's among them; equal as long as nothing is drawn."""
+    """The states of the global generators, including the device's; equal as long as nothing is drawn."""
     torchs = [torch.get_rng_state(), *(torch.cuda.get_rng_state(each) for each in _with_generators(device))]
     numpy = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
     return [random.getstate(), numpy["pos"], numpy["key"].tobytes(), *(state.numpy().tobytes() for state in torchs)]
@@ -77,14 +75,14 @@ def global_states(device: torch.device) -> list[object]:
 
 @dataclass(frozen=True)
 class Draw:
-    """A random tensor that an objective or a prediction asks for, made outside it so that it stays pure."""
+    """A random tensor that an objective or a prediction needs, drawn outside it so that it stays pure."""
 
     shape: tuple[int, ...]
     kind: Literal["normal", "uniform", "integers"] = "normal"
     high: int = 0
 
     def sample(self, generator: torch.Generator, device: torch.device) -> Tensor:
-        """Draw on the CPU, then move: a device must not change the numbers."""
+        """Draw on the CPU, then move: the device must not change the numbers."""
         match self.kind:
             case "normal":
                 drawn = torch.randn(self.shape, generator=generator)
@@ -99,5 +97,4 @@ Draws = dict[str, Draw]
 
 
 def sample_draws(draws: Draws, generator: torch.Generator, device: torch.device) -> dict[str, Tensor]:
-    """Sample every named draw from one generator, in the order they are declared."""
     return {name: draw.sample(generator, device) for name, draw in draws.items()}

@@ -1,4 +1,4 @@
-"""Values as TOML holds them, as a command line gives them, as a setting's type has them, and as people read them."""
+"""Values in TOML, on the command line, as a setting's type, and as text for people."""
 
 from __future__ import annotations
 
@@ -18,18 +18,14 @@ from pydantic import AfterValidator
 from fedshift import files
 from fedshift.errors import FedshiftError
 
-# A word between commas: in quotes, where it may hold commas, or as it stands.
+# A word between commas: in quotes, in which commas are allowed, or bare.
 WORD = re.compile(r"""\s*("(?:\\.|[^"\\])*"|'[^']*'|[^,]*?)\s*(?:,|\Z)""", re.DOTALL)
 LARGEST_TOML = 4_000_000  # bytes of a file; an experiment has some thousands
 LONGEST_SHOWN = 100  # characters of a value in a message
 
 
 def parse_toml(text: str, what: str) -> dict[str, Any]:
-    """The tables of a TOML text; ``what`` is its name in messages.
-
-    Raises:
-        FedshiftError: it is not TOML.
-    """
+    """The tables of a TOML text; ``what`` is its name in messages."""
     try:
         return tomllib.loads(text)
     except RecursionError as error:
@@ -39,11 +35,7 @@ def parse_toml(text: str, what: str) -> dict[str, Any]:
 
 
 def text_of(path: Path) -> str:
-    """The text of a TOML file.
-
-    Raises:
-        FedshiftError: it cannot be read, or is too large for settings.
-    """
+    """The text of a TOML file, which has a largest size."""
     try:
         return files.read(path, LARGEST_TOML).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -51,21 +43,14 @@ def text_of(path: Path) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file.
-
-    Raises:
-        FedshiftError: it cannot be read, is too large, or is not TOML.
-    """
     return parse_toml(text_of(path), f"'{path}'")
 
 
 def parse_value(text: str) -> Any:
-    """The value of a text: a TOML value, several between commas, or a bare word.
-
-    Quotes keep a text with commas together.
+    """The value of a text: a TOML value, several between commas, or a bare word; quotes keep commas inside a text.
 
     Raises:
-        FedshiftError: there is nothing beside a comma.
+        FedshiftError: a comma has no value on one side.
     """
     text = text.strip()
     value = _toml({"True": "true", "False": "false"}.get(text, text))
@@ -76,11 +61,7 @@ def parse_value(text: str) -> Any:
 
 
 def parse_words(text: str) -> str | list[str]:
-    """A text as it is typed, or those between commas; quotes keep a text with commas together.
-
-    Raises:
-        FedshiftError: there is nothing beside a comma.
-    """
+    """The words of a text between commas; quotes keep a text with commas together."""
     listed = _toml(text)
     if isinstance(listed, list):
         return [str(word) for word in listed]
@@ -91,10 +72,10 @@ def parse_words(text: str) -> str | list[str]:
 
 
 def parse_assignments(texts: Iterable[str], option: str = "--set") -> dict[str, Any]:
-    """The keys and values of texts such as ``method.l2r=0.05``, which an option of the command line gives.
+    """The keys and values of texts such as ``method.l2r=0.05``, given by an option of the command line.
 
     Raises:
-        FedshiftError: one is no assignment, or gives a key again.
+        FedshiftError: a text is not an assignment, or repeats a key.
     """
     found: dict[str, Any] = {}
     for text in texts:
@@ -116,16 +97,16 @@ def _toml(text: str) -> Any:
 
 
 def _words(text: str) -> list[str]:
-    """The texts between commas; one that begins like a list is no list of words."""
+    """The texts between commas; a text that starts like a list is not split."""
     if "," not in text or text.startswith("["):
         return [text]
     words: list[str] = []
     for match in WORD.finditer(text):
         words.append(match[1])
-        if not match[0].endswith(","):  # the last one; the pattern would match nothing once more after it
+        if not match[0].endswith(","):  # the last word; the pattern would also match the empty text after it
             break
     if "" in words:
-        raise FedshiftError(f"'{text}': there is nothing beside a comma; remove it, or name what is missing.")
+        raise FedshiftError(f"'{text}': a comma has no value on one side; remove it, or add the value.")
     return words
 
 
@@ -146,23 +127,23 @@ def _folder_path(path: str) -> str:
 
 def _run_name(name: str) -> str:
     if name in ("", ".", "..") or Path(name).name != name or "\0" in name or len(name.encode()) > 255:
-        raise ValueError("it names no folder beside others: at most 255 bytes and no slash")
+        raise ValueError("it cannot be a folder's name: at most 255 bytes and no slash")
     return name
 
 
 FolderName = Annotated[str, AfterValidator(_folder_name)]
-RunName = Annotated[str, AfterValidator(_run_name)]  # that a file of a run or of a grid names, beside it
+RunName = Annotated[str, AfterValidator(_run_name)]  # that a file of a run or of a grid names, in the same folder
 FolderPath = Annotated[str, AfterValidator(_folder_path)]
 
 
 def plain(value: Any) -> Any:
-    """A value as TOML can hold it: paths as text, NumPy's numbers and arrays as Python's, also within lists and tables.
+    """A value as TOML types: paths become text, NumPy's numbers and arrays Python's, also within lists and tables.
 
-    What is none of these comes back as it is.
+    Other values are returned unchanged.
     """
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if hasattr(value, "tolist") and not isinstance(value, type):  # a float64 is a float, but TOML cannot hold it
+    if hasattr(value, "tolist") and not isinstance(value, type):  # a float64 is a float, but the TOML writer refuses it
         return value.tolist()
     if isinstance(value, Mapping):
         return {plain(key): plain(item) for key, item in value.items()}
@@ -172,12 +153,11 @@ def plain(value: Any) -> Any:
 
 
 def as_toml(value: Any) -> Any:
-    """A value as TOML can hold it."""
     return [as_toml(item) for item in value] if isinstance(value, tuple) else value
 
 
 def prepared(value: Any, hint: Any) -> Any:
-    """A value as its type has it: a tuple for lists and single values, text for digits, 0 for -0."""
+    """A value converted for its type: a tuple for lists and single values, text for digits, 0 for -0."""
     if leaf_types(hint) == {Any} or get_origin(hint) is dict:
         return value
     as_text = is_text(hint)
@@ -200,7 +180,7 @@ def prepared(value: Any, hint: Any) -> Any:
 
 @cache
 def leaf_types(hint: Any) -> frozenset[Any]:
-    """The types that a setting's values have, in lists as well; the values of a Literal are not among them."""
+    """The types of a setting's values, also in lists; values of a Literal are excluded."""
     if get_origin(hint) is Annotated:
         return leaf_types(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType, tuple):
@@ -209,13 +189,12 @@ def leaf_types(hint: Any) -> frozenset[Any]:
 
 
 def is_text(hint: Any) -> bool:
-    """Whether a setting's values are free text, so that a number given for one can only mean its digits."""
+    """Whether a setting's values are free text, so that a number means its digits."""
     kinds = leaf_types(hint)
     return str in kinds and not kinds & {int, float, bool}
 
 
 def shown(value: Any) -> str:
-    """A value in a message, however long it is."""
     text = repr(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 10]}...{text[-5:]}"
 
@@ -243,7 +222,7 @@ def clock(seconds: float) -> str:
 
 
 def printable(text: str) -> str:
-    """A text in one line that every terminal and page can hold: a line feed in a name, say, becomes an escape."""
+    """A text in one line that every terminal and page can show; a line feed, for example, is escaped."""
     return "".join(
         letter.encode("unicode_escape").decode() if category(letter) in SHAPELESS else letter for letter in text
     )
@@ -255,11 +234,7 @@ def moment(seconds: float) -> str:
 
 
 def seconds_of(when: str) -> float:
-    """The seconds since 1970 of what :func:`moment` wrote.
-
-    Raises:
-        ValueError: it is no time with a time zone.
-    """
+    """The seconds since 1970 of a text that :func:`moment` wrote."""
     time = datetime.fromisoformat(when)
     if time.tzinfo is None:
         raise ValueError("it is no time in UTC")
@@ -267,5 +242,5 @@ def seconds_of(when: str) -> float:
 
 
 def file_name(*words: str) -> str:
-    """Words as the name of a file: letters, digits, dots and single hyphens."""
+    """Words as a file name: letters, digits, dots and single hyphens."""
     return re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower()).strip("-.")

@@ -1,4 +1,4 @@
-"""The commands; what they need is imported when they run, so that help comes at once."""
+"""The commands; each imports what it needs when it runs, so that help appears at once."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ SAMPLERS = complete(lambda: ("tpe", "random", "grid"))
 
 
 def going_on(path: Path) -> str:
-    """How to go on after an interruption."""
-    return f". `fedshift resume {path}` carries on from the last checkpoint."
+    return f". `fedshift resume {path}` continues from the last checkpoint."
 
 
 @on_experiment(
@@ -50,7 +49,7 @@ def going_on(path: Path) -> str:
     "run --data table --set 'data.path=clinics.csv' --set 'data.sep=;' --protocol in-domain --model mlp",
 )
 def run(asked: CommandLine) -> None:
-    """Carry out one run: one method (by default the experiment's first), one seed, one federation."""
+    """Run one method (by default the experiment's first) with one seed on one federation."""
     from fedshift.cli.before import print_estimates
     from fedshift.runs.scheduling import run_path
     from fedshift.study import api
@@ -69,12 +68,12 @@ def run(asked: CommandLine) -> None:
     "compare",
     "compare --method fedavg,fedprox,fedsr --hold-out 0,75 --seed 0,1,2",
     "compare my-experiment.toml --set train.lr=0.1,0.01 --dry-run",
-    "compare --protocol in-domain --method fedavg,fedbn    # every site is scored on samples of its own",
+    "compare --protocol in-domain --method fedavg,fedbn    # every site is scored on its local test samples",
     "compare --method fedavg,fedsr --tuned runs/rotated-mnist/tuned-1a2b3c4d.toml",
     "compare --seed 0,1,2 --shard 1/2    # and on another machine, in the same folder, --shard 2/2",
 )
 def compare(asked: CommandLine, *, shard: ShardOption = None, slurm: SlurmOption = None) -> None:
-    """Carry out a grid of runs and print one table; finished runs are not repeated."""
+    """Run a grid of methods, seeds and held-out domains and print one table; finished runs are not repeated."""
     from fedshift.cli.before import print_estimates, write_slurm
     from fedshift.runs.scheduling import run_path
     from fedshift.study import api
@@ -95,8 +94,8 @@ def compare(asked: CommandLine, *, shard: ShardOption = None, slurm: SlurmOption
     "tune --method fedavg,fedprox,fedsr --dry-run",
     "tune --method fedsr --trials 40 --sampler random --hold-out 0,75",
     "tune --method fedprox --search train.lr=0.001..0.1 --search method.mu=0.01,0.1,1 --rounds 50",
-    more="A setting given by --set is not searched. The same command again goes on where it was, or prints what it "
-    "found; with more --trials it goes on from those that there are.",
+    more="A setting given by --set is not searched. The same command again resumes the search, or prints its result; "
+    "with more --trials it extends the search.",
 )
 def tune(
     asked: CommandLine,
@@ -109,19 +108,19 @@ def tune(
         ),
     ] = "tpe",
     parallel: Annotated[
-        int, typer.Option(help="Trials chosen, and carried out, side by side; it decides what is tried.", min=1)
+        int, typer.Option(help="Trials chosen and run in parallel; the number affects which settings are tried.", min=1)
     ] = 4,
     search: Annotated[
         list[str] | None,
         typer.Option(
-            help="Where to look beside the declared ranges: train.lr=0.001..0.1, or method.mu=0.1,0.5,1.",
+            help="Ranges in addition to the declared ones: train.lr=0.001..0.1, or method.mu=0.1,0.5,1.",
             autocompletion=complete(setting_names),
         ),
     ] = None,
     shard: ShardOption = None,
     slurm: SlurmOption = None,
 ) -> None:
-    """Search the settings of methods on validation data, with one budget for all; compare --tuned takes the best."""
+    """Search the settings of methods on validation data with one budget for all; `compare --tuned` uses the best."""
     from fedshift.cli.before import forecasts_of_searches, print_searches, write_slurm
     from fedshift.runs.scheduling import run_path
     from fedshift.study import api
@@ -140,7 +139,7 @@ def tune(
                 write_slurm(forecasts_of_searches(studies), run_path(first).parent, slurm, first.run)
         return
     again = shlex.join(["fedshift", *sys.argv[1:]])
-    with interruptible(f". The same command carries on, and no trial is lost: {again}"), warnings_as_notes():
+    with interruptible(f". The same command resumes without losing a trial: {again}"), warnings_as_notes():
         tuning = api.tune(asked.source, **how, shard=shard, **asked.options)
     page = tuning.report()
     print_tables(tuning.tables(), tuning.notes())
@@ -154,7 +153,7 @@ def tune(
 
 @on_experiment("bench", "bench --method fedsr --set train.precision=bfloat16")
 def bench(asked: CommandLine) -> None:
-    """Measure which engine is fastest for an experiment on this machine, and say why it is chosen."""
+    """Measure which engine is fastest for an experiment on this machine, and explain the choice."""
     from fedshift.cli.before import print_engines
 
     print_engines(asked.experiments, asked.dry_run)
@@ -174,14 +173,14 @@ def data(
         bool, typer.Option("--test", help="Judge test samples as well; by default they are only counted.")
     ] = False,
 ) -> None:
-    """Look at an experiment's data before a run: counts, duplicates, drift between sites, and what is odd."""
+    """Inspect an experiment's data before a run: counts, duplicates, drift between sites, findings and their fixes."""
     from json import dumps
 
     from fedshift.study import api
     from fedshift.written import printable
 
     if asked.dry_run:
-        raise FedshiftError("`fedshift data` carries out no run, and writes nothing but --html: leave --dry-run out.")
+        raise FedshiftError("`fedshift data` runs nothing, and writes nothing but --html: remove --dry-run.")
     report = api.inspect_data(asked.experiments, test=test)
     written = None if html is None else report.report(html)
     if as_json:
@@ -209,7 +208,7 @@ command(
     "benchmark --method fedavg,fedprox",
     "benchmark --scale short --data pacs=pacs.parquet --data heart=heart.csv --dry-run",
     "benchmark --scale short --plugin my_method.py --method all,my-method",
-    more="The same command again goes on where it was, or prints what came out.",
+    more="The same command again resumes, or prints the result.",
 )(benchmark)
 
 command(
@@ -217,13 +216,13 @@ command(
     "reproduce fedsr-table1",
     "reproduce fedpin-table2 --scale short --panel fedpin-cfmnist --dry-run",
     "reproduce fedcir-table1 --scale short --data pacs=pacs.parquet --row FedAvg --row FedCiR",
-    more="The same command again goes on where it was, or prints what came out.",
+    more="The same command again resumes, or prints the result.",
 )(reproduce)
 
 command(
     "analyse tsne runs/rotated-mnist",
     "analyse calibration runs/rotated-mnist --set bins=10 --to figures",
-    more="`fedshift list analyses` says what there is, and `fedshift show NAME` its settings.",
+    more="`fedshift list analyses` lists the analyses, and `fedshift show NAME` the settings of each.",
 )(analyse)
 
 command(
@@ -241,13 +240,13 @@ command(
 command(
     "export runs/mine/fedavg-0-seed0-1a2b3c4d",
     "export runs/mine/fedbn-seed0-1a2b3c4d --client north --format onnx,safetensors --to north-model",
-    more="The folder's README.md is the model card, and says in five lines how the files are run.",
+    more="The folder's README.md is the model card, and shows in five lines how to run the files.",
 )(export)
 
 
 @command("resume runs/rotated-mnist", "resume runs/mine/fedsr-0-seed0-1a2b3c4d")
 def resume(path: RunsArgument, trust: TrustOption = False) -> None:
-    """Carry interrupted runs on, from their last checkpoints to the same bits; begin those that have not begun."""
+    """Resume interrupted runs from their last checkpoints, to the same bits; start those that have not started."""
     from fedshift.runs.origin import UntrustedError
     from fedshift.study import api
 
@@ -264,19 +263,19 @@ def resume(path: RunsArgument, trust: TrustOption = False) -> None:
 @command("watch runs/rotated-mnist", "watch runs --wait")
 def watch(
     path: RunsArgument,
-    wait: Annotated[bool, typer.Option("--wait", help="Where there is no run yet, wait for one.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the first run.")] = False,
 ) -> None:
-    """Show from another terminal what runs under way do, until all are over; the runs do not notice."""
+    """Show the progress of runs from another terminal until all have ended, without affecting them."""
     from fedshift.reporting.follow import follow
 
-    with interruptible(". Only the watching: the runs go on."):
+    with interruptible("; the runs continue."):
         follow(path, open_console(), wait)
 
 
 command(
     "track runs/rotated-mnist --to tensorboard",
     "track runs --to mlflow,prometheus --set uri=http://localhost:5000 --wait",
-    more="The same command again goes on where it was. `fedshift show tensorboard` has the settings of a tracker.",
+    more="The same command again resumes. `fedshift show tensorboard` lists the settings of a tracker.",
 )(track)
 
 
@@ -291,7 +290,7 @@ def report(
 ) -> None:
     """Print the tables of recorded runs and write their HTML report.
 
-    The data of the first finished run are read again for images of each domain, which its folder keeps.
+    The data of the first finished run are read again for sample images of each domain, which its folder keeps.
     """
     from fedshift.study import api
 
@@ -309,7 +308,6 @@ def list_names(
     ] = "all",
     plugin: PluginOption = None,
 ) -> None:
-    """List what an experiment can name."""
     from fedshift.cli.catalogues import print_list
 
     load_plugins(plugin)
@@ -329,7 +327,7 @@ def show(
     plugin: PluginOption = None,
     set_: SetOption = None,
 ) -> None:
-    """Show the settings of a method (or data set, model, ...), or with which settings an experiment would run."""
+    """Show the settings of a method, data set, model or other entry, or the resolved settings of an experiment."""
     from fedshift.cli.catalogues import print_named
     from fedshift.written import parse_assignments
 
@@ -346,7 +344,7 @@ def schema(
     json: Annotated[bool, typer.Option("--json", help="As JSON Schema, for editors.")] = False,
     plugin: PluginOption = None,
 ) -> None:
-    """Show every table and setting that an experiment can have, with its limits and default, on one page."""
+    """Show every table and setting of an experiment, with its limits and default, on one page."""
     from fedshift.cli.catalogues import print_schema
 
     load_plugins(plugin)
@@ -371,4 +369,4 @@ def options(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")] = False,
 ) -> None:
-    """Options of every command; they are acted on before and around it."""
+    """Options of every command, handled before and around it."""

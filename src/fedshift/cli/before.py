@@ -1,4 +1,4 @@
-"""What comes before runs: what they would cost, which engine is fastest, and vectors of clients."""
+"""Output before runs: their cost, the fastest engine, and client vectors."""
 
 from __future__ import annotations
 
@@ -32,12 +32,11 @@ COLUMNS = [
 
 
 def print_estimates(experiments: Sequence[Experiment]) -> None:
-    """Print what experiments would cost, a line for each method (or other setting)."""
+    """Print what experiments would cost, a line for each method (or other varied setting)."""
     print_forecasts(api.estimate(experiments))
 
 
 def forecasts_of_searches(studies: Iterable[Study]) -> list[Forecast]:
-    """What studies would cost, were no trial given up."""
     found = []
     for study in studies:
         (forecast,) = api.estimate(list(study.experiments))
@@ -46,7 +45,7 @@ def forecasts_of_searches(studies: Iterable[Study]) -> list[Forecast]:
 
 
 def print_searches(experiments: Sequence[Experiment], budget: Budget) -> None:
-    """Print what would be searched, on which data, and about how long it would take; nothing is written."""
+    """Print what would be searched, on which data, and the estimated time; nothing is written."""
     from fedshift.study.tune import chosen_on, plan_studies
 
     studies, refused = plan_studies(experiments, budget)
@@ -59,15 +58,11 @@ def print_searches(experiments: Sequence[Experiment], budget: Budget) -> None:
 
 
 def write_slurm(forecasts: Sequence[Forecast], folder: Path, shards: int, options: RunOptions) -> None:
-    """Write the script of a job array that carries out this command.
-
-    Raises:
-        FedshiftError: the command is a shard already.
-    """
+    """Write the script of a job array that runs this command in shards."""
     from fedshift.study.slurm import Slurm
 
     if any(word.partition("=")[0] == "--shard" for word in sys.argv[1:]):
-        raise FedshiftError("--slurm gives each task its --shard: leave out one of the two.")
+        raise FedshiftError("--slurm sets --shard for each task: give only one of the two.")
     words = iter(sys.argv[1:])
     asked = [word for word in words if not (word.startswith("--slurm") and ("=" in word or next(words, None)))]
     job = Slurm.of(forecasts, folder, [sys.executable, "-m", "fedshift", *asked], shards, options)
@@ -77,7 +72,7 @@ def write_slurm(forecasts: Sequence[Forecast], folder: Path, shards: int, option
 
 
 def print_study(plan: StudyPlan) -> None:
-    """Print what the cells of a study would cost, and why scenarios are left out."""
+    """Print what the cells of a study would cost, and why scenarios are skipped."""
     from fedshift.study.execute import forecast, unfinished_runs
 
     print_forecasts(forecast(plan.available, unfinished_runs), plan.left_out.values())
@@ -108,7 +103,7 @@ def print_forecasts(forecasts: Sequence[Forecast], more: Iterable[str] = ()) -> 
             memory = bytes_text(cost.memory) if number else ""
             took = "-" if each.seconds is None else clock(each.seconds)
             rows.append([title, number, who, *counts, *sent, memory, took])
-    title = f"{count} {'run' if count == 1 else 'runs'} would be carried out"
+    title = f"{count} {'run' if count == 1 else 'runs'} planned"
     print_tables([Table(title, COLUMNS, rows)], [*notes, *more], least=WIDTH)
     typer.echo(
         "All figures are for one run. Memory is this process's peak so far and a round's messages; a batch needs more "
@@ -123,7 +118,7 @@ def print_forecasts(forecasts: Sequence[Forecast], more: Iterable[str] = ()) -> 
 
 
 def print_engines(experiments: Sequence[Experiment], dry_run: bool) -> None:
-    """Measure the engines for the first run of each method, and print everything."""
+    """Measure the engines for the first run of each method, and print the measurements."""
     console, first = open_console(), dict[str, Experiment]()
     for each in experiments:
         first.setdefault(each.method_name, each)
@@ -141,14 +136,14 @@ def print_engines(experiments: Sequence[Experiment], dry_run: bool) -> None:
         console.print(Table(title, ["engine", "ms a client's step", "turns", ""], rows).rich())
         typer.echo(f"{calibration}\n")
     kept = (
-        '`run.engine = "auto"` measures this anew before each run that is long enough. The number is the median over '
-        "turns; one that took far longer than the fastest left early."
+        '`run.engine = "auto"` measures this again before each run that is long enough. The number is the median over '
+        "turns; an engine that was far slower than the fastest was dropped early."
     )
     typer.echo("Nothing was measured." if dry_run else kept)
 
 
 def print_indices(experiments: Sequence[Experiment], dry_run: bool) -> None:
-    """Make and write the index of each run; runs that differ only in how they use it share one."""
+    """Build and write the client index of each run; runs that differ only in how they use it share an index."""
     from fedshift.runs.lockstep import describe
 
     different = {repr((e.seed, e.data, e.partition, e.protocol, e.method.prepares)): e for e in experiments}

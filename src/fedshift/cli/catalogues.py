@@ -1,4 +1,4 @@
-"""What ``fedshift list``, ``show`` and ``schema`` print of catalogues, their entries, and an experiment's settings."""
+"""Output of ``fedshift list``, ``show`` and ``schema``: catalogues, their entries, and an experiment's settings."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from fedshift.study.grid import expand, override, read, shipped, shipped_text
 from fedshift.written import is_text, text_of
 
 TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true | false", "object": "table"}
-ANY_NUMBER = 2**62  # a limit beyond it says no more than how a number is stored
+ANY_NUMBER = 2**62  # a larger limit only reflects how numbers are stored
 SIGNS = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
 
 
 def print_list(kind: str) -> None:
-    """Print the names of one kind, or of all, each with a line about it."""
+    """Print the names of one kind, or of all, each with a one-line description."""
     kinds = [*listed(), "experiments"]
     if kind not in (*kinds, "all"):
         raise UnknownNameError("kind", kind, [*kinds, "all"])
@@ -55,11 +55,11 @@ def print_list(kind: str) -> None:
 
 
 def print_named(name: str, changes: Mapping[str, Any]) -> None:
-    """Print whatever has a name: entries and tables with every setting, an experiment with what it would run.
+    """Print whatever has a name: an entry or table with every setting, or an experiment with its resolved settings.
 
     Raises:
         UnknownNameError: nothing has that name.
-        FedshiftError: there are changes, and no experiment that they could change.
+        FedshiftError: changes are given for something other than an experiment.
     """
     console = open_console()
     entries = [(catalogue.table, catalogue.get(name)) for catalogue in listed().values() if name in catalogue]
@@ -69,7 +69,7 @@ def print_named(name: str, changes: Mapping[str, Any]) -> None:
         raise UnknownNameError("name", name, shown_names(), hint="`fedshift list` shows them with a line each.")
     if changes and not is_experiment:
         raise FedshiftError(
-            f"--set changes an experiment, and '{name}' is none; `fedshift list experiments` names them."
+            f"--set changes an experiment, but '{name}' is not an experiment; `fedshift list experiments` lists them."
         )
     for table, cls in entries:
         _print_entry(console, name, table, cls)
@@ -81,7 +81,7 @@ def print_named(name: str, changes: Mapping[str, Any]) -> None:
 
 
 def _print_resolved(console: Console, name: str, changes: Mapping[str, Any]) -> None:
-    """The runs of an experiment: the settings that all share, then what each method has beside these, with origins."""
+    """Print an experiment's runs: the settings that all share, then each method's further settings, with origins."""
     document = override(read(name), changes, lambda line: console.print(f"Note: {line}", highlight=False, markup=False))
     runs: dict[str, list[dict[str, Any]]] = {}
     try:
@@ -108,7 +108,7 @@ def _print_resolved(console: Console, name: str, changes: Mapping[str, Any]) -> 
 
 
 def _origin(key: str, method: str, document: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
-    """Where a setting of a run comes from."""
+    """The source of a run's setting: the command line, the file, a preset or a default."""
     keys = (key, key.replace("method.", f"method.{method}.", 1))
     names = {*keys, *(each.removesuffix(".name") for each in keys)}
     if any(name == change or name.startswith(f"{change}.") for name in names for change in changes):
@@ -123,7 +123,6 @@ def _origin(key: str, method: str, document: Mapping[str, Any], changes: Mapping
 
 
 def print_schema(as_json: bool) -> None:
-    """Print every table and setting of an experiment, as text or as JSON Schema."""
     if as_json:
         typer.echo(json.dumps(json_schema(), indent=1, ensure_ascii=False))
         return
@@ -140,7 +139,6 @@ def print_schema(as_json: bool) -> None:
 
 
 def _print_entry(console: Console, name: str, prefix: str, cls: type[Spec]) -> None:
-    """What an entry or a table is, and every setting it has."""
     page = sys.modules[cls.__module__].__doc__ or ""
     console.print(f"[bold]{name}[/bold]: {escape(plain(cls.help()))}\n", highlight=False)
     if "Choices" in page:
@@ -160,13 +158,12 @@ def _print_entry(console: Console, name: str, prefix: str, cls: type[Spec]) -> N
 
 
 def _terms(method: Method) -> list[str]:
-    """The names of the loss terms of every exchange."""
     exchanges = [exchange for stage in method.stages(1) for exchange in stage.exchanges]
     return list(dict.fromkeys(name for exchange in exchanges for name in term_names(exchange.phases).values()))
 
 
 def _print_setting(console: Console, cls: type[Spec], name: str) -> None:
-    """Three lines: name and default; what it means; values, search range and source."""
+    """Print three lines: name and default; meaning; values, search range and source."""
     about = cls.settings()[name]
     default = "(required)" if about.required else f"= {value_in_words(about.default)}"
     console.print(f"  [bold]{name}[/bold] {escape(default)}", highlight=False)
@@ -180,18 +177,17 @@ def _print_setting(console: Console, cls: type[Spec], name: str) -> None:
 
 
 def shown_names() -> list[str]:
-    """Every name that :func:`print_named` knows."""
     entries = (entry for catalogue in listed().values() for entry in catalogue)
     return [*dict.fromkeys([*entries, *PLAIN, *shipped()])]
 
 
 def plain(text: str) -> str:
-    """A docstring without the marks that only a documentation tool reads."""
+    """A docstring without reStructuredText markup."""
     return re.sub(r"\*(Choices[^*\n]*)\*", r"\1", re.sub(r"(?::\w+:)?`+~?([^`]+)`+", r"\1", text))
 
 
 def value_in_words(value: Any) -> str:
-    """A default or published value, short."""
+    """A default or published value, shortened."""
     if isinstance(value, tuple):
         return ", ".join(value_in_words(item) for item in value) or "[]"
     if isinstance(value, bool):
@@ -202,7 +198,7 @@ def value_in_words(value: Any) -> str:
 
 
 def type_in_words(schema: Mapping[str, Any]) -> str:
-    """What a JSON Schema says of a value, for a reader."""
+    """A JSON Schema type in words."""
     if "$ref" in schema:
         return f"one of the {schema['$ref'].rpartition('/')[2]} (`fedshift list`), or a table with a name and settings"
     if "anyOf" in schema:
@@ -227,9 +223,9 @@ SEARCH: Schema = {
 
 
 def json_schema() -> Schema:
-    """What a file may hold: a list stands where a single value does, as it makes a run for each.
+    """The JSON Schema of an experiment file; a list may stand for a single value, as it makes a run for each.
 
-    Settings without a default are not required, since a command line may give them.
+    Settings without a default are not required, since the command line may set them.
     """
     table = _table(Experiment)
     table["properties"] |= {"method": {"$ref": "#/$defs/method"}, "search": SEARCH}
@@ -242,13 +238,13 @@ def json_schema() -> Schema:
 
 
 def listed() -> dict[str, Catalogue[Any]]:
-    """Every catalogue: those of experiments, and the analyses and trackers of their runs."""
+    """Every catalogue that experiments, analyses and trackers use."""
     return catalogues() | {each.plural: each for each in (ANALYSES, TRACKERS)}
 
 
 @cache
 def catalogues() -> dict[str, Catalogue[Any]]:
-    """Every catalogue of which an experiment names an entry, and those of which their entries name one."""
+    """Every catalogue from which an experiment, or one of its entries, selects an entry."""
     found: dict[str, Catalogue[Any]] = {}
     waiting = [METHODS, *NAMED.values()]
     while waiting:
@@ -261,7 +257,6 @@ def catalogues() -> dict[str, Catalogue[Any]]:
 
 
 def described(cls: type[Spec], name: str) -> Schema:
-    """One value of a setting."""
     nested = cls.nested().get(name)
     schema = _properties(cls)[name]
     if isinstance(nested, From):
@@ -280,7 +275,7 @@ def _properties(cls: type[Spec]) -> Schema:
 
 
 def _for_toml(schema: Any, text: bool) -> Any:
-    """The schema without null, which TOML has not; a number may stand for a text."""
+    """The schema without null, which TOML lacks; a number may stand for a text."""
     if isinstance(schema, list):
         return [_for_toml(item, text) for item in schema if item != {"type": "null"}]
     if not isinstance(schema, dict):
@@ -291,21 +286,18 @@ def _for_toml(schema: Any, text: bool) -> Any:
 
 
 def _table(cls: type[Spec], name: Schema | None = None) -> Schema:
-    """The table of a class's settings."""
     properties = {field: _or_list(described(cls, field)) for field in cls.settings()}
     named = {"name": name} if name else {}
     return {"type": "object", "properties": named | properties, "additionalProperties": False}
 
 
 def _or_list(value: Schema) -> Schema:
-    """A value, or a list that makes a run for each; of a setting that is a list, a single item as well."""
     about: Schema = {key: value[key] for key in ("description", "default", "examples") if key in value}
     single = [value["items"]] if isinstance(value.get("items"), dict) else []
     return {**about, "anyOf": [value, *single, {"type": "array", "items": value, "minItems": 1}]}
 
 
 def _choice(catalogue: Catalogue[Any]) -> Schema:
-    """An entry: its name alone, or a table; one without a name is of the default."""
     tables = []
     for name in catalogue:
         cls = catalogue.get(name)
@@ -314,7 +306,7 @@ def _choice(catalogue: Catalogue[Any]) -> Schema:
 
 
 def _methods() -> Schema:
-    """The table [method]: as any entry, with tables for single methods, or with a list of names."""
+    """The table [method]: an entry, with tables for single methods, or with a list of names."""
     own = {name: _table(METHODS.get(name)) for name in METHODS}
     published = sorted({data for name in METHODS for data in METHODS.get(name).presets})
     preset = {"description": "published settings, by a data set's name", "enum": published}

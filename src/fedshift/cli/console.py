@@ -26,18 +26,13 @@ TERMINATING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasatt
 
 
 def open_console(least: int = 0) -> Console:
-    """Standard output; wide where it is no terminal and COLUMNS is not set, so that no table in a file is squeezed.
-
-    Args:
-        least: columns that what is printed needs; a narrower terminal breaks its lines, and nothing is lost.
-    """
+    """Standard output, at least ``least`` columns wide if it is not a terminal and COLUMNS is not set."""
     console = Console()
     known = console.is_terminal or os.environ.get("COLUMNS")
     return Console(width=max(least, console.width if known else WIDTH_OF_FILES))
 
 
 def print_tables(tables: Sequence[Table], notes: Sequence[str], least: int = 0) -> None:
-    """Print tables, at least so many columns wide, and notes below them."""
     console = open_console(least)
     for table in tables:
         console.print(table.rich())
@@ -52,29 +47,26 @@ def print_report(
 
     Args:
         comparison: the runs.
-        folder: theirs.
+        folder: their folder.
         to: the HTML file; None: report.html in the folder.
-        files: a folder for its tables and figures as files; None: none are written.
-        images: whether the data are read for images of each domain.
-
-    Raises:
-        FedshiftError: it cannot be written, or runs failed.
+        files: a folder for its tables and figures as files, if any.
+        images: whether to read the data for sample images of each domain.
     """
     try:
         written = comparison.report(to or folder / "report.html", images)  # first: a reader's pipe may end the printing
-        apart = comparison.write(files) if files else []
+        written = comparison.write(files) if files else []
     finally:
         print_tables(comparison.tables(), comparison.notes())
     typer.echo(f"Run folders: {folder}\nReport: {written}")
-    if apart:
-        typer.echo(f"Tables and figures: {len(apart)} files in {files}")
+    if written:
+        typer.echo(f"Tables and figures: {len(written)} files in {files}")
     if comparison.failed:
         raise FedshiftError(comparison.failure)
 
 
 @contextmanager
 def interruptible(message: str) -> Iterator[None]:
-    """After Ctrl-C or a signal that asks for the end say so, and how to go on."""
+    """After Ctrl-C or a termination signal print how to resume."""
 
     def end(number: int, frame: object) -> None:
         raise KeyboardInterrupt(number)

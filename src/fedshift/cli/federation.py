@@ -57,7 +57,7 @@ DryRunOption = Annotated[bool, _named("--dry-run", "Print the commands that woul
         "init out/trial --sites a,b,c --method fedavg --dry-run",
         "init lungs my-experiment.toml --sites berlin,oslo,rome --hold-out rome --address fl.example.org:8000",
     )
-    + "\n\nWithout data on this machine, say what a sample is:\n\n"
+    + "\n\nWithout data on this machine, describe a sample:\n\n"
     "  fedshift federation init pets --sites a,b,c --data folder --set data.path=data --set data.size=64 "
     "--classes cat,dog --method fedavg --hold-out c"
 )
@@ -72,7 +72,10 @@ def init(
     model: ModelOption = None,
     hold_out: Annotated[
         str | None,
-        _named("--hold-out", "The site that is only scored; by default the experiment's, if it is one."),
+        _named(
+            "--hold-out",
+            "The site that is only scored; by default the domain that the experiment holds out, if it is a site.",
+        ),
     ] = None,
     seed: SeedOption = None,
     rounds: RoundsOption = None,
@@ -87,12 +90,12 @@ def init(
         str, _named("--columns", "Of a table that is prepared, its columns, and categories: 'age,sex=f|m'.")
     ] = "",
     environments: Annotated[
-        str, _named("--environments", "Where the data bring environments of their own, their names: p=0.1,p=0.9.")
+        str, _named("--environments", "The names of environments, if the data define them: p=0.1,p=0.9.")
     ] = "",
-    to: Annotated[Path, _named("--to", "The folder in which the federation's is made.")] = Path(),
-    dry_run: Annotated[bool, _named("--dry-run", "Show what would be made; write nothing.")] = False,
+    to: Annotated[Path, _named("--to", "The folder in which the federation's folder is created.")] = Path(),
+    dry_run: Annotated[bool, _named("--dry-run", "Show what would be created; write nothing.")] = False,
 ) -> None:
-    """Make a ready folder for the coordinator and each site: settings, keys, certificates, and READMEs to follow."""
+    """Create a folder for the coordinator and for each site: settings, keys, certificates, and READMEs to follow."""
     from fedshift.cli.federation_make import init
     from fedshift.written import parse_value, parse_words
 
@@ -111,7 +114,7 @@ def init(
 
 @federation.command(epilog=_examples("check", "check sites/a"))
 def check(folder: SiteArgument = Path()) -> None:
-    """At a site: hold its folder and its data against what was agreed, and show what will leave it."""
+    """At a site: check its folder and data against the agreement, and show what will leave the site."""
     from fedshift.cli.federation_make import check
 
     check(folder)
@@ -130,7 +133,7 @@ def serve(
     ] = None,
     dry_run: DryRunOption = False,
 ) -> None:
-    """At the coordinator: start the SuperLink, and let sites connect, until Ctrl-C."""
+    """At the coordinator: start the SuperLink and accept sites, until Ctrl-C."""
     from fedshift.deployment import shell
     from fedshift.deployment.federation_toml import read_federation
     from fedshift.deployment.serving import inner_port, parts_of_coordinator, serve
@@ -147,7 +150,7 @@ def serve(
 def join(
     folder: SiteArgument = Path(),
     address: Annotated[
-        str | None, _named("--address", "Host and port of the coordinator; by default as federation.toml says.")
+        str | None, _named("--address", "Host and port of the coordinator; by default those in federation.toml.")
     ] = None,
     dry_run: DryRunOption = False,
 ) -> None:
@@ -167,7 +170,7 @@ def join(
 
 @federation.command(epilog=_examples("run", "run lungs/coordinator --dry-run"))
 def run(folder: CoordinatorArgument = Path(), dry_run: DryRunOption = False) -> None:
-    """At the coordinator, while `serve` runs: start the run or carry it on, and show its progress."""
+    """At the coordinator, while `serve` runs: start or resume the run, and show its progress."""
     from fedshift.deployment import shell
     from fedshift.deployment.federation_toml import read_federation
     from fedshift.deployment.flower import APP
@@ -180,7 +183,7 @@ def run(folder: CoordinatorArgument = Path(), dry_run: DryRunOption = False) -> 
         )
         typer.echo(f"  {typed(shell.start_run(str(APP), federation))}")
         return
-    with interruptible("; the run goes on. The same command shows it again, and `flwr stop` ends it."):
+    with interruptible("; the run continues. The same command shows it again, and `flwr stop` ends it."):
         code = run(folder)
     if code:
         raise typer.Exit(code)
@@ -188,7 +191,7 @@ def run(folder: CoordinatorArgument = Path(), dry_run: DryRunOption = False) -> 
 
 @federation.command(epilog=_examples("demo", "demo --to elsewhere --method fedavg --sites 5", "demo --rounds 3"))
 def demo(
-    to: Annotated[Path, typer.Option("--to", help="The folder that is made.", autocompletion=folder_names)] = Path(
+    to: Annotated[Path, typer.Option("--to", help="The folder to create.", autocompletion=folder_names)] = Path(
         "federation-demo"
     ),
     method: Annotated[
@@ -197,7 +200,7 @@ def demo(
     rounds: Annotated[int, typer.Option("--rounds", help="Communication rounds.", min=1)] = 8,
     sites: Annotated[int, typer.Option("--sites", help="How many institutions take part.", min=2, max=6)] = 3,
 ) -> None:
-    """On one laptop: make a federation, start all its processes, carry out its run, and show what came of it."""
+    """On one laptop: create a federation, start all its processes, run it, and show the result."""
     from fedshift.cli.federation_make import demo
 
     demo(to, method, rounds, sites)
@@ -209,7 +212,7 @@ def rehearse(
         Path, typer.Argument(help="The federation's folder, with all sites' in it.", autocompletion=folder_names)
     ] = Path(),
 ) -> None:
-    """Where all sites' folders are: carry out a federation's run as a simulation, in this process."""
+    """With all sites' folders at hand: run a federation as a simulation in this process."""
     from fedshift.cli.federation_make import rehearse
 
     rehearse(folder)
@@ -220,7 +223,7 @@ def sent(
     folder: SiteArgument = Path(),
     full: Annotated[bool, _named("--full", "Every message, and every tensor in it.")] = False,
 ) -> None:
-    """At a site: what has left it so far, from its sent.jsonl, in which no line may have been changed."""
+    """At a site: show what has left it so far, from its tamper-evident sent.jsonl."""
     from fedshift.cli.federation_make import sent
 
     sent(folder, full)
@@ -230,7 +233,7 @@ def sent(
 def confirm(
     site: Annotated[str, typer.Argument(help="The site's name.")], folder: CoordinatorArgument = Path()
 ) -> None:
-    """At the coordinator: take a site out of quarantine, once you know that it is the site and no thief of its key."""
+    """At the coordinator: release a site from quarantine, after confirming that its key was not stolen."""
     from fedshift.deployment.members import confirm
 
     why = confirm(folder, site)
@@ -239,17 +242,15 @@ def confirm(
 
 @contextmanager
 def _going_on() -> Iterator[None]:
-    """Go on until somebody interrupts."""
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         typer.echo(
             "You are root. Better start this as a user who can read this folder and nothing else that is private."
         )
-    with interruptible("; every process is ended. The same command goes on."):
+    with interruptible("; every process has ended. The same command resumes."):
         yield
 
 
 def _print_parts(folder: Path, parts: Sequence[ChildProcess]) -> None:
-    """What would be started in a member's folder."""
     typer.echo(f"These commands would be started in '{folder.resolve()}', and started again when one ends:")
     for part in parts:
         typer.echo(f"  {typed(part.command if part.command[0] != '-m' else ['python', *part.command])}")

@@ -1,4 +1,4 @@
-"""What ``fedshift federation init``, ``demo`` and ``rehearse`` do and print."""
+"""Implementation of ``fedshift federation init``, ``demo``, ``rehearse``, ``check`` and ``sent``."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from fedshift.runs.run import Run
 from fedshift.study import api
 from fedshift.written import bytes_text, clock, parse_assignments, printable
 
-IN_DOMAIN = "in-domain"  # the protocol in which every client trains and is scored on samples of its own
+IN_DOMAIN = "in-domain"  # the protocol in which every client trains and is scored on its local samples
 
 NAMES = ("classes", "columns", "environments")
-PROTOCOL = ("protocol", "protocol.name", "protocol.hold_out")  # settings that say which sites train
+PROTOCOL = ("protocol", "protocol.name", "protocol.hold_out")  # settings that decide which sites train
 
 
 def init(
@@ -56,21 +56,21 @@ def init(
     sample: Mapping[str, str],
     dry_run: bool,
 ) -> None:
-    """Make a federation's folders and print what was made.
+    """Create a federation's folders and print their files.
 
     Args:
         place: the federation's folder, whose name is the federation's.
         sites: the sites' names, between commas.
         experiment: a TOML file, or the name of an experiment.
-        options: what differs from the experiment, as :class:`fedshift.study.api.Options`.
-        assignments: texts such as method.l2r=0.05, for what else differs.
+        options: changes to the experiment, as :class:`fedshift.study.api.Options`.
+        assignments: further changes, such as method.l2r=0.05.
         address: host and port at which sites reach the coordinator.
-        sample: what a sample is, each between commas, empty where the data tell: ``classes``, ``shape``,
-            ``environments``, and ``columns``, of which each has its categories after an equals sign and between bars.
+        sample: the description of a sample, each value between commas, empty if the data define it: ``classes``,
+            ``shape``, ``environments``, and ``columns``, each with its categories after "=" and between bars.
         dry_run: write nothing.
 
     Raises:
-        FedshiftError: it cannot be made; nothing is there then.
+        FedshiftError: it cannot be created; no folder is left.
     """
     folder = place.parent.resolve() / place.name
     check_new(folder)
@@ -101,17 +101,13 @@ def init(
 
 
 def _without_target(experiment: Experiment, sites: Sequence[str]) -> Experiment:
-    """The experiment, in which all sites train if the domain that it holds out is none of them.
-
-    Warns:
-        FedshiftWarning: it is none of them.
-    """
+    """The experiment, changed so that all sites train if the held-out domain is not a site (with a warning)."""
     target = getattr(experiment.protocol, "hold_out", None)
     if target is None or target in sites:
         return experiment
     warnings.warn(
-        f"All sites train, and each is scored on its own data: '{target}', which the experiment holds out, is none of "
-        f"them. --hold-out {sites[-1]} would hold one out.",
+        f"All sites train, and each is scored on its local data: '{target}', which is held out, is no site "
+        f"here. --hold-out {sites[-1]} would hold one out.",
         FedshiftWarning,
         stacklevel=2,
     )
@@ -119,26 +115,23 @@ def _without_target(experiment: Experiment, sites: Sequence[str]) -> Experiment:
 
 
 def _changes(told: Experiment, chosen: Experiment) -> Iterator[str]:
-    """What differs from the experiment that was given, and why."""
     if chosen.data != told.data:
         names = ", ".join(chosen.data.table()["columns"])
         yield f"data.columns = {names}: every site's files must have these columns, in any order; others are not read."
     if chosen.train != told.train:
         yield (
-            f"train.min_answers = {chosen.train.min_answers:g}: a round goes on without sites that fail or are late, "
+            f"train.min_answers = {chosen.train.min_answers:g}: a round continues without sites that fail or are late, "
             "as long as that part of them answers. "
             'With "all" in every experiment.toml, an error at a site ends the run.'
         )
 
 
 def _column(text: str) -> list[str]:
-    """A column's name and its categories."""
     name, _, categories = text.partition("=")
     return [name, *(categories.split("|") if categories else [])]
 
 
 def _numbers(text: str) -> list[int]:
-    """The whole numbers between commas."""
     try:
         return [int(word) for word in text.split(",")] if text else []
     except ValueError as error:
@@ -146,7 +139,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _made(folder: Path, files: Iterable[str], members: FederationSettings) -> Iterator[str]:
-    """A line for each folder, with the files in it; sites have the same."""
+    """A line for each folder with its files; sites have the same files."""
     yield f"{folder}/"
     site, inside = f"{SITES}/{members.sites[0]}/", list(files)
     for start in ("authority/", f"{COORDINATOR}/", site):
@@ -161,21 +154,21 @@ def _made(folder: Path, files: Iterable[str], members: FederationSettings) -> It
 
 
 def demo(to: Path, method: str, rounds: int, sites: int) -> None:
-    """Make a federation, carry out its run with real processes, and print what came of it.
+    """Create a federation, run it with real processes, and print the result.
 
     Args:
-        to: the folder that is made.
+        to: the folder to create.
         method: its method.
         rounds: its rounds.
-        sites: how many take part.
+        sites: its number of sites.
 
     Raises:
-        FedshiftError: the folder exists, or something that was started ends too early.
+        FedshiftError: the folder exists, or a process ended too early.
     """
     folder = to.expanduser().resolve()
     if folder.exists() or folder.is_symlink():
         raise FedshiftError(
-            f"'{folder}' exists. Give another folder with --to, or remove it. What is in it goes on by the commands of "
+            f"'{folder}' exists. Give another folder with --to, or remove it. To resume it, use the commands of "
             "its README.md."
         )
     chosen, named, console = experiment(method, rounds), members(sites), open_console()
@@ -185,14 +178,14 @@ def demo(to: Path, method: str, rounds: int, sites: int) -> None:
     with interruptible("; nothing is left."):
         make(folder, planned_demo(chosen, named))
     readme = folder / "README.md"
-    with interruptible(f", and every process is ended. The run goes on by the commands in '{readme}'."):
+    with interruptible(f", and every process has ended. To resume the run, use the commands in '{readme}'."):
         run = carry_out(folder, typer.echo, console)
     took = time.monotonic() - began
     print_report(api.load(run.path), run.path)
-    typer.echo(f"All of it took {clock(took)} minutes. Every process is ended. What to look at next:")
+    typer.echo(f"All of it took {clock(took)} minutes. Every process has ended. Read next:")
     for line in (
         f"  {readme}: the same by hand, in {sites + 2} terminals or on several machines",
-        f"  {folder / SITES / next(iter(named))}: all that a site has; what-leaves.md says what may leave it",
+        f"  {folder / SITES / next(iter(named))}: a site's files; what-leaves.md lists what may leave it",
         f"  fedshift federation sent {quote(str(folder / SITES / next(iter(named))))}",
         f"  fedshift federation rehearse {quote(str(folder))}",
     ):
@@ -200,15 +193,8 @@ def demo(to: Path, method: str, rounds: int, sites: int) -> None:
 
 
 def rehearse(folder: Path) -> None:
-    """Carry out a federation's run as a simulation, print its report, and hold its weights against the federation's.
-
-    Args:
-        folder: the federation's.
-
-    Raises:
-        FedshiftError: it cannot be carried out.
-    """
-    again = f". `fedshift federation rehearse {quote(str(folder))}` goes on from the last checkpoint."
+    """Run a federation as a simulation, print its report, and compare its weights with the federation's."""
+    again = f". `fedshift federation rehearse {quote(str(folder))}` continues from the last checkpoint."
     with interruptible(again), LiveProgress(1) as progress:
         run = simulate(folder, progress)
     print_report(api.load(run.path), run.path)
@@ -216,23 +202,23 @@ def rehearse(folder: Path) -> None:
 
 
 def compared(run: Run, theirs: Run) -> str:
-    """How the weights compare with those of the federation's run."""
+    """Compare a simulation's weights with the federation's."""
     if not theirs.finished:
-        return f"The federation's own run, '{theirs.path}', is not finished: there are no weights to compare yet."
+        return f"The federation's run, '{theirs.path}', is not finished: there are no weights to compare yet."
     apart = difference(run, theirs)
     if not apart:
-        return "Compared with the federation's own run: equal weights, bit for bit."
+        return "Compared with the federation's run: equal weights, bit for bit."
     return (
-        f"Compared with the federation's own run: weights differ by {apart:.2g} at most. Sites that were away, other "
+        f"Compared with the federation's run: weights differ by {apart:.2g} at most. Unavailable sites, other "
         "numbers of threads and other machines make such differences."
     )
 
 
 def check(folder: Path) -> None:
-    """Inspect a site and print what was found.
+    """Check a site and print the findings.
 
     Raises:
-        FedshiftError: something keeps the site from taking part; the message says all of it.
+        FedshiftError: something keeps the site from taking part; the message lists everything.
     """
     found = inspect(folder)
     if found.federation and found.site:
@@ -259,15 +245,11 @@ def _print_samples(samples: SiteSamples) -> None:
 
 
 def sent(folder: Path, full: bool) -> None:
-    """Print what has left a site.
-
-    Args:
-        folder: the site's.
-        full: every message and tensor.
+    """Print what has left a site; ``full``: every message and tensor.
 
     Raises:
-        FedshiftError: it is no site's folder.
-        DamagedError: a line of the file is not what was written.
+        FedshiftError: the folder is not a site's.
+        DamagedError: a line of the file was changed.
     """
     site, path = read_site(folder)[0].name, folder / SENT
     messages = read_sent(path)
@@ -306,5 +288,4 @@ def _print_message(message: SentMessage) -> None:
 
 
 def _moment(time: str) -> str:
-    """A time in UTC to the second."""
     return f"{time.partition('.')[0].partition('+')[0]}Z"

@@ -1,4 +1,4 @@
-"""The command ``fedshift``, whose errors are messages."""
+"""The entry point of the command ``fedshift``."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fedshift.errors import FedshiftError
 
 
 def main() -> None:
-    """The command ``fedshift``: a user's error is one message and exit code 2; one of the system's exit code 1."""
+    """Run the command; a user's error is one message and exit code 2, a system error exit code 1."""
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
-    if isinstance(sys.stdout, TextIOWrapper):  # there is none where it was closed
+    if isinstance(sys.stdout, TextIOWrapper):  # it is missing where it was closed
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app(arguments)
@@ -34,5 +34,5 @@ def main() -> None:
             typer.secho(f"Error: {memory.in_words(error) if shortage else error}", fg="red", err=True)
         if not shortage and sys.stdout is not None:
             with suppress(OSError):
-                sys.stdout.close()  # or what is left of the output is written again at the end
+                sys.stdout.close()  # otherwise Python writes the rest of the output again at exit
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""How commands are made: the options that make an experiment, completion, and notes."""
+"""How commands are built: the options that describe an experiment, completion, and notes."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 
 class Commands(TyperGroup):
-    """Commands that refuse an option that is given again, of which typer would take the last.
+    """Commands that refuse a repeated option, of which typer would use the last.
 
-    Contexts and commands are Any: which package defines them differs between releases of typer.
+    Contexts and commands are Any, since the package that defines them differs between releases of typer.
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """The command, and its arguments.
+        """Return the command and its arguments.
 
         Raises:
-            FedshiftError: there is no such command, or an option that takes one value is given several times.
+            FedshiftError: there is no such command, or an option that takes one value is repeated.
         """
         if args[0] not in self.commands and not args[0].startswith("-") and not ctx.resilient_parsing:
             raise UnknownNameError("command", args[0], list(self.commands))  # which releases of typer word differently
@@ -64,31 +64,28 @@ def complete(names: Callable[[], Iterable[str]]) -> Any:
 
 
 def names_of(kind: str) -> Any:
-    """Tab completion of the names in a catalogue."""
     return complete(lambda: getattr(import_module("fedshift"), kind))
 
 
 def names_known_to(module: str, function: str, *given: str) -> Any:
-    """Tab completion of the names that a function gives; its module is imported when needed."""
+    """Tab completion of the names that a function returns; its module is imported when needed."""
     return complete(lambda: getattr(import_module(module), function)(*given))
 
 
 def experiment_names() -> list[str]:
-    """Experiments: those that come with fedshift, and files here."""
+    """The shipped experiments, and TOML files here."""
     from fedshift.study.grid import shipped
 
     return [*shipped(), *(str(path) for path in Path().glob("*.toml"))]
 
 
 def all_names() -> list[str]:
-    """Whatever `fedshift show` shows."""
     from fedshift.cli.catalogues import shown_names
 
     return [*dict.fromkeys([*shown_names(), *experiment_names()])]
 
 
 def setting_names() -> list[str]:
-    """Dotted names of settings, as --set takes them."""
     from fedshift.experiments import NAMED, PLAIN
 
     specs = [(table, cls.settings()) for table, cls in PLAIN.items()]
@@ -97,7 +94,6 @@ def setting_names() -> list[str]:
 
 
 def folder_names(incomplete: str) -> list[str]:
-    """Tab completion of folders."""
     above, slash, word = incomplete.rpartition("/")
     folder = Path(f"{above}{slash}" or ".")
     names = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
@@ -111,17 +107,17 @@ def listed(text: str) -> list[str]:
     """Names between commas.
 
     Raises:
-        FedshiftError: one is empty.
+        FedshiftError: a name is empty.
     """
     words = parse_words(text)
     return words if isinstance(words, list) else [words]
 
 
 def paths_of(texts: Sequence[str]) -> dict[str, str]:
-    """Paths by data set, of texts such as pacs=FILE.
+    """Paths by data set, from texts such as pacs=FILE.
 
     Raises:
-        FedshiftError: one is not of that form, or names a data set again.
+        FedshiftError: a text does not have that form, or names a data set again.
     """
     found: dict[str, str] = {}
     for text in texts:
@@ -151,7 +147,8 @@ ProtocolOption = Annotated[
     str | None,
     typer.Option(
         "--protocol",
-        help="Who is scored on what: in-domain, leave-one-domain-out, ... (`fedshift list protocols`).",
+        help="What is held out and who is scored on what: in-domain, leave-one-domain-out, ... "
+        "(`fedshift list protocols`).",
         autocompletion=names_of("PROTOCOLS"),
     ),
 ]
@@ -171,16 +168,16 @@ SetOption = Annotated[
         autocompletion=complete(setting_names),
     ),
 ]
-DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Say what would run and what it would cost; write nothing.")
-]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan and its cost; write nothing.")]
 ShardOption = Annotated[
     str | None,
     typer.Option("--shard", help="Share the runs with other processes in the same folder, on any machine: 3/16."),
 ]
 SlurmOption = Annotated[
     int | None,
-    typer.Option("--slurm", help="Write the script of a Slurm job array of so many shards, and run nothing.", min=1),
+    typer.Option(
+        "--slurm", help="Write the script of a Slurm job array with this number of shards; run nothing.", min=1
+    ),
 ]
 TrustOption = Annotated[
     bool, typer.Option("--trust", help="Import plugins that never ran on this machine; read them first.")
@@ -204,7 +201,7 @@ OPTIONS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "seed": (SeedOption, parse_value),
     "rounds": (RoundsOption, int),
     "device": (Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1 or mps.")], str),
-    "out": (Annotated[str | None, typer.Option("--out", help="Folder that holds run folders.")], str),
+    "out": (Annotated[str | None, typer.Option("--out", help="The parent of the run folders.")], str),
     "name": (Annotated[str | None, typer.Option("--name", help="Label; run folders lie in OUT/NAME.")], str),
     "plugins": (PluginOption, list),
     "settings": (SetOption, parse_assignments),
@@ -229,20 +226,20 @@ app = typer.Typer(
 
 
 def command(*examples: str, more: str = "", name: str | None = None) -> Callable[[Command], Command]:
-    """Make a command of a function; its docstring is the help, below which examples stand."""
+    """Make a command of a function; its docstring is the help, followed by examples."""
     lines = ["Examples:", *(f"  fedshift {example}" for example in examples), more]
     return app.command(name, epilog="\n\n".join(lines).strip())
 
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What the command line says of experiments.
+    """The command line's description of experiments.
 
     Attributes:
         source: the experiment's name or file.
-        options: how it differs, as :class:`fedshift.study.api.Options` has them.
-        experiments: the runs that this makes.
-        dry_run: whether to say what would be done, and not do it.
+        options: changes to it, as :class:`fedshift.study.api.Options`.
+        experiments: the resulting runs.
+        dry_run: print the plan and exit.
     """
 
     source: str
@@ -255,9 +252,9 @@ def on_experiment(*examples: str, more: str = "", method: str | None = None) -> 
     """Make a command that reads an experiment, with the command line's changes, and acts on its runs.
 
     Args:
-        examples: below the help.
+        examples: shown below the help.
         more: a text below them.
-        method: what the command is about unless the command line names another.
+        method: the default method.
     """
 
     def make(act: Command) -> Command:
@@ -289,7 +286,6 @@ def on_experiment(*examples: str, more: str = "", method: str | None = None) -> 
 
 
 def load_plugins(paths: list[Path] | None) -> None:
-    """Import plugins, so that what they register is known."""
     from fedshift import experiments
 
     experiments.load_plugins([str(path) for path in paths or []])
@@ -297,7 +293,7 @@ def load_plugins(paths: list[Path] | None) -> None:
 
 @contextmanager
 def warnings_as_notes() -> Iterator[None]:
-    """Print what of an experiment has no effect as notes, beside the output."""
+    """Print settings without effect as notes, next to the output."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", FedshiftWarning)
         default = warnings.showwarning

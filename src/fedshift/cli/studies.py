@@ -46,8 +46,8 @@ RoundOption = Annotated[
     ),
 ]
 NAME_ONE = (
-    "`fedshift reproduce fedsr --list`, of one paper, or of one table, says what is needed and how to get it, and what "
-    "carries it out then at which cost."
+    "`fedshift reproduce fedsr --list`, of one paper, or of one table, lists what is needed, how to get it, the "
+    "command and its cost."
 )
 TABLES = names_known_to("fedshift.study.papers", "exhibits")
 SCALES = names_known_to("fedshift.study.scenarios", "scales", "papers")
@@ -69,20 +69,24 @@ def benchmark(
         typer.Option("--federation", help="Columns; by default all of the scale.", autocompletion=FEDERATIONS),
     ] = None,
     data: Annotated[
-        list[str] | None, typer.Option("--data", help="Data that are not there or made: pacs=FILE, heart=FILE.")
+        list[str] | None,
+        typer.Option("--data", help="Data files that fedshift cannot download or generate: pacs=FILE, heart=FILE."),
     ] = None,
     plugin: PluginOption = None,
     published: Annotated[
-        bool, typer.Option("--published", help="Take numbers that come with the package; carry out only what has none.")
+        bool,
+        typer.Option(
+            "--published", help="Use the published numbers that come with the package; run only what they lack."
+        ),
     ] = False,
     out: Annotated[str | None, typer.Option("--out", help="The folder; by default runs/benchmark.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say how many runs there are and how long they take; write nothing.")
+        bool, typer.Option("--dry-run", help="Print the number of runs and their estimated time; write nothing.")
     ] = False,
     shard: ShardOption = None,
     slurm: SlurmOption = None,
 ) -> None:
-    """Carry out the published benchmark: methods on a set of federations, tuned alike, with ranks and differences."""
+    """Run the published benchmark: methods on a set of federations, with equal tuning, ranks and differences."""
     from fedshift.runs.shard import Shard
     from fedshift.study.benchmark import Benchmark
     from fedshift.study.benchmark_plan import plan_benchmark
@@ -110,7 +114,7 @@ def reproduce(
         typer.Option("--scale", help="smoke (the default), short or paper: how large.", autocompletion=SCALES),
     ] = None,
     list_: Annotated[
-        bool, typer.Option("--list", help="Say how far all tables are, and what they need that is not here.")
+        bool, typer.Option("--list", help="List the progress of all tables, and which data they lack.")
     ] = False,
     panel: Annotated[
         list[str] | None,
@@ -132,7 +136,7 @@ def reproduce(
     shard: ShardOption = None,
     slurm: SlurmOption = None,
 ) -> None:
-    """Carry out a table or curve of a paper (TABLE, such as fedsr-table1), and put it beside the paper's numbers."""
+    """Reproduce a table or curve of a paper (TABLE, such as fedsr-table1), next to the paper's numbers."""
     from fedshift.runs.shard import Shard
     from fedshift.study.reproduction import Reproduction, plan_table
     from fedshift.study.states import reproductions
@@ -142,7 +146,7 @@ def reproduce(
     if list_:
         ignored = {"--panel": panel, "--row": row, "--set": set_, "--dry-run": dry_run}
         if given := [name for name, value in ignored.items() if value]:
-            raise FedshiftError(f"--list says how far whole tables are: leave out {', '.join(given)}.")
+            raise FedshiftError(f"--list shows the progress of whole tables: remove {', '.join(given)}.")
         found = reproductions([table] if table else None, scale, data=paths, out=out, costs=table is not None)
         if json_:
             typer.echo(found.json())
@@ -163,7 +167,7 @@ def reproduce(
 def _carry_out_or_estimate(
     plan: StudyPlan, carry_out: Callable[[StudyPlan], R], dry_run: bool, slurm: int | None
 ) -> R | None:
-    """Carry out a study and print its tables, or print what it would cost, or write a cluster's script."""
+    """Run a study and print its tables, or print its cost, or write a cluster's script."""
     from fedshift.cli.before import print_study, write_slurm
     from fedshift.study.execute import forecast, unfinished_runs
     from fedshift.written import printable
@@ -178,7 +182,7 @@ def _carry_out_or_estimate(
         write_slurm(forecast(available, unfinished_runs), plan.folder, slurm, first.run)
         return None
     again = shlex.join(["fedshift", *sys.argv[1:]])
-    with interruptible(f". The same command carries on: {again}"):
+    with interruptible(f". The same command resumes: {again}"):
         done = carry_out(plan)
     print_tables(done.tables(), done.notes(), least=done.WIDTH)
     typer.echo(f"Written: {printable(str(plan.folder))}")
@@ -203,9 +207,9 @@ def analyse(
     plugin: PluginOption = None,
     trust: TrustOption = False,
 ) -> None:
-    """Measure finished runs again without training: a table, charts as SVG and PNG, and every number as CSV.
+    """Analyse finished runs without training: a table, charts as SVG and PNG, and every number as CSV.
 
-    What was measured before is read from the run's folder, and `fedshift report` shows it as well.
+    Earlier measurements are read from the run's folder, and `fedshift report` shows them as well.
     """
     from fedshift.study import api
     from fedshift.written import parse_assignments, printable
@@ -225,7 +229,10 @@ def _tell_analysed(run: Run) -> None:
 
 ClientOption = Annotated[
     str | None,
-    typer.Option("--client", help="The name or number of the client whose model predicts; by default the global."),
+    typer.Option(
+        "--client",
+        help="The name or number of the client whose personalised model predicts; by default the global model.",
+    ),
 ]
 
 
@@ -242,9 +249,9 @@ def predict(
     out: Annotated[str, typer.Option("--out", help="The CSV file; - prints it.")] = "predictions.csv",
     trust: TrustOption = False,
 ) -> None:
-    """Predict for new files: a CSV with the class and the probability of each, for every file or row.
+    """Predict for new files: a CSV with the class and class probabilities of every file or row.
 
-    What can be read is predicted for; files that cannot be read are named at the end, and the exit code is 2.
+    Files that cannot be read are listed at the end, and the exit code is then 2.
     """
     from typing import cast
 
@@ -278,13 +285,17 @@ def validate(
     metric: Annotated[
         list[str] | None, typer.Option("--metric", help="A metric, as evaluate.metrics names it; or several.")
     ] = None,
-    by: Annotated[str, typer.Option("--by", help="A column whose values make subgroups; or domain.")] = "",
+    by: Annotated[str, typer.Option("--by", help="A column whose values define subgroups; or domain.")] = "",
     to: Annotated[
         Path | None, typer.Option("--to", help="Folder for what may be handed on: JSON, Markdown, HTML, SVG and PNG.")
     ] = None,
     min_count: Annotated[
         int,
-        typer.Option("--min-count", help="No number of fewer samples is given, nor one from which it follows.", min=1),
+        typer.Option(
+            "--min-count",
+            help="Suppress every number that is based on fewer samples, or from which such a number follows.",
+            min=1,
+        ),
     ] = 10,
     rows: Annotated[
         Path | None, typer.Option("--rows", help="CSV for every sample, which has to stay at the site.")
@@ -296,7 +307,7 @@ def validate(
 ) -> None:
     """Score a trained model on labelled data of a site that never joined; only aggregates are printed and written.
 
-    Metrics with intervals, subgroups, calibration, thresholds that validation chose, drift, and a paired comparison.
+    Metrics with intervals, subgroups, calibration, thresholds from validation data, drift, and a paired comparison.
     """
     from typing import cast
 
@@ -335,14 +346,13 @@ def _of_a_site(folder: Path) -> bool:
 
 
 def _model_in(folder: Path) -> Path | Trained:
-    """A folder, or the model of the site whose folder it is."""
     from fedshift.deployment.site_data import site_model
 
     return site_model(folder) if _of_a_site(folder) else folder
 
 
 def named_client(run: Run, client: str | None) -> int | str | None:
-    """A client as it is typed: its name, or the number of one."""
+    """The client that a name or number refers to."""
     names = run.data_facts.get("clients", {})
     numbered = client is not None and client not in names.values() and client.isdecimal()
     return int(client) if client is not None and numbered else client
@@ -352,7 +362,10 @@ def export(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run.", autocompletion=folder_names)],
     client: Annotated[
         str | None,
-        typer.Option("--client", help="The name or number of the client whose model it is; by default the global."),
+        typer.Option(
+            "--client",
+            help="The name or number of the client whose personalised model is exported; by default the global model.",
+        ),
     ] = None,
     format_: Annotated[
         str,
@@ -368,7 +381,7 @@ def export(
     ] = None,
     trust: TrustOption = False,
 ) -> None:
-    """Write a model for people without fedshift, with a model card; a file that predicts otherwise is refused."""
+    """Export a model for people without fedshift, with a model card; a file whose predictions differ is refused."""
     from typing import Any, cast
 
     from fedshift.runs.run import Run
@@ -387,7 +400,9 @@ def export(
         )
     for name, difference in done.differences.items():
         typer.echo(f"{name}: differs from the run's model by {difference:.1e} at most")
-    checked = f"{done.made} made samples and {done.real} of the data" if done.real else f"{done.made} made samples"
+    checked = (
+        f"{done.made} generated samples and {done.real} of the data" if done.real else f"{done.made} generated samples"
+    )
     typer.echo(f"Checked on {checked}." + (f" Note: none of the data ({done.note})." if done.note else ""))
     typer.echo(f"Written: {printable(str(done.path))}")
 
@@ -402,17 +417,17 @@ def track(
         list[str] | None, typer.Option("--set", help="A setting of the trackers: folder=logs; `fedshift show NAME`.")
     ] = None,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Go on until all runs are over; where there is none yet, wait for one.")
+        bool, typer.Option("--wait", help="Continue until all runs have ended; wait for the first run.")
     ] = False,
     plugin: PluginOption = None,
 ) -> None:
-    """Copy what runs have evaluated to TensorBoard, MLflow, W&B (offline) or Prometheus; the runs do not notice."""
+    """Copy the evaluations of runs to TensorBoard, MLflow, W&B (offline) or Prometheus, without affecting the runs."""
     from fedshift.reporting.trackers.track import track
     from fedshift.written import parse_assignments
 
     load_plugins(plugin)
     settings = {key.removeprefix("tracker."): value for key, value in parse_assignments(set_ or []).items()}
-    with interruptible(". What was logged is kept, and the same command goes on; the runs do as well."):
+    with interruptible(". Logged values are kept, and the same command resumes; the runs continue."):
         logged = track(path, listed(to), wait=wait, **settings)
     runs = "1 run" if len(logged) == 1 else f"{len(logged)} runs"
     typer.echo(f"{runs}, {sum(logged.values())} new evaluations: {to}")

@@ -65,7 +65,6 @@ class Arrays(Dataset):
         return joined(parts, classes, (*notes, *beside(self.path, files)), tuple(map(Column, columns)))
 
     def suffixes(self) -> tuple[str, ...]:
-        """NumPy's."""
         return (SUFFIX,)
 
     def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
@@ -77,7 +76,6 @@ class Arrays(Dataset):
         return Unlabelled(x, range(len(x)), (note,) if others else ())
 
     def _part(self, file: Path, classes: Sequence[str]) -> Labelled:
-        """The samples of a file."""
         arrays = self._arrays(file, "x", "y", "domain", "group")
         arrays["x"] = self._included(file, arrays["x"])
         return labelled(arrays, classes, str(file), f"'{file}'", file.stem)
@@ -100,7 +98,6 @@ class Arrays(Dataset):
         return x[:, [names.index(name) for name in self._kept(file, names)]] if self.exclude else x
 
     def _kept(self, file: Path, names: Iterable[object]) -> list[str]:
-        """The names of the columns that are not left out."""
         present = [*map(str, names)]
         for name in self.exclude:
             if name not in present:
@@ -111,12 +108,10 @@ class Arrays(Dataset):
         return kept
 
     def _domains(self, file: Path) -> Names:
-        """What the domains of a file's samples are called, without reading the samples."""
         arrays = self._arrays(file, "domain")
         return names_of(arrays["domain"], f"domain of '{file}'") if arrays else Names.all(file.stem, 0)
 
     def _arrays(self, file: Path, *names: str) -> dict[str, Array]:
-        """Some arrays of a file, where it has them."""
         with _opened(file) as found:
             arrays = {name: _mapped(file, name, found) for name in names if name in found}
         if "domain" in arrays and not Path(self.path).expanduser().is_file():
@@ -178,7 +173,6 @@ def _check_file(file: Path, arrays: object, needed: Sequence[str]) -> None:
 
 
 def _words(file: Path, name: str, needed: Sequence[str] = NEEDED) -> tuple[str, ...]:
-    """An array of different words; none where there is no such array."""
     with _opened(file, needed) as arrays:
         array = arrays[name] if name in arrays else np.empty(0, str)
     if array.ndim != 1 or array.dtype.kind != "U" or len(set(array.tolist())) < array.size:

@@ -87,11 +87,9 @@ class ColumnFiles(Dataset):
             )
 
     def inputs_named(self) -> tuple[str, ...]:
-        """The columns of inputs that settings name."""
         return ()
 
     def domain_names(self) -> tuple[str, ...]:
-        """The values of the domain's column, or the files' names."""
         found = []
         for file in self.files():
             frame = self.read(file, (), self.named("domain")) if self.domain else ()
@@ -100,26 +98,21 @@ class ColumnFiles(Dataset):
 
     @property
     def form(self) -> Form:
-        """How the CSV files are written."""
         sep = "\t" if self.sep in ("tab", r"\t") else self.sep
         encoding = CSV.encoding if self.encoding.lower() in ("utf-8", "utf8") else self.encoding
         return Form(sep, encoding)
 
     def files(self) -> list[Path]:
-        """The files that the path names."""
         return files_in(self.path, SUFFIXES)
 
     def suffixes(self) -> tuple[str, ...]:
-        """CSV and Parquet."""
         return SUFFIXES
 
     @property
     def named_apart(self) -> dict[str, str]:
-        """The columns that are no inputs, and the setting that names each."""
         return self.named("label", *self.apart)
 
     def named(self, *uses: str) -> dict[str, str]:
-        """The columns that some settings name, and the setting that names each."""
         given = {use: getattr(self, use) for use in uses}
         columns = {use: (value,) if isinstance(value, str) else value for use, value in given.items()}
         return {name: f"data.{use}" for use, names in columns.items() for name in names if name}
@@ -136,7 +129,6 @@ class ColumnFiles(Dataset):
         return read_columns(file, [*inputs, *read], texts, names, self.form)
 
     def label_of(self, file: Path, frame: Any) -> Names:
-        """The classes of a file's rows."""
         return names_in(frame, self.label, file, whole=True)
 
     def domain_of(self, file: Path, frame: Any) -> Names:
@@ -153,7 +145,6 @@ class InputColumns(ColumnFiles):
     exclude: tuple[str, ...] = setting((), help="columns that are no inputs and are not read, such as a patient's id")
 
     def inputs_named(self) -> tuple[str, ...]:
-        """The columns of the inputs, where they are named."""
         return tuple(name for name in self.columns if name not in self.exclude)
 
     def input_columns(self) -> tuple[str, ...]:
@@ -239,7 +230,6 @@ def check_present(
 
 
 def _other_separator(line: str, form: Form) -> str:
-    """What to do about a first line that is a single name."""
     found = max((sep for sep in f",{SEPARATORS}" if sep != form.sep), key=line.count)
     if found in line:
         named = "tab" if found == "\t" else found
@@ -322,7 +312,6 @@ def _reading(file: Path, form: Form) -> Iterator[None]:
 
 
 def _odd(error: UnicodeError) -> str:
-    """What of a file is in no encoding, as the end of a sentence."""
     if not isinstance(error, UnicodeDecodeError):
         return f"begins otherwise ({error})"
     part = error.object[max(error.start - 20, 0) : error.end + 20]
@@ -415,12 +404,10 @@ class Cells(NamedTuple):
 
 
 def column_of(column: str, file: Path) -> str:
-    """What a column is called in messages."""
     return f"The column '{column}' of '{file}'"
 
 
 def not_looked_at(file: Path, used: Collection[str], form: Form = CSV) -> tuple[str, ...]:
-    """A note on the columns of a file that are not used, if there are any."""
     others = [name for name in column_names(file, form) if name not in used]
     return (f"Columns that are not looked at: {', '.join(others)} (of '{file}').",) if others else ()
 

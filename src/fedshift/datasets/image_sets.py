@@ -44,7 +44,6 @@ class ImageFolder(ImageDataset):
 
     @property
     def online(self) -> bool:
-        """Whether the images are on the hub."""
         return False
 
     def found(self) -> ImageRows:
@@ -52,17 +51,14 @@ class ImageFolder(ImageDataset):
         return images_at(self.path)
 
     def check_here(self) -> None:
-        """Whether there are images, or the hub can be reached."""
         super().check_here()
         if not self.online or not answers():
             self.found()
 
     def domain_names(self) -> tuple[str, ...]:
-        """The domains of the images."""
         return tuple(sorted({*self.found().domains}))
 
     def read(self, streams: Streams) -> DomainData:
-        """Read every image."""
         return self.found().decoded(self.size, self.channels)
 
 
@@ -80,11 +76,9 @@ class HubDataset(ImageFolder):
 
     @property
     def online(self) -> bool:
-        """Whether the images are on the hub."""
         return True
 
     def found(self) -> ImageRows:
-        """The images of the split."""
         return hub_images(self.path, split=self.split, given=f"data.path = '{self.path}'")
 
 
@@ -111,7 +105,6 @@ class NamedImages(ImageFolder):
     split: str = setting("train", help="which split of the hub's copy; 'train+test' joins two")
 
     def domain_names(self) -> tuple[str, ...]:
-        """The published names, sorted."""
         return tuple(sorted(self.domains))
 
     def read(self, streams: Streams) -> DomainData:
@@ -127,7 +120,6 @@ class NamedImages(ImageFolder):
 
     @property
     def online(self) -> bool:
-        """Whether the images are on the hub."""
         return self.path == "hub" and bool(self.hub_id)
 
     def found(self) -> ImageRows:
@@ -237,7 +229,6 @@ class DomainNet(NamedImages):
         return super(DomainNet, drawn).load(streams)
 
     def wanted(self, classes: tuple[str, ...]) -> tuple[str, ...]:
-        """The named classes, in the order of their labels."""
         for name in self.only:
             if name not in classes:
                 raise UnknownNameError("class of data.only", name, classes)

@@ -89,7 +89,6 @@ class ImageTable(NamedTuple):
                 yield batch[name]
 
     def names(self, column: str, *, whole: bool) -> list[str]:
-        """The names in a column."""
         if not column or not self.rows:
             return [""] * self.rows
         known, where = self.known(column), f"The column '{column}' of '{self.where}'"
@@ -198,7 +197,6 @@ def hub_images(
 
 
 def _images(tables: Sequence[ImageTable], columns: Columns, path: str, notes: tuple[str, ...] = ()) -> ImageRows:
-    """The images of tables, whose columns of names are read."""
     found = [columns.image_among(list(table.features), path) for table in tables]
     domains, labels = (
         [name for table in tables for name in table.names(column, whole=column == columns.label)]
@@ -246,7 +244,6 @@ def _reading(where: str) -> AbstractContextManager[None]:
 
 
 def _image(image: Any) -> Encoded:
-    """The encoded image of a row: bytes, or a struct with bytes, or with the path of a file that is there; or None."""
     data, path = (image.get("bytes"), image.get("path")) if isinstance(image, dict) else (image, None)
     if isinstance(data, bytes):
         return data

@@ -114,7 +114,6 @@ def _arrays(sites: Any, classes: Sequence[str]) -> dict[str, Array]:
 
 
 def _names_of_columns(columns: Sequence[Any]) -> list[str]:
-    """The names that a table of pandas gives its columns; none where they are numbers, or not all different."""
     named = len({*columns}) == len(columns) and all(isinstance(name, str) for name in columns)
     return [*columns] if named else []
 

@@ -44,7 +44,6 @@ class Names(NamedTuple):
 
     @classmethod
     def all(cls, name: str, count: int) -> Names:
-        """One name for all samples of a file."""
         return cls([name], [], torch.zeros(count, dtype=torch.int64))
 
     def place(self, number: int, where: str) -> str:
@@ -166,7 +165,6 @@ def names_of(array: Array, where: str, *, whole: bool = False) -> Names:
 
 
 def shown(cell: object) -> str:
-    """A cell as errors show it, with its type."""
     return f"{str(cell)!r:.100} ({type(cell).__name__})"
 
 
@@ -230,7 +228,6 @@ def _place(files: Sequence[tuple[str, Sequence[str | int]]], row: int) -> str:
 
 
 def _numbered(kind: str, found: Sequence[Names], known: Sequence[str] = ()) -> tuple[tuple[str, ...], Tensor]:
-    """The names that samples of all files have, and the number of each sample's, (N,), int64."""
     names = tuple(known) or sorted_names(kind, found)
     number = {name: place for place, name in enumerate(names)}
     return names, torch.cat([torch.tensor([number[str(value)] for value in own.values])[own.which] for own in found])

@@ -76,12 +76,10 @@ def image_suffixes() -> tuple[str, ...]:
 
 
 def is_image(file: Path) -> bool:
-    """Whether a file's name is that of an image, and not a hidden one's."""
     return not file.name.startswith(".") and file.suffix.lower() in Image.registered_extensions()
 
 
 def is_dicom(file: Path) -> bool:
-    """Whether a file's name is that of DICOM, or the file has none and begins as DICOM does."""
     suffix = file.suffix.lower()
     if file.name.startswith(".") or suffix in (".dcm", ".dicom"):
         return not file.name.startswith(".")

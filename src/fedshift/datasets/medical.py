@@ -133,15 +133,12 @@ class Medical(Dataset):
             )
 
     def domain_names(self) -> tuple[str, ...]:
-        """The names of the first-level folders."""
         return tuple(sorted(set(images_in(self.path, self.reads).domains)))
 
     def check_here(self) -> None:
-        """Whether the folder is there."""
         images_in(self.path, self.reads)
 
     def inputs(self) -> Inputs:
-        """What the settings ask for."""
         return Inputs(normalise=self.normalise)
 
     def load(self, streams: Streams) -> DomainData:
@@ -189,7 +186,6 @@ class Medical(Dataset):
         return is_dicom(file) or is_nifti(file)
 
     def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
-        """The slices that are kept of a file."""
         volume = read_volume(file, self.axis)
         return Unlabelled(self._slices(file, volume), self._chosen(len(volume.values)))
 
@@ -295,7 +291,6 @@ def _dicom(file: Path) -> Volume:
 
 
 def _window(file: Path, scan: Any, frame: int) -> Window | None:
-    """The file's first window of a frame."""
     centre, width = (_number(file, scan, frame, keyword) for keyword in ("WindowCenter", "WindowWidth"))
     if centre is None or width is None:
         return None

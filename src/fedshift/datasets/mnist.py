@@ -80,13 +80,11 @@ class RotatedMNIST(Dataset):
     interpolation: Literal["nearest", "bilinear", "bicubic"] = setting("bilinear", help="how pixels are turned")
 
     def domain_names(self) -> tuple[str, ...]:
-        """The angles."""
         if not self.angles or len(set(self.angles)) < len(self.angles):
             raise FedshiftError(f"data.angles = {list(self.angles)}: give at least one angle, each once.")
         return tuple(f"{angle:g}" for angle in self.angles)
 
     def check_here(self) -> None:
-        """Whether there are MNIST's images."""
         mnist_folder(self.path)
 
     def load(self, streams: Streams) -> DomainData:
@@ -150,7 +148,6 @@ class ColoredMNIST(ShortcutDataset):
     size: Literal[28, 14, 7] = setting(28, help="height and width in pixels, each the mean of a square of the original")
 
     def check_here(self) -> None:
-        """Whether there are the images."""
         mnist_folder(self.path, self.hub_id)
 
     def load(self, streams: Streams) -> DomainData:

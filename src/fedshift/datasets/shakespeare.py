@@ -54,7 +54,6 @@ class Shakespeare(Dataset):
         return tuple(sorted(self._pieces()))
 
     def check_here(self) -> None:
-        """Whether the text is there and can be read."""
         self._texts()
 
     def load(self, streams: Streams) -> DomainData:
@@ -107,7 +106,6 @@ class Shakespeare(Dataset):
         return _read(self.path, digest(self.path))
 
     def _windows(self, pieces: Iterable[str]) -> int:
-        """How many windows blocks have."""
         return sum((len(piece) - self.length - 1) // self.stride + 1 for piece in pieces)
 
     def _pieces(self) -> dict[str, list[str]]:

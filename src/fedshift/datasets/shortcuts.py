@@ -158,7 +158,6 @@ class ShortcutDataset(Dataset):
 
 
 def _stack(parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor]:
-    """Every client's originals in one tensor (N,), and the client of each, (N,)."""
     of_client = [torch.cat(list(part)) for part in parts]
     sizes = torch.tensor([len(part) for part in of_client])
     return torch.cat(of_client), torch.arange(len(of_client)).repeat_interleave(sizes)

@@ -74,7 +74,6 @@ class Signals(InputColumns, WindowedDataset):
         return Unlabelled(windows.x, _names(windows, recordings), (*others, *notes))
 
     def _part(self, file: Path, channels: Sequence[str], counts: Counter[str]) -> Labelled:
-        """The windows of a file."""
         frame = self.read(file, channels, self.named_apart)
         self.check_alike(file, channels)
         label, domain = self.label_of(file, frame), self.domain_of(file, frame)
@@ -132,7 +131,6 @@ class Signals(InputColumns, WindowedDataset):
         return recordings
 
     def _check_time(self, cells: Any, time: Array, rows: Array, file: Path, counts: Counter[str]) -> None:
-        """The time rises in a recording."""
         steps = np.diff(time[rows])
         wrong = np.flatnonzero(~(steps > 0))
         if len(wrong):
@@ -161,13 +159,11 @@ class Signals(InputColumns, WindowedDataset):
 
 
 def _names(windows: Windows, recordings: Sequence[Recording]) -> list[str]:
-    """What windows are called: the recording, and the step at which each begins, from 0."""
     pairs = zip(windows.recording.tolist(), windows.start.tolist(), strict=True)
     return [", ".join(filter(None, (recordings[place].called, f"step {start}"))) for place, start in pairs]
 
 
 def _check_one(names: Names, recording: Recording, column: str, fix: str) -> None:
-    """All rows of a recording have one name."""
     rows, own = recording.rows, names.which.numpy()[recording.rows].tolist()
     other = next((place for place, name in enumerate(own) if name != own[0]), None)
     if other is not None:

@@ -46,11 +46,9 @@ class _Shipped(TableDataset):
     )
 
     def domain_names(self) -> tuple[str, ...]:
-        """The bands."""
         return self.sites
 
     def check_here(self) -> None:
-        """Whether scikit-learn is installed."""
         _sklearn()
 
     def _data(self, x: Array, columns: tuple[Column, ...], y: Array, classes: tuple[str, str], by: Array) -> DomainData:

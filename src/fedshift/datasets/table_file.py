@@ -91,7 +91,6 @@ class TableDataset(Dataset):
 
     @property
     def prepared(self) -> bool:
-        """Whether rows are prepared."""
         return self.statistics != "none"
 
     def inputs(self) -> Inputs:
@@ -145,7 +144,6 @@ class TableFile(InputColumns, TableDataset):
             raise FedshiftError(f"The column '{min(both)}' is in data.categories and in data.dates: name it in one.")
 
     def _check_uses(self, columns: Sequence[str]) -> None:
-        """Raise an error if categories or dates are no columns of inputs."""
         for use in ("categories", "dates"):
             for name in getattr(self, use):
                 if name not in (*columns, *self.exclude):
@@ -190,7 +188,6 @@ class TableFile(InputColumns, TableDataset):
         return torch.from_numpy(self._numbers(self._cells(frame, names, file), columns))
 
     def _cells(self, frame: Any, names: Sequence[str], file: Path) -> list[Cells]:
-        """Columns of inputs of a file, dates among them as days."""
         cells = (Cells.of(frame, name, file, self.missing) for name in names)
         return [own.dated() if name in self.dates else own for name, own in zip(names, cells, strict=True)]
 
@@ -305,7 +302,6 @@ def _check_categories(name: str, words: Sequence[Cells], numbers: Sequence[Cells
 
 
 def _categories(cells: Cells, numeric: bool) -> Names:
-    """The categories of a file's column, of which "01" and "1.0" are "1" where all of the table's are numbers."""
     rows = np.flatnonzero(~(np.isnan(cells.numbers) if numeric else cells.missing))
     values = cells.numbers if numeric and cells.values.dtype.kind not in NUMBERS else cells.values
     names = names_of(values[rows], cells.where)
@@ -324,13 +320,11 @@ def _codes(cells: Cells, categories: Sequence[str]) -> Array:
 
 
 def _notes_on_dates(dates: Sequence[str]) -> Iterator[str]:
-    """Which columns are days, and since when."""
     if dates:
         yield f"Dates read as days since {ORIGIN:%Y-%m-%d}: {', '.join(map(repr, dates))}."
 
 
 def _notes_on_reading(columns: Sequence[Column], parts: Sequence[Labelled]) -> Iterator[str]:
-    """What was read as categories, and how many cells are filled in."""
     named = [f"'{column.name}' ({len(column.categories)})" for column in columns if column.categories is not None]
     if named:
         yield f"Columns read as categories (how many): {', '.join(named)}."
@@ -338,7 +332,6 @@ def _notes_on_reading(columns: Sequence[Column], parts: Sequence[Labelled]) -> I
 
 
 def _notes_on_leaving_out(label: str, rows: Sequence[_Rows]) -> Iterator[str]:
-    """How many rows are left out."""
     every = sum(len(read.cells[0].values) for read in rows)
     kept = sum(len(read.kept) for read in rows)
     if kept < every:
@@ -346,7 +339,6 @@ def _notes_on_leaving_out(label: str, rows: Sequence[_Rows]) -> Iterator[str]:
 
 
 def _note_on_missing(columns: Sequence[Column], counts: Tensor, of: str = "") -> Iterator[str]:
-    """Which columns lack cells, and how many, of counts (columns,)."""
     pairs = zip(columns, counts.tolist(), strict=True)
     listed = ", ".join(f"'{column.name}' ({count})" for column, count in pairs if count)
     if listed:

@@ -56,11 +56,9 @@ class TextFile(ColumnFiles):
     length: Width = setting(128, help="tokens of a text, with a tokenizer; longer texts are cut")
 
     def inputs_named(self) -> tuple[str, ...]:
-        """The column of the text."""
         return (self.text,)
 
     def check_here(self) -> None:
-        """Whether there are the files, and the tokenizer or the hub that has it."""
         self.files()
         if self.tokens != HASHING and (located(self.tokens, "data.tokens")[1] is None or not answers()):
             self._tokenizer()
@@ -81,13 +79,11 @@ class TextFile(ColumnFiles):
         return joined(parts, notes=(*beside(self.path, files), *self._notes(odd, count)))
 
     def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
-        """The column of the text."""
         odd: list[int] = []
         x = self._numbers(self.read(file, (), self.named("text"), [self.text]), file, odd)
         return Unlabelled(x, range(len(x)), (*not_looked_at(file, [self.text], self.form), *self._notes(odd, len(x))))
 
     def _part(self, file: Path, odd: list[int]) -> Labelled:
-        """The rows of a file; to ``odd`` a number is added for each text that a note should count."""
         frame = self.read(file, (), self.named("text") | self.named_apart, [self.text])
         x = self._numbers(frame, file, odd)
         return Labelled(str(file), x, self.label_of(file, frame), self.domain_of(file, frame))
@@ -95,7 +91,6 @@ class TextFile(ColumnFiles):
     # Numbers --------------------------------------------------------------------------------------
 
     def _numbers(self, frame: Any, file: Path, odd: list[int]) -> Tensor:
-        """What becomes of the texts of a file, none of which may be empty."""
         texts = list(frame[self.text])
         for row, value in enumerate(texts):
             if not isinstance(value, str) or not value.strip():
@@ -112,7 +107,6 @@ class TextFile(ColumnFiles):
         return self._hashed(texts, odd) if self.tokens == HASHING else self._tokenized(file, texts, odd)
 
     def _hashed(self, texts: list[str], odd: list[int]) -> Tensor:
-        """Vectors (N, width), float32; odd are texts without a word."""
         hashed = _hashing()(n_features=self.width, dtype=np.float32).transform(texts)
         odd += [0] * int((np.diff(hashed.indptr) == 0).sum())
         return torch.from_numpy(hashed.toarray())
@@ -163,7 +157,6 @@ class TextFile(ColumnFiles):
 
 
 def _hashing() -> Any:
-    """scikit-learn's vectorizer."""
     with needs("text", "data.tokens = 'hashing'"):
         from sklearn.feature_extraction.text import HashingVectorizer
     return HashingVectorizer

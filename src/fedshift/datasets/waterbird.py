@@ -71,11 +71,9 @@ class WaterBird(ShortcutDataset):
     )
 
     def inputs(self) -> Inputs:
-        """Scaling, and normalisation if asked for."""
         return Inputs(normalise=self.normalise)
 
     def check_here(self) -> None:
-        """Whether the folders of birds, masks and backgrounds are there."""
         _folders(self.path, "path")
         _folders(self.masks, "masks")
         for name in () if self.oracle else PLACES:
@@ -138,7 +136,6 @@ class WaterBird(ShortcutDataset):
         return [files[number] for number in chosen.tolist()]
 
     def _photographs(self, name: str) -> list[Path]:
-        """The photographs of a kind of place."""
         folder = Path(self.backgrounds).expanduser() / name
         found = image_files(folder) if folder.is_dir() else []
         if len(found) < 2:
@@ -181,7 +178,6 @@ def blend(bird: Tensor, mask: Tensor, background: Tensor) -> Tensor:
 
 
 def _without_replacement(pool: Tensor, count: int, streams: Streams, *key: str) -> Tensor:
-    """``count`` of the pool in random order; when it runs out, all of it once more."""
     passes = -(-count // len(pool))
     orders = [pool[streams.permutation(len(pool), "backgrounds", *key, number)] for number in range(passes)]
     return torch.cat([pool[:0], *orders])[:count]

@@ -65,12 +65,10 @@ class Wilds(ImageDataset):
         raise NotImplementedError
 
     def check_here(self) -> None:
-        """Whether the folder has its table."""
         super().check_here()
         self.root()
 
     def read(self, streams: Streams) -> DomainData:
-        """Draw images of every domain and read them."""
         samples, classes = self.contents()
         by_domain: dict[str, list[int]] = {}
         for index, sample in enumerate(samples):
@@ -133,7 +131,6 @@ class Camelyon17(Wilds):
     )
 
     def domain_names(self) -> tuple[str, ...]:
-        """The five hospitals."""
         return tuple(f"hospital{number}" for number in range(5))
 
     def contents(self) -> tuple[list[Sample], tuple[str, ...]]:
@@ -181,7 +178,6 @@ class IWildCam(Wilds):
     )
 
     def domain_names(self) -> tuple[str, ...]:
-        """The chosen cameras, by number."""
         return tuple(sorted({sample.domain for sample in self.contents()[0]}))
 
     def contents(self) -> tuple[list[Sample], tuple[str, ...]]:
@@ -220,7 +216,6 @@ class IWildCam(Wilds):
 
 
 def _most(rows: Sequence[CsvRow], column: str, count: int, what: str) -> frozenset[str]:
-    """The ``count`` values of a column that occur most, of equal ones the lower number."""
     occurs = Counter(row[column] for row in rows)
     if len(occurs) < count:
         raise FedshiftError(f"data.{what} = {count}, but only {len(occurs)} {what} are there.")
@@ -228,5 +223,4 @@ def _most(rows: Sequence[CsvRow], column: str, count: int, what: str) -> frozens
 
 
 def _in_order(number: str) -> tuple[int, str]:
-    """Orders whole numbers that are written as text."""
     return len(number), number

@@ -206,7 +206,6 @@ class Watch(WindowedDataset):
     stride: WholeNumber = setting(100, help="steps from the beginning of a window to that of the next; 0: as window")
 
     def domain_names(self) -> tuple[str, ...]:
-        """The arms, or the persons by number."""
         return SIDES if self.domain == "side" else tuple(f"{number:02d}" for number in range(1, PERSONS + 1))
 
     def check_here(self) -> None:
@@ -236,11 +235,6 @@ class Watch(WindowedDataset):
 
 
 def _file() -> Path:
-    """The file of recordings; the package is not imported, which would take seconds.
-
-    Raises:
-        FedshiftError: it is not installed.
-    """
     with needs("signals", "The data set 'watch'"):
         file = distribution("seglearn").locate_file("seglearn/data/watch_dataset.npy")
     return Path(str(file))

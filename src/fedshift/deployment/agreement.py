@@ -177,7 +177,6 @@ class Agreement:
 
     @cached_property
     def clients(self) -> dict[int, str]:
-        """The sites that train, by the number of their client."""
         return dict(enumerate(site for site in self.federation.sites if site != self.target))
 
     def client(self, site: str) -> int | None:
@@ -185,7 +184,6 @@ class Agreement:
         return next((number for number, name in self.clients.items() if name == site), None)
 
     def environments(self, site: str) -> tuple[str, ...]:
-        """The names of the environments that a site may send scores of."""
         protocol = self.experiment.protocol
         if isinstance(protocol, PersonalUnderShift):
             return (*self.federation.environments, protocol.validation)
@@ -259,7 +257,6 @@ class Agreement:
 
     @cached_property
     def digest(self) -> str:
-        """A digest of it."""
         return digest_of(json.dumps(self.agreed, sort_keys=True).encode())
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:

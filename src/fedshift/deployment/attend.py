@@ -217,7 +217,6 @@ class Attendant:
         return Done(self.site.settings.name, scores=tuple(_score(row) for row in rows), unscored=unscored)
 
     def _ends_with(self, order: Order) -> bool:
-        """Whether a model is the run's last; where a stage may end early, any that is scored may be."""
         last = self.site.setup.stages[-1]
         return order.stage == last.name and (order.round == last.rounds or self.site.setup.train.patience != "off")
 
@@ -237,7 +236,6 @@ class Attendant:
     # What this site has ---------------------------------------------------------------------------
 
     def _forget_what_changed(self) -> None:
-        """Have the site's files read again if one was changed since the last request."""
         now = [content.digest(self.folder / name) for name in (FEDERATION, EXPERIMENT, SITE)]
         if now != self._read:
             self._read, self.site = now, SiteFolder(self.folder)
@@ -264,7 +262,6 @@ class Attendant:
         return Failed(site, next((word for kind, word in _WORDS if isinstance(error, kind)), "error"))
 
     def _name(self) -> str:
-        """The site's name; empty where site.toml cannot be read, as a folder's name is nobody's business."""
         try:
             return self.site.settings.name
         except FedshiftError:
@@ -283,30 +280,25 @@ class Attendant:
             self.log(what, bytes=len(data), **trip, seconds={**self._seconds, "all": whole})
 
     def _category(self, order: Order | None, name: str) -> Category:
-        """What a tensor says that leaves, in answer to an order or without one."""
         return category(self.site.setup, self.site.setup.find(order.stage, order.exchange)[1] if order else None, name)
 
     def log(self, what: str, why: str = "", **more: Any) -> None:
-        """Write a line of the site's log."""
         line = {"when": moment(time.time()), "who": self.folder.name, "what": what, "why": why, **more}
         files.append(self.folder / LOG, json.dumps(line))
 
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:
-        """Note for the log how many seconds something takes."""
         started = time.perf_counter()
         yield
         self._seconds[what] = round(time.perf_counter() - started, 3)
 
 
 def _check_kept(site: Site, order: Order, turns: Turns, turn: Turn) -> None:
-    """Raise an error where a client has worked before a turn, and its state of then was removed since."""
     if order.client not in site.store.ids() and any(each < turn for each in turns.answered("order")):
         raise CannotError("state", f"What the client kept before round {order.round} is no longer here.")
 
 
 def _check_finite(state: ClientState | None) -> None:
-    """Raise an error where a number that a client keeps is not finite: it could never work with it again."""
     if state is not None and (name := first_not_finite(Tensors(state.tensors))):
         raise DivergedError(f"'{name}', which the client keeps, is not finite.")
 

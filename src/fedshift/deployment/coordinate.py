@@ -101,7 +101,6 @@ class _FederatedRun:
 
     @property
     def position(self) -> int:
-        """How many rounds are done."""
         return self.coordinator.position
 
     def carry_out(self) -> None:
@@ -137,7 +136,6 @@ class _FederatedRun:
     # Who takes part -------------------------------------------------------------------------------
 
     def _fewest(self, asked: int) -> int:
-        """How many sites must be there, of so many that are asked; for a run that waits for all, one must be."""
         least = self.setup.train.min_answers
         return 1 if least == "all" else math.ceil(least * asked)
 
@@ -202,7 +200,6 @@ class _FederatedRun:
         self._save()
 
     def _score(self) -> None:
-        """Have the model scored that waits for it, if one does, by messages of their own."""
         if self.scoring is not None:
             self.members.wait_for(self.sites, len(self.sites), self._fewest(len(self.sites)))
             replies = self.members.ask({site: self._work(site) for site in self.scoring.orders})
@@ -273,7 +270,6 @@ class _FederatedRun:
             )
 
     def _work(self, site: str, order: Order | None = None) -> Work:
-        """What a site is asked for: the order, if there is one, and the model that it scores."""
         score = self.scoring.orders.get(site) if self.scoring else None
         number = self.position + (order is not None)
         saved = min(self.recorder.saved)
@@ -319,12 +315,10 @@ class _FederatedRun:
             self._save()
 
     def _host(self) -> dict[str, Any]:
-        """What a checkpoint has beside the coordinator's own state."""
         pending = self.scoring.record if self.scoring else None
         return {"doubts": self.doubts.model_dump(), "pending": pending}
 
     def _save(self) -> None:
-        """Write a checkpoint, beside that of the newest model with which a site could work."""
         self.doubts.renew(self.coordinator.suspects)
         self.coordinator.suspects = self.doubts.merged
         self.recorder.save({"engine": "federation"}, [self.folder.path.name], self._host())
@@ -348,5 +342,4 @@ class _FederatedRun:
         return [*notes, *notes_on_collapse(self.setup, self.agreement.blueprint, records)]
 
     def _tell_left_out(self, site: str, why: str, about: Mapping[str, Any]) -> None:
-        """Tell of an answer that is as declared, and not merged."""
         self.members.tell(site, "left out", why, **about)

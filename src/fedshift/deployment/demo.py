@@ -100,7 +100,6 @@ def planned_demo(experiment: Experiment, sites: Mapping[str, float]) -> Planned:
 
 
 def _written(x: Tensor, y: Tensor, classes: Sequence[str]) -> bytes:
-    """Samples as a site has them on its disk."""
     file = BytesIO()
     images = x.mul(255).round().byte().numpy()
     np.savez_compressed(file, x=images, y=y.numpy(), classes=np.array(classes))

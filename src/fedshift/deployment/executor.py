@@ -157,7 +157,6 @@ def carry_out(folder: Path, grid: Grid, app: bytes) -> None:
 
 
 def start_run(folder: Path, address: str, token: str) -> None:
-    """Carry out a run in a process of its own, to its end."""
     command = with_parent(["-m", "fedshift.deployment.executor", "run", str(folder), address])
     subprocess.run(command, input=f"{token}\n".encode(), check=False)  # Flower has been told what came of it
 

@@ -130,7 +130,6 @@ class FlowerLink:
     """The SuperNodes of a Flower grid, each known by its registered key."""
 
     def __init__(self, grid: Any, sites: Mapping[str, str]) -> None:
-        """Take a grid, and the sites' names by their public keys in PEM."""
         self._grid, self._sites = grid, sites
 
     def online(self) -> set[str]:
@@ -173,7 +172,6 @@ class FlowerLink:
         return sent or Away("failed", "Flower did not take the message")
 
     def _nodes(self) -> dict[str, int]:
-        """The numbers of the nodes that are connected, by site."""
         return {
             site: node.node_id
             for node in self._grid.get_nodes()

@@ -263,7 +263,6 @@ def _plugins(experiment: Experiment) -> tuple[list[str], Planned]:
 
 
 def _help_of_data(experiment: Experiment, table: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Where the data set's files are looked for: each setting, its value at a site, and what belongs there."""
     about = experiment.data.settings()
     return [(name, table["data"][name], about[name].help) for name in own_files(experiment.data)]
 

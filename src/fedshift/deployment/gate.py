@@ -174,7 +174,6 @@ class Gate:
             await self._relay(response, send)
 
     async def close(self) -> None:
-        """Close the connections to the SuperLink."""
         await self._upstream.aclose()
 
     async def report(self) -> None:
@@ -372,7 +371,6 @@ class _Caller(H11Protocol):
         self._stop()
 
     def _look(self) -> None:
-        """Begin to wait for a request's headers, or end it if they are there."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop()
         elif self._patience is None:
@@ -442,7 +440,6 @@ class _GoneError(Exception):
 
 
 async def _send_status(send: Send, status: int) -> None:
-    """Answer with a status and nothing else, and end the connection: what is left of the body is not read."""
     headers = [(b"content-length", b"0"), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": b""})

@@ -143,7 +143,6 @@ def _check_pair(folder: Path) -> None:
 
 
 def _check_authority(folder: Path) -> None:
-    """The authority's certificate is there and valid."""
     with needs("flower", "A federation"):
         from cryptography import x509
 

@@ -181,7 +181,6 @@ class Scoring:
         return self.record | {"environments": rows} | ({"unscored": unscored} if unscored else {})
 
     def _rows(self, site: str, came: Came) -> tuple[list[Record], list[dict[str, str]]]:
-        """A site's rows of a record, and what it has not scored, with the reason."""
         if not isinstance(came, Done):
             return [], [{"site": site, "why": str(came)}]
         agreed, seen = self.environments[site], set[tuple[str, str]]()

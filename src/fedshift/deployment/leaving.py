@@ -64,19 +64,16 @@ def _templates() -> jinja2.Environment:
 
 
 def _typed(command: shell.Command) -> str:
-    """A command as it is typed; a long one on several lines, a line for each option."""
     line = join(command)
     return line if len(line) <= WIDEST else line.replace(" --", " \\\n    --")
 
 
 def _code(text: str) -> str:
-    """A name as Markdown shows it letter by letter, also in a table."""
     plain = text.replace("`", "'").replace("|", "\\|")
     return f"`{plain}`" if plain else ""
 
 
 def _codes(names: Iterable[str], most: int | None = None) -> str:
-    """Names between commas, each once; with ``most``, the first ones and how many more there are."""
     distinct = list(dict.fromkeys(names))
     more = f" and {len(distinct) - most} more" if most is not None and len(distinct) > most else ""
     return ", ".join(map(_code, distinct[:most])) + more
@@ -149,7 +146,6 @@ def leaving(setup: Setup) -> list[Leaves]:
 
 
 def models_scored(setup: Setup) -> int:
-    """How many models a site scores in a run, at most."""
     return sum(setup.scored(Round(stage, number)) for stage in setup.stages for number in range(1, stage.rounds + 1))
 
 
@@ -192,7 +188,6 @@ def _of_stage(setup: Setup, stage: Stage) -> Iterator[Leaves]:
 
 
 def _of_scores(setup: Setup) -> dict[str, Category]:
-    """The numbers of a score in a run, the metrics that it measures among them."""
     ends = [prefix + name for name in (ACCURACY, *with_interval(setup.metrics)) for prefix in ENDS]
     return {**SCORES, **dict.fromkeys([*(METRIC + name for name in setup.metrics), *ends], METRICS_ARE)}
 
@@ -283,7 +278,6 @@ def what_leaves(setup: Setup, federation: FederationSettings) -> str:
 
 
 def _sent(setup: Setup) -> Iterator[tuple[str, str, str, list[str]]]:
-    """For each exchange what the coordinator sends: how many tensors, and of which parts."""
     for stage in setup.stages:
         for exchange in stage.exchanges:
             names = setup.declaration(exchange).sent
@@ -304,7 +298,6 @@ def _revealed(setup: Setup) -> dict[str, list[str]]:
 
 
 def of_replies(agreement: Agreement, setup: Setup) -> MessageLimits:
-    """The limits of what a site may send."""
     exchanges = [exchange for stage in setup.stages for exchange in stage.exchanges]
     ups = [setup.declaration(exchange).reply | setup.declaration(exchange).telemetry for exchange in exchanges]
     scores = 2 * len(agreement.environments(agreement.federation.sites[0])) * 8 * len(_of_scores(setup))
@@ -322,14 +315,12 @@ def of_requests(agreement: Agreement, setup: Setup) -> MessageLimits:
 
 
 def _bytes(declared: Declared) -> int | None:
-    """The bytes of declared tensors; None where a length is not known before."""
     if any(length is None for _, shape in declared.values() for length in shape):
         return None
     return sum(prod(length or 0 for length in shape) * dtype.itemsize for dtype, shape in declared.values())
 
 
 def _limits(agreement: Agreement, sizes: Iterable[int | None], more: int, tensors: int) -> MessageLimits:
-    """The limits of messages of some sizes, with more beside them; where a size is not known, what was agreed on."""
     most = agreement.federation.largest * MEGABYTE
     header = ABOUT_ALL + ABOUT_ONE * tensors + 2 * more
     known = [most if size is None else size for size in sizes]

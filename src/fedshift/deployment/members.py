@@ -76,11 +76,9 @@ class Roster:
             return checked(parsed(path.read_bytes()), RosterEntry) if path.exists() else RosterEntry()
 
     def replied(self, site: str, digest: str) -> None:
-        """Keep the digest of a site's last reply."""
         self._write(site, RosterEntry(last=digest))
 
     def quarantine(self, site: str, why: str) -> None:
-        """Put a site in quarantine."""
         self._write(site, RosterEntry(last=self.entry(site).last, quarantine=why))
 
     def confirm(self, site: str) -> str:
@@ -158,7 +156,6 @@ class Members:
             )
 
     def _missing(self, asked: Sequence[str]) -> list[str]:
-        """The sites among some that are not connected, or in quarantine."""
         online = self._link.online()
         return [site for site in asked if site not in online or self._roster.entry(site).quarantine]
 
@@ -200,7 +197,6 @@ class Members:
         return {site: came[site] for site in works}
 
     def _exchange(self, requests: Mapping[str, Request]) -> dict[str, Came]:
-        """What comes of requests, one for each site."""
         missing, started = set(self._missing(list(requests))), time.monotonic()
         packed = {site: request.to_bytes() for site, request in requests.items() if site not in missing}
         came: dict[str, Came] = {}
@@ -218,7 +214,6 @@ class Members:
         return {site: came[site] for site in requests}
 
     def _read(self, site: str, request: bytes, data: bytes) -> Came:
-        """What a site sent, or what is wrong with it."""
         try:
             reply = read_reply(data, self._limits)
         except FedshiftError as error:
@@ -238,7 +233,6 @@ class Members:
     # What is told ---------------------------------------------------------------------------------
 
     def tell(self, who: str, what: str, why: str = "", **more: Any) -> None:
-        """Tell of something that happened."""
         self._display.site(who, what, why=why, **more)
 
     def _tell_of(self, site: str, request: Request, came: Came, **more: Any) -> None:
@@ -293,7 +287,6 @@ def refuses(came: Came) -> bool:
 
 
 def _in_words(came: Failed | Away | FedshiftError) -> tuple[str, str]:
-    """What happened, in a word, and why."""
     if isinstance(came, Away):
         return came.what, came.why
     return "refused" if refuses(came) else "failed", str(came)

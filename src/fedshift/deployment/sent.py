@@ -125,7 +125,6 @@ class SentLog:
 
 
 def _lines(path: Path) -> list[bytes]:
-    """The lines of the file, the last one as far as it was written."""
     try:
         return path.read_bytes().split(b"\n") if path.exists() else [b""]
     except OSError as error:
@@ -141,7 +140,6 @@ def _describe(name: str, tensor: Tensor, category: Category) -> LoggedTensor:
 
 
 def _link(chain: str, record: dict[str, Any]) -> str:
-    """The chain with a record."""
     return files.digest_of(f"{chain} {dumps(record, sort_keys=True)}".encode())
 
 

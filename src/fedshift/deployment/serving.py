@@ -194,7 +194,6 @@ def run(folder: Path) -> int:
 
 
 def parts_of_site(address: str, port: int) -> list[ChildProcess]:
-    """A site's processes."""
     supernode = ChildProcess("SuperNode", shell.supernode(address, port), port=port)
     return [supernode, ChildProcess("executor", shell.executor("site", port), after=supernode)]
 

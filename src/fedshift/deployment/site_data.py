@@ -37,12 +37,6 @@ class SiteFolder:
     """A site's folder: what the members agreed on, what the site says of itself, its samples and its model."""
 
     def __init__(self, path: Path, agreement: Agreement | None = None) -> None:
-        """Take a folder, of which nothing is read before it is asked for.
-
-        Args:
-            path: the folder.
-            agreement: what the members agreed on; None: as its files say.
-        """
         self.path = path
         self._loaded: tuple[dict[str, str], FederatedData] | None = None
         if agreement is not None:
@@ -50,7 +44,6 @@ class SiteFolder:
 
     @cached_property
     def agreement(self) -> Agreement:
-        """What the members agreed on."""
         return Agreement.read(self.path)
 
     @cached_property
@@ -59,7 +52,6 @@ class SiteFolder:
 
     @property
     def settings(self) -> SiteSettings:
-        """What the site says of itself."""
         return self._own[0]
 
     @property
@@ -69,12 +61,10 @@ class SiteFolder:
 
     @cached_property
     def setup(self) -> Setup:
-        """What the site needs to work with the coordinator."""
         return self.agreement.setup(choose_device(self.settings.device))
 
     @cached_property
     def engine(self) -> Choice:
-        """The engine that trains here."""
         options = self.agreement.experiment.run.replace(engine="sequential", threads=self.settings.threads)
         return asked_for(self.setup, options)
 
@@ -225,7 +215,6 @@ def _of_columns(data: DomainData, inputs: Inputs) -> DomainData:
 
 
 def _nothing(data: DomainData, place: int) -> bool:
-    """Whether the site has no value at all in a column."""
     return bool(data.x[:, place].isnan().all())
 
 

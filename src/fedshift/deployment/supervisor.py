@@ -104,7 +104,6 @@ def environment(folder: Path) -> Mapping[str, str]:
 
 
 def free_port() -> int:
-    """A port of this machine that nothing listens at."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -112,7 +111,6 @@ def free_port() -> int:
 
 
 def listens(host: str, port: int) -> bool:
-    """Whether something listens there."""
     try:
         with socket.create_connection((host, port), timeout=1):
             return True
@@ -151,7 +149,6 @@ class ChildProcess:
 
     @property
     def listens(self) -> bool:
-        """Whether it runs, and listens where it should."""
         return self.process is not None and (self.port is None or listens("127.0.0.1", self.port))
 
     def start_if_due(self, folder: Path) -> bool:
@@ -270,7 +267,6 @@ class Processes:
             time.sleep(0.1)
 
     def start_site(self, site: str) -> None:
-        """Start a site's `fedshift federation join`."""
         self._start(site, shell.JOIN)
 
     def start_run(self) -> subprocess.Popen[bytes]:
@@ -278,7 +274,6 @@ class Processes:
         return self._start(RUN, shell.RUN)
 
     def log(self, name: str) -> Path:
-        """Where a process writes what it prints."""
         if name in (shell.COORDINATOR, RUN):
             return self.coordinator / shell.FLOWER / f"{name}.log"
         return self.folder / shell.SITES / name / shell.FLOWER / "site.log"
@@ -304,7 +299,6 @@ class Processes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End every process with its children, in the reverse order of their start; a second Ctrl-C does not wait."""
         try:
             end(list(reversed(self.running.values())), 3 * SECONDS_TO_END)
         finally:
@@ -323,7 +317,6 @@ def _watch(parent: int) -> None:
 
 
 def main() -> None:
-    """Carry the command out."""
     parent, *sys.argv = sys.argv[1:]
     threading.Thread(target=_watch, args=(int(parent),), daemon=True).start()
     if sys.argv[0] == "-m":

@@ -109,7 +109,6 @@ class Turns:
     # Requests -------------------------------------------------------------------------------------
 
     def answered(self, kind: Kind) -> list[Turn]:
-        """The turns that were answered, sorted."""
         return sorted(turn for turn, taken in self._taken.items() if (turn.kind, taken.state) == (kind, "answered"))
 
     def reply(self, turn: Turn, order: Order, make: Callable[[], Done]) -> Done:
@@ -203,11 +202,6 @@ class Turns:
 
 
 def _read(path: Path) -> Done:
-    """A reply that was kept.
-
-    Raises:
-        DamagedError: it is not what was written.
-    """
     with intact(path, "Remove it, so that it is made again."):
         return read_done(path.read_bytes())
 

@@ -124,11 +124,9 @@ class Packet:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """What crosses beside the header."""
         return {}
 
     def to_bytes(self) -> bytes:
-        """As safetensors."""
         word = type(self).__name__.lower()
         return pack(self.tensors(), {word: json.dumps(_PACKETS[word].dump_python(self))})
 
@@ -183,7 +181,6 @@ class Work(Asked):
         object.__setattr__(self, "same", same)
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """Those of the order and of the model."""
         order = Tensors() if self.order is None else self.order.down.under("order")
         return order if self.score is None or self.same else order | self.score.down.under("score")
 
@@ -277,7 +274,6 @@ class Joined(Replied):
     samples: Annotated[Samples | None, AS_TENSOR, BeforeValidator(_sent_samples)] = None
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """The number of samples."""
         return {} if self.samples is None else {"samples": torch.tensor(self.samples)}
 
 
@@ -336,7 +332,6 @@ class MessageLimits(NamedTuple):
     header: int
 
     def check(self, data: bytes) -> None:
-        """Raise an error where a message is larger than that."""
         header = int.from_bytes(data[:8], "little")
         if len(data) > self.message:
             raise FedshiftError(f"sent {len(data):,} bytes, of {self.message:,} at most")

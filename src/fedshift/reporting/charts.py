@@ -178,13 +178,11 @@ def row_id(number: int) -> str:
 
 
 def _shortened(text: str) -> str:
-    """A path or number with fewer decimals."""
     text = re.sub(r"-?\d+\.\d+", lambda found: f"{float(found[0]):.{DECIMALS}f}".rstrip("0").rstrip("."), text)
     return re.sub(r"\s*\n\s*", "", text)
 
 
 def _identified(name: str, used: set[str], key: str) -> str:
-    """An element's identifier, as a class if it is a row's, and not at all if nothing refers to it."""
     if name.startswith("row-"):
         return f' class="{name}"'
     return f' id="{key}-{name}"' if name in used else ""

@@ -374,6 +374,5 @@ def _not_begun(path: Path) -> Iterator[str]:
 
 
 def _order(run: Run) -> list[tuple[int, float, str]]:
-    """Sorts methods by name, and numbers by size."""
     values = [run.table["method"]["name"], *flattened(run.table).values()]
     return [(0, value, "") if isinstance(value, int | float) else (1, 0, str(value)) for value in values]

@@ -79,7 +79,6 @@ def _judged_on_the_test(comparison: Comparison) -> Iterator[Caution]:
 
 
 def _protocol_caution(run: Run) -> str:
-    """What a protocol says against its own numbers; nothing of a plugin's, which is not imported for a report."""
     table = run.table["protocol"]
     return PROTOCOLS.build(table).caution if table["name"] in PROTOCOLS else ""
 
@@ -109,7 +108,6 @@ def _uneven(comparison: Comparison) -> Iterator[Caution]:
 
 
 def _cases(runs: Sequence[Run]) -> set[tuple[int, str]]:
-    """Which seeds and held-out domains were run."""
     return {(run.table["seed"], held_out(run)) for run in runs}
 
 
@@ -223,7 +221,6 @@ def _fallen(comparison: Comparison) -> Iterator[Caution]:
 
 
 def _drop(run: Run, metric: Metric) -> float:
-    """How far the last validation score is from the best of the last stage."""
     best, last = (
         mean_score(one, "validation", metric.name) for one in (source_validation(run.records), run.records[-1])
     )
@@ -248,7 +245,6 @@ def _few_samples(comparison: Comparison) -> Iterator[Caution]:
 
 
 def shortened(words: Sequence[str], kind: str) -> str:
-    """The first words, and how many more there are."""
     more = f" and {len(words) - MOST_NAMED} more {kind}" if len(words) > MOST_NAMED else ""
     return ", ".join(words[:MOST_NAMED]) + more
 
@@ -340,13 +336,11 @@ def _of_metrics(comparison: Comparison) -> Iterator[str]:
 
 
 def _without(comparison: Comparison, role: str, metric: Metric) -> tuple[str, ...]:
-    """The environments of a role on which a metric is undefined for some model or all, at the last round."""
     rows = (row for run in comparison.runs for row in run.records[-1]["environments"] if row["role"] == role)
     return tuple(dict.fromkeys(row["environment"] for row in rows if value_of(row, metric.name) is None))
 
 
 def _chooses_nothing(run: Run) -> bool:
-    """Whether a run has validation environments, and what selects is defined on none of them in the last stage."""
     of_stage = [record for record in run.records if record["stage"] == run.records[-1]["stage"]]
     validated = any(row["role"] == "validation" for record in of_stage for row in record["environments"])
     return validated and all(mean_score(record, "validation") is None for record in of_stage)

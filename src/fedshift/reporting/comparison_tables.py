@@ -139,12 +139,10 @@ def _shares(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def _moments(count: int, least: int) -> list[int]:
-    """Which of so many evaluations are shown: the first, the middle and the last, where ``least`` are there."""
     return [*dict.fromkeys([0, (count - 1) // 2, count - 1])] if least > 2 else [0, count - 1][-least:]
 
 
 def _share(share: float) -> str:
-    """In %, to a tenth, so that columns can be compared."""
     return "<0.1" if 0 < share < 0.0005 else f"{100 * share:.1f}"
 
 
@@ -195,7 +193,6 @@ def paired_scores(row: Row, base: Row, of_seed: Values) -> dict[int, float]:
 
 
 def _scores(row: Row) -> dict[int, dict[str, float]]:
-    """By seed and test environment, the headline score."""
     found: dict[int, dict[str, float]] = {}
     for run in row.runs:
         found.setdefault(run.table["seed"], {}).update(by_environment(last(run.records), "test", row.metric.name))
@@ -268,7 +265,6 @@ def ends_within(row: Row, role: str, metric: str, environment: str) -> list[floa
 
 
 def scored_samples(run: Run, role: str, environment: str | None = None) -> int:
-    """How many samples of a role, or of one of its environments, a run is scored on, over all clients."""
     rows = run.records[-1]["environments"]
     its = (row for row in rows if row["role"] == role and environment in (None, row["environment"]))
     return sum(row.get("n") or 0 for row in its)
@@ -318,7 +314,6 @@ def spanned(numbers: Iterable[int]) -> str:
 
 
 def scored_models(comparison: Comparison) -> Table:
-    """For every row, which models are scored on the environments of each role."""
     rows = [[row.label, *(_models(row, role) for role in ROLES)] for row in comparison.rows()]
     return Table("Models", ["method", *(comparison.label(role) for role in ROLES)], rows)
 

@@ -85,7 +85,6 @@ class Panel:
 
 
 def colours(count: int) -> list[str]:
-    """A colour for each row of the tables, none of them twice."""
     if count <= len(COLOURS):
         return COLOURS[:count]
     shades = matplotlib.colormaps["turbo"].resampled(count)
@@ -119,7 +118,6 @@ def by_round(comparison: Comparison) -> list[Panel]:
 
 
 def _rows(comparison: Comparison) -> list[tuple[Row, Line]]:
-    """Every row with a line of its colour, without points."""
     rows = comparison.rows()
     every = enumerate(zip(rows, colours(len(rows)), strict=True))
     return [(row, Line(row.label, {}, colour, method=row.label, row=number)) for number, (row, colour) in every]
@@ -140,7 +138,6 @@ def _rounds(run: Run, environment: str | None, role: str, metric: str) -> Iterat
 
 
 def _before(run: Run) -> int:
-    """The rounds before those of the first stage that is scored."""
     return int(run.records[0]["position"] - run.records[0]["round"])
 
 
@@ -159,7 +156,6 @@ def by_term(comparison: Comparison) -> list[Panel]:
 
 
 def _terms(record: Record) -> dict[tuple[bool, str], list[float]]:
-    """By term, and whether the server minimises it, its values of a record: one for each client, or the server's."""
     found: dict[tuple[bool, str], list[float]] = {}
     for who, terms in record["terms"].items():
         for name, value in terms.items():
@@ -168,7 +164,6 @@ def _terms(record: Record) -> dict[tuple[bool, str], list[float]]:
 
 
 def _term(run: Run, key: tuple[bool, str]) -> Iterator[tuple[float, float]]:
-    """The training rounds, and the mean of a term over clients."""
     before = _before(run)
     for record in run.records:
         if values := _terms(record).get(key):
@@ -221,7 +216,6 @@ def charts(panels: Sequence[Panel], name: str, about: str, percent: bool = True)
 
 
 def _in_words(panel: Panel) -> str:
-    """What a panel shows: the last value of every line."""
     ends = [(line.label, [*line.points.items()][-1]) for line in panel.lines if line.points]
     last = "; ".join(f"{label} {value.mean:.4g} at {place:g}" for label, (place, value) in ends[:MOST_TOLD])
     more = f"; and {len(ends) - MOST_TOLD} more lines" if len(ends) > MOST_TOLD else ""
@@ -229,7 +223,6 @@ def _in_words(panel: Panel) -> str:
 
 
 def _data(panel: Panel) -> list[dict[str, Any]]:
-    """The numbers of a panel, a row for each point."""
     return [
         {"line": line.label, panel.across: place, "mean": f"{value.mean:.5g}", "std": _std(value)}
         for line in panel.lines
@@ -242,7 +235,6 @@ def _std(value: MeanStd) -> str:
 
 
 def _percentages(lines: Sequence[Line]) -> tuple[float, float]:
-    """The ends of an axis of percentages, at least :data:`LEAST_HEIGHT` apart."""
     values = [min(100.0, max(0.0, value)) for line in lines for sign in (-1, 1) for value in line.edge(sign)] or [0.0]
     middle = min(max((min(values) + max(values)) / 2, LEAST_HEIGHT / 2), 100 - LEAST_HEIGHT / 2)
     return _with_margin([*values, middle - LEAST_HEIGHT / 2, middle + LEAST_HEIGHT / 2])
@@ -269,7 +261,6 @@ def upright(quantity: str) -> str:
 
 
 def _with_margin(values: Sequence[float]) -> tuple[float, float]:
-    """The ends of an axis, a little beyond the values so that none lies on its edge."""
     finite = [value for value in values if isfinite(value)]  # a loss may not be
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     margin = 0.04 * (high - low) or 1.0

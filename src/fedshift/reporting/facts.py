@@ -22,14 +22,12 @@ POOLED = {"all"}  # the domain of a client that holds everybody's data
 
 
 def title(comparison: Comparison) -> str:
-    """Which methods on which data."""
     tables = [run.table for run in comparison.runs]
     methods, data = ([table[kind]["name"] for table in tables] for kind in ("method", "data"))
     return f"{_listed(methods, 'methods')} on {_listed(data, 'data sets')}"
 
 
 def question(comparison: Comparison) -> str:
-    """What the runs answer, and how."""
     names = dict.fromkeys(run.table["protocol"]["name"] for run in comparison.runs)
     asked = [PROTOCOLS.get(name).question for name in names if name in PROTOCOLS]
     held_out = _held_out(comparison)
@@ -72,7 +70,6 @@ def _held_out(comparison: Comparison) -> str:
 
 
 def _listed(words: Sequence[str], kind: str) -> str:
-    """Words that differ, in the order they come; how many they are where there are too many of them."""
     every = list(dict.fromkeys(filter(None, words)))
     if len(every) > MOST_NAMED:
         return f"{len(every)} {kind} ({', '.join(every[:MOST_NAMED])}, ...)"
@@ -85,7 +82,6 @@ def _data(table: Mapping[str, Any]) -> str:
 
 
 def _domains(table: Mapping[str, Any], federation: Mapping[str, Any]) -> int:
-    """How many domains a run has, the one that is held out included; 0 where nobody knows."""
     training = set(federation.get("domains", {}).values()) - POOLED
     held_out = {table["protocol"]["hold_out"]} if "hold_out" in table["protocol"] else set()
     return len(training | held_out) if training else 0
@@ -144,6 +140,5 @@ def on_stages(rows: Sequence[Row]) -> list[str]:
 
 
 def differing(about: str, rows: Sequence[Row], found: Merged) -> Table:
-    """What is not the same in all runs, a column for each row."""
     columns = ["setting", *(row.label for row in rows)]
     return Table(about, columns, [[name, *texts] for name, texts in found.differing.items()])

@@ -35,7 +35,6 @@ class EventsFile:
     """
 
     def __init__(self, folder: Run) -> None:
-        """Begin before the first event; the file need not be there."""
         self._path, self._offset, self._inode = folder.path / EVENTS, 0, 0
         self.roles = ("validation",) if study_of(folder.path) else ("validation", "test")
 
@@ -59,7 +58,6 @@ class EventsFile:
         return events
 
     def unread(self) -> bool:
-        """Whether there are events that were not read."""
         return self._path.is_file() and self._path.stat().st_size > self._offset
 
 
@@ -74,7 +72,6 @@ class WatchedRun:
     """
 
     def __init__(self, folder: Run) -> None:
-        """Begin before the first event."""
         self.folder, self.file, self.newest = folder, EventsFile(folder), 0.0
         self.state: Literal["to come", "under way", "given up", "finished"] = "to come"
 
@@ -106,7 +103,6 @@ class RunWatch:
     """
 
     def __init__(self, path: Path, display: LiveProgress, get_time: Callable[[], float] = time.time) -> None:
-        """Raises FedshiftError if the path is a file."""
         if path.exists() and not path.is_dir():
             raise FedshiftError(f"'{path}' is a file. Give a run folder, or a folder of them.")
         self._path, self._display, self._get_time = path, display, get_time
@@ -120,7 +116,6 @@ class RunWatch:
         return len(over) >= max(1, self.expected) and not ((self._path / STUDY).is_file() and is_locked(self._path))
 
     def look(self) -> None:
-        """Show what is new."""
         now = self._get_time()
         if now >= self._next_search:
             self._search()

@@ -108,7 +108,6 @@ class LiveProgress(Progress):
     # What happens -------------------------------------------------------------------------------
 
     def embedded(self, network: str, done: int, total: int) -> None:
-        """Show how many images are embedded."""
         self.inspected(f"Embedding images with {network}", done, total)
 
     def inspected(self, what: str, done: int, total: int) -> None:
@@ -134,7 +133,6 @@ class LiveProgress(Progress):
         self._print(f"{self._reused + len(self._runs)}/{self.runs} {name}  finished before  {scores}".rstrip())
 
     def handle(self, run: str, event: AnyEvent) -> None:
-        """Show an event of a run."""
         status = self._runs.get(run)
         if isinstance(event, NoteEvent):
             self.note(printable(event.text))
@@ -227,7 +225,6 @@ class LiveProgress(Progress):
         return (self._get_time() - min(status.began for status in runs)) * to_come / done
 
     def _print(self, line: str) -> None:
-        """Leave a line above the display."""
         if self.notebook:
             self.notebook.lines.append(line)
             self.notebook.show(self.view())

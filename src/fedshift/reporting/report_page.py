@@ -175,12 +175,10 @@ class _Unique:
 
 
 def _row_of(rows: Sequence[Row]) -> Mapping[str, str]:
-    """The class of what is shown of each row, by the row's label."""
     return {row.label: row_id(number) for number, row in enumerate(rows)}
 
 
 def _uri(kind: str, text: str) -> str:
-    """A text as the address of a file that a page holds itself."""
     return f"data:text/{kind};charset=utf-8,{quote(text, safe=',.;:()=+/!*')}"
 
 

@@ -32,7 +32,6 @@ class MeanStd:
         return cls(mean(values), stdev(values) if len(values) > 1 else None)
 
     def text(self, times: float = 1, decimals: int = 1) -> str:
-        """Both, multiplied by a number, with so many decimals."""
         spread = f" ± {times * self.std:.{decimals}f}" if self.std is not None else ""
         return f"{times * self.mean:.{decimals}f}{spread}"
 
@@ -153,10 +152,6 @@ def label(flat: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _short(name: str) -> str:
-    """A setting's name without its table: "mu" of "method.mu", "base.mu" of "method.base.mu", "base" of its name.
-
-    A plugin's file keeps its name.
-    """
     table, _, rest = name.removesuffix(".name").partition(".")
     return rest if table in (*NAMED, *PLAIN) else name
 

@@ -43,12 +43,10 @@ class RunStatus:
 
     @property
     def rounds(self) -> int:
-        """All rounds."""
         return len(self._plan)
 
     @property
     def seconds(self) -> float:
-        """Since it began or went on."""
         return max(self._get_time() - self.began, 0.0)
 
     @property
@@ -102,11 +100,9 @@ class RunStatus:
         return name
 
     def _set_plan(self, plan: list[tuple[str, float]]) -> None:
-        """Take the stage and the planned steps of each round; a round of which nothing is known counts 1."""
         self._plan, self._steps = plan, [0.0, *accumulate(steps or 1.0 for _, steps in plan)]
 
     def _work(self, place: float) -> float:
-        """The planned steps of so many rounds."""
         whole = min(int(place), self.rounds)
         return self._steps[whole] + (place - whole) * (self._steps[min(whole + 1, self.rounds)] - self._steps[whole])
 

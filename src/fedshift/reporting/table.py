@@ -56,7 +56,6 @@ class Table:
         return Group(Text(printable(self.title), style="table.title"), table)
 
     def _unbroken(self, row: Sequence[str], number: int) -> list[str]:
-        """What of a cell stands in one line."""
         return [word[:LONGEST_WORD] for word in row[number].split()] if number == self.words else [row[number]]
 
     def latex(self) -> str:
@@ -75,13 +74,11 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def csv(self) -> str:
-        """As CSV, without its title."""
         file = StringIO()
         csv.writer(file, lineterminator="\n").writerows([*map(printable, line)] for line in (self.columns, *self.rows))
         return file.getvalue()
 
     def markdown(self) -> str:
-        """As Markdown, under its title."""
         lines = [
             self.columns,
             ["---:" if number > self.words else "---" for number in range(len(self.columns))],
@@ -109,12 +106,10 @@ IN_LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
 
 
 def in_latex(text: str) -> str:
-    """A text as LaTeX prints it."""
     return "".join(IN_LATEX.get(letter, letter) for letter in printable(text))
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as CSV, under every name that one of them has, in the order they come."""
     file = StringIO()
     writer = csv.DictWriter(file, [*dict.fromkeys(name for row in rows for name in row)], lineterminator="\n")
     writer.writeheader()
@@ -143,15 +138,12 @@ class Tabled:
     WIDTH: ClassVar[int] = 120  # of a text, in characters
 
     def tables(self) -> list[Table]:
-        """The tables, in order."""
         raise NotImplementedError
 
     def notes(self) -> list[str]:
-        """What a reader of the tables must know."""
         raise NotImplementedError
 
     def more_tables(self) -> list[Table]:
-        """Tables that stand in the files alone."""
         return []
 
     def measurements(self) -> list[Record]:
@@ -169,7 +161,6 @@ class Tabled:
         return pd.DataFrame(self.measurements())
 
     def table(self) -> str:
-        """The tables and notes as Markdown."""
         blocks = [table.markdown() for table in (*self.tables(), *self.more_tables())]
         return "\n\n".join([*blocks, "\n".join(f"- {marked(note)}" for note in self.notes())]) + "\n"
 

@@ -212,7 +212,6 @@ class Validation(Tabled):
 
 
 def _rounded(value: Any) -> Any:
-    """Numbers with four digits, also within lists and tables."""
     if isinstance(value, Mapping):
         return {name: _rounded(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

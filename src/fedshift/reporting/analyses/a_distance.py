@@ -69,7 +69,6 @@ class ADistance(Analysis):
     against: str = setting("fedavg", help="The row on the horizontal axis; the first row if there is no such one")
 
     def measure(self, trained: TrainedSimulation) -> Measured:
-        """The distance of every pair."""
         domains = {domain.name: domain.z for domain in by_domain(trained, self.samples)}
         if len(domains) < 2:
             raise FedshiftError(f"'{trained.run.path}' scores samples of one domain; the A-distance needs two.")
@@ -151,20 +150,17 @@ class ADistance(Analysis):
 
 
 def _mixed(parts: Sequence[Tensor]) -> Tensor:
-    """Rows of all parts in turn, as many of each, evenly spaced: the first ones may be of a few classes."""
     few = min(map(len, parts))
     spaced = [part[torch.linspace(0, len(part) - 1, few).round().long()] for part in parts]
     return torch.stack(spaced, dim=1).flatten(0, 1)
 
 
 def _pairs(one: MeasuredRun, *, others: bool = False) -> dict[tuple[str, str], float]:
-    """The distances of a run, of every two domains or of each and the others."""
     rows = [row for row in one.measured.rows if (row["other"] == OTHERS) == others]
     return {(str(row["domain"]), str(row["other"])): float(row["distance"] or 0.0) for row in rows}
 
 
 def _averaged(runs: Sequence[MeasuredRun]) -> dict[tuple[str, str], float]:
-    """The mean distance of every two domains over runs."""
     found: dict[tuple[str, str], list[float]] = {}
     for one in runs:
         for pair, value in _pairs(one).items():

@@ -58,15 +58,12 @@ class Analysed(Tabled):
 
     @property
     def name(self) -> str:
-        """The analysis's name."""
         return ANALYSES.name_of(self.analysis)
 
     def tables(self) -> list[Table]:
-        """The numbers of every row."""
         return self.analysis.tables(self.rows)
 
     def charts(self) -> list[Chart]:
-        """Pictures of the numbers."""
         return self.analysis.charts(self.rows)
 
     def notes(self) -> list[str]:
@@ -151,7 +148,6 @@ def measure(run: Run, analysis: Analysis, tell: Callable[[Run], None] = lambda r
 
 
 def cached(run: Run, analysis: Analysis) -> Measured | None:
-    """What was measured before of a run by this analysis, if the run and the analysis are still the same."""
     table = ANALYSES.table_of(analysis)
     path = _path(run, table)
     if not run.finished or not path.is_file():
@@ -196,5 +192,4 @@ def _weights(run: Run) -> str:
 
 
 def _read_only(folder: Path) -> bool:
-    """Whether a folder can be read and not written, as an archive."""
     return not os.access(folder, os.W_OK)

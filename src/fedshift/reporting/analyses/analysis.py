@@ -37,7 +37,6 @@ class MeasuredRun:
 
     @property
     def seed(self) -> int:
-        """The run's seed."""
         return int(self.run.table["seed"])
 
 

@@ -91,7 +91,6 @@ class Calibration(Analysis):
         return [self._chart(label, its) for label, its in rows.items()]
 
     def _errors(self, runs: Sequence[MeasuredRun]) -> dict[str, list[float]]:
-        """By test environment, the error of each run in percentage points."""
         found: dict[str, list[float]] = {}
         for one in runs:
             for name, binned in _by_environment(one.measured).items():
@@ -120,7 +119,6 @@ class Calibration(Analysis):
 
 
 def _by_environment(measured: Measured) -> dict[str, list[Any]]:
-    """The bins of each test environment."""
     found: dict[str, list[Any]] = {}
     for row in measured.rows:
         if row["role"] == "test":

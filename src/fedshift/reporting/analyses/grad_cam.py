@@ -162,6 +162,5 @@ def overlaid(original: NDArray[np.uint8], strength: NDArray[np.uint8]) -> NDArra
 
 
 def _as_png(one: Tensor, size: torch.Size) -> str:
-    """A map (H, W) in 0..1, enlarged to an image's size."""
     large = nn.functional.interpolate(one[None, None].float(), size=tuple(size), mode="bilinear", align_corners=False)
     return as_png((255 * large[0].clamp(0, 1)).round().to(torch.uint8))

@@ -114,7 +114,6 @@ class Overhead(Analysis):
         return notes
 
     def _reached(self, one: MeasuredRun) -> dict[str, Any] | None:
-        """The costs when the target was reached; None if it never was."""
         if self.accuracy == "none":
             return one.measured.rows[-1]
         target = self.accuracy
@@ -156,7 +155,6 @@ class Overhead(Analysis):
 
 
 def _over_seeds(values: Sequence[tuple[int, float | None]]) -> MeanStd | None:
-    """Mean and spread over seeds, of whose runs the mean counts."""
     by_seed: dict[int, list[float]] = {}
     for seed, value in values:
         if value is not None:
@@ -165,7 +163,6 @@ def _over_seeds(values: Sequence[tuple[int, float | None]]) -> MeanStd | None:
 
 
 def _text(found: MeanStd | None) -> str:
-    """With three digits or more; whole numbers as such."""
     if found is None:
         return ""
     whole = found.mean == round(found.mean) and not found.std

@@ -46,11 +46,9 @@ class Uncertainty(Analysis):
         return Measured(rows=[*metrics, *samples])
 
     def tables(self, rows: Rows) -> list[Table]:
-        """Every metric with its interval, then the differences."""
         return [_scores(rows), *_differences(rows)]
 
     def notes(self, rows: Rows) -> list[str]:
-        """That the cache has a row for each sample."""
         return [
             "The measurements have a row for each test sample, so they stay where the samples may be; the tables have "
             "none."

@@ -32,7 +32,6 @@ class SampleImages(Analysis):
     domains: Annotated[int, Interval(ge=1, le=30)] = setting(12, help="Domains that are shown, at most: the first")
 
     def measure(self, trained: TrainedSimulation) -> Measured:
-        """The images of each domain."""
         check_images(trained.run)
         classes = trained.run.data_facts["classes"]
         domains = {}
@@ -50,7 +49,6 @@ class SampleImages(Analysis):
         return Measured(rows=rows, images=images)
 
     def tables(self, rows: Rows) -> list[Table]:
-        """Which domains there are, and the classes of their images."""
         by_domain: dict[str, list[str]] = {}
         for row in next(iter(rows.values()))[0].measured.rows:
             by_domain.setdefault(str(row["domain"]), []).append(str(row["class"]))

@@ -48,7 +48,6 @@ class Similarity(Analysis):
     clients: Annotated[int, Ge(2)] = setting(100, help="Clients, at most, evenly spaced")
 
     def measure(self, trained: TrainedSimulation) -> Measured:
-        """The similarity of every two clients."""
         cosines, clients = trained.prepared.cosines, trained.simulation.federated.clients
         chosen = torch.linspace(0, len(clients) - 1, min(self.clients, len(clients))).round().long().tolist()
         rows = [
@@ -117,7 +116,6 @@ class Similarity(Analysis):
 
 
 def _compared(runs: Sequence[MeasuredRun]) -> list[str]:
-    """What is compared, in order."""
     return [*dict.fromkeys(str(row["compared"]) for row in runs[0].measured.rows)]
 
 

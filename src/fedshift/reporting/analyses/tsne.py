@@ -49,7 +49,6 @@ class TSNE(Analysis):
     perplexity: Annotated[float, Gt(0)] = setting(30.0, help="About how many neighbours a point has")
 
     def measure(self, trained: TrainedSimulation) -> Measured:
-        """A point for each sample."""
         domains = [each for each in by_domain(trained, self.samples) if not self.domains or each.name in self.domains]
         if missing := {*self.domains} - {each.name for each in domains}:
             raise FedshiftError(f"analysis.domains: '{trained.run.path}' scores no domain '{min(missing)}'.")
@@ -66,7 +65,6 @@ class TSNE(Analysis):
         return Measured(rows=[each | {"x": x, "y": y} for each, (x, y) in zip(about, points, strict=True)])
 
     def tables(self, rows: Rows) -> list[Table]:
-        """How many samples are drawn."""
         cells = [[label, str(its[0].seed), f"{len(its[0].measured.rows):,}"] for label, its in rows.items()]
         return [Table("Samples that are drawn, of each row's first seed", ["method", "seed", "samples"], cells)]
 

@@ -116,7 +116,6 @@ def measure(data: DomainData, looked: Tensor, kind: Kind, tell: Tell = silent) -
 
 
 def facts(report: DataReport) -> dict[str, str]:
-    """What was read, by what it is."""
     words = {"text": "texts", "tokens": "rows of tokens"}.get(report.kind, report.kind)
     found = {
         "Experiment": report.experiment,
@@ -169,7 +168,6 @@ def tables(report: DataReport) -> list[Table]:
 
 
 def _classes(report: DataReport) -> Table:
-    """Samples of each class at each site, the largest classes first where there are many."""
     sites = report.sites if len(report.sites) <= MOST_ACROSS else ()
     totals = {name: sum(site.classes[name] for site in report.sites) for name in report.trained}
     names = sorted(totals, key=lambda name: -totals[name]) if len(totals) > MOST_DOWN else [*totals]

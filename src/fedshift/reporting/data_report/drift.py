@@ -168,7 +168,6 @@ def _summarised(data: DomainData, x: Tensor, kind: Kind) -> tuple[Array, Array]:
 
 
 def _one_hot(data: DomainData, x: Tensor) -> Array:
-    """Rows with a column, 0 or 1, for each category, in the place of codes."""
     columns = [x[:, [place]] for place in range(x.shape[1])]
     for place, column in enumerate(data.columns):
         if column.categories is not None:
@@ -187,7 +186,6 @@ def _standardised(values: Array) -> Array:
 
 
 def _drawn(data: DomainData, looked: Tensor, streams: Streams) -> Tensor:
-    """Samples in a random order, no two made from one original, and at most so many of a site."""
     rows = looked.nonzero().flatten()
     rows = rows[streams.permutation(len(rows), "drift samples")]
     rows = rows[np.sort(np.unique(data.group[rows].numpy(), return_index=True)[1])]

@@ -48,12 +48,10 @@ class Roles:
         return seen | self.masks["test"] if test else seen & ~self.masks["test"]
 
     def counts(self, y: Tensor, classes: Sequence[str]) -> dict[str, dict[str, int]]:
-        """By role, how many samples each class has."""
         return {role: by_class(y[mask], classes) for role, mask in self.masks.items()}
 
 
 def by_class(y: Tensor, classes: Sequence[str]) -> dict[str, int]:
-    """How many labels are of each class."""
     return dict(zip(classes, torch.bincount(y, minlength=len(classes)).tolist(), strict=True))
 
 
@@ -117,7 +115,6 @@ def _scored(equal: Collection[list[int]], roles: Roles, role: str) -> list[list[
 
 
 def _name(data: DomainData, row: int, labelled: bool) -> str:
-    """A sample's number, with the file or row that it was read from where the data set knows it."""
     place = f"sample {row} ({data.where(row)})" if data.where else f"sample {row}"
     return f"{place} is '{data.classes[data.y[row]]}'" if labelled else place
 

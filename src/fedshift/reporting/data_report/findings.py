@@ -231,5 +231,4 @@ def _quoted(names: Sequence[str]) -> str:
 
 
 def _numbered(counts: Mapping[str, int]) -> str:
-    """Names with numbers, the smallest first."""
     return _listed([f"{name}: {count}" for name, count in sorted(counts.items(), key=lambda item: item[1])])

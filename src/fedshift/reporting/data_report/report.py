@@ -251,7 +251,6 @@ def look_at(
 
 
 def _alone(data: DomainData, trained: Tensor, seed: int) -> tuple[ColumnAlone, ...]:
-    """What each column says by itself of the labels of the samples that are trained on, (N,), bool."""
     columns = data.columns or tuple(Column(str(number)) for number in range(data.x.shape[1]))
     rows = trained.nonzero().flatten()
     return each_alone(data.x[rows], data.y[rows], data.group[rows], columns, Streams(seed).generator("columns alone"))

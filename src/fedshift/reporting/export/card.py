@@ -59,12 +59,10 @@ class Card:
 
     @property
     def blueprint(self) -> Blueprint:
-        """What a sample is."""
         return self.whole.model.blueprint
 
     @cached_property
     def record(self) -> Record:
-        """The evaluation of the model's round."""
         if self.round == "last":
             return self.run.records[-1]
         position = self.run.summary["source_validation"]["position"]
@@ -94,14 +92,12 @@ class Card:
         return json.dumps({name: value for name, value in about.items() if value}, indent=2, ensure_ascii=False) + "\n"
 
     def _data(self) -> dict[str, Any]:
-        """The settings of what reads the samples, without paths of this machine, and without networks in the model."""
         data = self.run.experiment.data
         known, table = data.settings(), self.run.experiment.table()["data"]
         kept = {name: value for name, value in table.items() if name not in known or not known[name].path}
         return kept | ({"frozen": "none"} if self.whole.front is not None else {})
 
     def markdown(self) -> str:
-        """The card."""
         environment = jinja2.Environment(  # Markdown, and no page
             loader=jinja2.PackageLoader("fedshift", "reporting"),
             undefined=jinja2.StrictUndefined,
@@ -151,12 +147,10 @@ class Card:
         return Table(title, ["environment", "role", "model", "accuracy", *names, "n", "n of a class"], rows, words=2)
 
     def _support(self, role: str, environment: str) -> str:
-        """How many samples of each class were scored, in the classes' order; empty where only sites know."""
         counts = self.blueprint.scored_classes.get(role, {}).get(environment, ())
         return ", ".join(map(str, counts)) if len(counts) <= MOST_COUNTS else f"{min(counts)} to {max(counts)}"
 
     def categories(self) -> Table:
-        """What columns of categories may hold."""
         preparation = self.whole.inputs.preparation
         columns = () if preparation is None else preparation.columns
         rows = [

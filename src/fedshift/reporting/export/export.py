@@ -66,7 +66,6 @@ class Checks:
 
     @classmethod
     def of(cls, run: Run, whole: Probabilities) -> Checks:
-        """Those of a run."""
         note, found = "", None
         try:
             found = real(run, whole)

@@ -111,7 +111,6 @@ def write_safetensors(program: ExportedProgram, folder: Path) -> Predict:
 
 
 def read_safetensors(folder: Path) -> Predict:
-    """What model.py predicts, which is executed."""
     predict: Predict = runpy.run_path(str(folder / "model.py"))["Model"]()
     return predict
 
@@ -262,7 +261,6 @@ def _plain(program: ExportedProgram) -> Graph:
 
 
 def _written(graph: Graph, variables: Mapping[str, str]) -> str:
-    """The module's file."""
     code = graph.python_code("self")
     if unknown := code.globals.keys() - KNOWN:
         raise FedshiftError(

@@ -67,7 +67,6 @@ class Probabilities(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of samples."""
         blueprint = self.model.blueprint
         if self.reader is not None:
             return torch.uint8 if self.reader.reads == "images" else torch.int64

@@ -25,7 +25,6 @@ LONGEST_VALUE = 500  # characters of a setting, which every version of MLflow ta
 
 
 def _from_the_root(uri: str) -> str:
-    """The same address, but for a path of SQLite that the present folder decides."""
     return SQLITE + str(Path(uri.removeprefix(SQLITE)).expanduser().absolute()) if uri.startswith(SQLITE) else uri
 
 
@@ -67,7 +66,6 @@ class MLflow(Tracker):
             self._client.log_batch(self._id, params=params[start : start + MOST_PARAMETERS])
 
     def log(self, values: Mapping[str, float], step: int, when: float) -> None:
-        """Add a value to every metric."""
         from mlflow.entities import Metric
 
         self._metrics += [Metric(_key(name), value, int(1000 * when), step) for name, value in values.items()]
@@ -85,5 +83,4 @@ class MLflow(Tracker):
 
 
 def _key(name: str) -> str:
-    """A name with what MLflow refuses in names as hexadecimal numbers."""
     return re.sub(r"[^\w\-. /]", lambda found: f"_{ord(found[0]):x}_", name)

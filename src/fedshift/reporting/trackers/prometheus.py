@@ -38,7 +38,6 @@ class Prometheus(Tracker):
 
     @property
     def file(self) -> Path:
-        """The run's file."""
         return Path(self.folder, f"{self.run.name}-{self.run.id}.prom")
 
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
@@ -47,12 +46,10 @@ class Prometheus(Tracker):
             self._scores = self.file.read_text(encoding="utf-8").partition(STATE)[0]
 
     def log(self, values: Mapping[str, float], step: int, when: float) -> None:
-        """Replace the scores."""
         self._newest = [("fedshift_rounds", {}, step), ("fedshift_evaluated_seconds", {}, when)]
         self._newest += [(*_family(name), value) for name, value in values.items()]
 
     def flush(self) -> None:
-        """Write the scores."""
         found: dict[str, list[str]] = {name: [] for name in HELP}
         for family, labels, value in self._newest:
             found[family].append(self._line(family, labels, value))
@@ -61,7 +58,6 @@ class Prometheus(Tracker):
         self._write("running")
 
     def finish(self, state: RunState) -> None:
-        """Write the state of the run."""
         self._write(state)
 
     def _write(self, state: RunState) -> None:

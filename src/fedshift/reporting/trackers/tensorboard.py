@@ -40,14 +40,11 @@ class TensorBoard(Tracker):
             self._writer.add_text("settings", text, 0)
 
     def log(self, values: Mapping[str, float], step: int, when: float) -> None:
-        """Add a point to every curve."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step, when)
 
     def flush(self) -> None:
-        """See the points to the disk."""
         self._writer.flush()
 
     def finish(self, state: RunState) -> None:
-        """Close the file."""
         self._writer.close()

@@ -86,7 +86,6 @@ class RunLog:
         return len(new)
 
     def close(self, state: RunState = "running") -> None:
-        """Finish what was opened."""
         if self._open:
             self._open = False
             self._tracker.finish(state)
@@ -150,7 +149,6 @@ class Tracking:
                 self.logged[folder.path] = self.logged.get(folder.path, 0) + run.log()
 
     def look_at_times(self) -> None:
-        """The same, at most every two seconds."""
         if time.monotonic() >= self._next:
             self.look()
             self._next = time.monotonic() + SECONDS_BETWEEN_LOGS

@@ -57,7 +57,6 @@ class WandB(Tracker):
         )
 
     def log(self, values: Mapping[str, float], step: int, when: float) -> None:
-        """Add a row to the history."""
         self._logged.log({**values, "_timestamp": when}, step=step, commit=True)
 
     def finish(self, state: RunState) -> None:
