@@ -58,7 +58,9 @@ def label_ends(axes: Axes, ends: list[tuple[float, str, str, bool]]) -> None:
     for value, label, colour, dashed in sorted(ends):
         place = max((value - least) / (most - least), place + SPACING)
         weight = "normal" if dashed else "bold"
-        axes.text(1.01, place, f"{value:.1f}  {label}", transform=axes.transAxes, va="center", color=colour, weight=weight)
+        axes.text(
+            1.01, place, f"{value:.1f}  {label}", transform=axes.transAxes, va="center", color=colour, weight=weight
+        )
 
 
 def picture(comparison: fedshift.Comparison) -> str:
