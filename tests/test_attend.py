@@ -316,7 +316,7 @@ def test_a_site_that_scores_fewer_models_ends_the_run_at_its_start(make: Make, t
     folder = members(tmp_path, make({**small("fedavg"), **IN_DOMAIN, "train.rounds": 3, "evaluate.every": 1}))
     assert "A site scores **3 models** in this run at most" in inspect(folder / "sites" / "gray").page
     set_site(folder, "gray", max_models=2)
-    with refuses("'gray' scores fewer models than the run asks for (2)", "evaluate.every"):
+    with refuses("'gray' scores fewer models than the run requires (2)", "evaluate.every"):
         coordinate(folder / "coordinator", Local(folder), Progress())
 
 

@@ -259,7 +259,7 @@ def test_environments_that_nobody_agreed_on_are_not_scored(tmp_path: Path):
     assert {row["environment"] for row in last["environments"]} == set(SITES)
     refused = [each for each in last["unscored"] if each["environment"].startswith("ward-")]
     assert len(refused) == 20
-    assert "none of those agreed on (dark)" in refused[0]["why"]
+    assert "not in the agreement (dark)" in refused[0]["why"]
 
 
 def test_many_scores_are_matched_in_a_moment(tmp_path: Path):
@@ -466,7 +466,7 @@ def test_a_target_site_tells_no_more_than_its_policy_allows(make: Make, tmp_path
 def test_a_method_whose_models_are_the_sites_own_cannot_score_a_target(make: Make, tmp_path: Path):
     held_out = {"protocol": {"name": "leave-one-domain-out", "hold_out": "light"}}
     folder = members(tmp_path, make({**small("fedbn"), **held_out}))
-    with refuses("'fedbn' predicts with what each client keeps", "'light', which never trains"):
+    with refuses("'fedbn' predicts with parts that clients keep", "'light', which never trains"):
         coordinated(folder)
 
 

@@ -126,7 +126,7 @@ def federation(make: Make, tmp_path: Path) -> Path:
 
 
 def test_a_rehearsal_ends_with_the_weights_of_the_federation(federation: Path):
-    assert "Compared with the federation's own run: equal weights, bit for bit." in said("rehearse", str(federation))
+    assert "Compared with the federation's run: equal weights, bit for bit." in said("rehearse", str(federation))
 
 
 def test_weights_that_differ_are_said_to(federation: Path, make: Make, tmp_path: Path):

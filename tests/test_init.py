@@ -247,7 +247,7 @@ def test_data_stay_and_other_files_travel(tmp_path: Path):
 def test_what_a_sample_is_can_be_said_or_seen(tmp_path: Path):
     pets = api.experiment("rotated-mnist", method="fedavg", data={"name": "folder", "path": "data", "size": 64})
     assert schema(pets, ["cat", "dog"]) == (("cat", "dog"), (3, 64, 64), (), (), ())
-    with refuses("data.path = 'data'", "say it: --classes cat,dog"):
+    with refuses("data.path = 'data'", "describe it: --classes cat,dog"):
         schema(pets)
     frozen = api.experiment(pets, settings={"data.frozen": "efficientnet-lite0"}, model="mlp")
     assert schema(frozen, ["cat", "dog"]).shape == (1280,)
@@ -274,7 +274,7 @@ def test_an_existing_folder_is_refused(tmp_path: Path):
 
 def test_a_site_is_held_out_or_none(tmp_path: Path):
     said = refused(tmp_path, "t", "--sites", "a,b", "--method", "fedsr", "--hold-out", "x")
-    assert said.startswith("protocol.hold_out = 'x' is none of the sites a, b.")
+    assert said.startswith("protocol.hold_out = 'x' is not among the sites a, b.")
     assert "--hold-out b" in said
 
 
@@ -313,7 +313,7 @@ def test_bad_names_are_refused(tmp_path: Path, name: str, sites: str, more: tupl
 
 def test_a_failure_while_writing_leaves_nothing(tmp_path: Path):
     chosen = api.experiment("rotated-mnist", method="fedavg", hold_out="a")
-    with refuses("new' cannot be written", "Nothing of it was made"):
+    with refuses("new' cannot be written", "No part of it was created"):
         make(tmp_path / "new", {**plan(chosen), "coordinator/files/gone": tmp_path / "gone"})
     assert [*tmp_path.iterdir()] == []
 

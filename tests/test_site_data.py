@@ -179,7 +179,7 @@ def test_columns_of_data_that_are_at_the_sites_only_are_asked_for(tmp_path: Path
     asked = ["init", "x", *COMMON, "--data", "signals", "--set", "data.path=data", "--set", "data.window=10"]
     asked += ["--model", "cnn1d", "--classes", "rest,walk", "--shape", "2,10", "--to", str(tmp_path)]
     done = CliRunner().invoke(app, ["federation", *asked])
-    assert str(done.exception).endswith("say it: --set data.columns=age,marker")
+    assert str(done.exception).endswith("describe it: --set data.columns=age,marker")
     asked += ["--set", "data.columns=speed,height"]
     assert CliRunner().invoke(app, ["federation", *asked]).exit_code == 0
 

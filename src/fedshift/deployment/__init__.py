@@ -1,1 +1,1 @@
-"""A federation of institutions: the coordinator and each site on a machine of their own, with Flower between them."""
+"""A federation of institutions: the coordinator and each site on a separate machine, connected by Flower."""

@@ -1,7 +1,7 @@
-"""What the members of a federation agree on before a run: two files that are the same everywhere, and each site's own.
+"""The agreement between the members of a federation: two shared files, and a file of each site.
 
-``federation.toml`` says who takes part and what a sample is, ``experiment.toml`` what is carried out. Both lie in the
-coordinator's folder and in every site's. ``site.toml`` is the site's alone: where its data are, and what it refuses.
+``federation.toml`` lists the members and describes a sample, ``experiment.toml`` is the experiment; both are the same
+in every member's folder. ``site.toml`` belongs to one site: where its data are, and what it refuses.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _AGREED = ("name", "sites", "shape", "classes", "columns", "environments")  # of
 
 
 class SiteSettings(Spec):
-    """site.toml: what a site says of itself; its [data] stand over those of the experiment."""
+    """site.toml: a site's settings; its [data] override the experiment's."""
 
     section: ClassVar[str] = SITE
 
     name: FolderName = setting(help="which of the federation's sites it is")
     domains: tuple[str, ...] = setting((), help="the domains of the data set that are this site's; none: all")
     refuse: tuple[Category, ...] = setting((), help="categories of tensors that never leave this site")
-    threads: Processors = setting(0, help="threads of local training; 0: one for each core")
+    threads: Processors = setting(0, help="threads of local training; 0: all cores")
     device: str = setting("auto", help="'auto' (an accelerator if there is one), 'cpu', 'cuda', 'cuda:1', 'mps'")
     min_scored: Annotated[int, Ge(1)] = setting(10, help="no score of fewer samples leaves this site")
     max_models: Annotated[int, Ge(0)] = setting(
@@ -59,12 +59,12 @@ class SiteSettings(Spec):
 
 @dataclass(frozen=True)
 class Agreement:
-    """A federation and its experiment, as a member's folder says them.
+    """A federation and its experiment, as read from a member's folder.
 
     Attributes:
-        folder: the member's.
-        federation: who takes part.
-        table: the experiment as it is written, with paths relative to the folder.
+        folder: the member's folder.
+        federation: federation.toml.
+        table: experiment.toml, with paths relative to the folder.
     """
 
     folder: Path
@@ -81,15 +81,11 @@ class Agreement:
         return cls(folder, read_federation(folder), read_member_file(folder / EXPERIMENT))
 
     def __post_init__(self) -> None:
-        """Check that institutions can carry the experiment out.
-
-        Raises:
-            FedshiftError: they cannot; the message says why.
-        """
+        """Refuse experiments that institutions cannot run."""
         experiment = self.experiment
         name = experiment.method_name
         if type(experiment.partition) is not Domains:
-            raise FedshiftError("Each site is a client of its own here: --set partition.name=domains")
+            raise FedshiftError("In a federation each site is one client: --set partition.name=domains")
         if experiment.train.absent or experiment.train.late:
             raise FedshiftError("train.absent and train.late are for simulations; here sites are late by themselves.")
         if getattr(experiment.protocol, "scored", "unseen") != "unseen":
@@ -98,38 +94,38 @@ class Agreement:
             raise FedshiftError(f"The method '{name}' pools all sites' data, which stay where they are here.")
         if self.inputs.preparation is not None and not self.federation.columns:
             raise FedshiftError(
-                f"data.statistics = '{self.inputs.preparation.statistics}', but federation.toml does not say what "
-                'the columns are. Write the same at every member: columns = [["age"], ["sex", "f", "m"]], say, for a '
-                "column of numbers and one of two categories."
+                f"data.statistics = '{self.inputs.preparation.statistics}', but federation.toml does not describe "
+                'the columns. Write the same at every member: columns = [["age"], ["sex", "f", "m"]], for a '
+                "column of numbers and a column of two categories."
             )
         data = experiment.data
         if isinstance(data, InputColumns) and not data.columns and self.inputs.preparation is None:
             raise FedshiftError(
-                f"data.columns names no {data.kind}, so each site's would be those of its own files, in their order: "
+                f"data.columns names no {data.kind}, so each site would use the columns of its files, in their order: "
                 'name them in every experiment.toml, as [data] columns = ["age", "marker"] (at `fedshift federation '
                 "init`, --set data.columns=age,marker)."
             )
         if isinstance(experiment.protocol, PersonalUnderShift) and not self.federation.environments:
             raise FedshiftError(
                 "protocol.name = 'personal-under-shift' scores environments that the data name, and federation.toml "
-                'names none. Write the same at every member: environments = ["p=0.1", "p=0.9"], say (at `fedshift '
+                'names none. Write the same at every member: environments = ["p=0.1", "p=0.9"] (at `fedshift '
                 "federation init`, --environments p=0.1,p=0.9)."
             )
         sites = self.federation.sites
         if self.target is not None and self.target not in sites:
             raise FedshiftError(
-                f"protocol.hold_out = '{self.target}' is none of the sites {', '.join(sites)}. Here a site is held "
-                f"out: it never trains and is only scored. Name it (--hold-out {sites[-1]}), or let every site train "
-                "and be scored on its own data (--set protocol.name=in-domain)."
+                f"protocol.hold_out = '{self.target}' is not among the sites {', '.join(sites)}. Here a site is "
+                f"held out: it never trains and is only scored. Name it (--hold-out {sites[-1]}), or let every site train "
+                "and be scored on its local data (--set protocol.name=in-domain)."
             )
         if sites == (self.target,):
             raise FedshiftError(f"The only site, '{self.target}', is held out, so that none would train; give more.")
 
     def at(self, folder: Path) -> Self:
-        """The same agreement in another member's folder on this machine, with the plugins that are loaded already.
+        """The same agreement in another member's folder on this machine; plugins stay loaded.
 
         Raises:
-            FedshiftError: the files there say something else.
+            FedshiftError: the files there differ.
         """
         for file, mine in ((FEDERATION, self.federation.table()), (EXPERIMENT, self.table)):
             theirs = read_member_file(folder / file)
@@ -140,25 +136,21 @@ class Agreement:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """The experiment without the files of the data, of which every site has others.
-
-        Raises:
-            FedshiftError: something in it is wrong.
-        """
+        """The experiment without the paths of data files, which differ between sites."""
         named = Experiment.from_table(self._table(self.table.get("data", {}))).data
         of_site = [name for name, words in own_files(named).items() if getattr(named, name) not in words]
         return self.with_data(dict.fromkeys(of_site, ""))
 
     @cached_property
     def inputs(self) -> Inputs:
-        """How samples become inputs, at every member alike."""
+        """How samples become inputs, equal at every member."""
         columns = (Column(name, tuple(categories) or None) for name, *categories in self.federation.columns)
         return self.experiment.inputs.of_columns(tuple(columns))
 
     def with_data(self, data: Mapping[str, Any]) -> Experiment:
-        """The experiment with other settings of [data], all of them where ``data`` names a data set.
+        """The experiment with other [data] settings; paths are resolved in the member's folder first.
 
-        Files are looked for in the member's folder first.
+        If ``data`` names a data set, its table replaces the experiment's.
         """
         table = self._table(data if "name" in data else {**self.table.get("data", {}), **data})
         for names, path in Experiment.from_table(table).paths():
@@ -172,7 +164,7 @@ class Agreement:
 
     @property
     def target(self) -> str | None:
-        """The site that never trains, and is only scored; None where there is none."""
+        """The site that is scored but never trains, if any."""
         return getattr(self.experiment.protocol, "hold_out", None)
 
     @cached_property
@@ -180,7 +172,7 @@ class Agreement:
         return dict(enumerate(site for site in self.federation.sites if site != self.target))
 
     def client(self, site: str) -> int | None:
-        """The number of a site's client; None of the target."""
+        """The number of a site's client; None for the target."""
         return next((number for number, name in self.clients.items() if name == site), None)
 
     def environments(self, site: str) -> tuple[str, ...]:
@@ -191,21 +183,21 @@ class Agreement:
 
     @cached_property
     def run(self) -> str:
-        """What messages call the run."""
+        """The run's name in messages."""
         return self.experiment.run_name
 
     def setup(self, device: torch.device) -> Setup:
-        """What coordinator and sites need to work together.
+        """The setup that coordinator and sites share.
 
         Raises:
-            FedshiftError: the model cannot be made, or the method cannot work with this training.
+            FedshiftError: the model cannot be built, or the method does not support these settings.
         """
         self.experiment.check()
         return self.blueprint.setup(self.experiment, self.run, device)
 
     @cached_property
     def blueprint(self) -> Blueprint:
-        """What models are rebuilt from without data."""
+        """The description from which models are rebuilt without data."""
         federation, sites = self.federation, tuple(self.clients.values())
         columns = tuple(name for name, *_ in federation.columns)
         return Blueprint(
@@ -223,7 +215,7 @@ class Agreement:
         """The parts that a prediction reads.
 
         Raises:
-            FedshiftError: no model could be made for the site that is held out.
+            FedshiftError: the held-out site would have no model.
         """
         sample = self.inputs.like(self.federation.shape).to(setup.device)
         read = parts_predicted(setup.method, setup.model, setup.parts, self.inputs, sample)
@@ -236,7 +228,7 @@ class Agreement:
         if own and self.target is not None:
             shared = "data.statistics = 'pooled'" if own == [PREPARATION] else "a method whose model is shared"
             raise FedshiftError(
-                f"'{self.experiment.method_name}' predicts with what each client keeps ({', '.join(own)}), so the site "
+                f"'{self.experiment.method_name}' predicts with parts that clients keep ({', '.join(own)}), so the site "
                 f"'{self.target}', which never trains, has no model here; only a simulation can make one. Use "
                 f"protocol.name = 'in-domain', or {shared}."
             )
@@ -246,7 +238,7 @@ class Agreement:
 
     @cached_property
     def agreed(self) -> dict[str, Any]:
-        """All that must be equal at every member, by dotted name; files count by what they hold."""
+        """Everything that must be equal at every member, by dotted name; files count by content."""
         experiment = {key: value for key, value in self.experiment.table().items() if key not in NOT_AGREED}
         for names, path in self.experiment.paths():
             if ".".join(names) in self.experiment.contents:
@@ -260,21 +252,21 @@ class Agreement:
         return digest_of(json.dumps(self.agreed, sort_keys=True).encode())
 
     def differences(self, other: Mapping[str, Any]) -> list[str]:
-        """The dotted names of what another member has otherwise."""
+        """The dotted names of settings in which another member differs."""
         mine = self.agreed
         return sorted(name for name in mine.keys() | other.keys() if mine.get(name) != other.get(name))
 
 
 def own_files(data: Dataset) -> dict[str, tuple[str, ...]]:
-    """The settings that name files of a site's own, and the words that may stand in their place.
+    """The settings that name files of samples, which differ between sites, and words that may replace a file.
 
-    These hold samples; what samples are read with (a frozen network, a tokenizer) every member has.
+    Files with which samples are read (a frozen network, a tokenizer) are the same at every member.
     """
     return {name: each.words for name, each in data.settings().items() if name not in data.readers and each.path}
 
 
 def read_site(folder: Path) -> tuple[SiteSettings, dict[str, Any]]:
-    """What a site says of itself, and its own settings of [data].
+    """A site's settings, and its settings of [data].
 
     Raises:
         FedshiftError: site.toml is missing or wrong.
@@ -287,7 +279,7 @@ def read_site(folder: Path) -> tuple[SiteSettings, dict[str, Any]]:
 
 
 def put_setting(table: dict[str, Any], names: Sequence[str], value: Any) -> None:
-    """Replace a setting of a nested table, which is copied on the way."""
+    """Replace a setting of a nested table; changed tables are copies."""
     *outer, last = names
     for name in outer:
         table[name] = dict(table.get(name, {}))

@@ -1,7 +1,7 @@
-"""A site at work: it reads a request, does what it asks on its own data, and replies.
+"""A site's process: it reads a request, works on its local data, and replies.
 
-Whatever goes wrong, the reply is one of a few fixed words. What an error says stays in the site's log, because it may
-quote a sample. All that leaves is written down in ``sent.jsonl``, before it leaves.
+A reply to a failure is one of a few fixed words; the error itself, which may quote a sample, stays in the site's log.
+Every reply is written to ``sent.jsonl`` before it leaves.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _WORDS: tuple[tuple[type[Exception], Reason], ...] = (
 
 
 class Attendant:
-    """A site's folder, and what was read of it so far; it answers one request after the other."""
+    """Answers requests one after another; keeps what it has read of the site's folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()  # "." has no name
@@ -75,11 +75,11 @@ class Attendant:
         self.site = SiteFolder(self.folder)
 
     def answer(self, data: bytes) -> bytes:
-        """The reply to a request, which is written down before it leaves.
+        """The reply to a request, which is logged before it leaves.
 
         Raises:
-            DiskError: it could not be written down, so it does not leave.
-            DamagedError: what was written down before is damaged, so it does not leave.
+            DiskError: the log could not be written, so the reply does not leave.
+            DamagedError: the log is damaged, so the reply does not leave.
         """
         state = self.folder / STATE
         files.make_folder(state)
@@ -108,10 +108,10 @@ class Attendant:
             return sent
 
     def turns(self) -> Turns:
-        """What the site was asked in the run, and what it replied."""
+        """The requests of the run and the site's replies to them."""
         return Turns(self.folder / STATE / self.site.setup.run)
 
-    # What is asked --------------------------------------------------------------------------------
+    # Requests --------------------------------------------------------------------------------------
 
     def _reply(self, request: Request, turns: Turns | None) -> Reply:
         if request.site != (mine := self.site.settings.name):
@@ -126,7 +126,7 @@ class Attendant:
         return self._join(turns) if isinstance(request, Join) else self._work(request, turns)
 
     def _join(self, turns: Turns) -> Joined:
-        """Take part in a run, whose coordinator has been started."""
+        """Take part in a run."""
         self._check_policy()
         packages = environment().packages
         samples = sum(len(client.train) for client in self._loaded().clients)
@@ -138,7 +138,7 @@ class Attendant:
         )
 
     def _work(self, work: Work, turns: Turns) -> Done:
-        """Score a model, then carry out an order."""
+        """Score a model, then work on an order."""
         order, model, scored = work.order, work.score, work.position - (work.order is not None)
         if work.session != turns.session:
             raise CannotError("session", f"The session {work.session} is not the newest, {turns.session}.")
@@ -172,7 +172,7 @@ class Attendant:
         return without(done, self.site.settings.refuse)  # which may be stricter than when a reply was kept
 
     def _answered(self, site: Site, store: Versions, order: Order, turns: Turns, turn: Turn) -> Done:
-        """Carry out an order, with what the client has kept of the rounds before."""
+        """Work on an order, with the client's state of earlier rounds."""
         self._check_policy()
         _check_kept(site, order, turns, turn)
         with open_engine(self.site.engine) as engine:
@@ -191,7 +191,7 @@ class Attendant:
         return Done(self.site.settings.name, answer)
 
     def _scored(self, site: Site, order: Order, turns: Turns, turn: Turn) -> Done:
-        """Score what an order brings on every environment whose model can be made here."""
+        """Score the model of an order on every environment for which this site can build it."""
         _check_kept(site, order, turns, turn)
         client, stage = self.site.client, self.site.setup.find(order.stage, order.exchange)[0]
         if self._ends_with(order):
@@ -221,10 +221,7 @@ class Attendant:
         return order.stage == last.name and (order.round == last.rounds or self.site.setup.train.patience != "off")
 
     def _check_policy(self) -> None:
-        """Refuse a run that needs what this site does not send, or scores more models than this site does.
-
-        A held-out site, which never trains, is asked for no tensor.
-        """
+        """Refuse a run that needs a message or score that the site's policy forbids; a held-out site sends no tensor."""
         declared, most = models_scored(self.site.setup), self.site.settings.max_models
         if most and declared > most:
             why = f"The run scores {declared} models; max_models = {most} in site.toml."
@@ -250,7 +247,7 @@ class Attendant:
     # What is written down -------------------------------------------------------------------------
 
     def _failure(self, error: Exception) -> Failed:
-        """What is said of an error; all of it goes to the log."""
+        """The fixed word for an error, whose text goes to the log."""
         site = self._name()
         if isinstance(error, CannotError):
             self.log("refused", str(error))
@@ -268,7 +265,7 @@ class Attendant:
             return ""
 
     def _write_down(self, request: Request | None, reply: Reply, data: bytes) -> None:
-        """A line in the list of all that left, and one in the log."""
+        """Append a line to the list of sent messages, and to the log."""
         order = request.order if isinstance(request, Work) else None
         what = {Joined: "join", Done: "score" if order is None else "answer", Failed: "failure"}[type(reply)]
         run = "" if request is None else request.run
@@ -304,10 +301,10 @@ def _check_finite(state: ClientState | None) -> None:
 
 
 def _score(row: Mapping[str, Any]) -> SiteScore:
-    """A row of a record, with no more decimals than a table has: all of them would tell much about the samples.
+    """A row of a record with rounded scores: more decimals would reveal more about the samples.
 
     Raises:
-        DivergedError: the loss is none.
+        DivergedError: the loss is not finite.
     """
     loss = row["loss"]
     if not loss <= MOST_LOSS:  # nan is not, either

@@ -1,8 +1,8 @@
-"""A run as the coordinator's machine carries it out: rounds, records and checkpoints, over whatever link there is.
+"""A run on the coordinator's machine: rounds, records and checkpoints, over any link.
 
-Its folder is that of a simulation's run. Each message costs seconds, so a model is scored in the message that brings
-the next order; a record is therefore written when the next round's answers are there, and only the last needs a
-message of its own. With ``train.patience`` every record does, as there may be no next round.
+The run folder is the same as a simulation's. Each message costs seconds, so a model is scored in the message with the
+next order; a record is therefore written when the next round's answers have arrived, and only the last record needs an
+extra message. With ``train.patience`` every record does, as there may be no next round.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _ADVICE: Mapping[Reason, str] = {  # about a site that cannot take part
 
 
 def coordinate(folder: Path, link: Link, progress: Progress) -> Run:
-    """Carry out the run of a coordinator's folder, or carry it on from its last checkpoint.
+    """Run the experiment of a coordinator's folder, or resume it from its last checkpoint.
 
     Raises:
-        FedshiftError: a site refuses, too few are connected, or the run cannot go on; the message names who and why.
+        FedshiftError: a site refuses, too few are connected, or the run cannot continue; the message has the reasons.
     """
     agreement = Agreement.read(folder)
     run = Run(folder / RUNS / agreement.run)
@@ -70,11 +70,11 @@ def coordinate(folder: Path, link: Link, progress: Progress) -> Run:
 
 
 class _GoesBackError(Exception):
-    """The coordinator begins again from an earlier checkpoint."""
+    """The coordinator restarts from an earlier checkpoint."""
 
 
 class _FederatedRun:
-    """A run under way."""
+    """A run in progress."""
 
     def __init__(
         self, agreement: Agreement, setup: Setup, folder: Run, link: Link, engine: Engine, progress: Progress
@@ -83,7 +83,7 @@ class _FederatedRun:
         self.read = agreement.parts_of_model(setup)
         self.sites = agreement.federation.sites
         self.called = f"Flower with {len(self.sites)} sites"  # in timings.jsonl
-        self.scoring: Scoring | None = None  # of the model that waits for scores, if one does
+        self.scoring: Scoring | None = None  # of the model that waits for scores, if any
         self.scored: Weights | None = None  # that model's
         self._go_back()
         coordinator = self.coordinator
@@ -104,7 +104,7 @@ class _FederatedRun:
         return self.coordinator.position
 
     def carry_out(self) -> None:
-        """Round after round to the end, which may be reached from an earlier checkpoint."""
+        """Run to the end, if necessary from an earlier checkpoint."""
         roster = Roster(self.agreement.folder / ROSTER / self.agreement.run)
         try:
             while True:
@@ -124,7 +124,7 @@ class _FederatedRun:
         self.display.end()
 
     def _go_on(self) -> None:
-        """Carry out the rounds that are left."""
+        """Run the remaining rounds."""
         if self.scoring is not None or self.position < len(self.coordinator.schedule):
             self._join()
         while self.position < len(self.coordinator.schedule):
@@ -140,12 +140,13 @@ class _FederatedRun:
         return 1 if least == "all" else math.ceil(least * asked)
 
     def _join(self) -> None:
-        """Ask every site whether it can take part.
+        """Check that every site can take part.
 
-        Before a run begins, whatever is wrong with a site is mended first. Later only what no site could mend ends it.
+        Before the first round any problem of a site must be fixed; later only problems that no site can fix end the
+        run.
 
         Raises:
-            FedshiftError: one refuses; the message names each with its reason.
+            FedshiftError: a site refuses; the message names each with its reason.
         """
         strict = self.setup.train.min_answers == "all"
         fewest = len(self.sites) if strict and not self.position else self._fewest(len(self.sites))
@@ -166,7 +167,7 @@ class _FederatedRun:
     # A round --------------------------------------------------------------------------------------
 
     def _round(self) -> None:
-        """Carry out the next round, and save what came of it."""
+        """Run the next round and save its result."""
         round, started = self.coordinator.next_round, time.perf_counter()
         self.display.begin_round(round)
         asking = self.coordinator.round()
@@ -183,7 +184,7 @@ class _FederatedRun:
                     else:
                         request = asking.send(served)
                     continue
-                if orders:  # whose answers are merged now
+                if orders:  # the exchange whose answers are aggregated now
                     journal.add(place - 1, orders, received)
                 orders, received = request, journal.read(place, request) or self._order(round, request)
                 request, place = asking.send(received), place + 1
@@ -207,7 +208,7 @@ class _FederatedRun:
             self._note_scores(replies)
 
     def _order(self, round: Round, orders: Sequence[Order]) -> list[Received]:
-        """What comes of orders; a model that is to be scored goes along."""
+        """Send orders, together with a model to score, and return the answers."""
         names = self.coordinator.names
         by_site = {names[order.client]: order for order in orders}
         scored = self.scoring.orders if self.scoring else {}
@@ -221,12 +222,12 @@ class _FederatedRun:
         return [as_received(order, names[order.client], replies[names[order.client]]) for order in orders]
 
     def _judge(self, came: Mapping[str, Came], exchange: str = "") -> None:
-        """Hear from sites whether they can work with the newest model, and go back where most of them cannot.
+        """Go back to a checkpoint if most sites report that the newest model is broken.
 
-        The site whose answer was the largest has no say against that.
+        The site with the largest update has no vote.
 
         Args:
-            came: what came of requests with the model.
+            came: the results of requests with the model.
             exchange: the exchange, if the requests had an order.
         """
         worked = {site for site, each in came.items() if isinstance(each, Done) and (each.answer or each.scores)}
@@ -242,7 +243,7 @@ class _FederatedRun:
                 self.members.tell("coordinator", "goes back", why)
                 Journal(self.folder.path, self.position).remove(this_too=True)
                 self.doubts.go_back(suspect)
-                sound = self.doubts.sound  # whose checkpoint becomes the newest
+                sound = self.doubts.sound  # the position whose checkpoint becomes the newest
                 self.recorder.amend(sound, self.recorder.saved[sound].host | {"doubts": self.doubts.model_dump()})
                 self.recorder.keep_only(sound)
                 raise _GoesBackError
@@ -251,9 +252,9 @@ class _FederatedRun:
             self.doubts.works(self.position)
 
     def _check_refusals(self, came: Mapping[str, Came]) -> None:
-        """Raise an error where most sites refuse their orders, as they would refuse all that follow.
+        """Raise an error if most sites refuse their orders, since they would refuse the next ones as well.
 
-        Where a round is repeated they may: a site that answered an order of it refuses the one that takes its place.
+        In a repeated round they may: a site that answered an order of it refuses its replacement.
         """
         for site, each in came.items():
             if isinstance(each, Failed) and each.reason == "order":
@@ -264,8 +265,8 @@ class _FederatedRun:
             name = self.agreement.run
             raise FedshiftError(
                 f"{', '.join(sorted(self.refusing))} refuse the orders of round {self.position + 1} of the run: a site "
-                "answers one order at each position, and they have answered others, as where the coordinator's folder "
-                f"of the run was removed or is an old copy. To begin the run once more, ask each site to move its "
+                "answers one order at each position, and they have answered others, for example because the folder "
+                f"of the run was removed or is an old copy. To restart the run, ask each site to move its "
                 f"'state/{name}' away, and remove '{ROSTER}/{name}' here."
             )
 
@@ -276,7 +277,7 @@ class _FederatedRun:
         return Work(**self.members.address(site), position=number, saved=saved, order=order, score=score)
 
     def _note_scores(self, came: Mapping[str, Came]) -> None:
-        """Complete the record that waits for scores, if one does."""
+        """Complete the record that waits for scores, if any."""
         scoring, self.scoring = self.scoring, None
         if scoring is None:
             return
@@ -285,16 +286,16 @@ class _FederatedRun:
             self.recorder.record(record, self.scored)
             self.display.evaluated(record)
         else:
-            why = f"after round {record['round']}: nobody has scored validation and test environments"
+            why = f"after round {record['round']}: no site scored validation and test environments"
             self.members.tell("coordinator", "not scored", why)
             self.coordinator.missing[:0] = record.get("missing", [])  # which the next record has then
         if self.position in self.recorder.saved:
             self.recorder.amend(self.position, self._host(), recorded=True)
 
-    # Going on later -------------------------------------------------------------------------------
+    # Resuming --------------------------------------------------------------------------------------
 
     def _go_back(self) -> None:
-        """Go back to the newest checkpoint; before the first round one is written, to which a run can go back."""
+        """Return to the newest checkpoint; before the first round a checkpoint is written, so there is always one."""
         checkpoint, federation = self.folder.checkpoint, self.agreement.federation
         self.samples = dict[int, int]()  # of the clients that have joined
         limits = Limits(federation.norm_factor, self.samples)
@@ -308,7 +309,7 @@ class _FederatedRun:
             why = "with its answer, the largest of its cohort, most sites could not work with the model"
             self.coordinator.left_out = {(suspect.position, suspect.exchange, suspect.client): why}
         Journal(self.folder.path, self.position).remove()
-        pending = host.get("pending")  # the record of the model that waits for scores, if one does
+        pending = host.get("pending")  # the record of the model that waits for scores, if any
         self.scoring = Scoring.of(pending, self.coordinator, self.agreement) if pending else None
         self.scored = current_weights(self.coordinator, self.read) if self.position else None
         if checkpoint is None:
@@ -326,8 +327,8 @@ class _FederatedRun:
         Journal(self.folder.path, self.position).remove()
 
     def _notes(self) -> list[str]:
-        """What a reader of the results must know."""
-        notes = [f"Carried out by {len(self.sites)} sites, each with its own data: {', '.join(self.sites)}."]
+        """Notes for readers of the results."""
+        notes = [f"Run by {len(self.sites)} sites, each on its local data: {', '.join(self.sites)}."]
         if kept := sorted(name for name in self.read if self.setup.parts[name].scope == "client"):
             notes.append(f"{', '.join(kept)} of each model stayed at its site; the weights here are what sites share.")
         if factor := self.agreement.federation.norm_factor:
@@ -337,7 +338,7 @@ class _FederatedRun:
             notes.append("No site has scored both validation and test environments, so there is no record.")
         elif lacking := records[-1].get("unscored"):
             names = ", ".join(sorted({each["site"] for each in lacking}))
-            notes.append(f"The last evaluation lacks scores of {names}; records.jsonl says why.")
+            notes.append(f"The last evaluation lacks scores of {names}; records.jsonl has the reasons.")
         notes += [*self.setup.notes_on_rates, *self.setup.method.notes(self.coordinator.state)]
         return [*notes, *notes_on_collapse(self.setup, self.agreement.blueprint, records)]
 

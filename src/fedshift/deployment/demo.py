@@ -1,4 +1,4 @@
-"""A federation on one machine: a demonstration by real processes, and any run as a simulation, with the same bits."""
+"""A federation on one machine: a demonstration with real processes, and any run as a simulation with the same bits."""
 
 from __future__ import annotations
 
@@ -55,30 +55,23 @@ SECONDS_TO_WAIT = 120.0  # for a site
 
 
 def members(sites: int) -> dict[str, float]:
-    """The sites' names, and by how many degrees the digits of each are turned."""
+    """The sites' names, and by how many degrees the digits of each are rotated."""
     return dict(zip(CITIES[:sites], ANGLES[:sites], strict=True))
 
 
 def experiment(method: str, rounds: int) -> Experiment:
-    """What is carried out.
-
-    Raises:
-        FedshiftError: there is no such method, or it cannot work with this.
-    """
+    """The demonstration's experiment."""
     return Experiment.from_table(
         {**EXPERIMENT, "method": {"name": method}, "train": {**EXPERIMENT["train"], "rounds": rounds}}
     )
 
 
 def planned_demo(experiment: Experiment, sites: Mapping[str, float]) -> Planned:
-    """All files of the demonstration's federation, with the samples of each site in its own folder.
+    """All files of the demonstration's federation, with each site's samples in its folder.
 
     Args:
-        experiment: what :func:`experiment` gave.
-        sites: as :func:`members` says.
-
-    Raises:
-        FedshiftError: sites cannot carry the experiment out, or the extra 'flower' is not installed.
+        experiment: from :func:`experiment`.
+        sites: from :func:`members`.
     """
     data = RotatedMNIST(angles=tuple(sites.values()), images_per_class=IMAGES_PER_CLASS * len(sites)).load(
         Streams(experiment.seed)
@@ -107,15 +100,15 @@ def _written(x: Tensor, y: Tensor, classes: Sequence[str]) -> bytes:
 
 
 def carry_out(folder: Path, say: Callable[[str], None], console: Console) -> Run:
-    """Start the processes of a federation whose members all lie in one folder, carry out its run, and end them.
+    """Start the processes of a federation whose folders are all here, run it, and end them.
 
     Args:
-        folder: the federation's.
-        say: takes a line on what is started.
-        console: where the run is shown.
+        folder: the federation's folder.
+        say: receives a line for each started process.
+        console: shows the run.
 
     Raises:
-        FedshiftError: a process or the run has ended too early; the message says where its log is.
+        FedshiftError: a process or the run ended too early; the message names its log.
     """
     with Processes(folder) as started:
         sites, address = started.federation.sites, started.federation.address
@@ -149,11 +142,11 @@ def carry_out(folder: Path, say: Callable[[str], None], console: Console) -> Run
 
 
 def rehearse(folder: Path, progress: Progress) -> Run:
-    """Carry out the run of a federation's folder with the sequential engine, in its folder ``rehearsal``.
+    """Run a federation's folder with the sequential engine, in its folder ``rehearsal``.
 
     Args:
-        folder: the federation's, with those of the coordinator and of all sites in it.
-        progress: hears of it.
+        folder: the federation's, with the coordinator's and all sites' folders in it.
+        progress: receives the progress events.
 
     Raises:
         FedshiftError: a site's folder or data are missing or wrong.
@@ -180,25 +173,17 @@ def rehearse(folder: Path, progress: Progress) -> Run:
 
 
 def carried_out(folder: Path) -> Run:
-    """The folder of the run that a federation's coordinator carries out, which may not have begun.
-
-    Raises:
-        FedshiftError: it is no federation's folder.
-    """
+    """The folder of the run of a federation's coordinator, which may not have started."""
     if not (folder / COORDINATOR).is_dir():
         raise FedshiftError(
             f"'{folder}' has no folder {COORDINATOR}: give a federation's, as `fedshift federation init` makes it, "
-            f"with those of all its sites in {folder / SITES}."
+            f"with all its sites' folders in {folder / SITES}."
         )
     return Run(folder / COORDINATOR / RUNS / Agreement.read(folder / COORDINATOR).run)
 
 
 def difference(one: Run, other: Run) -> float:
-    """How far numbers of the final tensors that two finished runs both have are apart at most; 0.0: they are equal.
-
-    Raises:
-        FedshiftError: a run is not finished, or its weights are damaged.
-    """
+    """The largest absolute difference between final tensors that two finished runs share; 0.0: they are equal."""
     ours, theirs = one.weights, other.weights
     both = ((ours[name].double() - theirs[name].double()).abs() for name in ours.keys() & theirs.keys())
     return max(float(apart.max()) for apart in both if apart.numel())

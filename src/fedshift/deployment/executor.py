@@ -1,8 +1,8 @@
-"""Carries out Flower's tasks with the fedshift that is installed here. An app that Flower brings is never run.
+"""Executes Flower's tasks with the installed fedshift. An app that Flower delivers is never executed.
 
-Flower's SuperLink and SuperNode hand out tasks to whoever knows their secret, and start nothing themselves
-(``--isolation process``). A site answers every message in this one process. The coordinator starts a process for each
-run. What goes wrong beyond an answer ends the process, which its supervisor starts again.
+Flower's SuperLink and SuperNode offer tasks to any process that knows their secret, and start no process themselves
+(``--isolation process``). A site answers every message in this one process; the coordinator starts a process for each
+run. Any error other than an answer ends the process, and its supervisor restarts it.
 
     python -m fedshift.deployment.executor site FOLDER 127.0.0.1:9094 FILE-OF-THE-SECRET
     python -m fedshift.deployment.executor coordinator FOLDER 127.0.0.1:8001 FILE-OF-THE-SECRET
@@ -49,11 +49,11 @@ SECONDS_BETWEEN_ASKING = {"site": 0.3, "coordinator": 1.0}
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 FOREIGN = "The run was started with another app than fedshift's. Nothing of it was run."
 UNANSWERED = "The site could not answer; its logs show why."
-TASKS = {"site": TaskType.CLIENT_APP, "coordinator": TaskType.SERVER_APP}  # no others are ever asked for
+TASKS = {"site": TaskType.CLIENT_APP, "coordinator": TaskType.SERVER_APP}  # no other kinds are requested
 
 
 def main() -> None:
-    """Carry out tasks until this process is ended."""
+    """Execute tasks until this process is ended."""
     role, place, address, *secret = sys.argv[1:]
     folder = Path(place).resolve()
     if role == "run":
@@ -68,14 +68,14 @@ def main() -> None:
 
 
 def carry_out_tasks(role: str, folder: Path, address: str, secret: bytes, task: Callable[[str], None]) -> None:
-    """Ask for tasks, one after the other, and carry each out.
+    """Request tasks and execute them one after another.
 
     Args:
-        role: "site" or "coordinator", of whose kind tasks are.
-        folder: the member's.
+        role: "site" or "coordinator", the kind of tasks.
+        folder: the member's folder.
         address: of the SuperNode or the SuperLink, which has TLS.
-        secret: what it was started with.
-        task: takes the token of one task.
+        secret: the secret that it was started with.
+        task: executes the task of a token.
     """
     signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={ACQUIRE})
     client = _client(folder, address, signed, tls=role == "coordinator")
@@ -91,7 +91,7 @@ def carry_out_tasks(role: str, folder: Path, address: str, secret: bytes, task: 
 
 
 def answer_message(attendant: Attendant, address: str, token: str) -> None:
-    """Answer the message of a task; whatever is wrong, the coordinator gets a fixed text."""
+    """Answer the message of a task; any error becomes a fixed text."""
     from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
     client = _client(attendant.folder, address, RuntimeTokenHttpInterceptor(token), tls=False)
@@ -119,8 +119,8 @@ def attend(attendant: Attendant, message: Message, app: bytes) -> Message:
         app: the app bundle that the run was started with.
 
     Raises:
-        FedshiftError: there is no answer, since the bundle is another app's (which the site's log says), the message
-            is no request, or a file of the folder cannot be read or written. The text may leave the site.
+        FedshiftError: there is no answer, since the bundle is another app's (logged at the site), the message is not a
+            request, or a file of the folder cannot be read or written. The text may leave the site.
     """
     try:
         if not is_ours(app):
@@ -136,15 +136,15 @@ def attend(attendant: Attendant, message: Message, app: bytes) -> Message:
 
 
 def carry_out(folder: Path, grid: Grid, app: bytes) -> None:
-    """Carry out the run of a coordinator's folder; standard error shows how far it is.
+    """Run the experiment of a coordinator's folder, with progress on standard error.
 
     Args:
-        folder: the coordinator's.
-        grid: Flower's way to the sites.
+        folder: the coordinator's folder.
+        grid: Flower's connection to the sites.
         app: the app bundle that the run was started with.
 
     Raises:
-        FedshiftError: the bundle is another app's, or the run cannot go on.
+        FedshiftError: the bundle is another app's, or the run cannot continue.
     """
     from fedshift.deployment.coordinate import coordinate
     from fedshift.reporting.live import LiveProgress
@@ -158,11 +158,11 @@ def carry_out(folder: Path, grid: Grid, app: bytes) -> None:
 
 def start_run(folder: Path, address: str, token: str) -> None:
     command = with_parent(["-m", "fedshift.deployment.executor", "run", str(folder), address])
-    subprocess.run(command, input=f"{token}\n".encode(), check=False)  # Flower has been told what came of it
+    subprocess.run(command, input=f"{token}\n".encode(), check=False)  # Flower has the result
 
 
 def carry_out_run(folder: Path, address: str, token: str) -> None:
-    """Carry out the run of a task in this process; what it prints is shown by ``flwr log``."""
+    """Execute the run of a task in this process; ``flwr log`` shows its output."""
     from flwr.common.serde import context_from_proto, fab_from_proto, run_from_proto
     from flwr.supercore.logger import flush_logs, mirror_output_to_queue, start_log_uploader, stop_log_uploader
     from flwr.supercore.task_identity import TaskIdentity
@@ -172,7 +172,7 @@ def carry_out_run(folder: Path, address: str, token: str) -> None:
     mirror_output_to_queue(printed)
     authority = (folder / AUTHORITY).read_bytes()
     grid = HttpGrid(runtime_api_address=address, insecure=False, root_certificates=authority, token=token)
-    client = grid._runtime_client  # of which Flower's own program takes the task's input and output, too
+    client = grid._runtime_client  # Flower's program reads the task's input and writes its output in the same way
     with _heartbeats(client):
         task = client.PullTaskInput(PullTaskInputRequest())
         context, run = context_from_proto(task.context), run_from_proto(task.run)
@@ -183,7 +183,7 @@ def carry_out_run(folder: Path, address: str, token: str) -> None:
         try:
             carry_out(folder, grid, fab_from_proto(task.fab).content)
         except FedshiftError as error:
-            print(f"Error: {error}", file=sys.stderr)  # noqa: T201  # for whoever started the run
+            print(f"Error: {error}", file=sys.stderr)  # noqa: T201  # for the user who started the run
             status, why = SubStatus.FAILED, str(error)
         except Exception as error:
             traceback.print_exception(error)
@@ -198,13 +198,13 @@ def carry_out_run(folder: Path, address: str, token: str) -> None:
 
 
 def _client(folder: Path, address: str, who: Any, tls: bool) -> RuntimeHttpClient:
-    """A connection to where tasks are handed out.
+    """A connection to the process that offers tasks.
 
     Args:
-        folder: the member's.
+        folder: the member's folder.
         address: host:port.
-        who: adds to a request what shows who asks.
-        tls: whether it is encrypted, as the SuperLink's is; a SuperNode's never leaves its machine.
+        who: adds credentials to a request.
+        tls: whether it is encrypted, as the SuperLink's is; a SuperNode's stays on its machine.
     """
     return RuntimeHttpClient.from_server_address(
         server_address=address,
@@ -217,7 +217,7 @@ def _client(folder: Path, address: str, who: Any, tls: bool) -> RuntimeHttpClien
 
 @contextmanager
 def _heartbeats(client: RuntimeHttpClient) -> Iterator[None]:
-    """Tell Flower that a task is under way; where Flower has given it up, this process is interrupted."""
+    """Send Flower heartbeats of a task; if Flower has dropped the task, interrupt this process."""
     sender = HeartbeatSender(make_task_heartbeat_fn_http(client))
     sender.start()
     try:

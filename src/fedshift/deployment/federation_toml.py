@@ -1,4 +1,4 @@
-"""federation.toml, which is the same at every member: who takes part, what a sample is, how long is waited for whom."""
+"""federation.toml, which is the same at every member: the members, the form of a sample, and deadlines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Megabytes = Annotated[int, Ge(1), Le(2000)]
 
 
 class FederationSettings(Spec):
-    """federation.toml: who takes part, what a sample is, and how long is waited for whom."""
+    """federation.toml: the members, the form of a sample, and deadlines."""
 
     section: ClassVar[str] = FEDERATION
 
@@ -45,35 +45,31 @@ class FederationSettings(Spec):
     shape: tuple[int, ...] = setting(help="the shape of a sample, such as [1, 28, 28]")
     classes: tuple[str, ...] = setting(help="the classes' names; a site may lack some")
     columns: tuple[tuple[str, ...], ...] = setting(
-        (), help="of a table that is prepared, each column's name, and after it the categories of one that is no number"
+        (), help="for a prepared table, each column's name, followed by its categories if it is not numeric"
     )
     address: str = setting(help="host and port at which sites reach the coordinator's SuperLink")
     deadline: Seconds = setting(600.0, help="seconds that sites have for an exchange; a later answer is not merged")
     wait: Seconds = setting(600.0, help="seconds that the coordinator waits for sites to connect before a run")
     largest: Megabytes = setting(1000, help="megabytes of a message at most")
     environments: tuple[str, ...] = setting(
-        (), help="the environments that every site scores, where the data bring their own; none: each site's is its own"
+        (),
+        help="the environments that every site scores, if the data define them; empty: one, a site's data",
     )
     norm_factor: NonNegative = setting(
         20.0, help="how many times the median norm of its cohort an update may have to be merged; 0: any"
     )
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            FedshiftError: one is wrong.
-        """
         super().__post_init__()
         for kind, names in (("site", self.sites), ("class", self.classes), ("environment", self.environments)):
             check_spelling(kind, dict.fromkeys(names, "in federation.toml"))
         if len(set(self.sites)) < len(self.sites) or not self.sites:
-            raise FedshiftError(f"sites = {list(self.sites)}: give at least one site, each once.")
+            raise FedshiftError(f"sites = {list(self.sites)}: list at least one site, each once.")
         if self.name in TAKEN:
             raise FedshiftError(f"'{self.name}' means something else to Flower; give the federation another name.")
         if 0 < self.norm_factor <= 1:
             raise FedshiftError(
-                f"norm_factor = {self.norm_factor:g} in federation.toml would leave out every update above the median: "
+                f"norm_factor = {self.norm_factor:g} in federation.toml would exclude every update above the median: "
                 "give a factor above 1, such as 20, or 0 for no comparison."
             )
         if len(self.classes) < 2 or not self.shape or min(self.shape) < 1:
@@ -87,14 +83,11 @@ class FederationSettings(Spec):
 
 
 def read_federation(folder: Path, required: Sequence[str] = ()) -> FederationSettings:
-    """Read a member's federation.toml; its experiment, which plugins may be part of, is not read.
+    """Read a member's federation.toml without its experiment, which may include plugins.
 
     Args:
-        folder: the member's.
-        required: files that the member's processes need in it, besides Flower.
-
-    Raises:
-        FedshiftError: a file is missing, or wrong.
+        folder: the member's folder.
+        required: further files that the member's processes need in it.
     """
     if required:
         with needs("flower", "A federation"):
@@ -107,11 +100,7 @@ def read_federation(folder: Path, required: Sequence[str] = ()) -> FederationSet
 
 
 def read_member_file(path: Path) -> dict[str, Any]:
-    """A file of a member's folder.
-
-    Raises:
-        FedshiftError: it is missing, or no TOML.
-    """
+    """The tables of a TOML file in a member's folder."""
     if not path.is_file():
         raise FedshiftError(
             f"'{path}' does not exist: give the folder of a member, as `fedshift federation init` makes them."

@@ -1,6 +1,6 @@
-"""Flower as the link between a coordinator and its sites: requests and replies travel in its messages.
+"""Flower as the link between a coordinator and its sites: its messages carry requests and replies.
 
-An app that ``flwr run`` sends is compared with the one that is installed here; no code of an app is ever run.
+An app that ``flwr run`` sends is compared with the installed one; its code is never executed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ ONLINE = "online"
 APP = Path(__file__).with_name("app")
 SETTINGS, CODE = "pyproject.toml", "fedshift_federation.py"
 MANIFEST = ".info/CONTENT"  # digests of the other two, which Flower's builder adds
-LARGEST = 10_000  # bytes of a file that is looked at
+LARGEST = 10_000  # bytes of a file that are compared
 
 
 @dataclass(frozen=True)
 class Away:
-    """That no reply came from a site: ``what`` is one word, such as "offline", ``why`` more, if more is known."""
+    """No reply came from a site: ``what`` is one word, such as "offline", ``why`` a reason, if known."""
 
     what: str
     why: str = ""
@@ -40,28 +40,24 @@ class Away:
         return f"{self.what}: {self.why}" if self.why else self.what
 
 
-# What comes of a reply whose upload a broken connection ended.
+# Flower's errors for a reply whose upload was interrupted.
 LOST = Away("failed", "message unavailable")
 
 
 class Link(Protocol):
-    """Carries requests to sites and their replies back."""
+    """Sends requests to sites and receives their replies."""
 
     def online(self) -> set[str]:
-        """The sites that are connected now, each known by its registered key."""
+        """The connected sites, identified by their registered keys."""
 
     def exchange(self, requests: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes | Away]]:
-        """Send each site its request; what came of each, as it comes, and of all after ``deadline`` seconds at most."""
+        """Send each site its request; yield each site's reply or failure as it arrives, within ``deadline`` seconds."""
 
 
 def is_ours(bundle: bytes) -> bool:
-    """Whether an app bundle of Flower is made of the app that is installed here.
+    """Whether a Flower app bundle equals the installed app.
 
-    Contents are compared, not archives: an archive's bytes depend on the compression library of whoever packed it, and
-    Flower writes the settings anew.
-
-    Args:
-        bundle: what came, which may be anything.
+    Contents are compared, not archives, since archives depend on the compression library and Flower rewrites settings.
     """
     try:
         with ZipFile(BytesIO(bundle)) as archive:
@@ -75,7 +71,7 @@ def is_ours(bundle: bytes) -> bool:
 
 
 def content(data: bytes) -> Any:
-    """A message's bytes as a Flower record, which sends long ones in pieces."""
+    """A message's bytes as a Flower record, in pieces if long."""
     with needs("flower", "A federation"):
         from flwr.app import Array, ArrayRecord, RecordDict
 
@@ -86,7 +82,7 @@ def data_of(message: Any) -> bytes:
     """The bytes of a Flower message.
 
     Raises:
-        FedshiftError: it is none of fedshift's.
+        FedshiftError: the message is not fedshift's.
     """
     try:
         data = message.content.array_records[RECORD][ARRAY].data
@@ -96,14 +92,14 @@ def data_of(message: Any) -> bytes:
 
 
 def sites_by_key(folder: Path, sites: Sequence[str]) -> dict[str, str]:
-    """The sites' names by their public keys, as a node of Flower has them.
+    """The sites' names by public key, as Flower nodes have them.
 
     Args:
         folder: the coordinator's folder of public keys, ``<site>.pub`` each.
-        sites: the federation's, each of which has its key there.
+        sites: the federation's sites.
 
     Raises:
-        FedshiftError: a site's key is missing, cannot be read or is another's too, or a key is that of no site.
+        FedshiftError: a site's key is missing, unreadable or used by another site, or a key belongs to no site.
     """
     present = {file.stem for file in folder.glob("*.pub")}
     if missing := [site for site in sites if site not in present]:
@@ -113,7 +109,7 @@ def sites_by_key(folder: Path, sites: Sequence[str]) -> dict[str, str]:
         )
     if others := sorted(present.difference(sites)):
         raise FedshiftError(
-            f"'{folder}' holds {', '.join(f'{name}.pub' for name in others)}, but the federation's sites are "
+            f"'{folder}' contains {', '.join(f'{name}.pub' for name in others)}, but the federation's sites are "
             f"{', '.join(sites)}: take the file away, or give it the name of its site."
         )
     found: dict[str, str] = {}
@@ -121,23 +117,21 @@ def sites_by_key(folder: Path, sites: Sequence[str]) -> dict[str, str]:
         other = found.setdefault(read_public_key(folder / f"{site}.pub").decode().strip(), site)
         if other != site:
             raise FedshiftError(
-                f"'{folder}' has the same key in {other}.pub and {site}.pub: a site is its key, so each needs its own."
+                f"'{folder}' has the same key in {other}.pub and {site}.pub: each site needs a separate key."
             )
     return found
 
 
 class FlowerLink:
-    """The SuperNodes of a Flower grid, each known by its registered key."""
+    """The SuperNodes of a Flower grid, identified by their registered keys."""
 
     def __init__(self, grid: Any, sites: Mapping[str, str]) -> None:
         self._grid, self._sites = grid, sites
 
     def online(self) -> set[str]:
-        """The sites whose SuperNodes are connected now."""
         return set(self._nodes())
 
     def exchange(self, requests: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes | Away]]:
-        """Send each site its request; what came of each, as it comes, and of all after ``deadline`` seconds at most."""
         nodes, until = self._nodes(), time.monotonic() + deadline
         waiting: dict[str, str] = {}  # by the message's id
         for site, data in requests.items():
@@ -153,7 +147,7 @@ class FlowerLink:
                     continue
                 came = _came(reply)
                 again = self._send(self._nodes(), site, requests[site], left) if came == LOST else came
-                if isinstance(again, str):  # a site keeps its reply, so it gives the same once more
+                if isinstance(again, str):  # a site keeps its reply, so it sends the same again
                     waiting[again] = site
                 else:
                     yield site, again
@@ -163,7 +157,7 @@ class FlowerLink:
             yield site, Away("late", f"no answer within {deadline:g} seconds")
 
     def _send(self, nodes: Mapping[str, int], site: str, data: bytes, seconds: float) -> str | Away:
-        """Send a request, which may be answered for so many seconds; its number, or why it was not sent."""
+        """Send a request with its time limit in seconds; return its number, or the reason of the failure."""
         from flwr.app import Message
 
         if site not in nodes:
@@ -184,7 +178,7 @@ def _pem(key: bytes) -> str:
 
 
 def _came(reply: Any) -> bytes | Away:
-    """What a reply brings, or why there is none; the text of an error, which may quote a sample, is not passed on."""
+    """The content of a reply or the reason of a failure; an error's text, which may quote a sample, is dropped."""
     from flwr.common.constant import ErrorCode
 
     if not reply.has_error():

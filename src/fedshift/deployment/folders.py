@@ -1,7 +1,7 @@
-"""The folders of a federation: one for the coordinator and one for each site, with all that they need to begin.
+"""The folders of a federation: one for the coordinator and one for each site, with everything that they need to start.
 
-What is written is first put together in memory (:func:`planned`), then written beside its place and renamed
-(:func:`make`): there is all of it, or nothing.
+Files are planned in memory (:func:`planned`), then written next to their destination and renamed (:func:`make`), so
+that a federation's folder is complete or absent.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ DATA, PLUGINS, FILES = "data", "plugins", "files"  # folders of a member
 LEAVES = "what-leaves.md"
 IN_COMPOSE = "superlink"  # what containers call the coordinator's
 UNPRIVILEGED = "1000:1000"  # a user and group without rights, as the Dockerfile has them
-MIN_ANSWERS = 0.5  # of the sites that are asked; a round that fewer answer is not merged
+MIN_ANSWERS = 0.5  # of the cohort; a round with fewer answers is not aggregated
 
-Content = bytes | str | Path | None  # a file's; that of another file; none: an empty folder
+Content = bytes | str | Path | None  # a file's content; a source file to copy; None: an empty folder
 Planned = dict[str, Content]  # by the path in the federation's folder
 
 
 def for_institutions(experiment: Experiment, sample: Schema) -> Experiment:
-    """The experiment as institutions should carry it out.
+    """The experiment with defaults for institutions.
 
-    One that fails must not end the run: where train.min_answers is "all", as it is by default, it becomes
-    :data:`MIN_ANSWERS`. And what they read must be alike: inputs in columns are named, so that their order is the same.
+    ``train.min_answers = "all"``, by which one failing site would end the run, becomes :data:`MIN_ANSWERS`; and input
+    columns are named, so that every site uses the same order.
 
     Args:
-        experiment: as it is told.
-        sample: what :func:`schema` found of it.
+        experiment: the given experiment.
+        sample: from :func:`schema`.
     """
     data, train = experiment.data, experiment.train
     if isinstance(data, InputColumns) and not data.columns:
@@ -79,15 +79,15 @@ def planned(
     """All files of a federation, with new keys.
 
     Args:
-        federation: who takes part.
-        experiment: what is carried out. Its plugins, and local files that it names, are copied to every member; local
-            data are not, and looked for in each site's own folder.
+        federation: the members.
+        experiment: the experiment. Plugins and local files that it names are copied to every member; data files are
+            not, and are expected in each site's folder.
         domains: the domains of the data.
-        at_sites: what every site says of itself, as :class:`SiteSettings`; none: nothing.
+        at_sites: the settings of every site, as :class:`SiteSettings`, if any.
 
     Raises:
-        FedshiftError: sites cannot carry the experiment out, a file that it names cannot be
-            copied, or the extra 'flower' is not installed.
+        FedshiftError: sites cannot run the experiment, a file that it names cannot be copied, or the extra 'flower' is
+            not installed.
     """
     table, copies = _relative(experiment)
     agreement = Agreement(Path(), federation, experiment.table())
@@ -142,7 +142,7 @@ def planned(
             **common,
             SITE: commented(
                 SiteSettings(**{"name": site, "domains": own.get(site, ()), **(at_sites or {})}),
-                f"What {site} alone says of itself.",
+                f"Settings of {site} alone.",
             )
             + page("data.toml"),
             "keys/site.key": pair.private,
@@ -165,11 +165,11 @@ def planned(
 
 
 def make(folder: Path, files: Planned) -> None:
-    """Write a federation's folder, all of it or nothing; nobody else may read it.
+    """Write a federation's folder completely or not at all, readable by its owner only.
 
     Args:
-        folder: the federation's, which must not be there.
-        files: what :func:`planned` gave.
+        folder: the federation's folder, which must not exist.
+        files: from :func:`planned`.
 
     Raises:
         FedshiftError: the folder exists, or cannot be written.
@@ -185,14 +185,16 @@ def make(folder: Path, files: Planned) -> None:
             inner.chmod(0o700)  # each goes to another member, and keeps its mode
         temporary.rename(folder)
     except OSError as error:
-        raise DiskError(f"'{folder}' cannot be written: {error.strerror or error}. Nothing of it was made.") from error
+        raise DiskError(
+            f"'{folder}' cannot be written: {error.strerror or error}. No part of it was created."
+        ) from error
     finally:
         if temporary is not None and temporary.exists():
             shutil.rmtree(temporary)
 
 
 def check_new(folder: Path) -> None:
-    """Raise an error if there is something already where a federation's folder would be made."""
+    """Raise an error if the path of a new federation's folder exists."""
     if folder.exists() or folder.is_symlink():
         raise FedshiftError(f"'{folder}' exists. Choose another name, or another place (--to), or remove it first.")
 
@@ -208,11 +210,11 @@ def _write(path: Path, content: Content) -> None:
         write(path, content, private=path.suffix == ".key")
 
 
-# What may be asked for ---------------------------------------------------------------------------
+# Checks --------------------------------------------------------------------------------------------
 
 
 def _own_domains(experiment: Experiment, sites: Sequence[str], domains: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Which domain of data that need no file of the user's is whose, if there are enough; a site's name tells its."""
+    """The domain of each site for data that need no user's file, if there are enough."""
     by_itself = all(
         getattr(experiment.data, name) in ("", *words) for name, words in own_files(experiment.data).items()
     )
@@ -226,7 +228,7 @@ def _own_domains(experiment: Experiment, sites: Sequence[str], domains: Sequence
 
 
 def _relative(experiment: Experiment) -> tuple[dict[str, Any], Planned]:
-    """The experiment's table with local files named from a member's folder, and the files that go there."""
+    """The experiment's table with paths relative to a member's folder, and the files to copy there."""
     table = experiment.table()
     plugins, copies = _plugins(experiment)
     table["plugins"] = plugins
@@ -247,18 +249,16 @@ def _relative(experiment: Experiment) -> tuple[dict[str, Any], Planned]:
 
 
 def _plugins(experiment: Experiment) -> tuple[list[str], Planned]:
-    """The plugins' paths at a member, and their files there, with what they import from their folders.
-
-    Raises:
-        FedshiftError: two files would be one.
-    """
+    """The plugins' paths at a member, and their files there, with what they import from their folders."""
     names, found = list[str](), dict[str, Path]()
     for plugin in (Path(path).expanduser().resolve() for path in experiment.plugins):
         names.append(f"{PLUGINS}/{plugin.name}")
         for file in (plugin, *imported(plugin)):
             there = f"{PLUGINS}/{file.relative_to(plugin.parent).as_posix()}"
             if found.setdefault(there, file) != file:
-                raise FedshiftError(f"'{found[there]}' and '{file}' would both be {there} at the sites; rename one.")
+                raise FedshiftError(
+                    f"'{found[there]}' and '{file}' would both be {there} at the sites; rename one of them."
+                )
     return names, dict(found)
 
 
@@ -271,12 +271,7 @@ def _help_of_data(experiment: Experiment, table: Mapping[str, Any]) -> list[tupl
 
 
 def commented(settings: Spec, head: str) -> str:
-    """Settings as TOML with a comment for each; one that is at its default is a comment as well.
-
-    Args:
-        settings: the values.
-        head: what the file is, for its first line.
-    """
+    """Settings as TOML with a comment for each; defaults are commented out. The first line is ``head``."""
     lines = [f"# {head}"]
     for name, about in settings.settings().items():
         value = getattr(settings, name)
@@ -286,7 +281,5 @@ def commented(settings: Spec, head: str) -> str:
 
 
 def _written(table: Mapping[str, Any]) -> str:
-    head = (
-        "# What the federation carries out, with every setting: this file is the same at every member, but for [run]."
-    )
+    head = "# The federation's experiment, with every setting. The file is the same at every member, except for [run]."
     return f"{head}\n\n{tomli_w.dumps(table)}"

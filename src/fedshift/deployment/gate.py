@@ -1,8 +1,8 @@
-"""The gate: the one port of a federation, at which sites reach the coordinator's SuperLink.
+"""The gate: a federation's only port, through which sites reach the coordinator's SuperLink.
 
-Flower's SuperLink has the interface of its SuperNodes at the same port as those that start runs and register keys, and
-asks for no login there. So it listens on 127.0.0.1 only, and the gate passes on what SuperNodes ask with the key of a
-site, and nothing else. A request is judged by its first line and its headers, before any of its body is read.
+Flower's SuperLink serves its SuperNodes at the same port as clients that start runs and register keys, without
+authentication. So it listens on 127.0.0.1 only, and the gate forwards requests of SuperNodes with a site's key, and
+nothing else. A request is judged by its first line and headers, before its body is read.
 
     python -m fedshift.deployment.gate FOLDER PORT-OF-THE-SUPERLINK
 """
@@ -43,7 +43,7 @@ with needs("flower", "The gate of a federation"):
     from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-# What a SuperNode with a registered key asks for; keys are registered and taken back by the coordinator alone.
+# The routes of a SuperNode with a registered key; only the coordinator registers and removes keys.
 ROUTES = frozenset(
     f"/v1/fleet/{name}"
     for name in (
@@ -59,10 +59,10 @@ ROUTES = frozenset(
         "confirm-message-received",
     )
 )
-FLOWERS = "flwr-"  # what names of Flower's own headers begin with
+FLOWERS = "flwr-"  # the prefix of Flower's headers
 CERTIFICATES = Path("certificates")
 LONGEST_HEAD = 16 * 1024  # bytes of a request before its body
-ENVELOPE = 2**20  # bytes of a request beside the piece of a message that it brings
+ENVELOPE = 2**20  # bytes of a request in addition to its piece of a message
 SECONDS_BETWEEN_REPORTS = 60
 
 Scope = Mapping[str, Any]
@@ -74,12 +74,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class CallerLimits:
-    """What callers may take up.
+    """Limits for callers.
 
     Attributes:
-        body: bytes of a request. Flower sends a message, however long, in pieces of 5 MiB.
+        body: bytes of a request. Flower sends messages in pieces of 5 MiB.
         handshake: seconds until a connection is encrypted.
-        head: seconds until a request's headers are there, and from one request to the next.
+        head: seconds for a request's headers, and between requests.
         idle: seconds between two pieces of a body.
         request: seconds for a request, and again for the answer.
         peer: connections from one address.
@@ -96,23 +96,23 @@ class CallerLimits:
 
     @classmethod
     def of(cls, sites: int) -> CallerLimits:
-        """Those for a number of sites, all of which may come from one address; a SuperNode has up to 5 connections."""
+        """The limits for a number of sites, which may share an address; a SuperNode has up to 5 connections."""
         peer = 64 + 8 * sites
         return cls(peer=peer, all=4 * peer)
 
 
 def run_gate(folder: Path, upstream_port: int, address: str | None = None) -> None:
-    """Be the gate until this process is interrupted.
+    """Run the gate until this process is interrupted.
 
     Args:
-        folder: the coordinator's. Its sites, and their keys, are those that it has now.
-        upstream_port: where the SuperLink listens, on 127.0.0.1.
-        address: host:port at which sites reach the gate; None: as federation.toml says. It listens at every address of
-            the machine, unless that is one which only this machine has.
+        folder: the coordinator's folder, whose sites and keys are read once.
+        upstream_port: the SuperLink's port on 127.0.0.1.
+        address: host:port at which sites reach the gate, by default from federation.toml. The gate listens at every
+            address of the machine, unless the host is a local address.
 
     Raises:
-        FedshiftError: the folder is no coordinator's, a site's key is missing, the certificates cannot be read or do
-            not belong together, or something listens there already.
+        FedshiftError: the folder is not a coordinator's, a site's key is missing, the certificates cannot be read or do
+            not match, or the port is in use.
     """
     federation = read_federation(folder, OF_COORDINATOR)  # without the experiment: plugins have no business here
     sites = sites_by_key(folder / KEYS, federation.sites)
@@ -123,7 +123,7 @@ def run_gate(folder: Path, upstream_port: int, address: str | None = None) -> No
         serving = server(gate, certificates)
     except OSError as error:
         raise FedshiftError(
-            f"'{certificates}' must hold ca.crt, superlink.crt and the superlink.key that belongs to it ({error})."
+            f"'{certificates}' must contain ca.crt, superlink.crt and the matching superlink.key ({error})."
         ) from error
     try:
         listener = listen(place, limits)
@@ -136,16 +136,16 @@ def run_gate(folder: Path, upstream_port: int, address: str | None = None) -> No
 
 
 class Gate:
-    """The application that judges requests and passes them on."""
+    """The application that judges requests and forwards them."""
 
     def __init__(self, sites: Mapping[str, str], port: int, trusted: ssl.SSLContext, limits: CallerLimits) -> None:
         """Prepare for requests.
 
         Args:
-            sites: the sites' names by their public keys in PEM.
-            port: where the SuperLink listens, on 127.0.0.1.
-            trusted: knows the authority of the SuperLink's certificate.
-            limits: what callers may take up.
+            sites: the sites' names by public key in PEM.
+            port: the SuperLink's port on 127.0.0.1.
+            trusted: trusts the authority of the SuperLink's certificate.
+            limits: limits for callers.
         """
         self.limits = limits
         self._sites = sites
@@ -156,11 +156,11 @@ class Gate:
             headers={"accept-encoding": "identity"},
             trust_env=False,  # no proxy that the environment names
             timeout=httpx.Timeout(limits.request, connect=limits.handshake),
-            limits=httpx.Limits(max_keepalive_connections=0),  # one that is reused may just be closing
+            limits=httpx.Limits(max_keepalive_connections=0),  # a reused connection may be closing
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, as ASGI has it."""
+        """Answer one ASGI request."""
         try:
             headers = self._judged(scope)
             response = await self._asked(scope["raw_path"].decode(), headers, receive)
@@ -169,7 +169,7 @@ class Gate:
             self._refused[f"{refusal.status} to {who}"] += 1
             await _send_status(send, refusal.status)
         except _GoneError:
-            pass  # nobody waits for an answer
+            pass  # the caller is gone
         else:
             await self._relay(response, send)
 
@@ -177,17 +177,17 @@ class Gate:
         await self._upstream.aclose()
 
     async def report(self) -> None:
-        """Log how many requests were refused since the last time, in one line however many there were."""
+        """Log the number of requests refused since the last report, in one line."""
         if self._refused:
             told = ", ".join(f"{count} x {what}" for what, count in self._refused.most_common(5))
             log.warning("without an answer of the SuperLink in the last %d seconds: %s", SECONDS_BETWEEN_REPORTS, told)
             self._refused.clear()
 
     def _judged(self, scope: Scope) -> dict[str, str]:
-        """The headers that are passed on.
+        """The headers to forward.
 
         Raises:
-            _RefusedError: the request is none of a SuperNode with the key of a site.
+            _RefusedError: the request is not from a SuperNode with a site's key.
         """
         asked = (scope["method"], scope["http_version"], scope["query_string"])
         if asked != ("POST", "1.1", b"") or not is_fleet_route(scope["raw_path"]):
@@ -203,7 +203,7 @@ class Gate:
         return headers
 
     def site(self, headers: Mapping[str, str]) -> str | None:
-        """The site that has signed a request, by the rules of Flower's SuperLink; None if it is none."""
+        """The site that signed a request, by the rules of Flower's SuperLink, if any."""
         try:
             key = b64decode(headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True).decode("ascii").strip()
             site = self._sites[key]
@@ -217,11 +217,11 @@ class Gate:
         return site if fresh and valid else None
 
     async def _asked(self, route: str, headers: dict[str, str], receive: Receive) -> httpx.Response:
-        """What the SuperLink answers, whose body is still to be read.
+        """The SuperLink's response, whose body is not read yet.
 
         Raises:
-            _RefusedError: there is no answer, or the body is too long or too slow.
-            _GoneError: the caller has ended the connection.
+            _RefusedError: there is no response, or the body is too long or too slow.
+            _GoneError: the caller closed the connection.
         """
         request = self._upstream.build_request("POST", route, headers=headers, content=self._body(receive))
         try:
@@ -235,12 +235,12 @@ class Gate:
             raise _RefusedError(503) from error  # after which SuperNodes try again, other than after 408
 
     async def _body(self, receive: Receive) -> AsyncIterator[bytes]:
-        """The pieces of a request's body, as they come.
+        """The pieces of a request's body as they arrive.
 
         Raises:
-            TimeoutError: one does not come.
-            _RefusedError: there are too many.
-            _GoneError: the caller has ended the connection.
+            TimeoutError: a piece is late.
+            _RefusedError: the body is too long.
+            _GoneError: the caller closed the connection.
         """
         length, more = 0, True
         while more:
@@ -254,7 +254,7 @@ class Gate:
             yield event["body"]
 
     async def _relay(self, response: httpx.Response, send: Send) -> None:
-        """Pass the answer on; one that breaks off, or is not taken, ends the connection."""
+        """Forward the response; an incomplete one ends the connection."""
         headers = [(name, value) for name, value in response.headers.raw if _is_passed_back(name)]
         try:
             async with asyncio.timeout(self.limits.request):
@@ -269,7 +269,7 @@ class Gate:
 
 
 def is_fleet_route(raw_path: bytes) -> bool:
-    """Whether a path, as it was sent, is to the letter one that SuperNodes ask for."""
+    """Whether a raw path is exactly one of the routes of SuperNodes."""
     return raw_path.decode("latin-1") in ROUTES
 
 
@@ -277,11 +277,7 @@ def is_fleet_route(raw_path: bytes) -> bool:
 
 
 def listen(address: str, limits: CallerLimits) -> socket.socket:
-    """A socket that listens where sites reach the gate.
-
-    Raises:
-        OSError: it cannot.
-    """
+    """A socket that listens where sites reach the gate."""
     host, port = host_and_port(address)
     host = ("127.0.0.1" if host == "localhost" else host) if host in LOOPBACK else "0.0.0.0"
     listener = _Listener(limits, socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -296,15 +292,7 @@ def listen(address: str, limits: CallerLimits) -> socket.socket:
 
 
 def server(gate: Gate, certificates: Path) -> uvicorn.Server:
-    """What speaks TLS and HTTP with callers.
-
-    Args:
-        gate: what answers them.
-        certificates: the folder of superlink.crt and superlink.key.
-
-    Raises:
-        OSError: they cannot be read, or do not belong together.
-    """
+    """The server that speaks TLS and HTTP with callers; ``certificates`` has superlink.crt and superlink.key."""
     config = uvicorn.Config(
         gate,
         http=_Caller,
@@ -329,7 +317,7 @@ def server(gate: Gate, certificates: Path) -> uvicorn.Server:
 
 
 def serve(server: uvicorn.Server, gate: Gate, listener: socket.socket) -> None:
-    """Serve callers until the server is told to end."""
+    """Serve callers until the server is stopped."""
 
     async def all_callers() -> None:
         try:
@@ -342,7 +330,7 @@ def serve(server: uvicorn.Server, gate: Gate, listener: socket.socket) -> None:
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop whose servers give up on handshakes; uvicorn has no setting for it."""
+    """An event loop with a time limit for handshakes, which uvicorn has no setting for."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -354,7 +342,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class _Caller(H11Protocol):
-    """A caller's connection; uvicorn itself waits without end for a request's headers."""
+    """A connection with a time limit for a request's headers, which uvicorn lacks."""
 
     _patience: asyncio.TimerHandle | None = None
 
@@ -383,7 +371,7 @@ class _Caller(H11Protocol):
 
 
 class _Listener(socket.socket):
-    """A socket that ends connections at once, before anything is read, where there are too many."""
+    """A socket that closes connections above the limit at once, before anything is read."""
 
     def __init__(self, limits: CallerLimits, family: int) -> None:
         super().__init__(family, socket.SOCK_STREAM)
@@ -394,7 +382,7 @@ class _Listener(socket.socket):
         """The next connection.
 
         Raises:
-            ConnectionAbortedError: it was one too many; the event loop then asks again.
+            ConnectionAbortedError: it exceeds the limit; the event loop then accepts the next.
         """
         accepted, address = super().accept()
         peer = str(address[0])
@@ -411,7 +399,7 @@ class _Listener(socket.socket):
 
 
 class _Counted(socket.socket):
-    """A connection that tells when it is closed."""
+    """A connection that reports when it is closed."""
 
     def __init__(self, accepted: socket.socket, ended: Callable[[], None]) -> None:
         super().__init__(accepted.family, accepted.type, accepted.proto, accepted.detach())
@@ -428,7 +416,7 @@ class _Counted(socket.socket):
 
 
 class _RefusedError(Exception):
-    """A request that is not passed on, or comes to nothing."""
+    """A request that is not forwarded, or fails."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)
@@ -436,7 +424,7 @@ class _RefusedError(Exception):
 
 
 class _GoneError(Exception):
-    """The caller has ended the connection."""
+    """The caller closed the connection."""
 
 
 async def _send_status(send: Send, status: int) -> None:
@@ -451,7 +439,7 @@ def _is_passed_back(name: bytes) -> bool:
 
 
 def main() -> None:
-    """Be the gate of a coordinator's folder."""
+    """Run the gate of a coordinator's folder."""
     folder, port = sys.argv[1:]
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     try:

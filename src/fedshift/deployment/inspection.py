@@ -1,4 +1,4 @@
-"""Whether a site can take part: its folder and its data against what was agreed, before anything starts."""
+"""Whether a site can take part: its folder and data are checked against the agreement before anything starts."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ KEY, PUBLIC = "keys/site.key", "keys/site.pub"
 
 @dataclass(frozen=True)
 class SiteSamples:
-    """The samples that a site has.
+    """A site's samples.
 
     Attributes:
-        samples: how many there are.
-        shape: of one.
+        samples: their number.
+        shape: the shape of a sample.
         dtype: their type, such as uint8.
-        counts: by part of the split (training, validation, test), how many samples each class has, by its name.
+        counts: by part of the split (training, validation, test), the number of samples by class name.
     """
 
     samples: int
@@ -43,15 +43,15 @@ class SiteSamples:
 
 @dataclass
 class Inspection:
-    """What was found at a site; what could not be is empty or None.
+    """The findings at a site; unknown values are empty or None.
 
     Attributes:
         federation: the federation's name.
         site: the site's name.
-        samples: those that it has.
+        samples: its samples.
         page: every tensor that may leave the site in a run, in Markdown.
-        notes: what is no error, but should be known.
-        problems: what keeps the site from taking part.
+        notes: remarks that are not errors.
+        problems: everything that keeps the site from taking part.
     """
 
     federation: str = ""
@@ -63,9 +63,9 @@ class Inspection:
 
 
 def inspect(folder: Path) -> Inspection:
-    """Look at a site's folder and its data. Nothing is written there, and nothing leaves the machine.
+    """Inspect a site's folder and its data. Nothing is written there, and nothing leaves the machine.
 
-    Where a frozen network stands for images, their features are kept in the cache, as in any run.
+    Features of frozen networks are cached, as in any run.
 
     Raises:
         MissingExtraError: Flower is not installed.
@@ -104,7 +104,7 @@ def _read_samples(found: Inspection, site: SiteFolder) -> None:
     """Add the site's samples, and notes on them.
 
     Raises:
-        FedshiftError: they are not what was agreed.
+        FedshiftError: they do not fit the agreement.
     """
     samples = site.samples()
     federation = site.federated(samples)
@@ -122,7 +122,7 @@ def _read_samples(found: Inspection, site: SiteFolder) -> None:
 
 
 def _check_pair(folder: Path) -> None:
-    """The site's two keys belong together."""
+    """Check that the site's two keys match."""
     with needs("flower", "A federation"):
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
@@ -137,8 +137,8 @@ def _check_pair(folder: Path) -> None:
     own = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     if own.split()[:2] != public.split()[:2]:
         raise FedshiftError(
-            f"'{folder / PUBLIC}' is not the public key of '{folder / KEY}'; the coordinator must have the one that "
-            "belongs to it, or nobody will believe that this is the site."
+            f"'{folder / PUBLIC}' is not the public key of '{folder / KEY}'; the coordinator must have the key that "
+            "matches it, or this site will not be recognised."
         )
 
 
@@ -154,7 +154,7 @@ def _check_authority(folder: Path) -> None:
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not start <= datetime.now(UTC) <= end:
         raise FedshiftError(
-            f"'{folder / AUTHORITY}' is valid from {start:%Y-%m-%d} to {end:%Y-%m-%d} only; get a new one, or set this "
+            f"'{folder / AUTHORITY}' is valid from {start:%Y-%m-%d} to {end:%Y-%m-%d} only; renew it, or set this "
             "machine's clock."
         )
 
@@ -164,5 +164,5 @@ def _content(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise FedshiftError(
-            f"'{path}' cannot be read ({error.strerror or error}); get it from whoever made the federation."
+            f"'{path}' cannot be read ({error.strerror or error}); get it from the coordinator."
         ) from error

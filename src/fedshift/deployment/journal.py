@@ -1,4 +1,4 @@
-"""What a coordinator keeps of rounds: merged exchanges, answers in doubt, and a model that is being scored."""
+"""A coordinator's files of rounds: aggregated exchanges, rounds that may be undone, and pending scores."""
 
 from __future__ import annotations
 
@@ -29,25 +29,24 @@ from fedshift.runs.schema import Record, Size
 
 @dataclass(frozen=True)
 class Journal:
-    """The exchanges of one round that were merged, each a file.
+    """The aggregated exchanges of one round, each in a file.
 
-    A later exchange brings what an earlier one was merged to, and a site answers one order for each exchange. So a
-    coordinator that is killed in a round and started again must merge the same answers, without those of a site that
-    was away before.
+    A later exchange sends the result of an earlier one, and a site answers one order for each exchange. A coordinator
+    that is killed within a round must therefore aggregate the same answers after its restart.
 
     Attributes:
-        folder: the run's.
-        position: how many rounds were done before this one.
+        folder: the run's folder.
+        position: the number of rounds before this one.
     """
 
     folder: Path
     position: int
 
     def read(self, place: int, orders: Sequence[Order]) -> list[Received] | None:
-        """What came of the orders of an exchange, by its place in the round; None if it was not merged yet.
+        """The answers to the orders of an exchange, by its place in the round; None if it was not aggregated yet.
 
         Raises:
-            DamagedError: the file is not what was written.
+            DamagedError: the file was changed.
         """
         path = self._path(place)
         if not path.exists():
@@ -63,7 +62,7 @@ class Journal:
             ]
 
     def add(self, place: int, orders: Sequence[Order], received: Sequence[Received]) -> None:
-        """Write down what came of the orders of an exchange, and was merged."""
+        """Write the answers that an exchange aggregated."""
         answers, missing = dict[str, torch.Tensor](), dict[str, str]()
         for order, came in zip(orders, received, strict=True):
             if isinstance(came, Answer):
@@ -73,7 +72,7 @@ class Journal:
         files.write(self._path(place), pack(answers, {"missing": json.dumps(missing)}))
 
     def remove(self, *, this_too: bool = False) -> None:
-        """Remove the files of other rounds: those before have a checkpoint, those after are taken back."""
+        """Remove the files of other rounds: earlier ones have a checkpoint, later ones were undone."""
         for path in self.folder.glob("exchange-*@*.safetensors"):
             if this_too or path.stem.partition("@")[2] != str(self.position):
                 files.remove(path)
@@ -86,20 +85,20 @@ class Journal:
 
 
 class Doubts(BaseModel):
-    """The rounds of a run that may be taken back.
+    """The rounds of a run that may be undone.
 
-    A merged model may pass every comparison of norms and still let all sites diverge. So the checkpoint of the newest
-    model that a site has scored, or trained on, stays beside that of the newest round. Where most sites report of a
-    newer model that it diverges, the coordinator goes back to the former and repeats the rounds after it without the
-    answer that was the largest for its cohort; if the model diverges again, without the next largest instead.
+    A global model may pass every comparison of norms and still diverge at all sites. So the checkpoint of the newest
+    model that a site has scored or trained is kept in addition to the newest round's. If most sites report that a newer
+    model diverges, the coordinator returns to the former and repeats the rounds after it without the answer that was
+    the largest for its cohort; if the model diverges again, without the next largest instead.
 
-    A checkpoint has the doubts of its time. To go back is to put those of now into the older one and to remove the
-    newer, so a coordinator that is killed in between finds the same sites diverging, and decides the same again.
+    A checkpoint has the doubts of its time. To go back, the coordinator writes the present doubts into the older
+    checkpoint and removes the newer one; if it is killed in between, it decides the same again.
 
     Attributes:
-        sound: after how many rounds the model was the newest with which a site could work.
-        merged: the answers that were merged since.
-        tried: what was left out since, first to last; the last one still is.
+        sound: the number of rounds after which the newest model worked at a site.
+        merged: the answers that were aggregated since.
+        tried: the answers that were excluded since, first to last; the last one still is.
     """
 
     sound: Size = 0
@@ -107,17 +106,17 @@ class Doubts(BaseModel):
     tried: list[Suspect] = Field(default_factory=list)
 
     def works(self, position: int) -> None:
-        """A site could work with the model after so many rounds, so nothing before is taken back any more."""
+        """Note that a site could work with the model after ``position`` rounds, so that no earlier round is undone."""
         self.sound = position
         self.renew(self.merged)
         self.tried = [each for each in self.tried if each.position > position]
 
     def renew(self, suspects: Sequence[Suspect]) -> None:
-        """Keep, for the next checkpoint, which answers were merged since the sound model."""
+        """Keep, for the next checkpoint, the answers that were aggregated since the sound model."""
         self.merged = [each for each in suspects if each.position > self.sound]
 
     def next_of(self, suspects: Sequence[Suspect]) -> Suspect | None:
-        """The largest answer since the sound model that was not left out before; None where there is none."""
+        """The largest answer since the sound model that was not excluded before, if any."""
         tried = {(each.position, each.exchange, each.client) for each in self.tried}
         untried = (
             each
@@ -137,14 +136,14 @@ class Doubts(BaseModel):
 
 @dataclass(frozen=True)
 class Scoring:
-    """What is to be scored after a round.
+    """The scores that a round waits for.
 
     Attributes:
         orders: the model that each site scores.
-        environments: the names of the environments that each site may score.
-        record: the record of the round, but for the scores.
-        metrics: the names of the metrics that every score has.
-        clients: how many clients there are, so models at most.
+        environments: the environments that each site may score.
+        record: the round's record without scores.
+        metrics: the metrics of every score.
+        clients: the number of clients, and the largest number of models.
     """
 
     orders: Mapping[str, Order]
@@ -155,10 +154,10 @@ class Scoring:
 
     @classmethod
     def of(cls, record: Record, coordinator: Coordinator, agreement: Agreement) -> Self:
-        """Have the coordinator's model scored for a record.
+        """Request scores of the coordinator's model for a record.
 
-        A client scores what it would be sent; a site without a client, and one whose own model is not asked for, all
-        that is sent.
+        A client scores the model that it would receive; a site without a client, and a site whose personalised model is
+        not needed, everything that is sent.
         """
         round, state = coordinator.schedule[coordinator.position - 1], coordinator.state
         last, orders = round.stage.training, {}
@@ -172,7 +171,7 @@ class Scoring:
         return cls(orders, environments, record, coordinator.setup.metrics, len(agreement.clients))
 
     def completed(self, came: Mapping[str, Came]) -> Record:
-        """The record with what came; what is lacking is in it with the reason."""
+        """The record with the scores that arrived, and reasons for the missing ones."""
         rows, unscored = list[Record](), list[dict[str, str]]()
         for site in self.orders:
             scored, lacking = self._rows(site, came[site])
@@ -194,7 +193,7 @@ class Scoring:
         for score in came.scores:
             place = score.environment, score.role
             if score.environment not in agreed:
-                leave_out(score.environment, f"it is none of those agreed on ({', '.join(sorted(agreed))})")
+                leave_out(score.environment, f"it is not in the agreement ({', '.join(sorted(agreed))})")
             elif place in seen:
                 leave_out(score.environment, "it sent two scores of it")
             elif score.models > self.clients:

@@ -1,6 +1,6 @@
-"""What shows who a member is: certificates, sites' key pairs, and proofs that a site sent the replies before.
+"""Members' identities: certificates, sites' key pairs, and proofs that a site sent its earlier replies.
 
-All keys are of the curve P-384. Private ones have no password, so their files are for their owner's eyes alone.
+All keys are of the curve P-384. Private keys have no password, so only the owner may read their files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EARLIER = timedelta(hours=1)  # a certificate is valid from then, for clocks tha
 
 
 class Pair(NamedTuple):
-    """A public part, which others get, and the private key to it, which they must not: texts of files."""
+    """A public part and its private key, as texts of files."""
 
     public: bytes
     private: bytes
@@ -34,11 +34,11 @@ class Pair(NamedTuple):
 def make_certificates(federation: str, hosts: Sequence[str]) -> tuple[Pair, Pair]:
     """A certificate authority for trials and the coordinator's certificate, each with its key, valid for two years.
 
-    Whoever has the authority's key can pass for the coordinator.
+    The owner of the authority's key can impersonate the coordinator.
 
     Args:
-        federation: the federation's name, which the authority's begins with.
-        hosts: the host names and addresses under which the coordinator is reached.
+        federation: the federation's name, a prefix of the authority's name.
+        hosts: the coordinator's host names and addresses.
 
     Raises:
         FedshiftError: the extra 'flower' is not installed.
@@ -50,11 +50,7 @@ def make_certificates(federation: str, hosts: Sequence[str]) -> tuple[Pair, Pair
 
 
 def site_pair() -> Pair:
-    """A site's new key pair in OpenSSH's formats, as `ssh-keygen -t ecdsa -b 384` writes them.
-
-    Raises:
-        FedshiftError: the extra 'flower' is not installed.
-    """
+    """A new key pair for a site in OpenSSH's formats, as `ssh-keygen -t ecdsa -b 384` writes them."""
     key = _new_key()
     from cryptography.hazmat.primitives.serialization import (
         Encoding,
@@ -70,11 +66,7 @@ def site_pair() -> Pair:
 
 
 def read_public_key(file: Path) -> bytes:
-    """A public key in OpenSSH's format, in PEM, as Flower keeps it.
-
-    Raises:
-        FedshiftError: it is none.
-    """
+    """An OpenSSH public key in PEM, as Flower keeps it."""
     with needs("flower", "A federation"):
         from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
     try:
@@ -96,7 +88,7 @@ def _certificate(
     issuer: tuple[x509.Certificate, ec.EllipticCurvePrivateKey] | None = None,
     hosts: Sequence[str] = (),
 ) -> x509.Certificate:
-    """A certificate of a server at some hosts; without an issuer, that of an authority, which it signs itself."""
+    """A server's certificate for some hosts; without an issuer, an authority's self-signed certificate."""
     from cryptography import x509
     from cryptography.hazmat.primitives.hashes import SHA384
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -131,7 +123,7 @@ def _certificate(
 
 
 def _general_name(host: str) -> x509.GeneralName:
-    """A host as a certificate has it: an address of numbers, or a name."""
+    """A host as a certificate has it: a numeric address, or a name."""
     from cryptography import x509
 
     try:
@@ -151,28 +143,27 @@ def _pem(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Pair
 
 
 def digest(data: bytes) -> str:
-    """The SHA-256 of a message, in hexadecimal digits; nobody but its sender and its receiver knows it."""
+    """The SHA-256 of a message in hexadecimal digits, known to its sender and receiver only."""
     return sha256(data).hexdigest()
 
 
 def commitment(reply: str) -> str:
-    """The digest of a reply's digest, which tells a site which reply is meant, and nobody what it was."""
+    """The digest of a reply's digest, which identifies the reply to its site without revealing it."""
     return digest(reply.encode())
 
 
 def make_proof(reply: str, request: bytes) -> str:
-    """What only a site that sent a reply can say about a request.
+    """A proof about a request that only a site that sent a certain reply can give.
 
-    A reply with its proof is what the next proof is made of, so they form a chain: who has the site's key alone cannot
-    go on with it.
+    A reply with its proof enters the next proof, so proofs form a chain: a thief of the site's key cannot continue it.
 
     Args:
-        reply: the digest of the reply to which the request commits; empty if there is none, then so is the proof.
+        reply: the digest of the reply to which the request commits; if it is empty, the proof is empty.
         request: the request's bytes.
     """
     return hmac(reply.encode(), request, sha256).hexdigest() if reply else ""
 
 
 def is_proof(given: str, reply: str, request: bytes) -> bool:
-    """Whether a site's proof is right; the time that this takes tells nothing."""
+    """Whether a site's proof is right, in constant time."""
     return compare_digest(given.encode(), make_proof(reply, request).encode())

@@ -1,7 +1,7 @@
-"""What leaves a site in a run, worked out from what its method declares, before anything has left.
+"""The tensors that leave a site in a run, derived from what its method declares, before anything has left.
 
-The same list is the page for an auditor, the check at a site, and what a site's policy refuses from. Pages that members
-read, and the files of containers, are made from templates.
+The same list is an auditor's page, the check at a site, and the basis of a site's policy. Pages for members and files
+of containers are made from templates.
 """
 
 from __future__ import annotations
@@ -38,18 +38,13 @@ WIDEST = 100  # columns of a command before it is written on several lines
 
 
 def render(template: str, **values: Any) -> str:
-    """A page.
-
-    Args:
-        template: its file in the folder ``templates``, without the suffix.
-        values: what the template names.
-    """
+    """A page from a template in the folder ``templates``, by its name without the suffix."""
     return _templates().get_template(f"{template}.jinja").render(shell=shell, **values)
 
 
 @cache  # each template is compiled once for all members
 def _templates() -> jinja2.Environment:
-    environment = jinja2.Environment(  # what is made is read as text or run by a shell, never as HTML
+    environment = jinja2.Environment(  # the result is read as text or run by a shell, never as HTML
         loader=jinja2.PackageLoader("fedshift", "deployment/templates"),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -89,13 +84,13 @@ SCORES: Mapping[str, Category] = {"accuracy": "statistic", "loss": "statistic", 
 """The numbers of every score, each a tensor of shape (); ``n`` is how many samples were scored."""
 METRICS_ARE: Category = "statistic"
 MEANING: Mapping[Category, str] = {
-    "model update": "What training at the site made of the model, or a gradient of it: parameters, and of batch norms "
-    "the running means, variances and numbers of batches too. It is no sample, but whoever analyses it can learn "
+    "model update": "The result of local training, or a gradient: parameters, and for batch norms "
+    "the running means, variances and numbers of batches too. It is not a sample, but an analyst can learn "
     "something about samples.",
     "statistic": "A number or a vector that is computed from many samples, such as a mean, a loss or an accuracy. "
-    "Where a site has few samples of a kind, it tells much about each.",
+    "If a site has few samples of a kind, it reveals much about each.",
     "count": "How many samples the site has, or a number from which that follows.",
-    "embedding": "Vectors that a network makes of single samples, one for each. They say what is in the sample, and "
+    "embedding": "Vectors that a network computes from single samples, one for each. They describe the sample, and "
     "samples may be recognised or partly restored from them.",
 }
 
@@ -105,17 +100,16 @@ class Leaves:
     """A tensor that leaves a site.
 
     Attributes:
-        stage: of the run.
-        exchange: in which it leaves; empty for scores, which go with whatever message is due.
-        rounds: in how many rounds of the stage, at most: a site that is not selected sends nothing.
-        kind: whether it is part of a reply, of what is told beside one, or of a score, of which each environment of
-            the site has one.
-        name: what it is called there.
+        stage: the run's stage.
+        exchange: its exchange; empty for scores, which leave with the next message.
+        rounds: the largest number of rounds of the stage in which it leaves; a site that is not selected sends nothing.
+        kind: whether it is part of a reply, of telemetry, or of a score, which each environment of the site has.
+        name: its name there.
         dtype: its type, such as float32.
         shape: its shape; None stands for any length.
-        category: what it says.
-        bytes: how many it has; None where a length is not known before.
-        needed: whether the method cannot do without it. What is not needed is left out by a site that refuses it.
+        category: its category.
+        bytes: its size; None if a length is not known beforehand.
+        needed: whether the method requires it; a site may refuse what is not needed.
     """
 
     stage: str
@@ -133,7 +127,7 @@ class Leaves:
 WORDS: Mapping[Kind, str] = {
     "join": "at the start",
     "reply": "the reply",
-    "telemetry": "told beside it",
+    "telemetry": "telemetry",
     "scores": "scores",
 }
 JOINED = Leaves("", "", 1, "join", "samples", "int64", (), "count", 8, needed=False)
@@ -150,15 +144,15 @@ def models_scored(setup: Setup) -> int:
 
 
 def category(setup: Setup, exchange: Exchange | None, name: str) -> Category:
-    """What a tensor of a message says, by the name it has there: ``up.NAME``, ``telemetry.NAME`` or ``scores.0.NAME``.
+    """The category of a message's tensor, by its name there: ``up.NAME``, ``telemetry.NAME`` or ``scores.0.NAME``.
 
     Args:
-        setup: the run.
-        exchange: what the message answers; None where it carries scores alone.
-        name: the tensor's.
+        setup: the run's setup.
+        exchange: the exchange that the message answers; None for scores alone.
+        name: the tensor's name.
 
     Raises:
-        FedshiftError: nothing of that name may leave.
+        FedshiftError: no tensor of that name may leave.
     """
     kind, _, own = name.partition(".")
     if name == JOINED.name:
@@ -206,12 +200,12 @@ def _leaves(
 
 
 def refused(setup: Setup, refuse: Collection[Category]) -> list[Leaves]:
-    """What the run needs of a site that refuses some categories, in the order in which it would leave."""
+    """What the run needs from a site that refuses some categories, in the order in which it would leave."""
     return [each for each in leaving(setup) if each.needed and each.category in refuse]
 
 
 def without(done: Done, refuse: Collection[Category]) -> Done:
-    """A reply less the telemetry and the numbers of scores that are of refused categories."""
+    """A reply without telemetry and scores of refused categories."""
     numbers: dict[str, Any] = {name: None for name, category in SCORES.items() if category in refuse}
     if METRICS_ARE in refuse:
         numbers |= {"metrics": {}, "intervals": {}}
@@ -223,13 +217,7 @@ def without(done: Done, refuse: Collection[Category]) -> Done:
 
 
 def refusal(setup: Setup, site: str, refuse: Collection[Category]) -> FedshiftError:
-    """The error that ends a run which needs what a site refuses: who, what, and what helps.
-
-    Args:
-        setup: the run.
-        site: the site's name.
-        refuse: categories that it refuses, of which the run needs some.
-    """
+    """The error for a run that needs what a site refuses: site, tensors and fix."""
     needed, what = refused(setup, refuse), []
     for category in CATEGORIES:
         if mine := [each for each in needed if each.category == category]:
@@ -242,8 +230,8 @@ def refusal(setup: Setup, site: str, refuse: Collection[Category]) -> FedshiftEr
     elif "count" in refuse:
         fix += ", such as method.weighting = 'uniform', at every member"
     return FedshiftError(
-        f"The site '{site}' refuses what the run needs: {'; '.join(what)}. {fix}, or talk to the site, whose site.toml "
-        "says what it refuses."
+        f"The site '{site}' refuses what the run needs: {'; '.join(what)}. {fix}, or contact the site, whose site.toml "
+        "lists what it refuses."
     )
 
 
@@ -251,7 +239,7 @@ def refusal(setup: Setup, site: str, refuse: Collection[Category]) -> FedshiftEr
 
 
 def what_leaves(setup: Setup, federation: FederationSettings) -> str:
-    """A page in Markdown, for whoever must decide whether a site may take part."""
+    """A page in Markdown for the person who decides whether a site may take part."""
     leaves = leaving(setup)
     groups = [list(group) for _, group in groupby(leaves, key=lambda each: (each.stage, each.exchange, each.kind))]
     private = [name for name, part in setup.parts.items() if part.scope == "client"]
@@ -285,7 +273,7 @@ def _sent(setup: Setup) -> Iterator[tuple[str, str, str, list[str]]]:
 
 
 def _revealed(setup: Setup) -> dict[str, list[str]]:
-    """The private parts that follow from uploads, with the first words of these."""
+    """The private parts that can be derived from uploads, with the first words of the reasons."""
     found: dict[str, list[str]] = {}
     uploads = (upload for stage in setup.stages for exchange in stage.exchanges for upload in exchange.uploads)
     for upload in uploads:
@@ -306,7 +294,7 @@ def of_replies(agreement: Agreement, setup: Setup) -> MessageLimits:
 
 
 def of_requests(agreement: Agreement, setup: Setup) -> MessageLimits:
-    """The limits of what a coordinator may send: an order and a model to be scored, or all that was agreed on."""
+    """The limits of a coordinator's messages: an order and a model to score, or everything agreed on."""
     sent: Mapping[str, Tensor] = setup.initial("shared") | setup.initial("down")
     exchanges = [exchange for stage in setup.stages for exchange in stage.exchanges]
     known = all(exchange.send is None for exchange in exchanges)

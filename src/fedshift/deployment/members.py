@@ -1,8 +1,8 @@
-"""The sites as the coordinator sees them: who is connected, who they are, and what comes of requests.
+"""The sites as the coordinator sees them: connections, identities, and the results of requests.
 
-Everything that happens to a site is an event, with the reason. A site's key says who it is. Who has stolen the key
-cannot say what the site replied before, so a site that fails to prove it is in quarantine: it is sent nothing and
-nothing of it is merged, until the coordinator's operator confirms it.
+Everything that happens to a site is an event with a reason. A site is identified by its key. A thief of the key does
+not have the site's earlier replies, so a site that fails to prove them is quarantined: it receives nothing, and none of
+its replies is used, until the coordinator's operator confirms it.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from fedshift.runs.schema import File
 ROSTER = "roster"  # the folder of a coordinator, with a folder for each run
 SECONDS_BETWEEN_LOOKS = 0.5  # at who is connected
 Came = Reply | Away | FedshiftError
-"""What came of a request: a reply, that there is none, or what is wrong with it."""
+"""The result of a request: a reply, its absence, or its error."""
 
 
 class RosterEntry(File):
-    """What is kept of a site.
+    """The entry of a site.
 
     Attributes:
-        last: the digest of its last reply; empty: the site has still to send its first, or is confirmed.
-        quarantine: why it is in quarantine; empty if it is not.
+        last: the digest of its last reply; empty before the first reply and after a confirmation.
+        quarantine: the reason of its quarantine; empty outside quarantine.
     """
 
     last: str = ""
@@ -56,22 +56,18 @@ class RosterEntry(File):
 
 @dataclass(frozen=True)
 class Roster:
-    """The sites of a run; every change is on the disk at once, and another process may make one.
-
-    Attributes:
-        folder: of the files, one for each site.
-    """
+    """The sites of a run, in a file each; changes are written at once, and another process may make them."""
 
     folder: Path
 
     def entry(self, site: str) -> RosterEntry:
-        """What is kept of a site.
+        """The entry of a site.
 
         Raises:
             DamagedError: its file cannot be read.
         """
         path = self._path(site)
-        fix = f"Remove it if you know that '{site}' is who it says: its next reply is then taken without a proof."
+        fix = f"Remove it if you have verified '{site}': its next reply is then accepted without a proof."
         with intact(path, fix):
             return checked(parsed(path.read_bytes()), RosterEntry) if path.exists() else RosterEntry()
 
@@ -82,10 +78,7 @@ class Roster:
         self._write(site, RosterEntry(last=self.entry(site).last, quarantine=why))
 
     def confirm(self, site: str) -> str:
-        """Take a site out of quarantine: its next reply is taken without a proof.
-
-        Returns:
-            Why it was there.
+        """Release a site from quarantine and return the reason; its next reply is accepted without a proof.
 
         Raises:
             FedshiftError: it is not in quarantine.
@@ -115,28 +108,28 @@ class Members:
         display: RunEvents,
         samples: dict[int, int],
     ) -> None:
-        """Nobody has joined yet.
+        """Start without joined sites.
 
         Args:
-            agreement: what the members agreed on.
-            setup: the run.
+            agreement: the agreement.
+            setup: the run's setup.
             link: carries requests and replies.
             roster: the last replies.
-            display: shows everything that happens.
-            samples: gets how many samples each client trains on, by id, when its site has joined and says so.
+            display: receives events.
+            samples: filled with each client's number of training samples, by id, when its site joins and reports it.
         """
         self._samples = samples
         self._agreement, self._federation = agreement, agreement.federation
         self._link, self._roster, self._display = link, roster, display
         self._limits = of_replies(agreement, setup)
         self._sessions: dict[str, int] = {}
-        self._away = set[str]()  # who did not answer when last asked
+        self._away = set[str]()  # sites that did not answer the last request
 
     def wait_for(self, asked: Sequence[str], many: int, fewest: int) -> None:
-        """Wait until so ``many`` of the sites that are asked are connected; in the end the ``fewest`` are enough.
+        """Wait until ``many`` of some sites are connected; when the time is up, ``fewest`` are enough.
 
         Raises:
-            FedshiftError: not even these are.
+            FedshiftError: fewer are connected.
         """
         wait, told = self._federation.wait, list[str]()
         until = time.monotonic() + wait
@@ -152,7 +145,7 @@ class Members:
             raise FedshiftError(
                 f"{len(asked) - len(missing)} of {len(asked)} sites are connected after {wait:g} seconds, {fewest} at "
                 f"least are needed (train.min_answers): {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} "
-                "not. Started again, the run goes on from its last checkpoint."
+                "not. Start the run again to resume from its last checkpoint."
             )
 
     def _missing(self, asked: Sequence[str]) -> list[str]:
@@ -162,13 +155,13 @@ class Members:
     # Requests -------------------------------------------------------------------------------------
 
     def address(self, site: str) -> dict[str, Any]:
-        """What every request to a site has, see :class:`fedshift.deployment.wire.Asked`."""
+        """The fields of every request to a site, see :class:`fedshift.deployment.wire.Asked`."""
         last, agreement = self._roster.entry(site).last, self._agreement
         about = {"site": site, "run": agreement.run, "agreed": agreement.digest}
         return about | {"session": self._sessions.get(site, 0), "known": commitment(last) if last else ""}
 
     def join(self, sites: Sequence[str]) -> dict[str, Came]:
-        """Ask sites to take part, which begins a session of each that does."""
+        """Request sites to take part, which starts a session with each that does."""
         came = self._exchange({site: Join(**self.address(site), settings=self._agreement.agreed) for site in sites})
         for site, reply in came.items():
             if isinstance(reply, Joined):
@@ -179,7 +172,7 @@ class Members:
         return came
 
     def ask(self, works: Mapping[str, Work]) -> dict[str, Came]:
-        """What comes of work; a site joins first if it has not, and once more if it has begun another session."""
+        """The results of work; a site joins first if it has not, and again if it has started another session."""
         came = self._in_session(works)
         again = {
             site: works[site] for site, each in came.items() if isinstance(each, Failed) and each.reason == "session"
@@ -218,7 +211,7 @@ class Members:
             reply = read_reply(data, self._limits)
         except FedshiftError as error:
             return error
-        if isinstance(reply, Failed) and not reply.proof:  # as of a site whose settings cannot be read
+        if isinstance(reply, Failed) and not reply.proof:  # such as a site whose settings cannot be read
             self._sessions.pop(site, None)  # so nothing but a request to join is sent until it proves who it is
             return reply
         if not is_proof(reply.proof, self._roster.entry(site).last, request):
@@ -230,13 +223,13 @@ class Members:
             return FedshiftError(f"sent a reply of the site {reply.site!r:.40}")
         return reply
 
-    # What is told ---------------------------------------------------------------------------------
+    # Events -----------------------------------------------------------------------------------------
 
     def tell(self, who: str, what: str, why: str = "", **more: Any) -> None:
         self._display.site(who, what, why=why, **more)
 
     def _tell_of(self, site: str, request: Request, came: Came, **more: Any) -> None:
-        """Show what came of a request; where work is counted, an answer is a step."""
+        """Emit an event for the result of a request; an answer to work counts as a step."""
         order = request.order if isinstance(request, Work) else None
         if order is not None:
             more |= {"stage": order.stage, "round": order.round, "exchange": order.exchange}
@@ -257,11 +250,7 @@ class Members:
 
 
 def confirm(folder: Path, site: str) -> str:
-    """Take a site out of quarantine, at a coordinator; why it was there.
-
-    Raises:
-        FedshiftError: there is no such site, or it is not in quarantine.
-    """
+    """Release a site from quarantine at a coordinator and return the reason."""
     agreement = Agreement.read(folder)
     if site not in agreement.federation.sites:
         raise UnknownNameError("site", site, agreement.federation.sites)
@@ -269,7 +258,7 @@ def confirm(folder: Path, site: str) -> str:
 
 
 def as_received(order: Order, site: str, came: Came) -> Received:
-    """What the coordinator merges, or goes on without, of what came of an order."""
+    """What the coordinator aggregates, or continues without, for the result of an order."""
     if isinstance(came, Done) and came.answer is not None:
         return came.answer
     if isinstance(came, Away):
@@ -282,7 +271,7 @@ def as_received(order: Order, site: str, came: Came) -> Received:
 
 
 def refuses(came: Came) -> bool:
-    """Whether a site does not want to take part, whatever else is wrong."""
+    """Whether a site refuses to take part, regardless of other problems."""
     return isinstance(came, Failed) and came.reason in ("policy", "models", "experiment")
 
 

@@ -1,8 +1,8 @@
-"""sent.jsonl: a line for each message that leaves a site, chained, so that a line that was changed or moved is noticed.
+"""sent.jsonl: a line for each message that leaves a site, chained so that a changed or moved line is detected.
 
-A line says when, what for, and of the message and of every tensor in it the bytes and their SHA-256: whoever has the
-message can tell that it is the one. It ends with ``chain``, a digest of the line and of the chain before it. Lines that
-are missing at the end leave no gap: keep a copy, or the last chain, elsewhere.
+A line has the time, the purpose, and for the message and each tensor the size and SHA-256, so that the owner of a
+message can match it. It ends with ``chain``, a digest of the line and of the previous chain. Lines cut off at the end
+leave no gap: keep a copy, or the last chain, elsewhere.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class LoggedTensor(File):
-    """A tensor of a message; ``sha256`` is that of its bytes, as they are in the message."""
+    """A tensor of a message, with the SHA-256 of its bytes in the message."""
 
     name: str
     type: str
@@ -47,13 +47,13 @@ class SentMessage(File):
     """A line of sent.jsonl, without its chain.
 
     Attributes:
-        time: when it was written, in UTC, as ISO 8601 has it.
-        run: what the members call the run.
+        time: when it was written, in UTC, in ISO 8601.
+        run: the run's name.
         what: the kind of message, such as "answer".
-        stage: the stage of the order that it answers; empty if it answers none.
+        stage: the stage of the answered order; empty if it answers none.
         round: the round of the stage, from 1; 0 if it answers no order.
         exchange: the exchange; empty if it answers no order.
-        bytes: those of the whole message.
+        bytes: the message's size.
         sha256: of the whole message.
         tensors: every tensor in it.
     """
@@ -71,7 +71,7 @@ class SentMessage(File):
 
 @dataclass(frozen=True)
 class SentLog:
-    """The record of what leaves a site; only one process at a time may write it.
+    """The log of what leaves a site; only one process at a time may write it.
 
     Attributes:
         path: the file.
@@ -82,17 +82,17 @@ class SentLog:
     def add(
         self, data: bytes, category: Callable[[str], Category], *, run: str, what: str, trip: Trip | None = None
     ) -> None:
-        """Write down a message, and see it to the disk; call it before the message is handed over.
+        """Log a message durably, before it is sent.
 
         Args:
             data: the message, in safetensors.
-            category: what a tensor of it says, by the tensor's name; it raises where that may not leave.
-            run: what the members call the run.
+            category: returns the category of a tensor by name; it raises if the tensor may not leave.
+            run: the run's name.
             what: the kind of message, such as "answer".
-            trip: the exchange that it answers, if it answers an order.
+            trip: the exchange that it answers, if any.
 
         Raises:
-            DamagedError: the end of the file is not what was written.
+            DamagedError: the end of the file was changed.
             DiskError: it could not be written.
         """
         line = SentMessage(
@@ -109,7 +109,7 @@ class SentLog:
         files.append(self.path, dumps(line | {"chain": _link(self._end(), line)}))
 
     def _end(self) -> str:
-        """The end of the chain; what a crash cut off after it is dropped, as its message was not handed over."""
+        """The end of the chain; a line that a crash cut off is dropped, as its message was not sent."""
         *lines, cut_off = _lines(self.path)
         if cut_off:
             files.write(self.path, b"".join(line + b"\n" for line in lines))
@@ -120,7 +120,7 @@ class SentLog:
         except (ValueError, LookupError, TypeError) as error:
             raise DamagedError(
                 f"The last line of '{self.path}' is not what was written ({error}): nothing is sent before somebody "
-                "has looked at it. Keep the file under another name to go on."
+                "has checked it. Rename the file to continue."
             ) from error
 
 
@@ -144,10 +144,10 @@ def _link(chain: str, record: dict[str, Any]) -> str:
 
 
 def read_sent(path: Path) -> list[SentMessage]:
-    """Every message that was written down; what a crash cut off at the end is left out.
+    """Every logged message; a line that a crash cut off at the end is skipped.
 
     Raises:
-        DamagedError: a line is not what was written, or does not go on from the one before it.
+        DamagedError: a line was changed, or does not continue the line before it.
     """
     *lines, _cut_off = _lines(path)
     messages, chain = list[SentMessage](), START
@@ -169,16 +169,16 @@ def read_sent(path: Path) -> list[SentMessage]:
 
 @dataclass
 class Total:
-    """What left in one exchange of a category.
+    """What left in one exchange and category.
 
     Attributes:
         exchange: its name; empty for messages that answer no order.
-        category: what the tensors say.
-        first: when the first message left that had such tensors.
-        last: when the last did.
-        messages: how many did.
-        tensors: how many tensors these were.
-        bytes: theirs.
+        category: the tensors' category.
+        first: when the first such message left.
+        last: when the last one did.
+        messages: their number.
+        tensors: the number of tensors.
+        bytes: the tensors' bytes.
     """
 
     exchange: str

@@ -1,4 +1,4 @@
-"""What the coordinator and the sites start: ``serve``, ``join`` and ``run``, each in its member's folder."""
+"""The processes of the coordinator and the sites: ``serve``, ``join`` and ``run``, each in its member's folder."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def parts_of_coordinator(port: int) -> list[ChildProcess]:
 
 
 def inner_port(address: str, chosen: int | None = None) -> int:
-    """Where the SuperLink listens, on 127.0.0.1: the port after the public one, unless another is chosen.
+    """The SuperLink's port on 127.0.0.1: the port after the public one, unless another is chosen.
 
     Raises:
-        FedshiftError: it would be the public one, or there is none after it.
+        FedshiftError: it equals the public port, or there is no port after it.
     """
     public = shell.host_and_port(address)[1]
     port = public + 1 if chosen is None else chosen
     if port == public or port > shell.LAST_PORT:
         raise FedshiftError(
             f"The SuperLink cannot have port {port}: sites connect to port {public}, and the SuperLink needs another "
-            "one on this machine: --control-port 9000, say."
+            "a free port of this machine, such as --control-port 9000."
         )
     return port
 
@@ -58,12 +58,12 @@ def serve(folder: Path, port: int | None, say: Callable[[str], None]) -> None:
     """Start the coordinator's processes, and keep them running until this process is interrupted.
 
     Args:
-        folder: the coordinator's.
-        port: where the SuperLink listens on 127.0.0.1; None: at the port after the public one.
-        say: takes a line on what has happened.
+        folder: the coordinator's folder.
+        port: the SuperLink's port on 127.0.0.1; None: the port after the public one.
+        say: receives a line for each event.
 
     Raises:
-        FedshiftError: the folder lacks something, or a port is taken.
+        FedshiftError: the folder lacks something, or a port is in use.
     """
     folder, federation = folder.resolve(), read_federation(folder, shell.OF_COORDINATOR)
     inner = inner_port(federation.address, port)
@@ -89,14 +89,14 @@ def serve(folder: Path, port: int | None, say: Callable[[str], None]) -> None:
 
 @contextmanager
 def control(port: int, authority: Path) -> Iterator[Any]:
-    """Flower's client of the control interface of the SuperLink on this machine.
+    """Flower's client for the control interface of the SuperLink on this machine.
 
     Args:
-        port: at which the SuperLink listens, on 127.0.0.1.
-        authority: the certificate that it is trusted by.
+        port: the SuperLink's port on 127.0.0.1.
+        authority: the certificate authority that it is trusted by.
 
     Raises:
-        FedshiftError: the SuperLink does not answer within, or refuses.
+        FedshiftError: the SuperLink does not answer, or refuses.
     """
     with needs("flower", "A federation"):
         import httpx
@@ -111,13 +111,13 @@ def control(port: int, authority: Path) -> Iterator[Any]:
     try:
         yield client
     except httpx.HTTPError as error:
-        raise FedshiftError(f"The SuperLink does not do what it is asked: {error}") from error
+        raise FedshiftError(f"The SuperLink refuses a request: {error}") from error
     finally:
         client.close()
 
 
 class Registry:
-    """Registers the sites' keys with the SuperLink, also those that come while it runs."""
+    """Registers the sites' keys with the SuperLink, including keys that are added while it runs."""
 
     def __init__(self, folder: Path, port: int, say: Callable[[str], None]) -> None:
         self._keys, self._authority = folder / shell.KEYS, folder / shell.AUTHORITY
@@ -126,10 +126,7 @@ class Registry:
         self._due = 0.0
 
     def look(self) -> bool:
-        """Every few seconds, register the keys that are new in the folder; whether they have changed since before.
-
-        What fails is tried again.
-        """
+        """Every few seconds, register the folder's new keys and retry failures; whether keys were replaced."""
         if time.monotonic() < self._due:
             return False
         self._due = time.monotonic() + SECONDS_BETWEEN_KEYS
@@ -142,7 +139,7 @@ class Registry:
 
                 known = {bytes(node.public_key) for node in client.ListNodes(ListNodesRequest()).nodes_info}
                 for file in now:
-                    if (key := read_public_key(file)) not in known:  # one that was taken back is known, too
+                    if (key := read_public_key(file)) not in known:  # a removed key is listed, too
                         client.RegisterNode(RegisterNodeRequest(public_key=key, name=file.stem))
                         self._say(f"The key of {file.stem} is registered.")
         except FedshiftError as error:
@@ -153,12 +150,12 @@ class Registry:
 
 
 def run(folder: Path) -> int:
-    """Start the coordinator's run, or carry it on, and show what it prints; its exit code, 0 where it has finished.
+    """Start or resume the coordinator's run and show its output; its exit code, 0 if it has finished.
 
-    Where the run is under way already, it is only shown.
+    A run in progress is only shown.
 
     Args:
-        folder: the coordinator's.
+        folder: the coordinator's folder.
 
     Raises:
         FedshiftError: `fedshift federation serve` does not run here, or the folder is wrong.
@@ -202,9 +199,9 @@ def join(folder: Path, address: str | None, say: Callable[[str], None]) -> None:
     """Start a site's processes, and keep them running until this process is interrupted.
 
     Args:
-        folder: the site's.
-        address: host and port of the coordinator; None: as federation.toml says.
-        say: takes a line on what has happened.
+        folder: the site's folder.
+        address: host and port of the coordinator, by default from federation.toml.
+        say: receives a line for each event.
 
     Raises:
         FedshiftError: the folder lacks something.

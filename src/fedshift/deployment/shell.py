@@ -1,6 +1,6 @@
-"""The commands that members type, and those of Flower that they start, as lists of arguments.
+"""The commands that members type, and Flower's commands that they start, as lists of arguments.
 
-The READMEs, the compose file and whatever starts a federation by itself take them from here.
+READMEs, the compose file and the demonstration use them.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ Command = list[str]
 
 COORDINATOR, SITES = "coordinator", "sites"  # folders of a federation's
 LAST_PORT = 65535
-HOST = re.compile(r"[A-Za-z0-9.-]+|\[[A-Fa-f0-9:.]+\]")  # a name, or an address, one with colons in brackets
+HOST = re.compile(r"[A-Za-z0-9.-]+|\[[A-Fa-f0-9:.]+\]")  # a name or an address; an IPv6 address in brackets
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 FLOWER = "flower"  # the folder in a member's where Flower keeps its things
-SECRET = f"{FLOWER}/secret"  # what the processes of a member that is at work know each other by
+SECRET = f"{FLOWER}/secret"  # the secret by which a running member's processes identify each other
 ENVIRONMENT = "flower.env"
 KEYS = "keys"
 AUTHORITY = "certificates/ca.crt"
 OF_COORDINATOR = (AUTHORITY, "certificates/superlink.crt", "certificates/superlink.key")
 OF_SITE = (AUTHORITY, "keys/site.key", "site.toml")
-GATE_ADDRESS = "FEDSHIFT_GATE_ADDRESS"  # where the gate listens in a container, which has an address of its own
+GATE_ADDRESS = "FEDSHIFT_GATE_ADDRESS"  # where the gate listens in a container, which has a separate address
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 SERVE: Command = ["fedshift", "federation", "serve"]
 JOIN: Command = ["fedshift", "federation", "join"]
@@ -31,20 +31,12 @@ RUN: Command = ["fedshift", "federation", "run"]
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What the environment of a member's processes holds.
-
-    Args:
-        folder: the member's, from the root.
-    """
+    """The environment variables of a member's processes; ``folder`` is the member's, absolute."""
     return {"FLWR_HOME": str(folder / FLOWER), **QUIET}
 
 
 def check_address(address: str, what: str) -> None:
-    """Check a host with a port.
-
-    Raises:
-        FedshiftError: it is none.
-    """
+    """Raise an error if a text is not a host with a port."""
     host, _, port = address.rpartition(":")
     unknown = not HOST.fullmatch(host) or host == "0.0.0.0"
     if unknown or not port.isdecimal() or not 0 < int(port) <= LAST_PORT:
@@ -61,11 +53,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def superlink(port: int) -> Command:
-    """Start the SuperLink, which only processes of its own machine reach.
-
-    Args:
-        port: where it listens.
-    """
+    """Start the SuperLink at a port that only this machine can reach."""
     return [
         "flower-superlink",
         *("--host", "127.0.0.1"),
@@ -82,11 +70,7 @@ def superlink(port: int) -> Command:
 
 
 def gate(port: int) -> Command:
-    """Start what sites connect to; it passes their requests on to the SuperLink, and no others.
-
-    Args:
-        port: where the SuperLink listens.
-    """
+    """Start the gate, which forwards sites' requests to the SuperLink at a port."""
     return ["-m", "fedshift.deployment.gate", ".", str(port)]
 
 
@@ -94,7 +78,7 @@ def supernode(address: str, port: int) -> Command:
     """Start a site's SuperNode, which starts no process itself.
 
     Args:
-        address: host and port at which the coordinator is reached.
+        address: host and port of the coordinator.
         port: where the SuperNode talks to the site's executor, on 127.0.0.1.
     """
     return [
@@ -109,17 +93,17 @@ def supernode(address: str, port: int) -> Command:
 
 
 def executor(role: str, port: int) -> Command:
-    """Start the member's own part: what carries out Flower's tasks with the fedshift that is installed.
+    """Start the member's executor, which works on Flower's tasks with the installed fedshift.
 
     Args:
         role: "coordinator" or "site".
-        port: where the member's SuperLink or SuperNode listens.
+        port: the port of the member's SuperLink or SuperNode.
     """
     return ["-m", "fedshift.deployment.executor", role, ".", f"127.0.0.1:{port}", SECRET]
 
 
 def start_run(app: str, federation: str) -> Command:
-    """Start a run and show what it prints.
+    """Start a run and show its output.
 
     Args:
         app: the folder of the app that is sent.
@@ -129,10 +113,5 @@ def start_run(app: str, federation: str) -> Command:
 
 
 def follow_run(number: int, federation: str) -> Command:
-    """Show what a run prints that is under way.
-
-    Args:
-        number: the run's, as Flower gave it.
-        federation: the federation's name.
-    """
+    """Show the output of a run in progress, by Flower's number."""
     return ["flwr", "log", str(number), federation, "--stream"]

@@ -1,4 +1,4 @@
-"""A site's own data as its part of the federation, and its own model; nothing here knows of any other site's."""
+"""A site's data as its part of the federation, and its model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STATE, MODEL = "state", "model.safetensors"
 
 
 class SiteFolder:
-    """A site's folder: what the members agreed on, what the site says of itself, its samples and its model."""
+    """A site's folder: the agreement, the site's settings, its samples and its model."""
 
     def __init__(self, path: Path, agreement: Agreement | None = None) -> None:
         self.path = path
@@ -56,7 +56,7 @@ class SiteFolder:
 
     @property
     def client(self) -> int | None:
-        """The number of the site's client; None of the target."""
+        """The number of the site's client; None for the target."""
         return self.agreement.client(self.settings.name)
 
     @cached_property
@@ -70,24 +70,24 @@ class SiteFolder:
 
     @property
     def experiment(self) -> Experiment:
-        """The experiment with the site's own [data]."""
+        """The experiment with the site's [data]."""
         return self.agreement.with_data(self._own[1])
 
     def loaded(self) -> FederatedData:
-        """The site's samples where it works, read again only when what they are read from has changed."""
+        """The site's samples on its device, read again only if their files have changed."""
         now = self.experiment.contents
         if self._loaded is None or self._loaded[0] != now:
             self._loaded = now, self.federated(self.samples()).to(self.setup.device)
         return self._loaded[1]
 
     def samples(self, tell: Embedding = silent) -> DomainData:
-        """The site's samples, with its name as their domain, so as one environment, and the federation's classes.
+        """The site's samples as one environment, with the site's name as domain and the federation's classes.
 
         Args:
-            tell: hears of images that a frozen network embeds.
+            tell: receives the progress of embedding images.
 
         Raises:
-            FedshiftError: they cannot be read, are of another shape, or have a label that the federation does not know.
+            FedshiftError: they cannot be read, have another shape, or a label that the federation does not have.
         """
         settings, sites = self.settings, self.agreement.federation.sites
         if settings.name not in sites:
@@ -115,13 +115,10 @@ class SiteFolder:
     def federated(self, data: DomainData) -> FederatedData:
         """The site's client, if it trains, with its number in the federation, and the environments that it scores.
 
-        Samples are split by the experiment's protocol, with random numbers that every site draws for itself.
-
-        Args:
-            data: its samples.
+        The experiment's protocol splits the samples, with random numbers that every site draws locally.
 
         Raises:
-            FedshiftError: the samples cannot be split as the protocol asks.
+            FedshiftError: the protocol cannot split the samples.
         """
         experiment, number = self.agreement.experiment, self.client
         streams = Streams(experiment.seed_of_data)
@@ -140,7 +137,7 @@ class SiteFolder:
 
 
 def _of_domains(data: DomainData, domains: tuple[str, ...]) -> DomainData:
-    """The samples of some domains, all where none is named."""
+    """The samples of some domains, or all if none is named."""
     if not domains:
         return data
     for domain in domains:
@@ -175,9 +172,9 @@ def _check_shape(own: tuple[int, ...], agreed: tuple[int, ...]) -> None:
 
 
 def _relabelled(data: DomainData, classes: tuple[str, ...]) -> DomainData:
-    """The same samples with the federation's class numbers; classes without a sample do not matter."""
+    """The same samples with the federation's class numbers; classes without samples are ignored."""
     present = [data.classes[number] for number in torch.unique(data.y).tolist()]
-    problems = Problems("classes of the site's data are none of the federation's")
+    problems = Problems("classes of the site's data are unknown to the federation")
     for name in present:
         if name not in classes:
             problems.add(UnknownNameError("class in the site's data", name, classes))
@@ -187,7 +184,7 @@ def _relabelled(data: DomainData, classes: tuple[str, ...]) -> DomainData:
 
 
 def _of_columns(data: DomainData, inputs: Inputs) -> DomainData:
-    """The same rows with the federation's codes of categories; a note says which of the site's it does not know."""
+    """The same rows with the federation's codes of categories; a note lists the site's unknown categories."""
     if inputs.preparation is None:
         return data
     agreed, notes = inputs.preparation.columns, list(data.notes)
@@ -201,7 +198,7 @@ def _of_columns(data: DomainData, inputs: Inputs) -> DomainData:
     for column, other in zip(data.columns, agreed, strict=True):
         if (column.categories is None) != (other.categories is None) and not _nothing(data, own.index(column.name)):
             raise FedshiftError(
-                f"The site's column '{column.name}' holds {kinds[column.categories is None]}, but the federation "
+                f"The site's column '{column.name}' contains {kinds[column.categories is None]}, but the federation "
                 f"agreed on {kinds[other.categories is None]}: correct it, or name it in data.categories "
                 "everywhere."
             )
@@ -219,13 +216,13 @@ def _nothing(data: DomainData, place: int) -> bool:
 
 
 def _check_inputs(agreement: Agreement, experiment: Experiment) -> None:
-    """Samples become inputs in the same way everywhere."""
+    """Check that samples become inputs in the same way as in the federation."""
     own, agreed = experiment.data.inputs(), agreement.experiment.data.inputs()
     if own != agreed:
         names = [each.name for each in fields(Inputs) if getattr(own, each.name) != getattr(agreed, each.name)]
         said = "; ".join(f"{name} = {getattr(own, name)!r:.100}, not {getattr(agreed, name)!r:.100}" for name in names)
         raise FedshiftError(
-            f"[data] of site.toml prepares samples otherwise than the federation agreed on ({said}): leave augment, "
+            f"[data] of site.toml prepares samples differently from the agreement ({said}): leave augment, "
             "flip, normalise, tokens, statistics and impute as in experiment.toml, or give data of such a kind."
         )
     experiment.model.check(agreed)
@@ -237,13 +234,13 @@ def _check_inputs(agreement: Agreement, experiment: Experiment) -> None:
 def site_model(folder: str | Path) -> Trained:
     """The final model of a site, as a module in evaluation mode, from the site's folder alone.
 
-    Where a method leaves every client with a model of its own this is the site's; else it is the one that all share.
+    For a method with personalised models it is the site's, otherwise the global model.
 
     Args:
-        folder: the site's.
+        folder: the site's folder.
 
     Raises:
-        FedshiftError: the folder is none of a site's, or the run has not ended there.
+        FedshiftError: the folder is not a site's, or the run has not ended there.
     """
     site = SiteFolder(Path(folder))
     path = site.path / STATE / site.agreement.run / MODEL
@@ -257,7 +254,7 @@ def site_model(folder: str | Path) -> Trained:
 
 
 class Schema(NamedTuple):
-    """What a sample is: as :class:`FederationSettings` says it, and the domains of the data, if they were read."""
+    """The form of a sample, as in :class:`FederationSettings`, and the domains of the data, if they were read."""
 
     classes: tuple[str, ...]
     shape: tuple[int, ...]
@@ -273,19 +270,17 @@ def schema(
     columns: Sequence[Sequence[str]] = (),
     environments: Sequence[str] = (),
 ) -> Schema:
-    """What a sample of an experiment is: as it is said, or else as its data are, which then have to be here.
+    """The form of an experiment's samples: given values, completed from the data, which then have to be here.
 
     Args:
-        experiment: whose data.
-        classes: the classes' names; empty: those of the data.
-        shape: the shape of a sample as a model gets it; empty: that of the data.
-        columns: of rows that are prepared, each column's name and the categories of one that is no number; empty: those
-            of the data.
-        environments: the test environments that every site scores, where the protocol needs data that bring their own;
-            empty: those of the data.
+        experiment: the experiment.
+        classes: the classes' names.
+        shape: the shape of a sample as a model gets it.
+        columns: for prepared rows, each column's name and the categories of a column that is not numeric.
+        environments: the test environments that every site scores, if the protocol needs data that define them.
 
     Raises:
-        FedshiftError: something is neither said nor can be found out; the message says what and why.
+        FedshiftError: a value is neither given nor available; the message names it and the reason.
     """
     shifted = isinstance(experiment.protocol, PersonalUnderShift)
     prepared = experiment.data.inputs().preparation is not None
@@ -309,8 +304,7 @@ def schema(
         data = load_data(experiment.data, network, experiment.seed_of_data, str(experiment.contents))
     except FedshiftError as error:
         raise FedshiftError(
-            f"{error}\nThe data would tell what a sample is. Where they are at the sites only, say it: "
-            f"{' '.join(lacking)}"
+            f"{error}\nThe data would define a sample. If only the sites have them, describe it: {' '.join(lacking)}"
         ) from error
     if prepared:
         said = said or tuple((column.name, *(column.categories or ())) for column in data.columns)
@@ -319,7 +313,7 @@ def schema(
 
 
 def _shape_of_images(experiment: Experiment) -> tuple[int, ...]:
-    """The shape that the settings give to images, or to what a frozen network makes of them; empty of other data."""
+    """The shape that the settings give to images, or to the features of a frozen network; empty for other data."""
     data = experiment.data
     if not isinstance(data, ImageDataset):
         return ()

@@ -1,9 +1,9 @@
-"""A member's processes: they are started, started again when one ends, and ended together.
+"""A member's processes: started, restarted when one ends, and ended together.
 
     python -m fedshift.deployment.supervisor PARENT flower-supernode --superlink ...
     python -m fedshift.deployment.supervisor PARENT -m fedshift.deployment.executor site ...
 
-carries out an installed command, or a module, in this process, which ends when the process PARENT has ended.
+runs an installed command, or a module, in this process, which ends when the process PARENT has ended.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedshift.errors import FedshiftError
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_TO_START = 120.0
 SECONDS_TO_END = 5.0
-LONG = 60.0  # seconds after which a process that ends counts as one that had worked
+LONG = 60.0  # seconds after which an ended process counts as one that had worked
 PAUSES = 1.0, 30.0  # seconds before a process is started again: at first, and at most
 RUN = "run"
 
@@ -43,23 +43,13 @@ RUN = "run"
 
 
 def with_parent(command: list[str]) -> list[str]:
-    """A command that ends with this process.
-
-    Args:
-        command: an installed command with its arguments, or ``-m``, a module and its arguments.
-    """
+    """The arguments for a command that ends with this process: an installed command, or ``-m`` and a module."""
     # -P: nothing is imported from the folder that it works in, which is a member's.
     return [sys.executable, "-P", "-m", "fedshift.deployment.supervisor", str(os.getpid()), *command]
 
 
 def start(command: Sequence[str], folder: Path, log: Path) -> subprocess.Popen[bytes]:
-    """Start a process in a member's folder, with the member's environment.
-
-    Args:
-        command: the program with its arguments.
-        folder: the member's.
-        log: where it writes what it prints, after what is there.
-    """
+    """Start a process in a member's folder with the member's environment; its output is appended to ``log``."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
         return subprocess.Popen(
@@ -69,7 +59,7 @@ def start(command: Sequence[str], folder: Path, log: Path) -> subprocess.Popen[b
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
-            start_new_session=True,  # Ctrl-C is for whoever started it, and its children can be found
+            start_new_session=True,  # Ctrl-C reaches only the parent, and the children can be found
         )
 
 
@@ -77,10 +67,10 @@ def end(running: Sequence[subprocess.Popen[bytes]], seconds: float = SECONDS_TO_
     """End processes with their children; a second Ctrl-C does not wait.
 
     Args:
-        running: the processes, each the first of its session.
-        seconds: that they have to end by themselves.
+        running: the processes, each the leader of its session.
+        seconds: the time until they are killed.
     """
-    # The number of one that was waited for may be another's by now; its children have ended by themselves.
+    # The number of a reaped process may be reused by now; its children have ended by themselves.
     running = [process for process in running if process.returncode is None]
     try:
         for process in running:
@@ -98,7 +88,7 @@ def end(running: Sequence[subprocess.Popen[bytes]], seconds: float = SECONDS_TO_
 
 
 def environment(folder: Path) -> Mapping[str, str]:
-    """The environment of a member's processes; Flower finds its own commands beside this Python."""
+    """The environment of a member's processes; Flower finds its commands next to this Python."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     return {**os.environ, "PATH": path, **shell.environment(folder)}
 
@@ -123,14 +113,13 @@ def listens(host: str, port: int) -> bool:
 
 @dataclass
 class ChildProcess:
-    """A process that goes on until it is ended.
+    """A process that runs until it is ended.
 
     Attributes:
-        name: what it is called in lines that are printed, such as "SuperLink".
+        name: its name in printed lines, such as "SuperLink".
         command: an installed command, or ``-m`` and a module, with arguments.
-        after: the part that has to listen at a port before this one is started, and with which this one is started
-            again; None: none.
-        port: where it listens, on 127.0.0.1; None: nowhere that matters here.
+        after: the process that must listen at a port before this one starts, and with which this one restarts, if any.
+        port: its port on 127.0.0.1, if it matters.
     """
 
     name: str
@@ -144,7 +133,7 @@ class ChildProcess:
 
     @property
     def log(self) -> Path:
-        """Where it writes what it prints, in the member's folder."""
+        """Its log file in the member's folder."""
         return Path(shell.FLOWER) / f"{self.name.lower()}.log"
 
     @property
@@ -160,7 +149,7 @@ class ChildProcess:
         return True
 
     def find_end(self) -> str:
-        """How it has ended; empty where it has not."""
+        """How it ended; empty if it runs."""
         code = None if self.process is None else self.process.poll()
         if code is None:
             return ""
@@ -170,7 +159,7 @@ class ChildProcess:
         return f"{how}; it is started again in {pause:g} seconds"
 
     def stop(self) -> None:
-        """End it; it is started again when it may be."""
+        """End it; it may be restarted."""
         if self.process is not None:
             end([self.process])
             self.process = None
@@ -182,13 +171,13 @@ def supervise(
     say: Callable[[str], None],
     meanwhile: Callable[[], None] = lambda: None,
 ) -> None:
-    """Keep processes of a member running until this process is interrupted; then end them all.
+    """Keep a member's processes running until this process is interrupted; then end them all.
 
     Args:
-        folder: the member's.
-        parts: its processes, each after those that it needs.
-        say: takes a line on what has happened.
-        meanwhile: called again and again while they run.
+        folder: the member's folder.
+        parts: its processes, in the order of their dependencies.
+        say: receives a line for each event.
+        meanwhile: called repeatedly while they run.
 
     Raises:
         FedshiftError: another process does this already.
@@ -201,7 +190,7 @@ def supervise(
                         say(f"The {part.name} has ended ({how}). See '{folder / part.log}'.")
                         for other in parts:
                             if other.after is part:
-                                other.stop()  # what it was asked to do, nobody waits for any more
+                                other.stop()  # it has nothing to finish that is still needed
                     if part.start_if_due(folder):
                         say(f"The {part.name} is started.")
                 meanwhile()
@@ -212,7 +201,7 @@ def supervise(
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Keep others from starting the same member's processes, which know each other by a new secret."""
+    """Prevent a second process from starting the same member's processes, which identify each other by a new secret."""
     secret = folder / shell.SECRET
     files.make_folder(secret.parent)
     try:
@@ -235,11 +224,11 @@ class Processes:
     """A federation's members on one machine: the commands that they type, each in its folder, as processes.
 
     Attributes:
-        folder: the federation's.
+        folder: the federation's folder.
         coordinator: the coordinator's folder.
-        federation: what its members agreed on.
-        control_port: where the coordinator's SuperLink listens.
-        running: the processes by name: ``coordinator``, ``run``, and each site's by the site's.
+        federation: its federation.toml.
+        control_port: the port of the coordinator's SuperLink.
+        running: the processes by name: ``coordinator``, ``run``, and each site's name.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -253,7 +242,7 @@ class Processes:
         """Start `fedshift federation serve` and wait until sites can connect.
 
         Raises:
-            FedshiftError: they cannot; the message says where its log is.
+            FedshiftError: they cannot; the message names the log.
         """
         address = self.federation.address
         serving = self._start(shell.COORDINATOR, [*shell.SERVE, "--control-port", str(self.control_port)])
@@ -279,10 +268,10 @@ class Processes:
         return self.folder / shell.SITES / name / shell.FLOWER / "site.log"
 
     def check(self) -> None:
-        """Look whether all that should go on does.
+        """Check that all processes run.
 
         Raises:
-            FedshiftError: a process has ended, other than the run's; the message says where its log is.
+            FedshiftError: a process other than the run's has ended; the message names its log.
         """
         for name, process in self.running.items():
             if name != RUN and process.poll() is not None:
@@ -313,7 +302,7 @@ class Processes:
 def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
-    os._exit(1)  # as a kill, after which a run goes on from its last checkpoint
+    os._exit(1)  # like a kill, after which a run resumes from its last checkpoint
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""What a site was asked in a run, and what it replied: one order and one model to be scored for each position.
+"""A site's requests and replies in a run: one order and one model to score for each position.
 
-A coordinator that asks again for the same gets the same reply, which is kept on the disk. If it could ask with other
-weights, it could work out a sample from the replies. The exception is a request that the site could not answer, as
-where a merged model has diverged and the coordinator repeats the round without whoever spoilt it; there are
-:data:`MOST_REPLACED` of these in a run.
+A repeated request gets the same reply, which is kept on disk. If a coordinator could repeat a request with other
+weights, it could derive a sample from the replies. The exception is a request that the site could not answer, for
+example because an aggregated model has diverged and the coordinator repeats the round without the cause; a run may have
+:data:`MOST_REPLACED` of these.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from fedshift.runs.schema import File, Size
 
 TURNS, REPLIES = "turns.json", "replies"
 MOST_REPLACED = 10
-REPLIES_KNOWN = 100  # the coordinator has one of the last few
+REPLIES_KNOWN = 100  # the coordinator has one of the last replies
 Kind = Literal["order", "score"]
 
 
 class CannotError(FedshiftError):
-    """Why a site does not do what it is asked, in words that may leave."""
+    """The reason why a site does not fulfil a request, in words that may leave it."""
 
     def __init__(self, reason: Reason, text: str, what: tuple[str, ...] = ()) -> None:
         super().__init__(text)
@@ -39,12 +39,12 @@ class CannotError(FedshiftError):
 
 
 class Turn(NamedTuple):
-    """What may be asked once: an order of an exchange of a round, or a model to be scored after one.
+    """A request that a site takes once: an order of an exchange of a round, or a model to score after a round.
 
     Attributes:
-        kind: which of the two.
-        position: how many rounds are done after it.
-        place: of an order, the exchange's place in its stage.
+        kind: order or score.
+        position: the number of rounds that are done after it.
+        place: for an order, the exchange's place in its stage.
     """
 
     kind: Kind
@@ -53,7 +53,7 @@ class Turn(NamedTuple):
 
 
 class TakenTurn(File):
-    """A request: its turn, a digest of it, its round such as "train 3", and whether it was answered, or failed."""
+    """A request: its turn, digest, round such as "train 3", and whether it was answered or failed."""
 
     kind: Kind
     position: Size
@@ -69,7 +69,7 @@ class TurnsFile(File):
     Attributes:
         session: the number of the newest session.
         taken: the requests.
-        replaced: how many failed requests were replaced by others.
+        replaced: the number of failed requests that were replaced.
         replies: the digests of the last replies, the newest last.
     """
 
@@ -80,10 +80,10 @@ class TurnsFile(File):
 
 
 class Turns:
-    """The requests of a run that a site has taken, and its replies; every change is on the disk at once."""
+    """The requests that a site has taken in a run, and its replies; every change is durable at once."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the folder of the run's state, which is made if there is none.
+        """Read or create the folder of the run's state.
 
         Raises:
             DamagedError: its file cannot be read.
@@ -102,7 +102,7 @@ class Turns:
         return self._now.session
 
     def begin_session(self) -> int:
-        """Begin a session; its number, which the site counts itself, so that no message can skip any."""
+        """Start a session; its number, which the site counts itself, so that no message can skip any."""
         self._write(session=self.session + 1)
         return self.session
 
@@ -112,15 +112,15 @@ class Turns:
         return sorted(turn for turn, taken in self._taken.items() if (turn.kind, taken.state) == (kind, "answered"))
 
     def reply(self, turn: Turn, order: Order, make: Callable[[], Done]) -> Done:
-        """The reply that is kept; where there is none, it is made and kept.
+        """The kept reply; a missing one is computed and kept.
 
         Args:
-            turn: whether an order is carried out, or its model scored, and when.
-            order: what is asked.
+            turn: the turn.
+            order: the order, or the model to score.
             make: computes the reply.
 
         Raises:
-            FedshiftError: something else was asked for at this turn, or there is no reply.
+            FedshiftError: another request was taken at this turn, or there is no reply.
         """
         self._take(turn, digest(order.to_bytes()), f"{order.stage} {order.round}")
         path = self._reply(turn)
@@ -136,10 +136,10 @@ class Turns:
         return done
 
     def _take(self, turn: Turn, digest: str, round: str) -> None:
-        """Take a request, which is on record before anything is computed for it.
+        """Record a request before anything is computed for it.
 
         Raises:
-            CannotError: something else was asked for before, the round came at another position, or a later order was
+            CannotError: another request was taken before, the round came at another position, or a later order was
                 answered.
         """
         replaced, what = self._now.replaced, "The order" if turn.kind == "order" else "The model to be scored"
@@ -154,13 +154,13 @@ class Turns:
             if before.state != "failed":
                 raise CannotError(
                     "order",
-                    f"{what} of position {turn.position} is another than before; one of each is answered. Where the "
-                    "coordinator has good reasons to begin the run once more, move "
+                    f"{what} of position {turn.position} differs from the earlier one; each is answered once. If the "
+                    "coordinator has good reasons to restart the run, move "
                     f"'{self._path.parent}' away, which lets it.",
                 )
             if replaced >= MOST_REPLACED:
                 raise CannotError(
-                    "order", f"{what} would be the run's {replaced + 1}th that replaces one which failed."
+                    "order", f"{what} would be the run's {replaced + 1}th replacement of a failed request."
                 )
             replaced += 1
         elif any(
@@ -172,13 +172,13 @@ class Turns:
         self._write(replaced=replaced)
 
     def end(self, turn: Turn, state: Literal["answered", "failed"]) -> None:
-        """Write down what came of a request that was taken."""
+        """Record the outcome of a request."""
         if self._taken[turn].state != state:
             self._taken[turn] = self._taken[turn].model_copy(update={"state": state})
             self._write()
 
     def prune(self, position: int) -> None:
-        """Remove the replies that a coordinator cannot ask for again when it has a checkpoint of a position."""
+        """Remove replies that a coordinator with a checkpoint of a position can no longer request."""
         for turn in self._taken:
             if turn.position < position + (turn.kind == "order"):
                 files.remove(self._reply(turn))
@@ -189,11 +189,11 @@ class Turns:
     # Replies --------------------------------------------------------------------------------------
 
     def replied(self, digest: str) -> None:
-        """Add a reply that is about to leave, by its digest."""
+        """Add the digest of a reply that is about to leave."""
         self._write(replies=[*self._now.replies, digest][-REPLIES_KNOWN:])
 
     def last_reply(self, known: str) -> str:
-        """The digest of the reply to which the coordinator commits; empty if it is none of the last ones."""
+        """The digest of the reply to which the coordinator commits; empty if it is not among the last ones."""
         return next((each for each in reversed(self._now.replies) if commitment(each) == known), "")
 
     def _write(self, **changes: object) -> None:
@@ -202,7 +202,7 @@ class Turns:
 
 
 def _read(path: Path) -> Done:
-    with intact(path, "Remove it, so that it is made again."):
+    with intact(path, "Remove it, so that it is created again."):
         return read_done(path.read_bytes())
 
 
@@ -213,13 +213,13 @@ def check_turn(setup: Setup, order: Order, position: int, client: int | None) ->
     """The place of an order's exchange in its round.
 
     Args:
-        setup: the run.
-        order: what is to be done.
-        position: how many rounds are done after it.
-        client: the number of the site's client; None of the target.
+        setup: the run's setup.
+        order: the order.
+        position: the number of rounds that are done after it.
+        client: the number of the site's client; None for the target.
 
     Raises:
-        FedshiftError: the order is not for this site, or none that a coordinator would give.
+        FedshiftError: the order is for another site, or impossible in this run.
     """
     round = _round(setup, order, position, client)
     place = next((n for n, each in enumerate(round.stage.exchanges) if each.name == order.exchange), None)
@@ -230,11 +230,7 @@ def check_turn(setup: Setup, order: Order, position: int, client: int | None) ->
 
 
 def check_score(setup: Setup, score: Order, position: int, client: int | None) -> None:
-    """Refuse a model that is not for this site, or of a round that is not scored; see :func:`check_turn`.
-
-    Raises:
-        FedshiftError: the message says which.
-    """
+    """Refuse a model for another site, or of a round that is not scored; see :func:`check_turn`."""
     if not setup.scored(_round(setup, score, position, NOBODY if client is None else client)):
         raise CannotError("order", f"The model of round {score.round} is not to be scored.")
     if client is not None:  # the target is sent more than any client is
@@ -242,7 +238,7 @@ def check_score(setup: Setup, score: Order, position: int, client: int | None) -
 
 
 def _round(setup: Setup, order: Order, position: int, client: int | None) -> Round:
-    """The round of an order, which must be that after which so many are done, or fewer where stages end early."""
+    """The round of an order, which must follow from its position; stages may end early."""
     if (order.run, order.client) != (setup.run, client):
         raise CannotError("order", f"This is client {order.client} of the run {order.run}, not this site's.")
     planned = 0

@@ -1,9 +1,9 @@
 """Requests and replies between the coordinator's machine and a site's, each a safetensors message.
 
-Every message is a dataclass. Its fields are JSON in the header of the message, where their types are checked when it is
-read; tensors, and numbers that a site's policy may withhold, are tensors of the message. Around orders and answers
-stands what only separate machines need: the session, a proof that a site is the one that answered before, a model to
-be scored in the same message, and a failure in one of a few fixed words, since the text of an error may quote samples.
+Every message is a dataclass. Its fields are JSON in the message's header, and their types are checked on reading;
+tensors, and numbers that a site's policy may withhold, are tensors of the message. Orders and answers are wrapped with
+what only separate machines need: the session, a proof that the site sent the earlier replies, a model to score in the
+same message, and a failure in one of a few fixed words, since an error's text may quote samples.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from fedshift.written import printable
 Reason = Literal["policy", "models", "experiment", "data", "diverged", "audit", "state", "order", "session", "error"]
 REASONS: Mapping[Reason, str] = {
     "policy": "refuses what the method needs",
-    "models": "scores fewer models than the run asks for",
+    "models": "scores fewer models than the run requires",
     "experiment": "has agreed on something else",
-    "data": "has data that do not fit: `fedshift federation check` says there why",
+    "data": "has data that do not fit: `fedshift federation check` explains it there",
     "diverged": "has numbers that are not finite",
     "audit": "would have sent what must stay",
     "state": "cannot read what it kept",
     "order": "refuses a request that it does not expect",
-    "session": "has begun another session",
-    "error": "has failed; its log says why",
+    "session": "has started another session",
+    "error": "has failed; its log has the reason",
 }
 NOBODY = -1  # the client's number of a site that never trains
 DECIMALS = 3  # of a score that leaves a site, as many as tables have
@@ -64,7 +64,7 @@ UNSCORED: Mapping[Unscored, str] = {
     "few": "it has too few samples for a score to leave its site",
 }
 METRIC = "metrics."  # before the name of a score's metric among tensors
-ENDS = ("low.", "high.")  # before that of an interval's ends
+ENDS = ("low.", "high.")  # the prefix of an interval's ends
 
 
 def _in_one_line(text: str) -> str:
@@ -84,7 +84,7 @@ AS_TENSOR = Field(exclude=True, validate_default=True)  # a number that is no pa
 
 
 class TripHeader(BaseModel):
-    """Which exchange an order or an answer is of."""
+    """The exchange of an order or an answer."""
 
     model_config = STRICT
     run: Name
@@ -133,13 +133,13 @@ class Packet:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked(Packet):
-    """What every request of a coordinator has.
+    """The fields of every request of a coordinator.
 
     Attributes:
         site: the site's name.
         run: the run's name, which all members derive from the experiment.
-        agreed: a digest of all that the members agreed on.
-        session: the site's own count of sessions, which it gives when the coordinator joins it; 0 until then.
+        agreed: a digest of the agreement.
+        session: the site's count of sessions, which it returns when the coordinator joins it; 0 until then.
         known: commitment (see :mod:`fedshift.deployment.keys`) to the last reply that the coordinator has of the site;
             empty if it has none.
     """
@@ -153,21 +153,21 @@ class Asked(Packet):
 
 @dataclass(frozen=True, kw_only=True)
 class Join(Asked):
-    """Asks a site whether it can take part; ``settings`` is what the coordinator has, by dotted name."""
+    """Requests a site to take part; ``settings`` is the coordinator's agreement, by dotted name."""
 
     settings: dict[Name, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work(Asked):
-    """Asks a site to score a model, if ``score`` is given, and then to carry out an order, if there is one.
+    """Requests a site to score a model, if ``score`` is given, and then to work on an order, if there is one.
 
     Attributes:
-        position: how many rounds are done after this one.
-        saved: how many rounds the oldest checkpoint has to which the coordinator may go back.
-        same: whether the model that is to be scored is what the order begins with, so that it is sent once.
-        order: what is to be done.
-        score: the model that is to be scored, and after which round.
+        position: the number of rounds that are done after this one.
+        saved: the number of rounds of the oldest checkpoint to which the coordinator may go back.
+        same: whether the model to score equals the order's, so that it is sent once.
+        order: the order.
+        score: the model to score, with its round.
     """
 
     position: NonNegativeInt
@@ -190,18 +190,18 @@ Request = Join | Work
 
 @dataclass(frozen=True)
 class SiteScore:
-    """A model's score on an environment of a site; what the site's policy withholds is None.
+    """A model's score on an environment of a site; values that the site's policy withholds are None.
 
     Attributes:
         environment: the environment's name.
-        role: what it is for.
+        role: its role.
         model: whose model was scored.
-        models: how many.
+        models: the number of models.
         accuracy: in [0, 1].
         loss: mean negative log-likelihood in nats.
-        n: how many samples were scored.
-        metrics: what the experiment measures besides, by name; None: undefined on the environment. Empty where the site
-            does not tell.
+        n: the number of scored samples.
+        metrics: the experiment's further metrics by name; None: undefined on the environment. Empty if the site
+            withholds them.
         intervals: the ends of the 95 % intervals of accuracy and metrics within the environment, by name.
     """
 
@@ -217,7 +217,7 @@ class SiteScore:
     intervals: Annotated[Mapping[Name, tuple[Share, Share]], AS_TENSOR] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The numbers, as they leave a site; an undefined metric is nan."""
+        """The numbers as they leave a site; an undefined metric is nan."""
         numbers = {"accuracy": self.accuracy, "loss": self.loss}
         numbers |= {METRIC + name: nan if value is None else value for name, value in self.metrics.items()}
         for name, ends in self.intervals.items():
@@ -227,7 +227,7 @@ class SiteScore:
 
 
 def _with_numbers(headers: list[dict[str, Any]], info: ValidationInfo) -> tuple[dict[str, Any], ...]:
-    """What the header says of scores, with their numbers, which came as tensors."""
+    """The headers of scores with their numbers, which are tensors of the message."""
     whole: dict[str, dict[str, Any]] = {
         str(place): {**header, "metrics": {}, "intervals": {}} for place, header in enumerate(headers)
     }
@@ -252,7 +252,7 @@ def _sent_samples(value: object, info: ValidationInfo) -> object:
 
 @dataclass(frozen=True)
 class Replied(Packet):
-    """What every reply of a site has: the site's name, and a proof, see :func:`fedshift.deployment.keys.make_proof`."""
+    """The fields of every reply of a site: its name, and a proof, see :func:`fedshift.deployment.keys.make_proof`."""
 
     site: Name
     proof: Name = field(default="", compare=False, kw_only=True)
@@ -263,10 +263,10 @@ class Joined(Replied):
     """A site can take part.
 
     Attributes:
-        versions: of what computes there, by package.
-        session: the number of the session that begins with this reply.
-        samples: how many samples the site trains on; None where its policy withholds counts. It is sent as a tensor, so
-            that it is on record as a count.
+        versions: the versions of packages that compute there.
+        session: the number of the session that starts with this reply.
+        samples: the number of the site's training samples; None if its policy withholds counts. It is sent as a tensor,
+            so that it is logged as a count.
     """
 
     versions: Annotated[dict[Name, Name], Field(max_length=MOST_VERSIONS)]
@@ -279,12 +279,12 @@ class Joined(Replied):
 
 @dataclass(frozen=True)
 class Done(Replied):
-    """What came of a :class:`Work`.
+    """The reply to a :class:`Work`.
 
     Attributes:
         answer: to the order.
         scores: of the model.
-        unscored: why an environment has no score, by its name.
+        unscored: reasons for missing scores, by environment.
     """
 
     answer: SentAnswer | None = None
@@ -292,7 +292,7 @@ class Done(Replied):
     unscored: Annotated[Mapping[Name, Unscored], Field(max_length=MOST_SCORES)] = field(default_factory=dict)
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """Those of the answer, and the numbers of the scores."""
+        """The tensors of the answer, and the numbers of the scores."""
         tensors = Tensors()
         if self.answer is not None:
             tensors |= self.answer.up.under("up") | self.answer.telemetry.under("telemetry")
@@ -303,7 +303,7 @@ class Done(Replied):
 
 @dataclass(frozen=True)
 class Failed(Replied):
-    """That a site could not, or would not, do what it was asked.
+    """A site could not, or refused to, fulfil a request.
 
     Attributes:
         reason: one of :data:`REASONS`.
@@ -326,7 +326,7 @@ Reply = Joined | Done | Failed
 
 
 class MessageLimits(NamedTuple):
-    """How large a message may be, in bytes: all of it, and its header, which is parsed before anything else."""
+    """The largest size of a message in bytes: all of it, and its header, which is parsed first."""
 
     message: int
     header: int
@@ -349,7 +349,7 @@ def read_request(data: bytes, limits: MessageLimits) -> Request:
     """A request from its bytes.
 
     Raises:
-        FedshiftError: they are none.
+        FedshiftError: they are not a request.
     """
     try:
         limits.check(data)
@@ -360,10 +360,10 @@ def read_request(data: bytes, limits: MessageLimits) -> Request:
 
 
 def read_reply(data: bytes, limits: MessageLimits) -> Reply:
-    """A reply from its bytes; whatever a site sends, this gives a reply or an error.
+    """A reply from its bytes; any bytes give a reply or an error.
 
     Raises:
-        FedshiftError: they are none.
+        FedshiftError: they are not a reply.
     """
     limits.check(data)
     try:
@@ -374,11 +374,7 @@ def read_reply(data: bytes, limits: MessageLimits) -> Reply:
 
 
 def read_done(data: bytes) -> Done:
-    """A reply that a site has written itself, of any size.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """A reply that this site has written, of any size."""
     try:
         done: Done = _read(data, "done")
     except _UNREADABLE as error:
@@ -387,7 +383,7 @@ def read_done(data: bytes) -> Done:
 
 
 def _read(data: bytes, *words: str) -> Any:
-    """A message of one of some kinds, which has the tensors that its kind would send, and no others."""
+    """A message of one of some kinds, with exactly the tensors that its kind sends."""
     ((word, header),) = metadata(data).items()
     if word not in words:
         raise ValueError(f"it is of the kind {word:.100}")

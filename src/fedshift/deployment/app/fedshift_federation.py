@@ -1,3 +1,3 @@
-"""The names that Flower asks for. Nothing imports this file: each member runs the fedshift that it has installed."""
+"""The app that Flower is given by name. No file imports this one: each member runs its installed fedshift."""
 
 server = client = None
