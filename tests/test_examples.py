@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import re
-import shlex
-import subprocess
 import warnings
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
 import torch
 
 import fedshift
-import fresh
 from fedshift.runs.events import Progress
 
 DOCS = Path(__file__).parents[1] / "docs"

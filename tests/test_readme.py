@@ -81,7 +81,7 @@ def test_links_on_the_pages_lead_somewhere():
             there = file.parent / path if path else file
             heading = there.read_text(encoding="utf-8") if section and there.is_file() else ""
             anchors = [re.sub(r"[^\w -]", "", line).strip().lower().replace(" ", "-") for line in heading.splitlines()]
-            if there.name not in GENERATED and (not there.exists() or section and section not in anchors):
+            if there.name not in GENERATED and (not there.exists() or (section and section not in anchors)):
                 broken.append(f"{file.name}: {target}")
     assert broken == []
 

@@ -88,6 +88,7 @@ def picture(comparison: fedshift.Comparison) -> str:
 
 
 def main(runs: str, svg: str) -> int:
+    """Write the picture of a folder of runs."""
     Path(svg).write_text(picture(fedshift.load(runs)), encoding="utf-8")
     return 0
 
