@@ -1,4 +1,4 @@
-"""The README's method is the example that the repository contains; commands, links and tests that pages name exist."""
+"""The guide's method is the example in the repository; commands, links and tests that pages name exist."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from test_examples import block
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "my_prox.py"
+GENERATED = {"commands.md", "settings.md", "methods.md"}  # pages of the site that a build writes
 
 
 def test_the_method_is_the_example():
-    assert EXAMPLE.read_text() == block("../README.md", "plugin")
+    assert EXAMPLE.read_text() == block("quick-start.md", "plugin")
 
 
-def test_the_method_of_the_readme_runs_by_name_and_is_fedprox():
+def test_the_method_of_the_guide_runs_by_name_and_is_fedprox():
     document = override(TINY, {"plugins": [str(EXAMPLE)], "method": {"name": ["my-prox", "fedprox"], "mu": 0.5}})
     mine, built_in = (simulate(experiment) for experiment in expand(document))
     assert mine.experiment.method_name == "my-prox"
@@ -80,7 +81,7 @@ def test_links_on_the_pages_lead_somewhere():
             there = file.parent / path if path else file
             heading = there.read_text(encoding="utf-8") if section and there.is_file() else ""
             anchors = [re.sub(r"[^\w -]", "", line).strip().lower().replace(" ", "-") for line in heading.splitlines()]
-            if not there.exists() or (section and section not in anchors):
+            if there.name not in GENERATED and (not there.exists() or (section and section not in anchors)):
                 broken.append(f"{file.name}: {target}")
     assert broken == []
 
