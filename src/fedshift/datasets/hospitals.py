@@ -27,8 +27,8 @@ covariates are the same. The label is whether the cancer came back, or the patie
 - The median is a constant here, as it defines the task. Women who did not come to the visit are excluded.
 - Recurrence is that of GBSG, which counts death as one. A patient of Rotterdam who died without has an event then. Who
   left before 3 years without an event has no label and is excluded: 32 of Rotterdam and 131 of GBSG.
-- GBSG's tumour sizes in mm become Rotterdam's three categories. Chemotherapy and year are Rotterdam's alone, so they are
-  excluded.
+- GBSG's tumour sizes in mm become Rotterdam's three categories. Chemotherapy and year are Rotterdam's alone, so they
+  are excluded.
 """
 
 from __future__ import annotations
