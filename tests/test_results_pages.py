@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import fedshift
 from fedshift.content import module_of
 
 ROOT = Path(__file__).parents[1]
@@ -44,3 +45,10 @@ def test_every_table_beside_the_pages_is_shown_or_linked():
     text = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
     files = [*RESULTS.rglob("*.csv"), *(ROOT / "docs" / "benchmark").glob("*.csv")]
     assert [file.name for file in files if file.name not in text] == []
+
+
+def test_the_plugin_with_a_fixed_projection_trains_all_but_it():
+    plugin = module_of(RESULTS / "fixed_p.py")
+    objective = fedshift.FedAvg().phases()[0].objectives[0]
+    trained = set(fedshift.Client2Vec(local_training=True)._with_local_terms(objective).moves)
+    assert trained - set(plugin.FixedP(local_training=True)._with_local_terms(objective).moves) == {"projector"}
