@@ -114,9 +114,9 @@ class Agreement:
         sites = self.federation.sites
         if self.target is not None and self.target not in sites:
             raise FedshiftError(
-                f"protocol.hold_out = '{self.target}' is not among the sites {', '.join(sites)}. Here a site is "
-                f"held out: it never trains and is only scored. Name it (--hold-out {sites[-1]}), or let every site train "
-                "and be scored on its local data (--set protocol.name=in-domain)."
+                f"protocol.hold_out = '{self.target}' is not among the sites {', '.join(sites)}. Here a "
+                f"site is held out: it never trains and is only scored. Name it (--hold-out {sites[-1]}), or let "
+                "every site train and be scored on its local data (--set protocol.name=in-domain)."
             )
         if sites == (self.target,):
             raise FedshiftError(f"The only site, '{self.target}', is held out, so that none would train; give more.")
@@ -228,8 +228,8 @@ class Agreement:
         if own and self.target is not None:
             shared = "data.statistics = 'pooled'" if own == [PREPARATION] else "a method whose model is shared"
             raise FedshiftError(
-                f"'{self.experiment.method_name}' predicts with parts that clients keep ({', '.join(own)}), so the site "
-                f"'{self.target}', which never trains, has no model here; only a simulation can make one. Use "
+                f"'{self.experiment.method_name}' predicts with parts that clients keep ({', '.join(own)}), so the "
+                f"site '{self.target}', which never trains, has no model here; only a simulation can make one. Use "
                 f"protocol.name = 'in-domain', or {shared}."
             )
         return read
