@@ -29,7 +29,7 @@ def test_every_method_has_a_page_and_a_row_of_the_index(method_pages):
 
 def test_a_page_lists_every_tensor_that_a_run_counts(method_pages, tmp_path: Path):
     few = {"data.images_per_class": 10, "train.steps": 1, "run.engine": "sequential"}
-    run = fedshift.run("rotated-mnist", method="fedcir", rounds=1, out=tmp_path, settings=few)
+    run = fedshift.run("rotated-mnist", method="fedcir", rounds=2, out=tmp_path, settings=few)
     counted = {
         (exchange, method_pages.DOWN if direction == "down" else method_pages.UP, tensor, tuple(about["shape"]))
         for exchange, directions in run.messages.items()

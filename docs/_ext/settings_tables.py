@@ -9,7 +9,7 @@ from markup import cell, table
 from fedshift.cli.catalogues import described, type_in_words, value_in_words
 from fedshift.spec import Spec
 
-HEAD = ("setting", "default", "meaning", "values", "searched", "source")
+HEAD = ("setting", "default", "meaning", "values", "searched")
 SIGNS = {">=": "≥", "<=": "≤"}
 
 
@@ -27,7 +27,8 @@ def _row(cls: type[Spec], name: str) -> tuple[str, ...]:
     values = type_in_words(described(cls, name)).replace(" (`fedshift list`)", "")
     for sign, printed in SIGNS.items():
         values = values.replace(sign, printed)
-    return f"`{name}`", default, cell(about.help), cell(values), cell(searched), cell(about.source)
+    meaning = f"{about.help} ({about.source})" if about.source else about.help
+    return f"`{name}`", default, cell(meaning), cell(values), cell(searched)
 
 
 def _default(value: Any) -> str:
