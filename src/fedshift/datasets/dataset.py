@@ -1,4 +1,4 @@
-"""What every data set of the catalogue gives: samples with a label and a domain."""
+"""The base of data sets: samples with a label and a domain."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARQUET = ".parquet"
 
 
 class Dataset(Spec):
-    """A data set that can be loaded."""
+    """A data set."""
 
     section: ClassVar[str] = "data"
     readers: ClassVar[tuple[str, ...]] = ()  # settings that name files which :meth:`samples` and :meth:`front` need
@@ -35,43 +35,41 @@ class Dataset(Spec):
         raise NotImplementedError
 
     def load(self, streams: Streams) -> DomainData:
-        """Read every sample into memory; what is random about it comes from the streams.
+        """Read every sample into memory; random choices come from the streams.
 
-        A run checks what this gives by :func:`fedshift.clients.data_checks.check_data`.
+        A run checks the result by :func:`fedshift.clients.data_checks.check_data`.
         """
         raise NotImplementedError
 
     def embedded(self, data: DomainData, tell: Embedding = silent) -> DomainData:
-        """What :meth:`load` gave, with images replaced by features where the settings request that.
+        """The loaded samples, with images replaced by features if the settings require it.
 
         Args:
             data: the loaded samples.
-            tell: called with how far the work is: a network's name, images embedded, images in all.
+            tell: called with the network's name, the number of embedded images and of all images.
         """
         return data
 
     def inputs(self) -> Inputs:
-        """How its samples become inputs of a network."""
+        """How samples become a network's inputs."""
         return Inputs()
 
     # Files to predict for -------------------------------------------------------------------------
 
     def suffixes(self) -> tuple[str, ...]:
-        """What files that :meth:`samples` reads end in, in small letters; none: it reads no files but its own."""
+        """The lower-case suffixes of files that :meth:`samples` reads; empty if it reads no new files."""
         return ()
 
     def reads(self, file: Path) -> bool:
-        """Whether a file is of that kind, by its name."""
+        """Whether :meth:`samples` reads a file, by its name."""
         return file.name.lower().endswith(self.suffixes())
 
     def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
-        """The samples of a file of the kind that this data set was read from, as :meth:`load` would give them.
-
-        Labels that it contains are ignored, which a note states.
+        """The samples of a new file, read as :meth:`load` would; its labels are ignored, with a note.
 
         Args:
             file: the file.
-            columns: of rows that are prepared, what the model's columns are.
+            columns: for prepared rows, the model's columns.
 
         Raises:
             FedshiftError: it cannot be read; the message names the file, the row, the column and the value.
@@ -79,12 +77,12 @@ class Dataset(Spec):
         raise NotImplementedError
 
     def front(self) -> Front | None:
-        """What embeds these samples, where :meth:`embedded` does so with the others."""
+        """The network that embeds these samples, if :meth:`embedded` does."""
         return None
 
 
 class ImageDataset(Dataset):
-    """Images of any size, brought to one size when they are read."""
+    """Images of any size, resized when they are read."""
 
     readers: ClassVar[tuple[str, ...]] = ("frozen",)
 
@@ -98,7 +96,7 @@ class ImageDataset(Dataset):
     )
     frozen: str = setting(
         "none",
-        help="the pretrained network whose features stand for the images: 'none', 'efficientnet-lite0', a hub id, or "
+        help="the pretrained network whose features replace the images: 'none', 'efficientnet-lite0', a hub id, or "
         "a local folder that save_pretrained wrote",
         path=True,
     )
@@ -110,11 +108,6 @@ class ImageDataset(Dataset):
     )
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            FedshiftError: one is wrong, or two contradict each other.
-        """
         super().__post_init__()
         if self.frozen != "none" and (self.augment or self.normalise):
             name = "augment" if self.augment else "normalise"
@@ -130,7 +123,7 @@ class ImageDataset(Dataset):
 
     def load(self, streams: Streams) -> DomainData:
         """Read the images and check that every domain has every class."""
-        self.frozen_network()  # whether there is one is known before the images are read, which takes longer
+        self.frozen_network()  # a missing network is reported before the images are read, which takes longer
         data = self.read(streams)
         missing = data.missing()
         if missing and self.missing_classes == "error":
@@ -142,24 +135,23 @@ class ImageDataset(Dataset):
         return data
 
     def check_here(self) -> None:
-        """Whether there is the frozen network, if one is requested."""
+        """Raise an error if the frozen network is missing."""
         self.frozen_network()
 
     def frozen_network(self) -> FrozenNetwork | None:
-        """The network whose features stand for the images; None: there is none."""
+        """The network whose features replace the images, if any."""
         return None if self.frozen == "none" else frozen_network(self.frozen)
 
     def read(self, streams: Streams) -> DomainData:
-        """Read the images; what is random about it comes from the streams."""
+        """Read the images; random choices come from the streams."""
         raise NotImplementedError
 
     def embedded(self, data: DomainData, tell: Embedding = silent) -> DomainData:
-        """The data with features (N, F), float32, in the place of images, unless ``frozen`` is 'none'."""
+        """The data with features (N, F), float32, in place of images, unless ``frozen`` is 'none'."""
         found = embedded(data, self.frozen_network(), self.frozen_size, tell)
         return found if self.harmonise == "none" else replace(found, columns=feature_columns(found.x.shape[1]))
 
     def suffixes(self) -> tuple[str, ...]:
-        """Those of images, and of Parquet."""
         return (*image_suffixes(), PARQUET)
 
     def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
@@ -168,19 +160,18 @@ class ImageDataset(Dataset):
             return Unlabelled(decoded([(str(file), file)], self.size, self.channels))
         source = images_at(str(file), Columns(label="", domain=""))
         if not source.labels:
-            raise FedshiftError(f"'{file}' has no row; write one for each image.")
+            raise FedshiftError(f"'{file}' has no rows; write one for each image.")
         x = decoded(source.read(), self.size, self.channels)
         others = sorted(name for name in parquet.columns_of(file) if name != "image")
         note = f"Columns that are ignored: {', '.join(others)} (of '{file}')."
         return Unlabelled(x, range(len(x)), (note,) if others else ())
 
     def front(self) -> Front | None:
-        """The frozen network, where its features stand for the images."""
         network = self.frozen_network()
         return None if network is None else Front(network, self.frozen_size)
 
     def inputs(self) -> Inputs:
-        """Scaling, and what the settings request."""
+        """Scaling and augmentation, as set."""
         if self.channels != 3 and (self.augment or self.normalise):
             raise FedshiftError("data.augment and data.normalise need colour images: --set data.channels=3")
         harmonised = Preparation(self.harmonise) if self.harmonise != "none" else None
@@ -195,5 +186,5 @@ def feature_columns(count: int) -> tuple[Column, ...]:
 def augmented(inputs: Inputs) -> Inputs:
     if inputs.augment:
         with needs("images", "Augmentation"):
-            distribution("kornia")  # whose import takes seconds
+            distribution("kornia")  # its import takes seconds
     return inputs

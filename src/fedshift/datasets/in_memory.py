@@ -1,7 +1,7 @@
-"""A user's own arrays, tensors and torch data sets, by site, as a data set of the catalogue.
+"""Arrays, tensors and torch data sets in memory, by site, as a data set of the catalogue.
 
-The data are checked, and written into one ``.npz`` file that is named by what it contains, so that a run on it
-continues, is compared and predicts as one on any file.
+The data are checked and written into an ``.npz`` file that is named by its content, so that a run on it can be resumed,
+compared and used for prediction like a run on any file.
 """
 
 from __future__ import annotations
@@ -34,33 +34,32 @@ def in_memory(
     folder: str | Path = FOLDER,
     exclude: Sequence[str] = (),
 ) -> Arrays:
-    """The data of several sites, as ``data=`` of :func:`fedshift.compare`, :func:`fedshift.run` and the others.
+    """The data of several sites in memory, for the argument ``data`` of :func:`fedshift.compare` and
+    :func:`fedshift.run`.
 
-    Each site gives ``(x, y)``, ``(x, y, group)``, a mapping with these keys, or a torch ``Dataset`` with a length,
-    whose items are such. ``x`` contains a sample a row, in one type and shape at all sites:
+    Each site is ``(x, y)``, ``(x, y, group)``, a mapping with these keys, or a torch ``Dataset`` with a length and such
+    items. ``x`` has a sample per row, of the same type and shape at all sites:
 
-    * images: uint8 or float, (N, channels, height, width) or (N, height, width, channels); of uint8 also (N, height,
-      width);
-    * vectors, signals (N, channels, time) and whatever else: float32, (N, ...); float64 and float16 become float32;
-    * sequences of tokens: int64, (N, length), as lists of whole numbers are.
+    * images: uint8 or float, (N, channels, height, width) or (N, height, width, channels); uint8 also (N, height,
+    width);
+    * vectors, signals (N, channels, time) and other arrays: float32, (N, ...); float64 and float16 become float32;
+    * token sequences: int64, (N, length).
 
-    ``y`` contains a class a row, as a whole number, true or false, or text: (N,) or (N, 1). Samples of one ``group``
-    (one patient, for example), at several sites too, stay on one side of every split. What is converted is stated in
-    the notes of a run.
+    ``y`` has a class per row as an integer, bool or text: (N,) or (N, 1). Samples of one ``group`` (one patient, for
+    example), also at several sites, stay on one side of every split. Conversions are noted in the run.
 
     Args:
-        sites: the sites by name; they are numbered in the order of their names.
-        classes: the names of the classes 0, 1, ...; by default these are called as in ``y``, and sorted.
-        folder: where the file is written, unless it is there: equal data are in one file. A run reads it, so it should
-            stay until the run is finished for good.
-        exclude: columns of vectors (N, columns) that are excluded, by the names that a table of pandas gives them, or
-            by number from 0, as text.
+        sites: the sites by name, numbered in the order of their names.
+        classes: the names of the classes 0, 1, ...; by default the sorted values of ``y``.
+        folder: the folder for the file; equal data share a file. Keep it as long as the run may be resumed.
+        exclude: columns of vectors (N, columns) to exclude, by the names of a pandas table, or by number from 0, as
+            text.
 
     Returns:
         The data set that reads the file.
 
     Raises:
-        FedshiftError: something cannot be used; the message names the site, the row and the value.
+        FedshiftError: a value cannot be used; the message names the site, the row and the value.
         DiskError: the file cannot be written.
     """
     words = [] if classes is None or isinstance(classes, str) else [*classes]
@@ -71,7 +70,7 @@ def in_memory(
 
 
 def _arrays(sites: Any, classes: Sequence[str]) -> dict[str, Array]:
-    """What the file contains: all sites' samples, and the name of each one's site as it was given."""
+    """The file's content: all sites' samples, and each sample's site."""
     if not isinstance(sites, Mapping) or not sites:
         what = f"{_kind(sites)} is no mapping of sites" if not isinstance(sites, Mapping) else "The mapping has no site"
         raise FedshiftError(f'{what}; give {{"north": (x, y), "south": (x, y)}}.')
@@ -119,7 +118,7 @@ def _names_of_columns(columns: Sequence[Any]) -> list[str]:
 
 
 def _check_index(x: Any, y: Any, name: str) -> None:
-    """Raise an error if tables of pandas have the same rows in another order."""
+    """Raise an error if pandas tables have the same rows in another order."""
     if not (hasattr(x, "sort_index") and hasattr(y, "sort_index")) or x.index.equals(y.index):
         return
     if x.index.sort_values().equals(y.index.sort_values()):
@@ -133,7 +132,7 @@ def _check_index(x: Any, y: Any, name: str) -> None:
 
 
 def _columns(given: Any, called: str) -> dict[str, Any]:
-    """``x``, ``y`` and perhaps ``group`` of a pair, a triple, a mapping or a torch Dataset."""
+    """``x``, ``y`` and possibly ``group`` of a pair, a triple, a mapping or a torch Dataset."""
     if isinstance(given, Mapping | tuple):
         return _named(given, called)
     if isinstance(given, str | list | np.ndarray | Tensor) or not hasattr(given, "__getitem__"):
@@ -172,7 +171,6 @@ def _named(given: Any, called: str) -> dict[str, Any]:
 
 
 def _array(given: Any, called: str) -> Array:
-    """What was given as an array."""
     if any(np.ma.is_masked(each) for each in (given, *(given if isinstance(given, list | tuple) else ()))):
         raise FedshiftError(f"{called} has masked values: fill them in (filled(value)), or leave such rows out.")
     if isinstance(given, list) and given and isinstance(given[0], Tensor):
@@ -183,14 +181,15 @@ def _array(given: Any, called: str) -> Array:
         return np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
     except (TypeError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-        raise FedshiftError(f"{called} is no array: {reason}. Give one row a sample, all of one shape.") from error
+        raise FedshiftError(f"{called} is not an array: {reason}. Give one row per sample, all of one shape.") from
+        error
 
 
 def _converted(x: Array) -> tuple[Array, list[str]]:
-    """The samples as data sets store them, and a note on what was converted."""
+    """The samples as data sets store them, and a note on the conversion."""
     shape = ", ".join(map(str, x.shape[1:]))
     if x.dtype == np.uint8 and x.ndim == 3:
-        return x[:, None], [f"in_memory: images (N, {shape}) are taken as gray, with one channel."]
+        return x[:, None], [f"in_memory: images (N, {shape}) are read as gray, with one channel."]
     notes = list[str]()
     if _channels_last(x, shape):
         x = x.transpose(0, 3, 1, 2)
@@ -210,7 +209,7 @@ def _channels_last(x: Array, shape: str) -> bool:
         return False
     if x.shape[1] != x.shape[2] and min(x.shape[1:3]) < SIDE:
         raise FedshiftError(
-            f"x (N, {shape}) may be images whose channels are last, or other arrays: give images as (N, channels, "
+            f"x (N, {shape}) may be images with the channels last, or other arrays: give images as (N, channels, "
             "height, width), x.transpose(0, 3, 1, 2), and other arrays in an .npz file, which is taken as it is."
         )
     return True
@@ -228,9 +227,9 @@ def _kind(given: object) -> str:
 
 
 def _write(arrays: Mapping[str, Array], folder: Path) -> Path:
-    """Write arrays into a file that is named by its digest, unless it is there; where it is.
+    """Write arrays into a file named by its digest, unless it exists; return its path.
 
-    NumPy writes no time of day, so equal arrays are equal bytes.
+    The file has no timestamps, so equal arrays give equal bytes.
     """
     files.make_folder(folder)
     try:

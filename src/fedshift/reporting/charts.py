@@ -1,4 +1,4 @@
-"""A chart: a figure, the numbers drawn in it, and the words beside it."""
+"""A chart: a figure, its numbers, and its text."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ DECIMALS = 2  # of points of a drawing, 72 to an inch
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Chart:
-    """A figure with the numbers drawn in it.
+    """A figure with its numbers.
 
     Attributes:
-        name: of its files, such as "tsne-fedsr"; unique on a page.
-        title: what it shows.
+        name: the name of its files, such as "tsne-fedsr"; unique on a page.
+        title: the title.
         about: how to read it, in a sentence or two.
-        alt: for readers who do not see it: what is drawn, and the main finding.
-        figure: what is drawn; with :func:`style` its text and axes follow the page's colours.
-        data: the numbers in it, a row for each mark.
-        method: the label of the only row of the tables that it is about; empty if it shows several.
-        keys: the colours of the rows that it shows, by label; what is drawn of row n has the ``gid`` of :func:`row_id`.
+        alt: the alternative text: what is drawn, and the main finding.
+        figure: the figure; drawn within :func:`style`, its text and axes follow the page's colours.
+        data: its numbers, a row for each mark.
+        method: the label of the only table row that it shows; empty for several.
+        keys: the colours of its rows by label; marks of row n have the ``gid`` of :func:`row_id`.
     """
 
     name: str
@@ -61,24 +61,24 @@ class Chart:
         return f"Chart({self.name!r}, {len(self.data)} rows)"
 
     def svg(self) -> bytes:
-        """As an SVG file; equal charts give equal files."""
+        """An SVG file; equal charts give equal files."""
         with self._complete():
             return as_svg(self.figure, self.name).replace(INK.encode(), b"currentColor").replace(*IN_FILES)
 
     def png(self) -> bytes:
-        """As a PNG file, in which text is black on white."""
+        """A PNG file with black text on white."""
         buffer = BytesIO()
         with self._complete():
             self.figure.savefig(buffer, format="png", dpi=130, metadata={"Software": None}, facecolor="white")
         return buffer.getvalue()
 
     def inline(self, key: str) -> Markup:
-        """As an element of a page that has the colours, and shows the title and the keys, itself.
+        """An SVG element for a page that provides colours, title and keys.
 
-        What is drawn of row n of the tables has the class of :func:`row_id`.
+        Marks of table row n have the class of :func:`row_id`.
 
         Args:
-            key: what no other figure of the page is called; its identifiers begin with it.
+            key: a unique prefix for the element's identifiers.
         """
         text = as_svg(self.figure, self.name).decode()
         text = text[text.index("<svg") :].replace(INK, "currentColor").replace(PAPER, "var(--paper, #fff)")
@@ -97,7 +97,7 @@ class Chart:
 
     @contextmanager
     def _complete(self) -> Iterator[None]:
-        """With a title, and a legend if there are keys, for a file that stands alone."""
+        """The figure with a title, and a legend if there are keys, for a separate file."""
         size = self.figure.get_size_inches()
         letters: Any = {"text.parse_math": False, "text.color": INK, "font.size": 9.0}
         with matplotlib.rc_context(letters), warnings.catch_warnings():
@@ -114,7 +114,7 @@ class Chart:
         self.figure.set_size_inches(*size)
 
     def csv(self) -> str:
-        """Its numbers as CSV."""
+        """The numbers as CSV."""
         return as_csv(self.data)
 
     def _repr_html_(self) -> str:
@@ -122,7 +122,7 @@ class Chart:
 
 
 def style() -> AbstractContextManager[None]:
-    """A context in which matplotlib draws text, ticks and axes in the ink of the page."""
+    """A context in which matplotlib draws text, ticks and axes in the page's ink."""
     inked = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK)
     options: Any = inked | {"font.size": 9.0}
     return matplotlib.rc_context(options)
@@ -137,15 +137,15 @@ def draw_heat_map(
     unit: str,
     decimals: int = 2,
 ) -> None:
-    """Draw a matrix, each cell with its number where they are few.
+    """Draw a matrix, with the number in each cell if there are few.
 
     Args:
-        axis: where.
+        axis: the axis.
         values: by row and column.
         rows: the rows' names.
         columns: the columns' names.
         limits: the values of the lightest and the darkest colour.
-        unit: what is shown, beside the scale.
+        unit: the label of the scale.
         decimals: of the numbers.
     """
     low, high = limits
@@ -164,7 +164,7 @@ def draw_heat_map(
 
 
 def as_svg(figure: Figure, salt: str) -> bytes:
-    """The figure as an SVG file, ink and paper as they are; equal figures with equal salts give equal files."""
+    """The figure as an SVG file; equal figures with equal salts give equal files."""
     buffer = BytesIO()
     # Numbers stay text, in whatever font the reader has.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
@@ -173,7 +173,7 @@ def as_svg(figure: Figure, salt: str) -> bytes:
 
 
 def row_id(number: int) -> str:
-    """The ``gid`` of what is drawn of a row of the tables, and its class on a page."""
+    """The ``gid`` of a table row's marks, and their class on a page."""
     return f"row-{number}"
 
 

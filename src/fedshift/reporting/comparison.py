@@ -33,15 +33,15 @@ REFUSED = "refused.txt"  # in the folder of a run that could not begin: why
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Tabled):
-    """Runs and what was measured; prints as its tables.
+    """Runs and their results; prints as tables.
 
     Attributes:
-        runs: those that can be read and have records.
-        missing: which runs are not among them, and why, a note each.
-        lacking: why rows that were requested have no run, by their labels.
-        failed: a message for each run that blew up or could not run.
-        requested: how many runs were requested.
-        labels: what rows are called, by the series of their runs, where more were requested than there are.
+        runs: the runs with records.
+        missing: notes on runs without records, with the reasons.
+        lacking: reasons why requested rows have no run, by label.
+        failed: messages of runs that diverged or could not run.
+        requested: the number of requested runs.
+        labels: the rows' labels by series, if more rows were requested than have runs.
     """
 
     runs: list[Run]
@@ -59,16 +59,16 @@ class Comparison(Tabled):
         requested: int,
         rows: Sequence[tuple[str, Sequence[Experiment]]] = (),
     ) -> Comparison:
-        """What is in the folders of runs, of which some failed.
+        """The comparison of run folders, of which some runs failed.
 
         Args:
-            folders: those of the others.
-            failed: what went wrong.
-            requested: how many runs were requested.
-            rows: what these were, by label, so that a row of which none has a record is shown with the reason.
+            folders: the folders of the other runs.
+            failed: the errors.
+            requested: the number of requested runs.
+            rows: the requested rows by label, so that a row without records is shown with the reason.
 
         Raises:
-            FedshiftError: all failed.
+            FedshiftError: all runs failed.
         """
         problems = tuple(map(str, failed.values()))
         if len(failed) == requested:
@@ -86,10 +86,10 @@ class Comparison(Tabled):
 
     @classmethod
     def read(cls, folders: Sequence[Run]) -> Comparison:
-        """Read the runs that have records; those without any, and those that are damaged, are named.
+        """Read the runs that have records; runs without records, and damaged ones, are noted.
 
         Raises:
-            FedshiftError: none has a record.
+            FedshiftError: no run has records.
         """
         runs, damaged, waiting = [], [], []
         for run in folders:
@@ -111,10 +111,10 @@ class Comparison(Tabled):
 
     @classmethod
     def at(cls, *paths: Path, trust: bool = False) -> Comparison:
-        """Every run at or below the paths, sorted by method and then by settings; each counts once.
+        """Every run at or below the paths, sorted by method and settings, without repetitions.
 
         Raises:
-            FedshiftError: there is none with a record, or a path is a study's or a trial's.
+            FedshiftError: no run has records, or a path belongs to a search.
         """
         found: dict[Path, Run] = {}
         for path in paths:
@@ -127,7 +127,7 @@ class Comparison(Tabled):
     # Rows and columns --------------------------------------------------------------------------------
 
     def rows(self) -> list[Row]:
-        """Runs grouped by all that decides their results but seed and held-out domain, in the order they come."""
+        """Runs grouped by everything that decides their results except seed and held-out domain, in order."""
         groups: dict[str, list[Run]] = {}
         for run in self.runs:
             groups.setdefault(run.identity.series, []).append(run)
@@ -139,40 +139,39 @@ class Comparison(Tabled):
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds that were run."""
         return sorted({run.table["seed"] for run in self.runs})
 
     @cached_property
     def metric(self) -> Metric:
-        """What is shown first: the metric by which the runs select, or accuracy where they select by several."""
+        """The metric that tables show first: the one by which the runs select, or accuracy if they differ."""
         selecting = dict.fromkeys(selects(run.records[-1]) for run in self.runs)
         return next(iter(selecting)) if len(selecting) == 1 else Metric(ACCURACY)
 
     @property
     def moment(self) -> str:
-        """Of when the headline scores are."""
+        """The rounds of the headline scores, in words."""
         found = {moment(run.records) for run in self.runs}
         return found.pop() if len(found) == 1 else "last evaluations"
 
     @cached_property
     def metrics(self) -> list[Metric]:
-        """Every metric that all runs have, the one that is shown first before the others."""
+        """The metrics that all runs have, :attr:`metric` first."""
         every = [run.records[-1]["environments"][0].get("metrics", {}) for run in self.runs]
         common = [ACCURACY, *(name for name in every[0] if all(name in names for names in every))]
         return [self.metric, *(Metric(name) for name in common if name != self.metric.name)]
 
     def environments(self, role: str) -> list[str]:
-        """Names of the environments of one role, in the order they come."""
+        """The names of the environments of a role, in order."""
         rows = (row for run in self.runs for row in run.records[-1]["environments"] if row["role"] == role)
         return list(dict.fromkeys(row["environment"] for row in rows))
 
     def heading(self, role: str, environment: str) -> str:
-        """What a column or panel is called: the role, and the environment if its name adds information."""
+        """The heading of a column or panel: the role, and the environment if its name adds information."""
         label = self.label(role)
         return label if environment == label else f"{label} {environment}"
 
     def label(self, role: str) -> str:
-        """What the protocol calls the score on environments of one role."""
+        """The protocol's name for the score on environments of a role."""
         name = self.runs[0].table["protocol"]["name"]
         if name not in PROTOCOLS:  # a plugin's, which is not imported for a report
             return role
@@ -183,16 +182,16 @@ class Comparison(Tabled):
 
     @property
     def failure(self) -> str:
-        """One message about all that failed; empty if nothing did."""
+        """One message about all failures; empty if there are none."""
         return _failure(self.failed, self.requested) if self.failed else ""
 
     def report(self, path: str | Path, images: bool = False) -> Path:
-        """Write the self-contained HTML report, into a folder that is made if need be, and return its path.
+        """Write the self-contained HTML report and return its path.
 
         Args:
-            path: the file, or a folder for a report.html.
-            images: read the data of the first finished run again, for images of each domain, which its folder keeps;
-                those of a run that has them already are shown in any case.
+            path: the file, or a folder for report.html, which is created if needed.
+            images: read the data of the first finished run for sample images of each domain, which its folder keeps;
+                images that a run already has are always shown.
 
         Raises:
             FedshiftError: it cannot be written.
@@ -215,14 +214,14 @@ class Comparison(Tabled):
         return write_files(self, Path(folder))
 
     def analyse(self, name: str, **settings: Any) -> Analysed:
-        """Measure every finished run, without training again; see :func:`fedshift.analyse`.
+        """Analyse every finished run without training; see :func:`fedshift.analyse`.
 
         Args:
-            name: the analysis, of ``fedshift list analyses``.
+            name: the analysis, from ``fedshift list analyses``.
             settings: its settings, by name.
 
         Raises:
-            FedshiftError: there is no such analysis or setting, or it can be measured of no run.
+            FedshiftError: there is no such analysis or setting, or it applies to none of the runs.
         """
         from fedshift.reporting.analyses import ANALYSES
         from fedshift.reporting.analyses.analysed import analyse
@@ -242,10 +241,10 @@ class Comparison(Tabled):
 
         Args:
             method: the row's label.
-            metric: such as "auroc" or "auroc of cat", of those in ``evaluate.metrics``; None: the one that selects.
+            metric: a metric of ``evaluate.metrics`` such as "auroc" or "auroc of cat"; default: the selecting metric.
 
         Raises:
-            FedshiftError: no row has that label, or its runs no such metric.
+            FedshiftError: no row has that label, or its runs lack the metric.
         """
         row = self._row(method)
         return _mean(row.score("test", metric=self._metric(metric).name))
@@ -257,14 +256,14 @@ class Comparison(Tabled):
         return self.metric if name is None else known[name]
 
     def plot(self, role: Literal["test", "validation"] = "test", metric: str | None = None) -> Figure:
-        """Every row's score by environment as one figure: means over seeds with t intervals of 95 %, one seed without.
+        """A figure of every row's score by environment, with two kinds of uncertainty.
 
-        Show it in a notebook, or keep it: ``comparison.plot().savefig("scores.pdf")``. With more than twelve
-        environments it is their mean alone.
+        Thick lines are 95 % t intervals over seeds, pale lines the intervals within an environment. With more than
+        twelve environments only their mean is drawn. Save it by ``comparison.plot().savefig("scores.pdf")``.
 
         Args:
-            role: whose environments.
-            metric: as in :meth:`score`; None: the one that selects.
+            role: the environments' role.
+            metric: as in :meth:`score`.
 
         Raises:
             FedshiftError: there are no such environments, or no such metric.
@@ -276,9 +275,7 @@ class Comparison(Tabled):
         return score_plot(self, role, self._metric(metric))
 
     def worst(self, method: str) -> float:
-        """A row's test score, by the metric that selects, at the end, on each seed's worst environment.
-
-        It is the mean over seeds, in 0..1.
+        """A row's test score at the end on each seed's worst environment, mean over seeds, in 0..1.
 
         Raises:
             FedshiftError: no row has that label.
@@ -294,13 +291,13 @@ class Comparison(Tabled):
     def measurements(self) -> list[Record]:
         """Every model's score on every environment, at the round that each selection rule picks.
 
-        Each has the ``run`` (its folder's name), the row's label as ``method``, ``seed``, ``hold_out`` (or None); the
-        ``rule``, whether it is an ``oracle`` that inspects test data, and the ``position`` (rounds done), ``stage`` and
-        ``round`` it picks; the ``environment`` and its ``role`` (test or validation), whose ``model`` is scored on it
-        (global, own, unseen), the mean over how many ``models``, the ``accuracy`` in 0..1, the ``loss`` in nats,
-        over how many samples ``n``, and each metric by its name (None where it is undefined); ``accuracy low`` and
-        ``accuracy high`` are the ends of its 95 % interval within the environment, and those of metrics are called
-        the same. An environment of several clients occurs once for each.
+        Each measurement has ``run`` (the folder's name), ``method`` (the row's label), ``seed``, ``hold_out`` (or
+        None); the selection ``rule``, whether it is an ``oracle`` that uses test data, and its ``position`` (rounds
+        done), ``stage`` and ``round``; the ``environment``, its ``role`` (test or validation), the scored ``model``
+        (global, own, unseen), the number of ``models`` in the mean, ``accuracy`` in 0..1, ``loss`` in nats, the number
+        of samples ``n``, and each metric by name (None if undefined). ``accuracy low`` and ``accuracy high`` are the
+        ends of the 95 % interval within the environment; metrics have such ends, too. An environment of several clients
+        occurs once for each.
         """
         return [
             {
@@ -327,19 +324,19 @@ class Comparison(Tabled):
         ]
 
     def tables(self) -> list[Table]:
-        """The headline table, then by environment, metrics, and what part of the loss each term makes up."""
+        """The headline table, then tables by environment, of metrics, and of each loss term's share."""
         return tables(self)
 
     def more_tables(self) -> list[Table]:
-        """Differences paired by seed, every environment with its samples, and which model is scored on it."""
+        """Differences paired by seed, every environment with its samples, and the model that is scored on it."""
         return more_tables(self)
 
     def notes(self) -> list[str]:
-        """What a reader of the tables must know, once each; unfinished runs among it."""
+        """Notes for readers of the tables, including unfinished runs."""
         return notes(self)
 
     def cautions(self) -> list[Caution]:
-        """Why numbers should not be trusted as they stand, such as one seed or a run that is not finished."""
+        """Reasons to distrust the numbers, such as a single seed or an unfinished run."""
         return cautions(self)
 
 

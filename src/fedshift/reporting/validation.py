@@ -1,4 +1,4 @@
-"""A trained model on data of a centre that never joined: tables, a page and a file of aggregates; rows that stay."""
+"""A validation at a site that never joined: tables, a page and a file of aggregates; single rows stay at the site."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PREDICTIVE = ("sensitivity", "specificity", "PPV", "NPV")
 
 @dataclass(frozen=True)
 class Balance:
-    """A class."""
+    """A class with its shares."""
 
     name: str  # the class's
     n: int | str  # how many samples are of it, or what stands in the place
@@ -37,23 +37,23 @@ class Balance:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Validation(Tabled):
-    """What a model is worth on labelled samples, as numbers that may be handed on.
+    """The performance of a model on labelled samples, as aggregates that may be published.
 
     Attributes:
-        model: what the model is called.
-        against: what the model beside it is called; empty: there is none.
+        model: the model's name.
+        against: the name of a second model; may be empty.
         dataset: the kind of data, by its name in the catalogue.
-        floor: how many samples (of grouped ones, groups) a cell has at least that is published.
-        by: what subgroups are by; empty: there are none.
+        floor: the least number of samples (or groups, for grouped samples) of a published cell.
+        by: the column of the subgroups; may be empty.
         overall: all samples together.
         subgroups: the subgroups.
         classes: each class, here and in training.
-        calibration: intercept and slope, of two classes.
-        reliability: samples by probability, from small to large.
-        points: what thresholds give that validation chose, of two classes.
-        drift: the columns of a table beside those of training.
-        differences: between the model and the one beside it.
-        remarks: what a reader must know.
+        calibration: intercept and slope, for two classes.
+        reliability: samples by probability, in ascending order.
+        points: thresholds that were chosen on validation data, for two classes.
+        drift: a table's columns compared with training.
+        differences: between the two models.
+        remarks: notes for readers.
         reading: how the files were read, for the site alone.
         rows: every sample, for the site alone.
     """
@@ -76,14 +76,14 @@ class Validation(Tabled):
     rows: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)
 
     def document(self) -> dict[str, Any]:
-        """All that may be handed on, as JSON, numbers with four digits."""
+        """All aggregates as JSON, with numbers of four digits."""
         own = ("reading", "rows", "reliability")
         published = {name: value for name, value in asdict(self).items() if name not in own}
         found: dict[str, Any] = _rounded(published | {"reliability": [each._asdict() for each in self.reliability]})
         return found
 
     def notes(self) -> list[str]:
-        """What a reader must know."""
+        """Notes for readers."""
         return [*self.remarks]
 
     def measurements(self) -> list[Record]:
@@ -95,7 +95,6 @@ class Validation(Tabled):
         ]
 
     def tables(self) -> list[Table]:
-        """The tables, in order."""
         found = [_scores(f"{self.model} on {self.overall.n} samples, in %", self.overall.scores), self._of_classes()]
         found += [self._of_subgroups()] * bool(self.subgroups)
         found += [self._of_points()] * bool(self.points)
@@ -105,11 +104,11 @@ class Validation(Tabled):
         return found + [self._of_columns()] * bool(self.drift)
 
     def charts(self) -> list[Chart]:
-        """The reliability diagram; none where there are no bins."""
+        """The reliability diagram, if there are bins."""
         return [_diagram(self)] if self.reliability else []
 
     def page(self) -> str:
-        """The tables and the diagram as HTML that needs nothing else."""
+        """The tables and the diagram as self-contained HTML."""
         return render(
             "validation.html.jinja",
             title=f"{self.model} on {self.overall.n} samples",
@@ -119,7 +118,7 @@ class Validation(Tabled):
         )
 
     def write(self, folder: str | Path) -> list[Path]:
-        """Write all that may be handed on: validation.json, .md and .html, and the diagram as SVG and PNG.
+        """Write the aggregates: validation.json, .md and .html, and the diagram as SVG and PNG.
 
         Returns:
             The files.
@@ -141,7 +140,7 @@ class Validation(Tabled):
         return [to / name for name in contents]
 
     def write_rows(self, path: str | Path) -> Path:
-        """Write every sample with its label and probabilities as CSV, which only its owner may read.
+        """Write every sample with its label and probabilities as CSV, readable by its owner only.
 
         Raises:
             FedshiftError: it cannot be written.
@@ -202,7 +201,7 @@ class Validation(Tabled):
             for each in self.drift
         ]
         heads = ["column", "difference", "spread", "missing (%)", "in training (%)", ""]
-        return Table("Columns beside those of training", heads, rows)
+        return Table("Columns compared with training", heads, rows)
 
 
 def _rounded(value: Any) -> Any:

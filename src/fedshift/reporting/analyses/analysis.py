@@ -1,4 +1,4 @@
-"""An analysis: numbers of a finished run's models and data, and the tables and charts of several runs."""
+"""The base of analyses: measurements of a finished run, and tables and charts of several runs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fedshift.spec import Spec
 
 
 class Measured(File):
-    """What an analysis measured of a run, as its cache keeps it.
+    """The measurements of a run, as the cache keeps them.
 
     Attributes:
-        rows: the numbers, with the names of what they are of.
+        rows: the numbers with their names.
         images: PNG files in base64, by names that rows refer to.
     """
 
@@ -30,7 +30,7 @@ class Measured(File):
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A run, and what was measured of it."""
+    """A run and its measurements."""
 
     run: Run
     measured: Measured
@@ -44,15 +44,15 @@ Rows = Mapping[str, Sequence[MeasuredRun]]  # runs that differ only in seed and 
 
 
 class Analysis(Spec):
-    """Numbers of finished runs, computed from their folders and data without training again.
+    """Measurements of finished runs, computed from their folders and data without training.
 
-    Its docstring defines what is measured, with units; :meth:`measure` reads a single run, and is cached in its folder;
-    the others combine runs.
+    The class docstring defines the measurements with their units. :meth:`measure` reads a single run and is cached in
+    its folder; the other methods combine runs.
 
     Attributes:
-        title: what it measures, as headings have it.
+        title: the heading.
         source: the paper and figure or equation.
-        version: changes when :meth:`measure` gives other numbers for the same settings, so that caches are made again.
+        version: incremented when :meth:`measure` gives other numbers for the same settings, which discards caches.
     """
 
     section: ClassVar[str] = "analysis"
@@ -69,19 +69,19 @@ class Analysis(Spec):
         raise NotImplementedError
 
     def tables(self, rows: Rows) -> list[Table]:
-        """The numbers of every row as tables."""
+        """Tables of the measurements of every row."""
         raise NotImplementedError
 
     def charts(self, rows: Rows) -> list[Chart]:
-        """Pictures of the numbers; empty if tables show everything."""
+        """Charts of the measurements; empty if tables are enough."""
         return []
 
     def notes(self, rows: Rows) -> list[str]:
-        """What a reader of the numbers must know."""
+        """Notes for readers of the numbers."""
         return []
 
     def measurements(self, rows: Rows) -> list[dict[str, Any]]:
-        """Every number with its ``method``, ``run``, ``seed`` and ``hold_out`` (None if none is)."""
+        """Every number with its ``method``, ``run``, ``seed`` and ``hold_out`` (or None)."""
         return [
             {
                 "method": label,

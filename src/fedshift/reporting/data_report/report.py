@@ -1,4 +1,4 @@
-"""A report on a data set and on how it is divided: counts, values, duplicates, drift, and findings."""
+"""A report on a data set and its division: counts, values, duplicates, drift, and findings."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class SiteCounts:
     name: str  # the site's
     samples: int  # how many it has
     clients: int  # how many clients train on samples of it
-    roles: dict[str, int]  # how many samples are of training, validation and test, and of "nobody"
+    roles: dict[str, int]  # the number of samples for training, validation and test, and of unused samples ("nobody")
     classes: dict[str, int]  # how many samples it has of each class, whatever they are used for
 
 
@@ -52,7 +52,7 @@ class SiteCounts:
 class ClientCounts:
     """The training samples of a client."""
 
-    name: str  # the client's; the site's where the site is one client
+    name: str  # the client's name; the site's name if the site is one client
     site: str  # the site's
     samples: int  # how many it trains on
     classes: dict[str, int]  # how many samples of each class
@@ -60,7 +60,7 @@ class ClientCounts:
 
 @dataclass(frozen=True)
 class EnvironmentCounts:
-    """The samples that models are scored on under one name."""
+    """The samples of the environments of one name."""
 
     name: str  # the environment's
     role: str  # "validation" or "test"
@@ -70,31 +70,31 @@ class EnvironmentCounts:
 
 @dataclass(frozen=True, repr=False)
 class DataReport:
-    """A inspect a data set and at how it is divided, which prints as tables and findings and writes its page.
+    """A report on a data set and its division; prints as tables and findings, and writes an HTML page.
 
     Attributes:
         experiment: the experiment's name.
         data: the data set's name in the catalogue.
-        kind: what a sample is: "images", "signals", "rows" (of numbers), "text", "tokens" or "arrays".
-        samples: how many there are.
-        shape: of a sample.
-        dtype: of samples.
-        bytes: how large all samples are in memory.
-        originals: how many groups of samples made from one original there are, which a split keeps whole.
-        tested: whether test samples are judged as well; else only their labels and digests are read.
+        kind: the kind of samples: "images", "signals", "rows" (of numbers), "text", "tokens" or "arrays".
+        samples: the number of samples.
+        shape: the shape of a sample.
+        dtype: the type of samples.
+        bytes: the size of all samples in memory.
+        originals: the number of groups of samples from one original, which a split keeps whole.
+        tested: whether test samples are judged as well; otherwise only their labels and digests are read.
         sites: the sites (domains).
-        clients: who trains.
-        scored: what models are scored on.
-        trained: how many samples of each class somebody trains on.
-        batch: how many samples a batch of training has; 0 where unknown.
+        clients: the clients that train.
+        scored: the environments.
+        trained: the number of training samples of each class.
+        batch: the number of samples in a training batch; 0 if unknown.
         values: ranges and moments of the inputs, by column and site.
-        alone: of rows of numbers, how well each column separates the classes by itself, on training rows.
+        alone: for rows of numbers, how well each column alone separates the classes, on training rows.
         duplicates: equal samples.
-        features: how well sites are distinguished; None: scikit-learn is not installed.
-        refused: why a run of the experiment would not begin.
-        notes: what else a reader must know.
-        settled: the columns for which settings decide about missing cells.
-        findings: what is odd, and what to do.
+        features: how well a classifier distinguishes sites; None without scikit-learn.
+        refused: why a run of the experiment would be refused; may be empty.
+        notes: further notes.
+        settled: columns for which settings define the treatment of missing cells.
+        findings: problems, with fixes.
     """
 
     experiment: str
@@ -134,7 +134,7 @@ class DataReport:
         return write_page_to(Path(path), "data.html", page)
 
     def show(self, console: Console) -> None:
-        """Print everything."""
+        """Print the whole report."""
         found = [f"{number}. {finding}" for number, finding in enumerate(self.findings, 1)]
         heading = f"Found: {len(found)}" if found else "Nothing odd was found."
         console.print(*(f"{name}: {value}" for name, value in facts(self).items()), "", sep="\n", **PLAIN)
@@ -168,20 +168,20 @@ def look_at(
     notes: Sequence[str] = (),
     tell: Tell = silent,
 ) -> DataReport:
-    """Inspect a data set and at what a protocol made of it.
+    """Inspect a data set and its division by a protocol.
 
     Args:
         data: the samples, on the CPU.
-        federation: who trains and what is scored, as views of these samples.
+        federation: the clients and environments, as views of these samples.
         inputs: how samples become inputs.
-        seed: from which the samples that are compared are drawn.
+        seed: the seed of the samples that are compared.
         experiment: the experiment's name.
         dataset: the data set's name.
-        batch: how many samples a batch of training has.
+        batch: the number of samples in a training batch.
         test: whether test samples are judged.
-        refused: why a run of the experiment would not begin.
-        notes: what else a reader must know.
-        tell: takes the progress: what is done, samples done, samples in all.
+        refused: why a run of the experiment would be refused.
+        notes: further notes.
+        tell: called with the step, the samples done and all samples.
     """
     kind, roles = kind_of(data, inputs), Roles.of(federation, len(data.y))
     looked = roles.judged(test=test)

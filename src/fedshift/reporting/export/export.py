@@ -1,4 +1,4 @@
-"""Writing a model for people without fedshift: nothing is handed out that predicts otherwise than the run's model."""
+"""Exporting a model for people without fedshift; a file whose predictions differ from the run's model is refused."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ CHECKS, CARD, ABOUT = "checks.npz", "README.md", "model.json"
 
 @dataclass(frozen=True)
 class Exported:
-    """A model that was written.
+    """An exported model.
 
     Attributes:
         path: the folder.
-        differences: by format, how far a probability lies from that of the run's model, at most.
-        made: how many made samples it was compared on.
-        real: how many samples of the run's data.
-        note: why it was compared on no sample of the data; empty if it was.
+        differences: the largest difference of a probability from the run's model, by format.
+        made: the number of generated samples that were compared.
+        real: the number of samples of the run's data that were compared.
+        note: why no sample of the data was compared; may be empty.
     """
 
     path: Path
@@ -50,12 +50,12 @@ class Exported:
 
 @dataclass(frozen=True)
 class Checks:
-    """What files are compared on."""
+    """The samples on which files are compared."""
 
     made: Tensor  # samples (N, ...), which are handed out with the files
     real: Tensor  # samples (M, ...) of the data, which are not
-    expected: Tensor  # the probabilities of the made ones, (N, classes), float64, as the run's model gives them
-    note: str  # why there are no real ones; empty if there are some
+    expected: Tensor  # the run's model's probabilities of the generated samples, (N, classes), float64
+    note: str  # why there are no real samples; may be empty
 
     @classmethod
     def of(cls, run: Run, whole: Probabilities) -> Checks:
@@ -69,13 +69,13 @@ class Checks:
 
     @torch.no_grad()
     def difference(self, whole: Probabilities, predict: Predict) -> float:
-        """How far a probability lies from that of the run's model, at most, one sample at a time and several."""
+        """The largest difference of a probability from the run's model, for single samples and for batches."""
         batches = [self.made[:1], self.made[-1:], self.made, self.real[:1], self.real]
         apart = [(predict(x).double() - whole.reference(x)).abs() for x in batches if len(x)]
         return max(float(each.nan_to_num(torch.inf).max()) for each in apart)
 
     def npz(self) -> bytes:
-        """The made samples and their probabilities, as NumPy reads them."""
+        """The generated samples and their probabilities as an .npz file."""
         file = BytesIO()
         np.savez(file, samples=self.made.numpy(), probabilities=self.expected.numpy())
         return file.getvalue()
@@ -88,18 +88,18 @@ def export(
     round: Picked = "last",
     to: str | Path | None = None,
 ) -> Exported:
-    """Write a model into a new folder, once every file has been executed and predicts what the run's model does.
+    """Export a model into a new folder, after executing every file and comparing its predictions with the run's model.
 
     Args:
         run: a finished run.
-        formats: of :data:`FORMATS`.
-        client: whose model, by name or id; None: the global one.
-        round: the final model, or that of the round which validation picks.
-        to: the folder; None: ``export`` in the run's, with the client's name behind it.
+        formats: names in :data:`FORMATS`.
+        client: the client whose personalised model is exported, by name or id; None: the global model.
+        round: the final model, or the model of the round that validation selects.
+        to: the folder; default: ``export`` in the run's folder, followed by the client's name.
 
     Raises:
         FedshiftError: there is no such model or format, the folder exists, an extra is missing, a format cannot express
-            the model, or a file predicts otherwise; then nothing is left behind.
+            the model, or a file's predictions differ; then no folder is left.
     """
     for name in formats:
         if name not in FORMATS:
@@ -118,7 +118,7 @@ def export(
         files.write(begun / CHECKS, checks.npz())
         files.write(begun / ABOUT, card.json())
         files.write(begun / CARD, card.markdown())
-        begun.chmod(0o755)  # as a folder is that was made plainly
+        begun.chmod(0o755)  # the usual permissions of a new folder
         files.rename(begun, folder)
     finally:
         shutil.rmtree(begun, ignore_errors=True)  # nothing is there any more, if all went well
@@ -148,7 +148,7 @@ def _shape(run: Run, whole: Probabilities, found: Tensor | None) -> tuple[int, .
 
 
 def _written(whole: Probabilities, checks: Checks, formats: Sequence[Format], folder: Path) -> dict[Format, float]:
-    """Write the files of each format, and return how far they are from the run's model."""
+    """Write the files of each format, and return their differences from the run's model."""
     program, differences = whole.traced(checks.made[:4]), dict[Format, float]()
     for name in dict.fromkeys(formats):
         differences[name] = checks.difference(whole, FORMATS[name].write(program, folder))

@@ -1,8 +1,8 @@
-"""Copies what runs have evaluated from their events to trackers, each evaluation once.
+"""Copies evaluations from runs' events to trackers, each evaluation once.
 
-It only reads a run's events, so that it can be done during a run or later, and decides nothing of the run. How far a
-tracker is stands in ``trackers/`` of the run's folder. After a kill the events have some rounds twice, with the same
-scores; the last count.
+It only reads events, so that it works during a run or later, without affecting the run. A tracker's progress is stored
+in ``trackers/`` of the run's folder. After a kill the events contain some rounds twice, with equal scores; the last
+ones count.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Evaluations = Mapping[int, EvaluatedEvent]  # by rounds done
 
 
 class TrackerState(File):
-    """RUN/trackers/TRACKER-*.json: how far a tracker with certain settings is."""
+    """RUN/trackers/TRACKER-*.json: the progress of a tracker with certain settings."""
 
     format: Literal[1] = 1
     id: str  # what the tracker calls the run
@@ -49,11 +49,11 @@ class RunLog:
     """A run and a tracker, which is opened when there is something to log."""
 
     def __init__(self, folder: Run, tracker: Tracker, stack: ExitStack) -> None:
-        """Find how far the tracker is, and keep other processes from it until the stack ends.
+        """Read the tracker's progress, and lock it until the stack closes.
 
         Raises:
             LockedError: another process logs this.
-            FedshiftError: it cannot be remembered how far the tracker is, or what is remembered is damaged.
+            FedshiftError: the progress cannot be stored, or is damaged.
         """
         settings = json.dumps(tracker.table(), sort_keys=True).encode()
         self._path = folder.path / FOLDER / f"{tracker.name}-{files.digest_of(settings)[:8]}.json"
@@ -64,7 +64,7 @@ class RunLog:
         self._saved = read_json(self._path, TrackerState) if self._path.exists() else new
 
     def log(self, found: Evaluations, state: RunState) -> int:
-        """Log what is new; returns how many evaluations that is."""
+        """Log new evaluations and return their number."""
         new = sorted(position for position in found if position > self._saved.logged)
         if not new and state == self._saved.state:
             return 0
@@ -119,8 +119,8 @@ class Tracking:
     """Runs at or below a path, and their trackers.
 
     Attributes:
-        logged: how many evaluations were logged, by the run's folder.
-        problems: what keeps runs from being tracked.
+        logged: the number of logged evaluations, by run folder.
+        problems: reasons why runs cannot be tracked.
     """
 
     def __init__(self, path: Path, trackers: Sequence[Tracker], stack: ExitStack) -> None:
@@ -131,7 +131,7 @@ class Tracking:
         self._next = 0.0
 
     def look(self) -> None:
-        """Log what is new in every run, those that began since as well."""
+        """Log what is new in every run, including runs that have started since."""
         for folder in find(self._path, least=0):
             if folder.path not in self._runs:
                 self._runs[folder.path] = None
@@ -149,14 +149,14 @@ class Tracking:
 
 
 class _TrackedEvents:
-    """The events of a run, and where they are logged."""
+    """The events of a run, and the logs for them."""
 
     def __init__(self, folder: Run, logs: Sequence[RunLog]) -> None:
         self._events, self._logs = EventsFile(folder), logs
         self._state: RunState | None = None
 
     def log(self) -> int:
-        """Log what is new; returns how many evaluations are new to a tracker."""
+        """Log new evaluations and return their number."""
         found: dict[int, EvaluatedEvent] = {}
         for event in self._events.new():
             match event:
@@ -175,23 +175,22 @@ class _TrackedEvents:
 def track(
     path: str | Path, to: str | Tracker | Sequence[str | Tracker], *, wait: bool = False, **settings: Any
 ) -> dict[Path, int]:
-    """Copy what runs have evaluated to trackers: scores, losses, loss terms and bytes, by rounds done.
+    """Copy evaluations of runs to trackers: scores, losses, loss terms and bytes, by rounds done.
 
-    Called again, it continues where it was. It may be called while runs continue, which do not notice.
+    A repeated call continues. It may be called while runs continue, without affecting them.
 
     Args:
         path: a run folder, or a folder of them.
-        to: trackers: names of ``fedshift list trackers``, or trackers with their settings.
-        wait: whether to continue, and show the runs, until all of them are over; if there are no runs yet it waits for
-            one.
-        settings: of the trackers that are named, each for those that have it.
+        to: names of ``fedshift list trackers``, or trackers with their settings.
+        wait: continue until all runs have ended, and show them; if there are no runs yet, wait for the first.
+        settings: settings of the named trackers, each applied to the trackers that have it.
 
     Returns:
-        How many evaluations were logged, by the run's folder.
+        The number of logged evaluations, by run folder.
 
     Raises:
-        FedshiftError: there are no runs, no such tracker or setting, or a run that cannot be tracked, whose message
-            comes after all others were.
+        FedshiftError: there are no runs, no such tracker or setting, or a run cannot be tracked; the other runs are
+            tracked first.
     """
     trackers, path = chosen(to, settings), Path(path)
     with ExitStack() as stack:
@@ -206,7 +205,6 @@ def track(
 
 
 def chosen(to: str | Tracker | Sequence[str | Tracker], settings: Mapping[str, Any]) -> list[Tracker]:
-    """The trackers that are requested."""
     requested = [to] if isinstance(to, str | Tracker) else [*to]
     named = {each: TRACKERS.get(each).settings() for each in requested if isinstance(each, str)}
     check_names(settings, {name: None for known in named.values() for name in known}, Tracker.section)

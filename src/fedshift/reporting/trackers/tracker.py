@@ -1,7 +1,7 @@
-"""What every tracker is: a place to which the scores of a run are copied, one evaluation after another.
+"""The base of trackers: a tracker copies the scores of a run to another tool, one evaluation after another.
 
-The interface is that of Hugging Face Accelerate's ``GeneralTracker``; steps come with their times, since runs are also
-tracked when they are over.
+The interface is that of Hugging Face Accelerate's ``GeneralTracker``, with the time of each step, since runs are also
+tracked after they ended.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Folder = Annotated[str, AfterValidator(lambda path: path and str(Path(path).expa
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker knows of a run.
+    """A run for a tracker.
 
     Attributes:
         path: the run's folder.
         experiment: the experiment's name.
         method: the method's name.
         seed: the run's seed.
-        id: text that no other run has, the same whenever the run is tracked with these settings.
-        logged: the last step that was logged before; -1: none was.
+        id: a unique text, the same whenever the run is tracked with these settings.
+        logged: the last step that was logged before, or -1.
     """
 
     path: Path
@@ -49,11 +49,10 @@ class TrackedRun:
 
 
 class Tracker(Spec):
-    """A place to which the scores of runs are copied; each run has a separate tracker, with these settings.
+    """Copies the scores of runs to another tool; each run has a separate tracker, with these settings.
 
-    A run is tracked whenever its owner wants, perhaps in several goes: each of them calls
-    :meth:`store_init_configuration`, :meth:`log` for every evaluation that was not logged before, now and then
-    :meth:`flush`, and :meth:`finish`.
+    A run may be tracked in several sessions. Each session calls :meth:`store_init_configuration`, :meth:`log` for every
+    new evaluation, :meth:`flush` from time to time, and :meth:`finish`.
     """
 
     section: ClassVar[str] = "tracker"
@@ -61,48 +60,48 @@ class Tracker(Spec):
 
     @property
     def name(self) -> str:
-        """What the catalogue calls it."""
+        """The tracker's name in the catalogue."""
         from fedshift.reporting.trackers import TRACKERS
 
         return TRACKERS.name_of(self)
 
     @property
     def run(self) -> TrackedRun:
-        """The run that is tracked."""
+        """The tracked run."""
         return self._run
 
     def of(self, run: TrackedRun) -> Self:
-        """A tracker of a run, with the same settings."""
+        """A tracker of a run with the same settings."""
         made = self.replace()
         made._run = run
         return made
 
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
-        """Begin, or continue after :attr:`TrackedRun.logged`.
+        """Start, or continue after :attr:`TrackedRun.logged`.
 
         Args:
             values: the settings of the experiment, by dotted name.
 
         Raises:
-            MissingExtraError: what the tracker needs is not installed.
+            MissingExtraError: the tracker's package is not installed.
         """
 
     def log(self, values: Mapping[str, float], step: int, when: float) -> None:
-        """Take the scores of an evaluation.
+        """Log the scores of an evaluation.
 
         Args:
-            values: by the names of :func:`fedshift.runs.selection.scalars`.
-            step: how many rounds are done.
+            values: the scores, by the names of :func:`fedshift.runs.selection.scalars`.
+            step: the number of rounds done.
             when: the time of the evaluation, in seconds since 1970.
         """
         raise NotImplementedError
 
     def flush(self) -> None:
-        """Store what was logged, so that a kill does not lose it; what is stored is not logged again."""
+        """Store logged scores durably; stored scores are not logged again."""
 
     def finish(self, state: RunState) -> None:
-        """Close what was opened; the run may continue, and be tracked further.
+        """End the session; the run may continue, and be tracked again.
 
         Args:
-            state: the run's state as far as its events show; "running" includes a run whose process was killed.
+            state: the run's state according to its events; "running" includes a run whose process was killed.
         """
