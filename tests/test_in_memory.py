@@ -123,7 +123,7 @@ def test_kinds_of_samples_and_what_is_converted_is_said():
     gray = np.arange(2 * 5 * 6, dtype=np.uint8).reshape(2, 5, 6)
     colour = np.arange(2 * 5 * 6 * 3, dtype=np.uint8).reshape(2, 5, 6, 3)
     for x, expected, note in (
-        (gray, gray[:, None], "in_memory: images (N, 5, 6) are taken as gray, with one channel."),
+        (gray, gray[:, None], "in_memory: images (N, 5, 6) are read as gray, with one channel."),
         (
             colour,
             colour.transpose(0, 3, 1, 2),
@@ -254,7 +254,7 @@ def test_equal_content_is_one_file_that_is_written_once():
         ({"a": (X, Y), "south": (X[:, :2], Y)}, ["[3]", "site south", "[2]"]),
         ({"south": X}, ["The site 'south' is of the type ndarray", "(x, y)"]),
         ({"south": {"x": X, "label": Y}}, ["Unknown key", "'south'", "'label'"]),
-        ({"south": _Listed([(X[0], 0), (X[1, :2], 1)])}, ["x of the site 'south' is no array", "all of one shape"]),
+        ({"south": _Listed([(X[0], 0), (X[1, :2], 1)])}, ["x of the site 'south' is not an array", "all of one shape"]),
         ({"south": _Listed([(X[0], 0), (X[1], 1, "p")])}, ["'south' differ in whether they have a group"]),
         ({"a": _Listed([0]), "b": (X, Y[:2])}, ["item 0 of site 'a'", "y of the site 'b' has the shape (2,)"]),
     ],

@@ -181,8 +181,8 @@ def _array(given: Any, called: str) -> Array:
         return np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
     except (TypeError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-        raise FedshiftError(f"{called} is not an array: {reason}. Give one row per sample, all of one shape.") from
-        error
+        message = f"{called} is not an array: {reason}. Give one row per sample, all of one shape."
+        raise FedshiftError(message) from error
 
 
 def _converted(x: Array) -> tuple[Array, list[str]]:
