@@ -34,8 +34,7 @@ def in_memory(
     folder: str | Path = FOLDER,
     exclude: Sequence[str] = (),
 ) -> Arrays:
-    """The data of several sites in memory, for the argument ``data`` of :func:`fedshift.compare` and
-    :func:`fedshift.run`.
+    """The data of several sites in memory, for the argument ``data`` of :func:`fedshift.run` and others.
 
     Each site is ``(x, y)``, ``(x, y, group)``, a mapping with these keys, or a torch ``Dataset`` with a length and such
     items. ``x`` has a sample per row, of the same type and shape at all sites:
