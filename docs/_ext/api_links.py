@@ -1,4 +1,4 @@
-"""Sphinx extension that links names in docstrings to the API page, whatever module a docstring is in."""
+"""Sphinx extension for the API page: links between names of any module, and readable types."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the extension with Sphinx."""
     app.setup_extension("sphinx.ext.autodoc")
     app.connect("autodoc-process-docstring", keep_colon, priority=400)  # before napoleon
+    app.connect("object-description-transform", without_limits, priority=400)  # before the types are added
     app.connect("missing-reference", link_by_last_name)
     return {"parallel_read_safe": True}
 
@@ -25,6 +26,16 @@ def keep_colon(app: Sphinx, what: str, name: str, obj: object, options: object, 
     """Replace the colon of a property's first line, which napoleon takes for a type."""
     if what == "property" and lines:
         lines[0] = lines[0].replace(": ", " -- ", 1)
+
+
+def without_limits(app: Sphinx, domain: str, kind: str, content: nodes.Element) -> None:
+    """Forget the annotated types of a Spec's fields, which the settings' page lists with their limits."""
+    signature = content.parent[0] if content.parent else None
+    if domain == "py" and kind == "class" and isinstance(signature, nodes.Element):
+        name = ".".join(filter(None, (signature.get("module"), signature.get("fullname"))))
+        annotations = app.env.current_document.autodoc_annotations
+        if any("Annotated[" in text for text in annotations.get(name, {}).values()):
+            del annotations[name]
 
 
 def link_by_last_name(
