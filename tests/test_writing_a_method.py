@@ -1,9 +1,10 @@
-"""The tutorial's code is what the repository contains, it runs, and it does what it states."""
+"""The code of docs/writing-a-method.md equals the files in examples/, and it runs."""
 
 from __future__ import annotations
 
 import importlib
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,10 @@ from types import ModuleType
 import pytest
 import torch
 
+import fresh
 from conftest import CNN_WITH_BN, Make, names_sent, simulate, states
+from fedshift import FedAvg
+from fedshift.core.contract import Batch
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers
@@ -21,14 +25,14 @@ from fedshift.methods import METHODS
 from refusal import refuses
 
 ROOT = Path(__file__).parents[1]
-TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
-FILES = {"plugin": "my_scaffold", "check": "test_my_scaffold"}
+PAGE = (ROOT / "docs" / "writing-a-method.md").read_text(encoding="utf-8")
+FILES = {"idea": "short_features", "plugin": "my_scaffold", "check": "test_my_scaffold"}
 PLAIN = {"train.momentum": 0.0}
 
 
 @pytest.fixture
 def examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
-    """The tutorial's two files, imported as in their folder, and forgotten afterwards."""
+    """The page's files, imported from their folder and removed from the catalogue afterwards."""
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     monkeypatch.setattr(METHODS, "_listed", dict(METHODS._listed))
     yield {marker: importlib.import_module(name) for marker, name in FILES.items()}
@@ -37,18 +41,42 @@ def examples(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]
 
 
 def blocks(marker: str) -> list[str]:
-    return re.findall(rf"<!-- {marker} -->\n```python\n(.*?)```", TUTORIAL, re.DOTALL)
+    return re.findall(rf"<!-- {marker} -->\n```python\n(.*?)```", PAGE, re.DOTALL)
 
 
-def held(name: str) -> str:
-    return (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
+def source(marker: str) -> str:
+    return (ROOT / "examples" / f"{FILES[marker]}.py").read_text(encoding="utf-8")
 
 
-def test_the_blocks_together_are_the_files():
+def test_the_blocks_are_in_the_files():
     methods = [re.sub(r"\n{3,}", "\n\n", indent(block, "    ")) for block in blocks("method")]
-    assert held(FILES["plugin"]) == "\n".join([*blocks("plugin"), *methods])
-    assert held(FILES["check"]) == "\n\n".join(blocks("check"))
-    assert TUTORIAL.count("```python") == len([*blocks("plugin"), *methods, *blocks("check")])
+    assert source("idea") == "".join(blocks("idea"))
+    assert source("plugin") == "\n".join([*blocks("plugin"), *methods])
+    assert all(block in source("check") for block in blocks("check"))
+    assert PAGE.count("```python") == len([*blocks("idea"), *blocks("plugin"), *methods, *blocks("check")])
+
+
+def test_its_commands_run(tmp_path: Path):
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    lines = "".join(re.findall(r"<!-- shell -->\n```sh\n(.*?)```", PAGE, re.DOTALL)).replace("\\\n", "").splitlines()
+    less = "--rounds 1 --model mlp --set train.steps=1 --set data.images_per_class=10 --set run.engine=sequential"
+    lines = [f"{line.replace('--rounds 30 --seed 0,1,2', '')} {less if 'compare' in line else ''}" for line in lines]
+    outputs = [fresh.command(*shlex.split(line)[1:], cwd=tmp_path) for line in lines]
+    assert [output.returncode for output in outputs] == [0, 0, 0], [output.stderr for output in outputs]
+    assert "search: 0.001, 0.01, 0.1" in outputs[0].stdout
+    assert "short-features: length" in outputs[1].stdout
+    assert "my-scaffold" in outputs[2].stdout
+
+
+def test_the_first_method_adds_its_penalty(examples: dict[str, ModuleType], make: Make):
+    """The mean of ||z||^2 over a batch, times the weight; a weight of 0 gives FedAvg."""
+    method = examples["idea"].ShortFeatures(weight=0.5)
+    z = torch.tensor([[3.0, 4.0], [0.0, 1.0]])
+    value = method.terms()["length"].weighted(None, Batch(z, torch.zeros(2, dtype=torch.int64), z), None)
+    assert value.item() == 0.5 * (25 + 1) / 2
+    methods = (FedAvg(), examples["idea"].ShortFeatures(weight=0.0))
+    plain, unweighted = (simulate(make().replace(method=method)).coordinator.state.shared for method in methods)
+    assert all(torch.equal(unweighted[name], tensor) for name, tensor in plain.items())
 
 
 def test_its_tests_pass(examples: dict[str, ModuleType], tmp_path: Path):
@@ -82,7 +110,7 @@ def test_an_audit_refuses_its_first_change_unless_it_says_what_that_reveals(
     from fedshift.page import Upload
 
     class Silent(examples["plugin"].MyScaffold):  # type: ignore[name-defined, misc]  # a class of another file
-        """Does not state it."""
+        """Does not say it."""
 
         def exchange(self, name, **changes):
             return super().exchange(name, uploads=(Upload.like("change", "c"),))
