@@ -80,6 +80,12 @@ def test_the_readme(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     assert names["model"](torch.zeros(2, 1, 28, 28, dtype=torch.uint8)).shape == (2, 10)
 
 
+def test_the_quick_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    quick(monkeypatch, "compare", SMALL | {"train.rounds": 1})
+    carried_out("quick-start.md", "python")
+    assert 0 <= float(capsys.readouterr().out) <= 1
+
+
 def test_training(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     quick(monkeypatch, "run", {"run.engine": "sequential"})  # nothing is measured for
     carried_out("training.md", "early")
