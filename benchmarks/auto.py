@@ -43,10 +43,10 @@ def seconds_a_round(simulation: Simulation, choice: Choice, seconds: float) -> f
 
 def compare(workload: str, precision: str, repeats: int, seconds: float) -> bool:
     """Print what `auto` picks beside what whole rounds take; whether it is right."""
-    asked = experiment(WORKLOADS[workload], precision, "auto", 0)
-    simulation = Simulation(asked)
+    requested = experiment(WORKLOADS[workload], precision, "auto", 0)
+    simulation = Simulation(requested)
     began = time.perf_counter()
-    calibration = calibrate(simulation.example(), asked.run)
+    calibration = calibrate(simulation.example(), requested.run)
     took = time.perf_counter() - began
     print(f"\n{WORKLOADS[workload].title}, {precision}: calibrated in {took:.1f} s\n{calibration}")
     ways = [timing.choice for timing in calibration.engines if not timing.notes]

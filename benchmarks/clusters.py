@@ -74,12 +74,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="of a turn")
     parser.add_argument("--turns", type=int, default=5, help="of each engine")
     parser.add_argument("--sizes", default="small,large")
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     spent = Counter[str]()
     for name, (owner, attribute) in PARTS.items():
         setattr(owner, attribute, timed(spent, name, getattr(owner, attribute)))
     torch.set_num_threads(1)
-    for size in asked.sizes.split(","):
+    for size in requested.sizes.split(","):
         with ExitStack() as stack:
             engines = {
                 "workers": Workers(Kernels(channels_last=True), COUNT),
@@ -95,13 +95,13 @@ def main() -> None:
                 sides["workers"].round()
             times: dict[str, list[float]] = {name: [] for name in sides}
             spent.clear()
-            for _ in range(asked.turns):
+            for _ in range(requested.turns):
                 for name, side in sides.items():
                     started = time.perf_counter()
-                    for _ in range(asked.rounds):
+                    for _ in range(requested.rounds):
                         side.round()
-                    times[name].append((time.perf_counter() - started) / asked.rounds)
-            show(size, sides, times, spent, asked.rounds * asked.turns)
+                    times[name].append((time.perf_counter() - started) / requested.rounds)
+            show(size, sides, times, spent, requested.rounds * requested.turns)
 
 
 def show(size: str, sides: dict[str, Opened], times: dict[str, list[float]], spent: Counter[str], rounds: int) -> None:

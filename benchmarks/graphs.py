@@ -44,8 +44,8 @@ def main() -> None:
         sys.exit("there is no CUDA device here, and graphs are recorded nowhere else")
     recorded = banks.replayed
     for name in options.workload or list(WORKLOADS):
-        asked = experiment(WORKLOADS[name], "float32", "vectorised", 1, device="cuda")
-        simulation, engine = Simulation(asked), Vectorised(Kernels())
+        requested = experiment(WORKLOADS[name], "float32", "vectorised", 1, device="cuda")
+        simulation, engine = Simulation(requested), Vectorised(Kernels())
         ratios = []
         for _ in range(options.turns + 1):
             times = []

@@ -50,9 +50,9 @@ def main() -> None:
     stack = Choice("vectorised", 1, cores(), Kernels())
     workers = Choice("workers", cores(), 1, Kernels())
     for name in options.workload or ["table"]:
-        asked = experiment(WORKLOADS[name], "float32", "vectorised", cores(), device=options.device)
+        requested = experiment(WORKLOADS[name], "float32", "vectorised", cores(), device=options.device)
         runs = [
-            Simulation(asked.replace(seed=seed, train=asked.train.replace(lr=LR * (1 + seed / 10))))
+            Simulation(requested.replace(seed=seed, train=requested.train.replace(lr=LR * (1 + seed / 10))))
             for seed in range(options.runs)
         ]
         one_by_one = [[run] for run in runs]

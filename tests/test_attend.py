@@ -1,4 +1,4 @@
-"""Whatever a coordinator asks, a site answers with a word, or does what it should: its state is never spoilt."""
+"""Whatever a coordinator requests, a site answers with a word, or does what it should: its state is never spoilt."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def shared(begun: Begun, tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 
 def altered(request: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
-    """A request that says something else beside its tensors."""
+    """A request that states something else beside its tensors."""
     ((kind, text),) = metadata(request).items()
     about = json.loads(text)
     change(about)
@@ -122,7 +122,7 @@ def altered(request: bytes, change: Callable[[dict[str, Any]], object]) -> bytes
 
 
 def put(*names: str, value: Any) -> Callable[[dict[str, Any]], None]:
-    """A change of what a request says under some names."""
+    """A change of what a request states under some names."""
 
     def change(about: dict[str, Any]) -> None:
         *outer, last = names
@@ -134,7 +134,7 @@ def put(*names: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 def work_of(data: bytes) -> Work:
-    """A request that asks for work."""
+    """A request that requires work."""
     work = request_of(data)
     assert isinstance(work, Work)
     return work
@@ -195,7 +195,7 @@ def content(reply: Reply) -> Reply:
 
 
 def test_a_request_whose_reply_is_no_longer_kept_is_refused(begun: Begun, tmp_path: Path):
-    """The coordinator has a checkpoint of two rounds then; who begins the run anew gets what came of its first."""
+    """The coordinator has a checkpoint of two rounds then; who begins the run again gets what resulted from its first."""
     site = begun(tmp_path)
     first = content(site.ask(site.orders()[0]))
     work = work_of(coming(site))
@@ -207,7 +207,7 @@ def test_a_request_whose_reply_is_no_longer_kept_is_refused(begun: Begun, tmp_pa
 
 
 def test_joining_again_begins_another_session_and_keeps_all(begun: Begun, tmp_path: Path):
-    """Also where the run begins anew for the coordinator: no message removes anything at a site."""
+    """Also where the run begins again for the coordinator: no message removes anything at a site."""
     site = begun(tmp_path)
     before = site.kept()
     join = next(data for data in site.requests if isinstance(request_of(data), Join))
@@ -267,7 +267,7 @@ def test_a_coordinator_cannot_have_other_weights_trained_at_one_position(shared:
 
 
 def test_a_few_orders_that_failed_may_be_replaced_and_no_more(begun: Begun, tmp_path: Path):
-    """A failure is one word, but a word for each of many weights would tell as much as a number."""
+    """A failure is one word, but a word for each of many weights would show as much as a number."""
     site = begun(tmp_path)
     work = work_of(coming(site))
     assert work.order is not None
@@ -284,25 +284,25 @@ def test_a_round_comes_at_one_position_where_stages_may_end_early(make: Make, tm
     changes = {**small("head-retraining"), **IN_DOMAIN, "train.rounds": 3, "train.patience": 2}
     attendant = Attendant(members(tmp_path, make(changes)) / "sites" / "dark")
     site = attendant.site
-    asked = {"site": "dark", "run": site.agreement.run, "agreed": site.agreement.digest}
-    joined = reply_of(attendant.answer(Join(**asked, settings=site.agreement.agreed).to_bytes()))
+    requested = {"site": "dark", "run": site.agreement.run, "agreed": site.agreement.digest}
+    joined = reply_of(attendant.answer(Join(**requested, settings=site.agreement.agreed).to_bytes()))
     assert isinstance(joined, Joined)
     head = Round(site.setup.stages[1], 1)
     (order, *_) = Coordinator(site.setup, site.agreement.clients).orders(head.stage.training, head, [0])
-    work = Work(**asked, session=joined.session, position=2, saved=0)
+    work = Work(**requested, session=joined.session, position=2, saved=0)
     came: dict[str, list[type[Reply]]] = {"order": [], "score": []}
     for position in (2, 3, 4):
         for what, replies in came.items():
             again = replace(work, position=position, **{what: other_weights(order, position)})
             replies.append(type(reply_of(attendant.answer(again.to_bytes()))))
     assert came == {"order": [Done, Failed, Failed], "score": [Done, Failed, Failed]}
-    kept = list(tmp_path.rglob("order@*.safetensors"))  # replies that may be asked for again
+    kept = list(tmp_path.rglob("order@*.safetensors"))  # replies that may be requested again
     assert [stat.S_IMODE(file.stat().st_mode) for file in kept] == [0o600]
 
 
 def test_scores_have_three_decimals_and_none_is_of_few_samples(make: Make, tmp_path: Path):
     folder = members(tmp_path, make({**small("fedavg"), **IN_DOMAIN}))
-    set_site(folder, "gray", min_scored=5)  # it holds three samples back for validation, and six for the test
+    set_site(folder, "gray", min_scored=5)  # it contains three samples back for validation, and six for the test
     run = coordinate(folder / "coordinator", Local(folder), Progress())
     last = run.records[-1]
     rows = last["environments"]
@@ -316,7 +316,7 @@ def test_a_site_that_scores_fewer_models_ends_the_run_at_its_start(make: Make, t
     folder = members(tmp_path, make({**small("fedavg"), **IN_DOMAIN, "train.rounds": 3, "evaluate.every": 1}))
     assert "A site scores **3 models** in this run at most" in inspect(folder / "sites" / "gray").page
     set_site(folder, "gray", max_models=2)
-    with refuses("'gray' scores fewer models than the run asks for (2)", "evaluate.every"):
+    with refuses("'gray' scores fewer models than the run requires (2)", "evaluate.every"):
         coordinate(folder / "coordinator", Local(folder), Progress())
 
 
@@ -327,7 +327,7 @@ def test_a_thief_of_a_sites_key_is_in_quarantine_until_the_operator_confirms_it(
     """The thief has the key and all files but what the site keeps; nothing more is sent to it."""
     folder = members(tmp_path / "trial", make({**small("fedavg"), **IN_DOMAIN, "train.rounds": 6}))
     thief = shutil.copytree(folder / "sites" / "dark", tmp_path / "dark", dirs_exist_ok=True)
-    honest, asked = Attendant(folder / "sites" / "dark"), list[int]()
+    honest, requested = Attendant(folder / "sites" / "dark"), list[int]()
     link = Local(folder)
     roster = Roster(folder / "coordinator" / "roster" / Agreement.read(folder / "coordinator").run)
 
@@ -340,14 +340,14 @@ def test_a_thief_of_a_sites_key_is_in_quarantine_until_the_operator_confirms_it(
                 link.sites["dark"] = honest
                 roster.confirm("dark")
             if who == "dark":
-                asked.append(work.position)
+                requested.append(work.position)
         return reply
 
     link.change = change
     run = coordinate(folder / "coordinator", link, Progress())
     assert [(each["client"], each["round"]) for each in missing(run)] == [("dark", round) for round in (1, 2, 3, 4)]
     assert all("cannot prove what it replied before" in each["why"] for each in missing(run))
-    assert asked == [1, 5, 6]
+    assert requested == [1, 5, 6]
     assert not roster.entry("dark").quarantine
 
 
@@ -373,7 +373,7 @@ UNFIT: dict[str, Callable[[Tensors, str], Any]] = {
 
 @pytest.mark.parametrize("how", UNFIT)
 def test_tensors_that_do_not_fit_change_nothing(begun: Begun, tmp_path: Path, how: str):
-    """The order is refused before its turn is taken, and carried out when it comes as it should."""
+    """The order is refused before its turn is taken, and run when it comes as it should."""
     site = begun(tmp_path, "fedbn", 6)
     before, request = site.kept(), coming(site)
     tensors = load(request)
@@ -399,7 +399,7 @@ def test_an_order_that_would_spoil_what_a_client_keeps_leaves_it_as_it_was(begun
 
 
 def test_messages_of_a_session_that_has_ended_change_nothing(begun: Begun, tmp_path: Path):
-    """A coordinator that was killed goes on; then what the first one sent comes once more."""
+    """A coordinator that was killed continues; then what the first one sent comes again."""
     site = begun(tmp_path)
     late = [*site.requests, coming(site)]
     seen: list[bytes] = []
@@ -431,7 +431,7 @@ def test_bytes_that_are_no_request_change_nothing(shared: Site):
 def test_a_request_that_was_damaged_on_the_way_changes_nothing(
     shared: Site, place: int, byte: int, cut: int, which: int
 ):
-    """One byte of the header differs, or the end is missing: it is refused, or asks for what was asked before."""
+    """One byte of the header differs, or the end is missing: it is refused, or requires what was requested before."""
     request = bytearray(shared.requests[which % len(shared.requests)])
     request[place % len(request)] = byte
     damaged = bytes(request[: cut % (2 * len(request)) or None])

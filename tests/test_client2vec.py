@@ -474,11 +474,11 @@ def test_the_offline_encoder_is_fixed():
     assert torch.equal(embedded, encoder.texts(["The next character of ab a"]))
 
 
-# The index as a thing of its own ----------------------------------------------------------------
+# The index as a separate thing ----------------------------------------------------------------
 
 
 def test_the_index_command_writes_vectors_and_a_heat_map(make: Make, tmp_path, tiny_document):
-    """With which a run goes on as one that makes its index itself."""
+    """With which a run continues as one that makes its index itself."""
     file = tmp_path / "tiny.toml"
     file.write_text(tomli_w.dumps(override(tiny_document, {"method": {"name": "client2vec", "index": SMALL}})))
     assert "2 clients of 2 domains" in ok("index", str(file))

@@ -223,14 +223,14 @@ class _Logarithm(nn.Module):
         return (x - 100).log()
 
 
-def _why_diverged(x: Any, **asked: Any) -> str:
+def _why_diverged(x: Any, **requested: Any) -> str:
     y = np.arange(80) % 2
     data = pd.DataFrame(x, columns=["age", "iron"])
     sites = {"a": (data[:40], y[:40]), "b": (data[40:], y[40:])}
-    settings = {"run.engine": "sequential", **asked.pop("settings", {})}
-    asked = {"data": sites, "method": "fedavg", "model": "mlp", "rounds": 3, "settings": settings, **asked}
+    settings = {"run.engine": "sequential", **requested.pop("settings", {})}
+    requested = {"data": sites, "method": "fedavg", "model": "mlp", "rounds": 3, "settings": settings, **requested}
     with pytest.raises(DivergedError) as caught:
-        fedshift.compare(progress=Progress(), **asked)
+        fedshift.compare(progress=Progress(), **requested)
     return str(caught.value)
 
 
@@ -254,7 +254,7 @@ def test_the_rate_that_is_suggested(make: Make, lr: float, said: str):
 
 
 def test_a_column_of_prepared_rows_that_is_too_large_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """In rows that nobody trains on: of b alone, which is held out. Numbers come before categories in inputs."""
+    """In rows that no client trains on: of b alone, which is held out. Numbers come before categories in inputs."""
     monkeypatch.chdir(tmp_path)
     lines = ["sex,age,iron,site,label"]
     for row in range(80):

@@ -44,7 +44,7 @@ def carried_out(page: str, marker: str) -> dict[str, Any]:
 
 
 def quick(monkeypatch: pytest.MonkeyPatch, name: str, changes: dict[str, Any], **given: Any) -> None:
-    """Have a function of fedshift do less than it is asked for."""
+    """Have a function of fedshift do less than it is requested."""
     door: Callable[..., Any] = getattr(fedshift, name)
 
     def less(*source: str, settings: dict[str, Any] | None = None, **options: Any) -> Any:

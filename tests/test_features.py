@@ -235,8 +235,8 @@ def test_features_are_harmonised_by_site(resnet: Path, tmp_path: Path):
     predicted = predictions(run, [tmp_path / "photos" / "dark" / "x" / "0.png"], client="dark")
     assert predicted.probabilities.shape == (1, 2)
     said = {"shape": [6], "classes": ["x", "y"], "columns": [[column.name] for column in feature_columns(6)]}
-    asked = experiment.replace(train=experiment.train.replace(min_answers=0.5))
-    folder = members(tmp_path / "federation", asked, SITES, said)
+    requested = experiment.replace(train=experiment.train.replace(min_answers=0.5))
+    folder = members(tmp_path / "federation", requested, SITES, said)
     for site in SITES:
         set_site(folder, site, domains=[site], data={"path": str(tmp_path / "photos")})
     ours, theirs = coordinate(folder / "coordinator", Local(folder), Progress()), rehearse(folder, Progress())

@@ -150,7 +150,7 @@ class Caller:
             connection.sendall(sent)
             return to_the_end(connection)
 
-    def asked(self, route: str, headers: Headers, body: bytes = b"") -> tuple[int, Headers, bytes]:
+    def requested(self, route: str, headers: Headers, body: bytes = b"") -> tuple[int, Headers, bytes]:
         """Status, headers and body of the answer to a request."""
         with self.connected() as connection:
             connection.sendall(request(route, {**headers, "content-length": str(len(body))}) + body)
@@ -223,7 +223,7 @@ def test_the_routes_are_those_that_a_supernode_with_a_registered_key_asks_for():
 
 def test_what_a_site_asks_is_passed_on_and_the_answer_back(world: World, link: SuperLink, caller: Caller):
     headers = world.key.headers({"content-type": "application/protobuf", "cookie": "x", "flwr-package-name": "flwr"})
-    told, back, body = caller.asked(PULL, headers, b"question")
+    told, back, body = caller.requested(PULL, headers, b"question")
     assert (told, body) == (200, b"answer to question")
     (seen,) = link.seen
     passed = {name.decode(): value.decode() for name, value in seen["headers"]}
@@ -312,18 +312,18 @@ def test_no_other_spelling_of_a_route_is_one(route: str, data: st.DataObject):
 
 def test_an_outsider_with_the_certificate_of_the_authority(link: SuperLink, caller: Caller):
     for route in sorted(ROUTES):
-        assert caller.asked(route, {})[0] == 401
+        assert caller.requested(route, {})[0] == 401
     assert link.seen == []
 
 
 def test_a_key_that_is_no_sites(link: SuperLink, caller: Caller):
-    assert caller.asked(PULL, Key().headers())[0] == 401
+    assert caller.requested(PULL, Key().headers())[0] == 401
     assert link.seen == []
 
 
 @pytest.mark.parametrize("age", [306, 86_400, -6, -86_400])
 def test_a_signature_of_another_time_that_is_sent_again(age: float, world: World, link: SuperLink, caller: Caller):
-    assert caller.asked(PULL, world.key.headers(age=age))[0] == 401
+    assert caller.requested(PULL, world.key.headers(age=age))[0] == 401
     assert link.seen == []
 
 
@@ -338,13 +338,13 @@ def test_headers_that_are_no_signature_of_the_site(world: World, caller: Caller)
         {**mine, "flwr-public-key": b64encode(b"\xff").decode()},
         *({name: value for name, value in mine.items() if name != left_out} for left_out in mine),
     ]
-    assert [caller.asked(PULL, headers)[0] for headers in wrong] == [401] * len(wrong)
+    assert [caller.requested(PULL, headers)[0] for headers in wrong] == [401] * len(wrong)
 
 
 def test_a_header_that_comes_twice(world: World, link: SuperLink, caller: Caller):
     """The SuperLink might read the other one."""
     again = {name.upper(): value for name, value in Key().headers().items()}
-    assert caller.asked(PULL, {**world.key.headers(), **again})[0] == 401
+    assert caller.requested(PULL, {**world.key.headers(), **again})[0] == 401
     assert link.seen == []
 
 
@@ -429,7 +429,7 @@ def test_connections_of_one_address_are_counted(world: World, link: SuperLink):
         told = None
         while told is None:  # until the gate has noticed that others have ended
             with suppress(ConnectionError, ssl.SSLError):
-                told = caller.asked(PULL, world.key.headers())[0]
+                told = caller.requested(PULL, world.key.headers())[0]
         assert told == 200
 
 
@@ -441,7 +441,7 @@ def test_open_connections_keep_no_site_away(world: World, link: SuperLink):
         endless = [stack.enter_context(caller.connected()) for _ in range(20)]
         for connection in endless:
             connection.sendall(request(PUSH, {"transfer-encoding": "chunked"}))
-        assert caller.asked(PULL, world.key.headers(), b"x")[0] == 200
+        assert caller.requested(PULL, world.key.headers(), b"x")[0] == 200
         assert {status(to_the_end(connection)) for connection in endless} == {401}
         assert {to_the_end(connection) for connection in half_open} == {b""}
 
@@ -453,7 +453,7 @@ def test_a_superlink_of_another_authority_is_none(world: World, link: SuperLink,
     (tmp_path / "ca.crt").write_bytes(make_certificates("other", [HOST])[0].public)
     trusts_other = ssl.create_default_context(cafile=tmp_path / "ca.crt")
     with world.gate(link.port, trusted=trusts_other) as caller:
-        assert caller.asked(PULL, world.key.headers())[0] == 502
+        assert caller.requested(PULL, world.key.headers())[0] == 502
     assert link.seen == []
 
 

@@ -202,8 +202,8 @@ def test_columns_are_left_out_by_name_and_by_number():
 def test_a_run_without_a_column_predicts_for_a_file_that_has_it():
     """Whatever stands in the column."""
     sites = {site: (pd.DataFrame(X, columns=[*"abc"]), Y) for site in "ns"}
-    asked = {"data": fedshift.in_memory(sites, exclude=["b"]), "model": "mlp", "rounds": 1, "progress": Progress()}
-    run = fedshift.run(method="fedavg", settings={"protocol": {"name": "train-on-all"}}, **asked)
+    requested = {"data": fedshift.in_memory(sites, exclude=["b"]), "model": "mlp", "rounds": 1, "progress": Progress()}
+    run = fedshift.run(method="fedavg", settings={"protocol": {"name": "train-on-all"}}, **requested)
     for name, value in (("one", 0.0), ("other", 1e6)):
         x = X.copy()
         x[:, 1] = value
@@ -238,7 +238,7 @@ def test_equal_content_is_one_file_that_is_written_once():
     ("sites", "words"),
     [
         ([], ["is no mapping of sites"]),
-        ({"south": ([[1.0, 2.0], [3.0, np.nan]], [0, 1])}, ["x holds nan at [1] of row 1 of 'site south'"]),
+        ({"south": ([[1.0, 2.0], [3.0, np.nan]], [0, 1])}, ["x contains nan at [1] of row 1 of 'site south'"]),
         ({"south": (X, ["a", float("nan"), "b", "a"])}, ["y of the site 'south'", "nan", "row 1"]),
         ({"south": (X, Y[:3])}, ["y of the site 'south' has the shape (3,)", "4 rows"]),
         ({"a": (X, Y), "south": (X[:0], Y[:0])}, ["'south'", "no sample"]),
@@ -274,10 +274,10 @@ def test_runs_and_data_are_moved_together(where: str):
     """With the folder around both; or an interrupted run alone, into which a copy of the data is put."""
     draw, y = np.random.default_rng(0), np.arange(40) % 2
     data = fedshift.in_memory({"north": (draw.normal(size=(40, 3)), y), "south": (draw.normal(size=(40, 3)), y)})
-    asked = {"data": data, "method": "fedavg", "model": "mlp", "rounds": 3, "settings": {"run.checkpoint_every": 1}}
-    whole = fedshift.run(**asked, out="whole", progress=Progress())
+    requested = {"data": data, "method": "fedavg", "model": "mlp", "rounds": 3, "settings": {"run.checkpoint_every": 1}}
+    whole = fedshift.run(**requested, out="whole", progress=Progress())
     with pytest.raises(KeyboardInterrupt):
-        fedshift.run(**asked, progress=interrupt_after(2))
+        fedshift.run(**requested, progress=interrupt_after(2))
     (path,) = (Path("runs") / "arrays").glob("fedavg*")
     if where == "runs":
         Path("runs").rename("elsewhere")
@@ -356,12 +356,12 @@ PLAIN: dict[str, Any] = {"x": FLOATS, "y": CLASSES}
     [
         ({"x": FLOATS}, ["lacks the array y; it has x"]),
         ({**PLAIN, "domian": CLASSES}, ["Unknown array", "'domian'", "Did you mean 'domain'?"]),
-        ({**PLAIN, "x": HOLED}, ["x holds nan at [2] of row 1 of"]),
+        ({**PLAIN, "x": HOLED}, ["x contains nan at [2] of row 1 of"]),
         ({**PLAIN, "x": FLOATS.astype("int32")}, ["x of", "is int32", 'astype("float32")']),
         ({**PLAIN, "x": np.zeros((4, 8, 8, 3), np.uint8)}, ["(4, 8, 8, 3)", "x.transpose(0, 3, 1, 2)"]),
-        ({**PLAIN, "x": np.array([[1, 2], [0, -5], [1, 1], [0, 0]])}, ["holds -5 at [1] of row 1", "tokens from 0"]),
+        ({**PLAIN, "x": np.array([[1, 2], [0, -5], [1, 1], [0, 0]])}, ["contains -5 at [1] of row 1", "tokens from 0"]),
         ({**PLAIN, "y": CLASSES[:3]}, ["y of", "has the shape (3,)", "give (4,)"]),
-        ({**PLAIN, "y": [0, 1, 0.5, 1]}, ["y of", "holds 0.5 in row 2", "a name or a whole number"]),
+        ({**PLAIN, "y": [0, 1, 0.5, 1]}, ["y of", "contains 0.5 in row 2", "a name or a whole number"]),
         ({**PLAIN, "y": ["a", "b", "A", "b"]}, ["'A'", "'a'", "differ only in case", "row 2 of"]),
         ({**PLAIN, "y": [0, 7, 0, 1], "classes": ["a", "b"]}, ["class in row 1 of y", "'7'", "a, b"]),
     ],

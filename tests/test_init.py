@@ -62,12 +62,12 @@ def test_every_member_reads_the_same(trial: Path):
     assert first.federation.shape == (1, 28, 28)
     assert first.federation.classes == tuple("0123456789")
     assert (first.target, first.clients) == ("c", {0: "a", 1: "b"})
-    asked = api.experiment("rotated-mnist", method="fedsr", hold_out="c", settings={"train.min_answers": 0.5})
-    assert first.experiment == asked
+    requested = api.experiment("rotated-mnist", method="fedsr", hold_out="c", settings={"train.min_answers": 0.5})
+    assert first.experiment == requested
 
 
 def test_a_site_that_fails_does_not_end_the_run_unless_that_was_asked_for(trial: Path, tmp_path: Path):
-    """The default of simulations, all, becomes a half, which the READMEs say."""
+    """The default of simulations, all, becomes a half, which the READMEs state."""
     for readme in (trial / "README.md", trial / "coordinator/README.md"):
         assert "50 %" in " ".join(readme.read_text().split())
     init("asked", *FEDSR, "--set", "train.min_answers=0.7", "--to", str(tmp_path))
@@ -101,7 +101,7 @@ def parse(command: list[str]) -> None:
     """Let the program that a command names read its arguments."""
     program, *arguments = command
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of what Flower still asks typer for
+        warnings.simplefilter("ignore", DeprecationWarning)  # of what Flower still requests typer for
         from flwr.cli.app import app as flwr
 
         command = get_command({"flwr": flwr, "fedshift": app}[program])
@@ -247,7 +247,7 @@ def test_data_stay_and_other_files_travel(tmp_path: Path):
 def test_what_a_sample_is_can_be_said_or_seen(tmp_path: Path):
     pets = api.experiment("rotated-mnist", method="fedavg", data={"name": "folder", "path": "data", "size": 64})
     assert schema(pets, ["cat", "dog"]) == (("cat", "dog"), (3, 64, 64), (), (), ())
-    with refuses("data.path = 'data'", "say it: --classes cat,dog"):
+    with refuses("data.path = 'data'", "describe it: --classes cat,dog"):
         schema(pets)
     frozen = api.experiment(pets, settings={"data.frozen": "efficientnet-lite0"}, model="mlp")
     assert schema(frozen, ["cat", "dog"]).shape == (1280,)
@@ -274,12 +274,12 @@ def test_an_existing_folder_is_refused(tmp_path: Path):
 
 def test_a_site_is_held_out_or_none(tmp_path: Path):
     said = refused(tmp_path, "t", "--sites", "a,b", "--method", "fedsr", "--hold-out", "x")
-    assert said.startswith("protocol.hold_out = 'x' is none of the sites a, b.")
+    assert said.startswith("protocol.hold_out = 'x' is not among the sites a, b.")
     assert "--hold-out b" in said
 
 
 def test_the_default_experiment_takes_its_first_method_and_all_sites_train(tmp_path: Path):
-    """The domain that it holds out is no site, and it has two methods; each is said in a note."""
+    """The domain that it holds out is no site, and it has two methods; each is stated in a note."""
     said = init("t", "--sites", "a,b", "--to", str(tmp_path))
     agreement = Agreement.read(tmp_path / "t/sites/a")
     assert agreement.clients == {0: "a", 1: "b"}
@@ -313,7 +313,7 @@ def test_bad_names_are_refused(tmp_path: Path, name: str, sites: str, more: tupl
 
 def test_a_failure_while_writing_leaves_nothing(tmp_path: Path):
     chosen = api.experiment("rotated-mnist", method="fedavg", hold_out="a")
-    with refuses("new' cannot be written", "Nothing of it was made"):
+    with refuses("new' cannot be written", "No part of it was created"):
         make(tmp_path / "new", {**plan(chosen), "coordinator/files/gone": tmp_path / "gone"})
     assert [*tmp_path.iterdir()] == []
 

@@ -151,7 +151,7 @@ def test_the_distance_of_moments_by_hand():
     """Z = 1, 3 has the mean 2 and the covariance 2; against 1 and 1 the distance is 1 + 1.
 
     Pooled with z = 0, 0 of another environment, 1 and 1 are the means, and both are at that distance. A sample that is
-    alone in its environment is left out. In two dimensions z = (1, 3), (3, 3) has the covariance ((2, 0), (0, 0)):
+    alone in its environment is excluded. In two dimensions z = (1, 3), (3, 3) has the covariance ((2, 0), (0, 0)):
     against zeros (4 + 9) / 2 + 4 / 4 = 7.5.
     """
     one = {"mean": torch.ones(1), "covariance": torch.ones(1, 1)}

@@ -1,4 +1,4 @@
-"""A site that lies can spoil no round and end no run: what it sends is left out, by name, and the others go on."""
+"""A site that lies can spoil no round and end no run: what it sends is excluded, by name, and the others continue."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SAMPLES = {"method.weighting": "samples"}
 def carry_out(
     folder: Path, change: Change | None = None, changes: dict[str, Any] | None = None, **federation: Any
 ) -> Run:
-    """FedAvg over three rounds, where what sites reply is changed on the way; a second call goes on with the run."""
+    """FedAvg over three rounds, where what sites reply is changed on the way; a second call continues with the run."""
     (experiment,) = expand(override(TINY, {**small("fedavg"), **IN_DOMAIN, "train.rounds": 3, **(changes or {})}))
     members(folder, experiment, SITES, federation)
     return coordinate(folder / "coordinator", Local(folder, change), Progress())
@@ -49,8 +49,8 @@ def carry_out(
 def orders(request: bytes, position: int) -> Work | None:
     """A request to train in a round of the run; None: it is another."""
     work = request_of(request)
-    asked = isinstance(work, Work) and work.order and (work.position, work.order.exchange) == (position, "train")
-    return work if asked else None
+    requested = isinstance(work, Work) and work.order and (work.position, work.order.exchange) == (position, "train")
+    return work if requested else None
 
 
 def liar(lie: Lie, position: int = 2, sites: tuple[str, ...] = ("dark",)) -> Change:
@@ -73,7 +73,7 @@ def away(position: int = 2) -> Change:
 
 
 def far(work: Work, tensors: dict[str, Tensor], times: float) -> None:
-    """An update that is so many times what it was."""
+    """An update that is that many times what it was."""
     assert work.order is not None
     for name, sent in work.order.down.items():
         if sent.is_floating_point() and f"up.{name}" in tensors:
@@ -88,7 +88,7 @@ def huge(work: Work, tensors: dict[str, Tensor]) -> None:
             tensors[name] = torch.full_like(tensors[name], 1e30)
 
 
-def says(name: str, value: float, work: Work, tensors: dict[str, Tensor]) -> None:
+def statement(name: str, value: float, work: Work, tensors: dict[str, Tensor]) -> None:
     """Another number in one place."""
     tensors[name] = torch.full_like(tensors[name], value)
 
@@ -106,7 +106,7 @@ def told(run: Run, what: str) -> list[dict[str, Any]]:
 
 
 def blamed(run: Run, without: Run, reason: str) -> None:
-    """A run in which one lied in round 2 is as if it had been away, and says why."""
+    """A run in which one lied in round 2 is as if it had been away, and gives the reason."""
     alike(run, without, records=False)
     ((client, round, _, why),) = missing(run)
     assert (client, round) == ("dark", 2)
@@ -126,10 +126,10 @@ def without_dark(tmp_path_factory: pytest.TempPathFactory) -> Run:
     [
         (huge, "times the cohort's median norm; federation.toml allows 20 (norm_factor)"),
         (partial(far, times=100), "81 times the cohort's median norm"),
-        (partial(says, "up.head.bias", torch.nan), "'head.bias' is not finite"),
-        (partial(says, "up.encoder.1.running_var", -0.4), "-0.4 in 'encoder.1.running_var', a variance"),
-        (partial(says, "telemetry.steps", 10**12), "1000000000000 in 'steps'"),
-        (partial(says, "telemetry.term.cross_entropy", 1e300), "term.cross_entropy = 1e+300"),
+        (partial(statement, "up.head.bias", torch.nan), "'head.bias' is not finite"),
+        (partial(statement, "up.encoder.1.running_var", -0.4), "-0.4 in 'encoder.1.running_var', a variance"),
+        (partial(statement, "telemetry.steps", 10**12), "1000000000000 in 'steps'"),
+        (partial(statement, "telemetry.term.cross_entropy", 1e300), "term.cross_entropy = 1e+300"),
     ],
 )
 def test_a_round_goes_on_without_the_liar(tmp_path: Path, without_dark: Run, lie: Lie, reason: str):
@@ -141,7 +141,7 @@ def test_a_round_goes_on_without_the_liar(tmp_path: Path, without_dark: Run, lie
 def test_who_is_left_out_is_an_event_and_the_factor_is_on_record(tmp_path: Path):
     """Also in a run that waits for all: after an error the same answer would come again and end it for good."""
     run = carry_out(tmp_path, liar(huge), {"train.min_answers": "all"}, norm_factor=30.0)
-    ((event),) = told(run, "left out")
+    ((event),) = told(run, "excluded")
     assert (event["who"], event["round"], event["exchange"]) == ("dark", 2, "train")
     assert "allows 30" in event["why"]
     assert json.loads((run.path / "data.json").read_text())["norm_factor"] == 30
@@ -149,7 +149,7 @@ def test_who_is_left_out_is_an_event_and_the_factor_is_on_record(tmp_path: Path)
 
 
 def test_too_few_honest_answers_merge_nothing(tmp_path: Path):
-    """All three are needed: the round passes and changes nothing, and the next ones go on."""
+    """All three are needed: the round passes and changes nothing, and the next ones continue."""
     run = carry_out(tmp_path, liar(huge), {"train.min_answers": 1.0})
     assert [(client, round) for client, round, _, _ in missing(run)] == [("dark", 2)]
     first, second, third = ([row["loss"] for row in record["environments"]] for record in run.records)
@@ -161,12 +161,12 @@ def test_too_few_honest_answers_merge_nothing(tmp_path: Path):
 
 @pytest.mark.parametrize("count", [10**15, -5, 0])
 def test_an_impossible_number_of_samples_is_not_merged(tmp_path: Path, count: int):
-    run = carry_out(tmp_path / "lies", liar(partial(says, "up.samples", count)), SAMPLES)
+    run = carry_out(tmp_path / "lies", liar(partial(statement, "up.samples", count)), SAMPLES)
     blamed(run, carry_out(tmp_path / "away", away(), SAMPLES), "'samples'")
 
 
 def test_impossible_counts_of_classes_are_not_merged(tmp_path: Path):
-    run = carry_out(tmp_path, liar(partial(says, "up.class_counts.value", -7)), small("fedpac"))
+    run = carry_out(tmp_path, liar(partial(statement, "up.class_counts.value", -7)), small("fedpac"))
     ((client, _, _, why),) = missing(run)
     assert client == "dark"
     assert "class_counts.value" in why
@@ -194,16 +194,16 @@ class Divides(FedAvg):
 def test_a_merge_that_explodes_is_made_without_the_answer_to_blame(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: float
 ):
-    """Even if that is not the largest: each is left out in turn."""
+    """Even if that is not the largest: each is excluded in turn."""
     monkeypatch.setitem(METHODS._listed, "divides", Divides)
     divides = {"method.name": "divides"}
-    run = carry_out(tmp_path / "lies", liar(partial(says, "up.part", part)), divides)
+    run = carry_out(tmp_path / "lies", liar(partial(statement, "up.part", part)), divides)
     blamed(run, carry_out(tmp_path / "away", away(), divides), "with its answer the merge failed")
 
 
 def test_a_merge_that_fails_whoever_is_left_out_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(METHODS._listed, "divides", Divides)
-    lies = liar(partial(says, "up.part", 0.0), sites=SITES)
+    lies = liar(partial(statement, "up.part", 0.0), sites=SITES)
     with refuses("round 2 merged is not finite", "[method]", error=DivergedError):
         carry_out(tmp_path, lies, {"method.name": "divides"})
     run = carry_out(tmp_path, None, {"method.name": "divides"})  # nothing of it was saved
@@ -258,7 +258,7 @@ def test_an_earlier_exchange_of_the_same_round_is_taken_back(tmp_path: Path):
 
 
 def test_sites_that_diverge_whoever_is_left_out_end_the_run(tmp_path: Path):
-    """There is no liar, so each answer is left out once; then the error is what it would have been."""
+    """There is no liar, so each answer is excluded once; then the error is what it would have been."""
 
     def change(site: str, request: bytes, reply: bytes) -> bytes:
         work = request_of(request)

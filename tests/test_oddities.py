@@ -1,4 +1,4 @@
-"""What a comparison says in a line of its data: what a walk with own data met, and of sound data nothing."""
+"""What a comparison states in a line of its data: what a walk with own data met, and of sound data nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedshift.runs.events import Progress
 from fedshift.runs.simulation import make_federated
 
 Sites = Mapping[str, Any]
-SAYS_MORE = "; `fedshift data` with the same options (fedshift.inspect_data) says more."
+SAYS_MORE = "; `fedshift data` with the same options (fedshift.inspect_data) states more."
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ ODD: dict[str, tuple[Sites, dict[str, Any], str]] = {
     "the label": (
         {"a": revealing(0), "b": revealing(1)},
         {},
-        "the column '3' alone tells the classes apart (AUROC 1.000)",
+        "the column '3' alone separates the classes (AUROC 1.000)",
     ),
     "equal samples": ({"a": a, "b": (a[0].copy(), a[1])}, {}, "180 of 180 samples are, bit by bit, at another site"),
     "one positive": (
@@ -87,7 +87,7 @@ def test_what_is_serious_is_said_in_a_line(what: str):
 
 
 def test_of_sound_data_nothing_is_said():
-    """Neither of few samples, nor of rows of few values, which are equal by chance, nor of an id that says nothing."""
+    """Neither of few samples, nor of rows of few values, which are equal by chance, nor of an id that states nothing."""
     few_valued = {name: (np.round(x[:, :1]), y) for name, (x, y) in (("a", a), ("b", b))}
     numbered = {name: (np.column_stack([x, np.arange(90)]), y) for name, (x, y) in (("a", a), ("b", b))}
     small = {name: (x[:40], y[:40]) for name, (x, y) in (("a", a), ("b", b))}
@@ -107,29 +107,29 @@ def test_it_is_said_once_and_stays_with_the_run():
         def note(self, text: str) -> None:
             self.notes.append(text)
 
-    heard, asked = Heard(), {"model": "mlp", "method": ["fedavg", "fedprox"], "rounds": 1, "seed": [0, 1]}
-    asked["settings"] = {"run.engine": "sequential"}
-    odd = fedshift.compare(data={"a": revealing(0), "b": revealing(1)}, progress=heard, **asked)
+    heard, requested = Heard(), {"model": "mlp", "method": ["fedavg", "fedprox"], "rounds": 1, "seed": [0, 1]}
+    requested["settings"] = {"run.engine": "sequential"}
+    odd = fedshift.compare(data={"a": revealing(0), "b": revealing(1)}, progress=heard, **requested)
     for lines in (heard.notes, odd.notes(), fedshift.load("runs").notes(), [each.text for each in cautions(odd)]):
         assert sum(line.startswith("Data: the column '3'") for line in lines) == 1
     heard.notes.clear()
-    again = fedshift.compare(data={"a": revealing(0), "b": revealing(1)}, progress=heard, **asked)
+    again = fedshift.compare(data={"a": revealing(0), "b": revealing(1)}, progress=heard, **requested)
     assert heard.notes == []  # as nothing is read again
     assert any(note.startswith("Data: ") for note in again.notes())
-    sound = fedshift.compare(data={"a": a, "b": b}, progress=heard, name="sound", **asked)
+    sound = fedshift.compare(data={"a": a, "b": b}, progress=heard, name="sound", **requested)
     assert not [note for note in (*heard.notes, *sound.notes()) if note.startswith("Data: ")]
 
 
 def test_a_perfect_score_is_noted():
     """On 56 test samples, of 45 of a class and site 14 (30 %, 13.5); not where it is perfect on a single class."""
-    asked: dict[str, Any] = {"model": "mlp", "method": "fedavg", "progress": Progress()}
+    requested: dict[str, Any] = {"model": "mlp", "method": "fedavg", "progress": Progress()}
     settings = {"protocol": {"name": "in-domain", "test": 0.3}, "train.steps": 30, "evaluate.metrics": ["auroc"]}
     settings["run.engine"] = "sequential"
 
     def noted(y: Any, distance: float, rounds: int) -> str:
         draw = np.random.default_rng(0)
         sites = {name: ((draw.normal(size=(90, 3)) + distance * y[:, None]).astype(np.float32), y) for name in "ab"}
-        found = fedshift.compare(data=sites, rounds=rounds, settings=settings, **asked)
+        found = fedshift.compare(data=sites, rounds=rounds, settings=settings, **requested)
         (note,) = [note for note in found.notes() if "perfect" in note] or [""]
         assert note in ("", *(f"{each.text} {each.remedy}" for each in found.cautions()))
         return note

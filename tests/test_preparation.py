@@ -82,12 +82,12 @@ def experiment(folder: Path, frame: pd.DataFrame, data: Mapping[str, Any] | None
     return Experiment.from_table(whole | tables)
 
 
-def carried_out(asked: Experiment) -> fedshift.Run:
-    return runner.start(asked, Progress())
+def carried_out(requested: Experiment) -> fedshift.Run:
+    return runner.start(requested, Progress())
 
 
-def training_rows(asked: Experiment) -> np.ndarray:
-    return torch.cat([client.train.rows for client in make_federated(asked).clients]).numpy()
+def training_rows(requested: Experiment) -> np.ndarray:
+    return torch.cat([client.train.rows for client in make_federated(requested).clients]).numpy()
 
 
 def sklearns(frame: pd.DataFrame, impute: str = "mean") -> Any:
@@ -106,8 +106,8 @@ def sklearns(frame: pd.DataFrame, impute: str = "mean") -> Any:
 @pytest.mark.parametrize("impute", ["mean", "median"])
 def test_each_site_alone_equals_scikit_learn_on_its_training_rows(tmp_path: Path, impute: str):
     frame = table()
-    asked = experiment(tmp_path, frame, {"statistics": "site", "impute": impute})
-    simulation = Simulation(asked)
+    requested = experiment(tmp_path, frame, {"statistics": "site", "impute": impute})
+    simulation = Simulation(requested)
     for client in simulation.federated.clients:
         statistics = simulation.site.prepared_by(client.id, {}).of(PREPARATION)
         reference = sklearns(frame.iloc[client.train.rows.numpy()], impute)
@@ -137,7 +137,7 @@ def test_all_sites_together_equal_scikit_learn_on_all_training_rows(tmp_path: Pa
 def test_constant_columns_negative_zeros_and_columns_of_nothing():
     """A constant column is 0 in training and keeps its distance elsewhere, as scikit-learn's; -0.0 is a number.
 
-    The third column has no training value: it is 0 whatever another row holds.
+    The third column has no training value: it is 0 whatever another row contains.
     """
     preparation = Preparation("site", columns=(Column("same"), Column("sign"), Column("none"), Column("c", ("u", "v"))))
     nan = float("nan")
@@ -183,7 +183,7 @@ def test_an_indicator_says_where_a_cell_is_missing():
 
 
 def test_a_pooled_column_is_prepared_as_with_pooled_statistics_and_the_others_as_with_each_sites():
-    """Also at a site that lacks it. What is sent of it says nothing of the others."""
+    """Also at a site that lacks it. What is sent of it reveals nothing about the others."""
     draw = np.random.default_rng(0)
     columns = (Column("a"), Column("b"), Column("c", ("u", "v")), Column("d", ("x", "y", "z")))
     sites = [
@@ -267,9 +267,11 @@ OTHER_METHODS = [
 def test_methods_and_engines(tmp_path: Path, method: dict[str, Any], way: str):
     """Every method runs unchanged, sends nothing else than it declares, and engines agree."""
     tables = {"method": method, "train": {"rounds": 2, "steps": 2, "batch": 8, "lr": 0.001, "precision": "float64"}}
-    asked = experiment(tmp_path, table(), WAYS[way], **tables)
-    run = carried_out(asked)
-    other = carried_out(asked.replace(run=asked.run.replace(engine="vectorised", out=str(tmp_path / "stacked"))))
+    requested = experiment(tmp_path, table(), WAYS[way], **tables)
+    run = carried_out(requested)
+    other = carried_out(
+        requested.replace(run=requested.run.replace(engine="vectorised", out=str(tmp_path / "stacked")))
+    )
     assert run.weights.keys() == other.weights.keys()
     for name, tensor in run.weights.items():
         torch.testing.assert_close(tensor, other.weights[name], rtol=1e-7, atol=1e-9)
@@ -285,12 +287,12 @@ def test_methods_and_engines(tmp_path: Path, method: dict[str, Any], way: str):
 @pytest.mark.parametrize("way", WAYS)
 def test_a_run_that_is_interrupted_goes_on_to_the_same_bits(tmp_path: Path, way: str):
     run_table = {"out": str(tmp_path / "runs"), "engine": "sequential", "threads": 1, "checkpoint_every": 1}
-    asked = experiment(tmp_path, table(), WAYS[way], run=run_table)
-    whole = carried_out(asked.replace(run=asked.run.replace(out=str(tmp_path / "whole"))))
+    requested = experiment(tmp_path, table(), WAYS[way], run=run_table)
+    whole = carried_out(requested.replace(run=requested.run.replace(out=str(tmp_path / "whole"))))
     with pytest.raises(KeyboardInterrupt):
-        runner.start(asked, interrupt_after(2))
-    fedshift.resume(scheduling.run_path(asked), progress=Progress())
-    (resumed,) = fedshift.load(scheduling.run_path(asked)).runs
+        runner.start(requested, interrupt_after(2))
+    fedshift.resume(scheduling.run_path(requested), progress=Progress())
+    (resumed,) = fedshift.load(scheduling.run_path(requested)).runs
     assert all(torch.equal(tensor, resumed.weights[name]) for name, tensor in whole.weights.items())
     assert whole.records == resumed.records
 
@@ -361,7 +363,7 @@ def test_statistics_of_a_site_alone_are_private(tmp_path: Path, monkeypatch: pyt
     """Tensors of client scope: the audit knows them, so a page that sent them would be stopped."""
     monkeypatch.setitem(METHODS._listed, "leaking", Leaking)
     frame = table()
-    for number in range(8):  # equality of fewer numbers than eight says nothing
+    for number in range(8):  # equality of fewer numbers than eight states nothing
         frame[f"more {number}"] = np.random.default_rng(number).normal(size=len(frame))
     with refuses("'preparation.center'", error=AuditError):
         carried_out(experiment(tmp_path, frame, {"statistics": "site"}, method={"name": "leaking"}))
@@ -377,9 +379,9 @@ def institutions(tmp_path: Path, way: str, **tables: Any) -> Path:
     frame = table()
     columns = {**WAYS[way], "columns": [name for name, *_ in AGREED], "domain": ""}
     train = {"rounds": 2, "steps": 2, "batch": 8, "lr": 0.01, "min_answers": 0.5}
-    asked = experiment(tmp_path, frame, columns, train=train, **tables)
+    requested = experiment(tmp_path, frame, columns, train=train, **tables)
     said = {"shape": [5], "classes": ["ill", "well"], "columns": AGREED}
-    folder = members(tmp_path / "federation", asked, CLINICS, said)
+    folder = members(tmp_path / "federation", requested, CLINICS, said)
     for clinic in CLINICS:
         own = folder / "sites" / clinic / "mine.csv"
         frame[frame.clinic == clinic].drop(columns="clinic").to_csv(own, index=False)
@@ -424,7 +426,7 @@ def test_columns_that_are_pooled_are_told_and_refused_as_well(tmp_path: Path):
         coordinate(folder / "coordinator", Local(folder), Progress())
     frame.assign(marker=np.nan, dose=np.nan).to_csv(path, index=False)
     (note,) = [note for note in inspect(folder / "sites" / "Oslo").notes if "Almost all" in note]
-    assert "at 1 of 1 sites: Oslo 100 % of 'dose'." in note  # of the marker a setting says what becomes of it
+    assert "at 1 of 1 sites: Oslo 100 % of 'dose'." in note  # of the marker a setting states what becomes of it
 
 
 def test_columns_that_a_site_hardly_has_are_noted_with_what_to_do(tmp_path: Path):
@@ -432,14 +434,14 @@ def test_columns_that_a_site_hardly_has_are_noted_with_what_to_do(tmp_path: Path
     frame = table()
     frame.loc[EACH + 1 : 2 * EACH - 1, "dose"] = np.nan
     frame.loc[2 * EACH : 2 * EACH + 34, "dose"] = np.nan
-    asked = experiment(tmp_path, frame, {"statistics": "site"})
-    (note,) = [note for note in make_federated(asked).notes if "Almost all" in note]
+    requested = experiment(tmp_path, frame, {"statistics": "site"})
+    (note,) = [note for note in make_federated(requested).notes if "Almost all" in note]
     assert "at 1 of 3 sites: Oslo 98 % of 'dose'." in note
     for fix in ("data.exclude=dose", "data.indicate=dose", "data.pool=dose"):
         assert f"--set {fix}" in note
     for settings in ({"indicate": ["dose"]}, {"pool": ["dose"]}):
-        asked = experiment(tmp_path, frame, {"statistics": "site", **settings})
-        assert not [note for note in make_federated(asked).notes if "Almost all" in note]
+        requested = experiment(tmp_path, frame, {"statistics": "site", **settings})
+        assert not [note for note in make_federated(requested).notes if "Almost all" in note]
 
 
 def test_a_site_with_other_columns_is_named(tmp_path: Path):
@@ -447,7 +449,7 @@ def test_a_site_with_other_columns_is_named(tmp_path: Path):
     site = folder / "sites" / "Oslo"
     frame = pd.read_csv(site / "mine.csv")
     frame.assign(dose=["high"] * EACH).to_csv(site / "mine.csv", index=False)
-    with refuses("'dose' holds categories, but the federation agreed on numbers"):
+    with refuses("'dose' contains categories, but the federation agreed on numbers"):
         inspect(site).problems.check()
     frame.drop(columns="dose").to_csv(site / "mine.csv", index=False)
     with refuses("Unknown column of inputs"):

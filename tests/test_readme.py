@@ -1,4 +1,4 @@
-"""The README's method is the example that the repository holds; commands, links and tests that pages name exist."""
+"""The README's method is the example that the repository contains; commands, links and tests that pages name exist."""
 
 from __future__ import annotations
 

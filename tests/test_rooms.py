@@ -66,7 +66,7 @@ ROOMS = {room: height for height, layer in enumerate(LAYERS) for room in layer}
 
 
 def room_of(module: str) -> str:
-    """The room of a module: itself where it has a place of its own, else its first folder."""
+    """The room of a module: itself where it has a separate place, else its first folder."""
     return module if module in ROOMS else module.partition(".")[0]
 
 

@@ -59,7 +59,7 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def begin(simulation: Any, folder: Run, position: int, *rest: Any) -> Any:
         with log.open("a") as file:
             file.write(f"{folder.path.name} {position}\n")
-        time.sleep(0.05)  # so that processes are at work side by side
+        time.sleep(0.05)  # so that processes are running side by side
         return real(simulation, folder, position, *rest)
 
     monkeypatch.setattr(together, "_begin", begin)
@@ -98,24 +98,24 @@ def test_each_run_is_carried_out_once_whatever_the_clocks_say(tiny_document: Doc
         expand(override(tiny_document, LONG | {"seed": [*range(7)], "name": "alone"})), Progress()
     )
     begun.unlink()
-    asked = expand(override(tiny_document, LONG | {"seed": [*range(7)], "name": "shared"}))
+    requested = expand(override(tiny_document, LONG | {"seed": [*range(7)], "name": "shared"}))
 
     def work(number: int) -> None:
         if number == 2:
             now = time.time
             time.time = lambda: now() - 86_400  # type: ignore[assignment]
-        folders, failed = runner.run_all(asked, Progress(), Shard(number, 3))
+        folders, failed = runner.run_all(requested, Progress(), Shard(number, 3))
         assert (len(folders), failed) == (7, {})
 
     assert [ended(pid) for pid in [child(lambda number=number: work(number)) for number in (1, 2, 3)]] == [0, 0, 0]
-    assert sorted(begun.read_text().split("\n")[:-1]) == sorted(f"{each.run_name} 0" for each in asked)
-    assert weights([Run(scheduling.run_path(each)) for each in asked]) == weights(alone)
+    assert sorted(begun.read_text().split("\n")[:-1]) == sorted(f"{each.run_name} 0" for each in requested)
+    assert weights([Run(scheduling.run_path(each)) for each in requested]) == weights(alone)
 
 
 def test_the_run_of_a_process_that_dies_goes_on(tiny_document: Document, tmp_path: Path, begun: Path):
     """SIGKILL after a checkpoint: the others take the run over from there, and begin no other again."""
-    asked = expand(override(tiny_document, LONG | {"seed": [*range(5)]}))
-    first = asked[0].run_name
+    requested = expand(override(tiny_document, LONG | {"seed": [*range(5)]}))
+    first = requested[0].run_name
 
     def dies() -> None:
         real = together._save
@@ -125,13 +125,13 @@ def test_the_run_of_a_process_that_dies_goes_on(tiny_document: Document, tmp_pat
             os.kill(os.getpid(), signal.SIGKILL)
 
         together._save = save  # type: ignore[assignment]
-        runner.run_all(asked, Progress(), Shard(1, 2))
+        runner.run_all(requested, Progress(), Shard(1, 2))
 
     assert ended(child(dies)) == -signal.SIGKILL
-    pids = [child(lambda number=number: runner.run_all(asked, Progress(), Shard(number, 2))) for number in (1, 2)]
+    pids = [child(lambda number=number: runner.run_all(requested, Progress(), Shard(number, 2))) for number in (1, 2)]
     assert [ended(pid) for pid in pids] == [0, 0]
     lines = Counter(begun.read_text().split("\n")[:-1])
-    assert lines == Counter([f"{each.run_name} 0" for each in asked] + [f"{first} 2"])
+    assert lines == Counter([f"{each.run_name} 0" for each in requested] + [f"{first} 2"])
 
 
 def test_a_run_that_another_process_has_just_finished_is_not_begun_again(make: Make, begun: Path):
@@ -146,12 +146,12 @@ def test_a_run_that_another_process_has_just_finished_is_not_begun_again(make: M
 
 
 def test_a_run_that_diverged_is_not_tried_by_the_others(tiny_document: Document, begun: Path):
-    asked = expand(override(tiny_document, LONG | {"train.lr": [0.01, 1000.0], "seed": [0, 1]}))
-    failed = [runner.run_all(asked, Progress(), Shard(number, 2))[1] for number in (1, 2)]
+    requested = expand(override(tiny_document, LONG | {"train.lr": [0.01, 1000.0], "seed": [0, 1]}))
+    failed = [runner.run_all(requested, Progress(), Shard(number, 2))[1] for number in (1, 2)]
     assert len(begun.read_text().split("\n")[:-1]) == 4
     ours, theirs = ({why.what for why in its.values() if isinstance(why, DivergedError)} for its in failed)
     assert ours == theirs
-    assert {path.name for path in failed[1]} == {each.run_name for each in asked if each.train.lr > 1}
+    assert {path.name for path in failed[1]} == {each.run_name for each in requested if each.train.lr > 1}
 
 
 def test_a_search_that_is_shared_finds_what_one_finds(tiny_document: Document, begun: Path):
@@ -160,13 +160,13 @@ def test_a_search_that_is_shared_finds_what_one_finds(tiny_document: Document, b
     settings = LONG | {"seed": [0, 1], "train.lr": 0.01}
     alone = search_all(expand(override(tiny_document, settings | {"name": "alone"})), budget, Progress())
     begun.unlink()
-    asked = expand(override(tiny_document, settings | {"name": "shared"}))
+    requested = expand(override(tiny_document, settings | {"name": "shared"}))
     pids = [
-        child(lambda number=number: search_all(asked, budget, Progress(), Shard(number, 3))) for number in (1, 2, 3)
+        child(lambda number=number: search_all(requested, budget, Progress(), Shard(number, 3))) for number in (1, 2, 3)
     ]
     assert [ended(pid) for pid in pids] == [0, 0, 0]
     assert max(Counter(begun.read_text().split("\n")[:-1]).values()) == 1
-    found = search_all(asked, budget, Progress())
+    found = search_all(requested, budget, Progress())
     assert [(each.settings, each.state, each.value, each.curve) for each in found.studies[0].trials] == [
         (each.settings, each.state, each.value, each.curve) for each in alone.studies[0].trials
     ]
@@ -191,7 +191,7 @@ def write(folder: Path, claim: Claim) -> None:
 
 
 def test_a_claim_that_stands_still_is_taken_over_and_one_that_beats_is_not(tmp_path: Path, elsewhere: Claim):
-    """Its file's times, which another machine's clock made, say nothing."""
+    """Its file's times, which another machine's clock made, state nothing."""
 
     def beat() -> None:
         time.sleep(0.1)

@@ -68,7 +68,7 @@ def test_windows_are_what_they_are_by_hand(tmp_path: Path):
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(1, 12), st.integers(0, 15))
 @example([1], 1, 0)
 def test_every_window_is_a_piece_of_one_recording(lengths: list[int], window: int, stride: int):
-    """The values count on through all recordings, so a piece of one is told from any other.
+    """The values count on through all recordings, so a piece of one receives from any other.
 
     Windows begin at 0, stride, 2 stride, ... as long as they end in their recording.
     """
@@ -104,7 +104,7 @@ def test_a_window_in_which_the_label_changes(tmp_path: Path):
     calm = steps("v", "rome", "-", list(range(4))).assign(label=1)
     dropped = load(save(tmp_path / "x.csv", recording, calm, window=4))
     assert (dropped.domain.tolist(), dropped.domains, dropped.classes) == ([1], ("oslo", "rome"), ("1", "2"))
-    assert dropped.notes[0] == "2 windows in which the label changes are left out."
+    assert dropped.notes[0] == "2 windows in which the label changes are excluded."
     kept = load(save(tmp_path / "x.csv", recording, calm, window=4, mixed="majority"))
     assert [kept.classes[y] for y in kept.y.tolist()] == ["1", "1", "2"]  # v, then w's two
     assert "No window of data.window = 4 steps is left" in refusal(save(tmp_path / "x.csv", recording, window=4))
@@ -116,7 +116,7 @@ def test_a_recording_that_is_shorter_than_a_window(tmp_path: Path):
         load(dataset)
     data = load(save(tmp_path / "x.csv", *TWO, window=4, short="drop"))
     assert data.x[:, 0].tolist() == [[1, 2, 3, 4]]
-    assert data.notes[0] == "1 recordings are shorter than a window of 4 steps and are left out."
+    assert data.notes[0] == "1 recordings are shorter than a window of 4 steps and are excluded."
 
 
 # Standardising -----------------------------------------------------------------------------------
@@ -174,12 +174,12 @@ def test_a_missing_number_is_an_error_or_is_interpolated(tmp_path: Path, suffix:
 def test_times_are_numbers_or_dates_and_rise_in_each_recording(tmp_path: Path):
     stamps = [f"2024-01-31T12:00:0{second}.5" for second in (0, 1, 2, 7)]
     recording = steps("w", "oslo", "run", [1, None, None, 8], t=stamps)
-    asked: dict[str, Any] = {"columns": ["a"], "time": "t", "impute": "interpolate"}
-    data = load(save(tmp_path / "x.csv", recording, **asked))
+    requested: dict[str, Any] = {"columns": ["a"], "time": "t", "impute": "interpolate"}
+    data = load(save(tmp_path / "x.csv", recording, **requested))
     assert data.x.flatten().tolist() == [1, 2, 3, 8]
     assert data.notes[1].startswith("1 steps are more than 1.5 times as long")
     for times in (pd.to_datetime(stamps), pd.to_timedelta([0, 1, 2, 7], unit="s")):
-        assert torch.equal(load(save(tmp_path / "x.parquet", recording.assign(t=times), **asked)).x, data.x)
+        assert torch.equal(load(save(tmp_path / "x.parquet", recording.assign(t=times), **requested)).x, data.x)
     before = steps("v", "oslo", "run", [1, 2], t=[3, 4])
     for table, words in (
         ([before, steps("u", "oslo", "run", [1, 2, 3], t=[1, 2.5, 2.5])], ("2.5 in row 4", "after 2.5 in row 3")),
@@ -187,7 +187,7 @@ def test_times_are_numbers_or_dates_and_rise_in_each_recording(tmp_path: Path):
         ([recording.assign(t=["1.5.2024", *stamps[1:]])], ("'1.5.2024' in row 0", "ISO 8601")),
     ):
         with refuses(*words):
-            load(save(tmp_path / "x.csv", *table, **asked))
+            load(save(tmp_path / "x.csv", *table, **requested))
 
 
 # Recordings, sites and groups --------------------------------------------------------------------

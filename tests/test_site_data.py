@@ -121,7 +121,7 @@ def federation(place: Path, kind: str) -> Path:
     ok("federation", *arguments, *options)
     for number, site in enumerate(SITES):
         folder = place / "kind" / "sites" / site
-        file = write(folder / "data", number)  # where its README says
+        file = write(folder / "data", number)  # where its README states
         if kind == "arrays in memory":  # a file that names its domain, so a folder of such is none
             (folder / "site.toml").write_text(f'name = "{site}"\n[data]\npath = "data/{file}"\n', encoding="utf-8")
     return place / "kind"
@@ -176,12 +176,12 @@ def test_the_columns_of_the_data_are_written_down(tmp_path: Path):
 
 
 def test_columns_of_data_that_are_at_the_sites_only_are_asked_for(tmp_path: Path):
-    asked = ["init", "x", *COMMON, "--data", "signals", "--set", "data.path=data", "--set", "data.window=10"]
-    asked += ["--model", "cnn1d", "--classes", "rest,walk", "--shape", "2,10", "--to", str(tmp_path)]
-    done = CliRunner().invoke(app, ["federation", *asked])
-    assert str(done.exception).endswith("say it: --set data.columns=age,marker")
-    asked += ["--set", "data.columns=speed,height"]
-    assert CliRunner().invoke(app, ["federation", *asked]).exit_code == 0
+    requested = ["init", "x", *COMMON, "--data", "signals", "--set", "data.path=data", "--set", "data.window=10"]
+    requested += ["--model", "cnn1d", "--classes", "rest,walk", "--shape", "2,10", "--to", str(tmp_path)]
+    done = CliRunner().invoke(app, ["federation", *requested])
+    assert str(done.exception).endswith("describe it: --set data.columns=age,marker")
+    requested += ["--set", "data.columns=speed,height"]
+    assert CliRunner().invoke(app, ["federation", *requested]).exit_code == 0
 
 
 # What every member has ---------------------------------------------------------------------------
@@ -342,7 +342,7 @@ def test_what_is_wrong_with_a_cell_is_mended_here(site: MakeSite):
     )
     (folder / "data" / "all.csv").write_text("age,label\n30,ill\nold,well\n")
     found = inspect(folder)
-    with refuses("holds 'old' (str) in row 1", "--set data.missing='old'"):
+    with refuses("contains 'old' (str) in row 1", "--set data.missing='old'"):
         found.problems.check()
     note = "What a message writes as --set data.NAME=VALUE is NAME = VALUE here, below [data] in site.toml."
     assert found.notes == [note]

@@ -73,8 +73,8 @@ def test_validation_chooses_the_round():
     x = StandardScaler().fit_transform(x) + np.random.default_rng(0).normal(0, 1, x.shape)
     settings = {"evaluate.every": 1, "train.lr": 0.05, "train.batch": 8}
     fitted = classifier(validation_fraction=0.2, round="selected", settings=settings).fit(x, y, sites=sites)
-    assert sum(fitted.run_.data_facts["samples"].values()) == 96  # a fifth of each class of each site is left out
-    assert fitted.run_.summary["source_validation"]["position"] < 8, "it would say nothing"
+    assert sum(fitted.run_.data_facts["samples"].values()) == 96  # a fifth of each class of each site is excluded
+    assert fitted.run_.summary["source_validation"]["position"] < 8, "it would state nothing"
     with torch.no_grad():
         expected = fitted.run_.model(round="selected").double()(torch.tensor(x, dtype=torch.float32)).softmax(dim=1)
     np.testing.assert_allclose(fitted.predict_proba(x), expected, rtol=1e-12)
@@ -139,8 +139,8 @@ def test_sites_are_routed_through_cross_validation(routing: None):
     x, y, sites = blobs()
     y = np.where((sites == "north") & (y == "a"), "b", np.where((sites == "north") & (y == "b"), "a", y))  # own labels
     folds = StratifiedKFold(2)
-    asked = classifier("fedrep").set_fit_request(sites=True).set_score_request(sites=True)
-    found = cross_val_score(asked, x, y, cv=folds, params={"sites": sites})
+    requested = classifier("fedrep").set_fit_request(sites=True).set_score_request(sites=True)
+    found = cross_val_score(requested, x, y, cv=folds, params={"sites": sites})
     expected, without = list[float](), list[float]()
     for train, test in folds.split(x, y):
         fitted = classifier("fedrep").fit(x[train], y[train], sites=sites[train])
@@ -148,15 +148,15 @@ def test_sites_are_routed_through_cross_validation(routing: None):
         without.append(fitted.score(x[test], y[test]))
     assert found.tolist() == expected
     assert min(expected) > 0.9 > max(without)
-    asked = asked.set_score_request(sites=False)
-    assert cross_val_score(asked, x, y, cv=folds, params={"sites": sites}).tolist() == without
+    requested = requested.set_score_request(sites=False)
+    assert cross_val_score(requested, x, y, cv=folds, params={"sites": sites}).tolist() == without
 
 
 def test_a_site_that_is_left_out_is_one_that_never_trained(routing: None):
     x, y, _ = blobs()
-    asked = classifier("fedper").set_fit_request(sites=True).set_score_request(sites=True)
+    requested = classifier("fedper").set_fit_request(sites=True).set_score_request(sites=True)
     names = np.resize(["north", "south", "east"], 120)
-    found = cross_val_score(asked, x, y, cv=LeaveOneGroupOut(), params={"sites": names, "groups": names})
+    found = cross_val_score(requested, x, y, cv=LeaveOneGroupOut(), params={"sites": names, "groups": names})
     assert found.shape == (3,)
     assert found.min() > 0.9
 

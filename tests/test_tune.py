@@ -74,7 +74,7 @@ def test_it_looks_where_the_page_and_train_say():
 def test_ranges_are_given_in_several_ways():
     for given, found in (
         ("0.001..0.1", Range(0.001, 0.1, log=True)),
-        ("1e-2..0.02", Range(0.01, 0.02, log=True)),  # as the page says of it
+        ("1e-2..0.02", Range(0.01, 0.02, log=True)),  # as the page states about it
         ({"low": 0.1, "high": 0.2, "log": False}, Range(0.1, 0.2)),
         (Range(0.1, 0.2), Range(0.1, 0.2)),
         ([0.1, 0.2], (0.1, 0.2)),
@@ -130,10 +130,10 @@ def test_a_study_is_of_a_method_and_a_held_out_domain_over_all_seeds(tmp_path: P
 
 
 def test_whatever_decides_a_study_gives_it_another_folder(tmp_path: Path):
-    asked = experiments(tmp_path)
+    requested = experiments(tmp_path)
     others = (Budget(search={"train.lr": "0.01..0.1"}), Budget(sampler="random"), Budget(parallel=2), Budget())
-    assert len({planned(asked, budget)[0].path for budget in others}) == 4
-    assert planned(experiments(tmp_path, {"seed": [0, 1]}), Budget())[0].path != planned(asked, Budget())[0].path
+    assert len({planned(requested, budget)[0].path for budget in others}) == 4
+    assert planned(experiments(tmp_path, {"seed": [0, 1]}), Budget())[0].path != planned(requested, Budget())[0].path
 
 
 def test_validation_that_is_a_test_is_refused():
@@ -217,7 +217,7 @@ def test_a_study_that_is_opened_again_goes_on_to_the_same_trials(tmp_path: Path,
 
 
 def test_a_failed_trial_is_the_worst(tmp_path: Path):
-    """Of two studies that differ in how bad high learning rates are told to be, both avoid them."""
+    """Of two studies that differ in how bad high learning rates receive to be, both avoid them."""
     for bad in (math.nan, 0.1):
         study = a_study(tmp_path / str(bad), Budget(trials=30))
         told(study, lambda settings, bad=bad: bad if settings["train.lr"] > 0.02 else 0.5)
@@ -287,7 +287,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Tuning:
 
 
 def test_a_full_disk_ends_the_search_and_fails_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Tuning):
-    """In the midst of a run; with room again the search goes on to what it would have been."""
+    """In the midst of a run; with room again the search continues to what it would have been."""
     left = [100]
 
     def fsync(descriptor: int) -> None:
@@ -295,19 +295,19 @@ def test_a_full_disk_ends_the_search_and_fails_no_trial(tmp_path: Path, monkeypa
         if left[0] < 0:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    asked = experiments(tmp_path, REAL)
+    requested = experiments(tmp_path, REAL)
     with monkeypatch.context() as patch, refuses("No space left", error=DiskError):
         patch.setattr(os, "fsync", fsync)
-        search_all(asked, REAL_BUDGET, Progress())
-    assert outcome(search_all(asked, REAL_BUDGET, Progress())) == outcome(whole)
+        search_all(requested, REAL_BUDGET, Progress())
+    assert outcome(search_all(requested, REAL_BUDGET, Progress())) == outcome(whole)
 
 
 def test_choices_that_repeat_cost_nothing_and_more_trials_go_on_from_those_there_are(tmp_path: Path):
     """8 trials and then 20 are the first 8 and 12 more; a smaller number reads the first of them."""
-    asked, heard = experiments(tmp_path, PROX), Begun()
+    requested, heard = experiments(tmp_path, PROX), Begun()
     budget = Budget(trials=8, search={"method.mu": [0.1, 0.2, 0.3, 0.4, 0.5]}, fixed=["train.lr"])
-    eight = search_all(asked, budget, heard)
-    found = search_all(asked, budget.replace(trials=20), heard)
+    eight = search_all(requested, budget, heard)
+    found = search_all(requested, budget.replace(trials=20), heard)
     trials = found.studies[0].trials
     assert trials[:8] == eight.studies[0].trials
     different = {trial.settings["method.mu"] for trial in trials}
@@ -318,7 +318,7 @@ def test_choices_that_repeat_cost_nothing_and_more_trials_go_on_from_those_there
             assert (trials[trial.repeats].settings, trials[trial.repeats].value) == (trial.settings, trial.value)
     again = Begun()
     with pytest.warns(FedshiftWarning, match="there were 20 trials"):
-        assert search_all(asked, budget, again).tuned == eight.tuned
+        assert search_all(requested, budget, again).tuned == eight.tuned
     assert again.begun == []
 
 
@@ -333,10 +333,10 @@ def test_a_method_that_fails_is_named_and_the_others_are_tuned(tmp_path: Path, m
 
     monkeypatch.setattr(fedshift.METHODS.get("fedprox"), "proximal", blow_up)
     monkeypatch.setattr(fedshift.METHODS.get("fedlc"), "check", refuse)
-    asked = experiments(tmp_path, {"method.name": ["fedprox", "fedlc", "fedavg"]})
+    requested = experiments(tmp_path, {"method.name": ["fedprox", "fedlc", "fedavg"]})
     with refuses("fedprox", "not finite"):
-        search_all(asked[:1], Budget(trials=2), Progress())
-    found = search_all(asked, Budget(trials=2), Progress())
+        search_all(requested[:1], Budget(trials=2), Progress())
+    found = search_all(requested, Budget(trials=2), Progress())
     assert [entry.method for entry in found.tuned.tuned] == ["fedavg"]
     for method, words in (("fedprox", "not finite"), ("fedlc", "no batches of 4")):
         (message,) = (each for each in found.failed if method in each)
@@ -345,7 +345,7 @@ def test_a_method_that_fails_is_named_and_the_others_are_tuned(tmp_path: Path, m
 
 
 def test_the_first_seed_decides_what_is_pruned(tmp_path: Path):
-    """A trial's value is the mean over seeds; of a pruned one only the first seed was begun."""
+    """A trial's value is the mean over seeds; of a pruned one only the first seed was started."""
     (study,) = search_all(experiments(tmp_path, REAL | {"seed": [0, 1]}), REAL_BUDGET, Progress()).studies
     assert {trial.state for trial in study.trials} == {"complete", "pruned"}
     for trial in study.trials:
@@ -398,14 +398,14 @@ def test_test_scores_of_trials_are_not_to_be_seen(whole: Tuning):
 
 def test_killed_again_and_again_it_comes_to_the_same(whole: Tuning, tmp_path: Path):
     """SIGKILL at one write to the disk after the other: of the study's file, of records, of checkpoints."""
-    asked = experiments(tmp_path / "killed", REAL)
+    requested = experiments(tmp_path / "killed", REAL)
     kills = 0
     for at in (1, 2, 7, 20, 45, 80, 130, 220, 10**9):
         pid = os.fork()
         if not pid:
             try:
                 kill_at_write(at)
-                search_all(asked, REAL_BUDGET, Progress())
+                search_all(requested, REAL_BUDGET, Progress())
             finally:
                 os._exit(0)
         _, status = os.waitpid(pid, 0)
@@ -413,7 +413,7 @@ def test_killed_again_and_again_it_comes_to_the_same(whole: Tuning, tmp_path: Pa
         if not os.WIFSIGNALED(status):
             break
     assert kills >= 5
-    assert outcome(search_all(asked, REAL_BUDGET, Progress())) == outcome(whole)
+    assert outcome(search_all(requested, REAL_BUDGET, Progress())) == outcome(whole)
 
 
 def kill_at_write(at: int) -> None:

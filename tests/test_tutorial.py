@@ -1,4 +1,4 @@
-"""The tutorial's code is what the repository holds, it runs, and it does what it says."""
+"""The tutorial's code is what the repository contains, it runs, and it does what it states."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_an_audit_refuses_its_first_change_unless_it_says_what_that_reveals(
     from fedshift.page import Upload
 
     class Silent(examples["plugin"].MyScaffold):  # type: ignore[name-defined, misc]  # a class of another file
-        """Does not say it."""
+        """Does not state it."""
 
         def exchange(self, name, **changes):
             return super().exchange(name, uploads=(Upload.like("change", "c"),))

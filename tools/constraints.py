@@ -68,17 +68,17 @@ def differences(needed: Versions) -> list[str]:
     ]
 
 
-def main(asked: str = "") -> int | str:
+def main(requested: str = "") -> int | str:
     """Do what is asked; returns an exit code, or what is wrong."""
-    if asked == "--installed":
+    if requested == "--installed":
         found = differences(installed())
-    elif asked == "--check":
+    elif requested == "--check":
         needed = resolved(".[dev]", pinned())
         found = differences(needed) + [
             f"{name} is pinned, but nothing needs it" for name in pinned() if name not in needed
         ]
-    elif asked:
-        return f"{asked!r} is none of its options.\n{__doc__}"
+    elif requested:
+        return f"{requested!r} is none of its options.\n{__doc__}"
     else:
         write()
         return 0

@@ -169,9 +169,9 @@ class Federation:
         plan = plan_benchmark("short", None, [self.name], data={self.name: self.file}, out=self.out / folder)
         plan = replace(plan, settings=self.chosen[row] | changes)
         (its,) = (each for each in plan.rows if each.name == row)
-        asked = plan.experiments(plan.scenarios[0], its, "", list(seeds))
-        done, failed = run_all(asked, Progress())
-        assert len(done) == len(asked), failed
+        requested = plan.experiments(plan.scenarios[0], its, "", list(seeds))
+        done, failed = run_all(requested, Progress())
+        assert len(done) == len(requested), failed
         return sorted(done, key=lambda run: run.experiment.seed)
 
     def sites(self, row: str) -> dict[str, Site]:

@@ -150,11 +150,11 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "train": {"optimiser": "adam", "lr": LR},
             "run": {} if self._temporary is None else {"checkpoint_every": int(self.rounds)},
         }
-        asked: dict[str, Any] = {name: getattr(self, name) for name in ("method", "model", "rounds", "seed")}
-        asked["settings"] = self._settings()
+        requested: dict[str, Any] = {name: getattr(self, name) for name in ("method", "model", "rounds", "seed")}
+        requested["settings"] = self._settings()
         data = in_memory(by_site, self.classes_.astype(str).tolist(), folder / "data")
         progress = None if self.verbose else Progress()
-        self.run_ = api.compare(table, progress=progress, data=data, out=folder / "runs", **asked).runs[0]
+        self.run_ = api.compare(table, progress=progress, data=data, out=folder / "runs", **requested).runs[0]
         self._models = self._trained()
         self._unseen = self._of_unseen()
         return self

@@ -48,15 +48,15 @@ def going_on(path: Path) -> str:
     "run --data folder --set data.path=photos --hold-out sketch --model resnet18 --method fedsr --dry-run",
     "run --data table --set 'data.path=clinics.csv' --set 'data.sep=;' --protocol in-domain --model mlp",
 )
-def run(asked: CommandLine) -> None:
+def run(requested: CommandLine) -> None:
     """Run one method (by default the experiment's first) with one seed on one federation."""
     from fedshift.cli.before import print_estimates
     from fedshift.runs.scheduling import run_path
     from fedshift.study import api
 
     with warnings_as_notes():
-        experiment = api.only(asked.experiments, asked.options)
-    if asked.dry_run:
+        experiment = api.only(requested.experiments, requested.options)
+    if requested.dry_run:
         print_estimates([experiment])
         return
     with interruptible(going_on(run_path(experiment))):
@@ -72,21 +72,21 @@ def run(asked: CommandLine) -> None:
     "compare --method fedavg,fedsr --tuned runs/rotated-mnist/tuned-1a2b3c4d.toml",
     "compare --seed 0,1,2 --shard 1/2    # and on another machine, in the same folder, --shard 2/2",
 )
-def compare(asked: CommandLine, *, shard: ShardOption = None, slurm: SlurmOption = None) -> None:
+def compare(requested: CommandLine, *, shard: ShardOption = None, slurm: SlurmOption = None) -> None:
     """Run a grid of methods, seeds and held-out domains and print one table; finished runs are not repeated."""
     from fedshift.cli.before import print_estimates, write_slurm
     from fedshift.runs.scheduling import run_path
     from fedshift.study import api
 
-    if asked.dry_run:
-        print_estimates(asked.experiments)
+    if requested.dry_run:
+        print_estimates(requested.experiments)
         return
-    base = run_path(asked.experiments[0]).parent
+    base = run_path(requested.experiments[0]).parent
     if slurm:
-        write_slurm(api.estimate(asked.experiments), base, slurm, asked.experiments[0].run)
+        write_slurm(api.estimate(requested.experiments), base, slurm, requested.experiments[0].run)
         return
     with interruptible(going_on(base)):
-        comparison = api.compare(asked.experiments, shard=shard)
+        comparison = api.compare(requested.experiments, shard=shard)
     print_report(comparison, base)
 
 
@@ -98,7 +98,7 @@ def compare(asked: CommandLine, *, shard: ShardOption = None, slurm: SlurmOption
     "with more --trials it extends the search.",
 )
 def tune(
-    asked: CommandLine,
+    requested: CommandLine,
     *,
     trials: Annotated[int, typer.Option("--trials", help="Choices that are tried for each method.", min=1)] = 20,
     sampler: Annotated[
@@ -129,18 +129,18 @@ def tune(
 
     ranges = parse_assignments(search or [], "--search")
     how: dict[str, Any] = {"trials": trials, "sampler": sampler, "parallel": parallel, "search": ranges}
-    if asked.dry_run or slurm:
+    if requested.dry_run or slurm:
         with warnings_as_notes():
-            budget = api.search_budget(asked.source, settings=asked.options.get("settings"), **how)
-            if asked.dry_run:
-                print_searches(asked.experiments, budget)
+            budget = api.search_budget(requested.source, settings=requested.options.get("settings"), **how)
+            if requested.dry_run:
+                print_searches(requested.experiments, budget)
             elif slurm:
-                studies, first = plan_studies(asked.experiments, budget)[0], asked.experiments[0]
+                studies, first = plan_studies(requested.experiments, budget)[0], requested.experiments[0]
                 write_slurm(forecasts_of_searches(studies), run_path(first).parent, slurm, first.run)
         return
     again = shlex.join(["fedshift", *sys.argv[1:]])
     with interruptible(f". The same command resumes without losing a trial: {again}"), warnings_as_notes():
-        tuning = api.tune(asked.source, **how, shard=shard, **asked.options)
+        tuning = api.tune(requested.source, **how, shard=shard, **requested.options)
     page = tuning.report()
     print_tables(tuning.tables(), tuning.notes())
     typer.echo(
@@ -152,11 +152,11 @@ def tune(
 
 
 @on_experiment("bench", "bench --method fedsr --set train.precision=bfloat16")
-def bench(asked: CommandLine) -> None:
+def bench(requested: CommandLine) -> None:
     """Measure which engine is fastest for an experiment on this machine, and explain the choice."""
     from fedshift.cli.before import print_engines
 
-    print_engines(asked.experiments, asked.dry_run)
+    print_engines(requested.experiments, requested.dry_run)
 
 
 @on_experiment(
@@ -165,7 +165,7 @@ def bench(asked: CommandLine) -> None:
     "data --data folder --set data.path=photos --hold-out sketch --json",
 )
 def data(
-    asked: CommandLine,
+    requested: CommandLine,
     *,
     html: Annotated[Path | None, typer.Option(help="Also write a page: a file, or a folder.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
@@ -179,9 +179,9 @@ def data(
     from fedshift.study import api
     from fedshift.written import printable
 
-    if asked.dry_run:
+    if requested.dry_run:
         raise FedshiftError("`fedshift data` runs nothing, and writes nothing but --html: remove --dry-run.")
-    report = api.inspect_data(asked.experiments, test=test)
+    report = api.inspect_data(requested.experiments, test=test)
     written = None if html is None else report.report(html)
     if as_json:
         typer.echo(dumps(report.table(), indent=2, ensure_ascii=False))
@@ -197,11 +197,11 @@ def data(
     "index --set method.index.encoder=clip",
     method=INDEXING,
 )
-def index(asked: CommandLine) -> None:
+def index(requested: CommandLine) -> None:
     """Describe every client by a vector before any training: Parquet and a similarity heat map."""
     from fedshift.cli.before import print_indices
 
-    print_indices(asked.experiments, asked.dry_run)
+    print_indices(requested.experiments, requested.dry_run)
 
 
 command(
@@ -354,8 +354,8 @@ def schema(
 app.add_typer(federation)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         from fedshift import __version__
 
         typer.echo(f"fedshift {__version__}")

@@ -64,8 +64,8 @@ def write_slurm(forecasts: Sequence[Forecast], folder: Path, shards: int, option
     if any(word.partition("=")[0] == "--shard" for word in sys.argv[1:]):
         raise FedshiftError("--slurm sets --shard for each task: give only one of the two.")
     words = iter(sys.argv[1:])
-    asked = [word for word in words if not (word.startswith("--slurm") and ("=" in word or next(words, None)))]
-    job = Slurm.of(forecasts, folder, [sys.executable, "-m", "fedshift", *asked], shards, options)
+    requested = [word for word in words if not (word.startswith("--slurm") and ("=" in word or next(words, None)))]
+    job = Slurm.of(forecasts, folder, [sys.executable, "-m", "fedshift", *requested], shards, options)
     path = job.write()
     typer.echo(job.script)
     typer.echo(f"Written: {path}\nsbatch {shlex.quote(str(path))}")

@@ -54,12 +54,12 @@ def print_report(
     """
     try:
         written = comparison.report(to or folder / "report.html", images)  # first: a reader's pipe may end the printing
-        written = comparison.write(files) if files else []
+        exported = comparison.write(files) if files else []
     finally:
         print_tables(comparison.tables(), comparison.notes())
     typer.echo(f"Run folders: {folder}\nReport: {written}")
-    if written:
-        typer.echo(f"Tables and figures: {len(written)} files in {files}")
+    if exported:
+        typer.echo(f"Tables and figures: {len(exported)} files in {files}")
     if comparison.failed:
         raise FedshiftError(comparison.failure)
 

@@ -262,13 +262,13 @@ def on_experiment(*examples: str, more: str = "", method: str | None = None) -> 
             from fedshift.study import api
 
             values = {name: given.pop(name) for name in OPTIONS}
-            asked = {name: OPTIONS[name][1](value) for name, value in values.items() if value not in (None, [])}
+            requested = {name: OPTIONS[name][1](value) for name, value in values.items() if value not in (None, [])}
             if method is not None:
-                asked.setdefault("method", method)
+                requested.setdefault("method", method)
             with warnings_as_notes():
-                experiments = api.grid(experiment, **asked)
+                experiments = api.grid(experiment, **requested)
             with interruptible("."):
-                act(CommandLine(experiment, asked, experiments, dry_run), **given)
+                act(CommandLine(experiment, requested, experiments, dry_run), **given)
 
         kind = inspect.Parameter.KEYWORD_ONLY
         parameters = [

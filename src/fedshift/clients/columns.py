@@ -1,9 +1,9 @@
-"""How well each column of a table tells the classes apart by itself, and which hold another value in every row.
+"""How well each column of a table separates the classes by itself, and which contain another value in every row.
 
 *The rule.* Of a column of numbers a score is made in two ways, and the better one counts: the number itself, in
-whichever direction; and, as of a column of categories, the share of the class among rows with the same category (or
+any direction; and, as of a column of categories, the share of the class among rows with the same category (or
 with a number between the same quantiles, up to :data:`BINS`; small numbers of them count each for itself). Shares are
-those of the other half of the rows, so a category that no other row has says nothing; rows of one group are in one
+those of the other half of the rows, so a category that no other row has reveals nothing; rows of one group are in one
 half. A missing cell counts as a category, and as the smallest number. The area under the ROC curve of that score is
 taken for every class against all others, and their mean is the column's.
 """
@@ -32,7 +32,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class ColumnAlone:
-    """What a column says by itself.
+    """What a column states by itself.
 
     Attributes:
         column: its name, or its number from 0.
@@ -47,22 +47,22 @@ class ColumnAlone:
 
     @property
     def reveals(self) -> bool:
-        """Whether it tells the classes apart all but perfectly."""
+        """Whether it separates the classes all but perfectly."""
         return self.auroc is not None and self.auroc >= REVEALS
 
 
 def each_alone(
     x: Tensor, y: Tensor, group: Tensor, columns: Sequence[Column], generator: torch.Generator, rows: int = ROWS
 ) -> tuple[ColumnAlone, ...]:
-    """What every column says of the labels by itself.
+    """What every column states about the labels by itself.
 
     Args:
         x: rows (n, columns), in which NaN is a missing cell and a category is its code.
         y: labels (n,).
         group: what rows made from one original share, (n,).
         columns: what the columns are.
-        generator: draws the rows that are looked at, and the halves.
-        rows: of so many at most an area is taken.
+        generator: draws the rows that are inspected, and the halves.
+        rows: of that many at most an area is taken.
     """
     drawn = torch.randperm(len(x), generator=generator)[:rows]
     labels = y[drawn].numpy()
@@ -80,7 +80,7 @@ def each_alone(
 
 
 def _is_unique(cells: Array, coded: bool) -> bool:
-    """Whether every cell that is not missing holds another code or whole number, in half of the rows or more."""
+    """Whether every cell that is not missing contains another code or whole number, in half of the rows or more."""
     known = cells[~np.isnan(cells)]
     if len(known) < max(LEAST_UNIQUE, len(cells) / 2):
         return False
@@ -101,7 +101,7 @@ def _auroc(cells: Array, coded: bool, label: Array, classes: int, half: Array) -
 
     Args:
         cells: the column, (n,).
-        coded: whether it holds categories.
+        coded: whether it contains categories.
         label: each row's class, (n,), or ``classes`` of one whose area is not taken.
         classes: of how many it is taken.
         half: which half each row is in, (n,), bool.

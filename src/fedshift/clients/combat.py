@@ -90,12 +90,12 @@ def location_and_scale(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _shrunk(count: Tensor, mean: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
-    """The posterior modes of a site's gamma and delta, of so many values' means and squares about them (columns,)."""
+    """The posterior modes of a site's gamma and delta, of that many values' means and squares about them (columns,)."""
     variance = squares / (count - 1)
     middle = variance.mean()
     if len(mean) == 1:
         return mean, variance
-    spread = variance.var().clamp_min(1e-9 * middle**2)  # all alike: the prior is as good as sure
+    spread = variance.var().clamp_min(1e-9 * middle**2)  # all equal: the prior is nearly certain
     a, b = 2 + middle**2 / spread, middle + middle**3 / spread
     center, width = mean.mean(), mean.var()
     gamma, delta = mean, variance

@@ -34,14 +34,14 @@ def check_names(kind: str, places: Mapping[str, str]) -> None:
             problems.add(
                 FedshiftError(
                     f"The {kind} names {other!r} ({places[other]}) and {name!r} ({place}) differ only in case or white "
-                    "space. Spell them alike; if they are two, give them names that differ in more."
+                    "space. Spell them the same; if they are two, give them names that differ in more."
                 )
             )
     problems.check()
 
 
 FLOAT32 = torch.finfo(torch.float32).max
-PIECE = 1 << 22  # numbers looked at together, so that inputs that are mapped from a file need no memory
+PIECE = 1 << 22  # numbers inspected together, so that inputs that are mapped from a file need no memory
 
 
 def check_data(data: DomainData, inputs: Inputs, one_class: bool = False) -> None:
@@ -54,7 +54,7 @@ def check_data(data: DomainData, inputs: Inputs, one_class: bool = False) -> Non
 
     Raises:
         FedshiftError: it is no DomainData, names are unusable or spelled twice, fewer than two classes occur, or inputs
-            are not finite or no token of the vocabulary; the message says which and where.
+            are not finite or no token of the vocabulary; the message names them and where.
     """
     if not isinstance(data, DomainData):
         raise FedshiftError(f"A data set's load gave a {type(data).__name__}; it should return a DomainData.")
@@ -113,13 +113,13 @@ def check_inputs(x: Tensor, inputs: Inputs, place: Callable[[int], str]) -> None
     tokens = f"tokens from 0{f' to {inputs.ids - 1}' if inputs.ids else ''}"
     needed = "finite numbers of float32" if sample.is_floating_point() else tokens
     raise FedshiftError(
-        f"x holds {sample[tuple(at)].item()} at {at} of {place(bad[0])}{more}; it should hold {needed}. Correct such "
-        "samples or leave them out."
+        f"x contains {sample[tuple(at)].item()} at {at} of {place(bad[0])}{more}; it should contain {needed}. Correct "
+        "such samples or leave them out."
     )
 
 
 def _right(x: Tensor, inputs: Inputs) -> Tensor:
-    """Which numbers may be: finite ones (or NaN, if missing ones may), or tokens of so many (0: unknown)."""
+    """Which numbers may be: finite ones (or NaN, if missing ones may), or tokens of that many (0: unknown)."""
     if x.is_floating_point():
         right = x.abs() <= FLOAT32
         return right | x.isnan() if inputs.preparation is not None else right

@@ -20,7 +20,7 @@ class DomainData:
 
     Attributes:
         x: inputs (N, ...), uint8 images (channels, height, width), int64 token ids (length,) or float32. They may be
-            mapped from a file (``torch.from_file``): only the samples of batches are read, whoever holds how many.
+            mapped from a file (``torch.from_file``): only the samples of batches are read, however many there are.
         y: labels (N,), int64.
         domain: which domain each sample is of, (N,), int64.
         domains: the domains' names.
@@ -30,13 +30,13 @@ class DomainData:
             clients train on. None: a protocol holds samples out.
         environments: the environments' names; the first is what clients train on.
         train_environment: for a data set that knows better than by domain in which environment each sample was
-            collected, (N,), int64; samples that nobody trains on may have any number. None: each domain is one.
+            collected, (N,), int64; samples that no client trains on may have any number. None: each domain is one.
         train_environments: the names of those.
         notes: what a reader of the results must know of how the data were read.
-        where: for messages, gives the file or the row that a sample was read from; None: nobody knows.
+        where: for messages, gives the file or the row that a sample was read from; None: unknown.
         columns: of a table, what the columns of x (N, columns) are. Where rows are prepared, x is float64, NaN stands
             for a missing cell, and a category for its number among the column's.
-        channels: of signals x (N, channels, time), what the channels are called; empty where nobody knows.
+        channels: of signals x (N, channels, time), what the channels are called; empty if unknown.
 
     Raises:
         FedshiftError: a field has another type, shape or length, or a number that stands for no name; the message names
@@ -127,14 +127,14 @@ def _check_words(name: str, words: object) -> None:
         raise FedshiftError(f"{name} = {words!r:.200}; give a tuple of strings.")
     twice = next((word for word in words if words.count(word) > 1), None) if len(set(words)) < len(words) else None
     if twice is not None:
-        raise FedshiftError(f"{name} holds {twice!r} twice; give each name once.")
+        raise FedshiftError(f"{name} contains {twice!r} twice; give each name once.")
 
 
 def _check_numbers(name: str, numbers: object, samples: int, names: tuple[str, ...] | None) -> None:
     """A number for each sample, which stands for a name, where there are names."""
     if not isinstance(numbers, Tensor) or numbers.dtype != torch.int64 or tuple(numbers.shape) != (samples,):
         found = f"{numbers.dtype} {tuple(numbers.shape)}" if isinstance(numbers, Tensor) else type(numbers).__name__
-        raise FedshiftError(f"{name} is {found}; x holds {samples} samples, so give an int64 tensor ({samples},).")
+        raise FedshiftError(f"{name} is {found}; x contains {samples} samples, so give an int64 tensor ({samples},).")
     if names is None:
         return
     wrong = ((numbers < 0) | (numbers >= len(names))).nonzero().flatten().tolist()

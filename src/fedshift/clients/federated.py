@@ -1,7 +1,7 @@
-"""Who holds which samples: the clients that train, and the environments on which models are scored.
+"""Who contains which samples: the clients that train, and the environments on which models are scored.
 
 A federation keeps one copy of its samples: :class:`Samples` are views of a pool that all share. Clients and
-environments are made when they are asked for, from tables of a few numbers each, so that ten thousand of them cost
+environments are made when they are requested, from tables of a few numbers each, so that ten thousand of them cost
 hardly more than a hundred.
 """
 
@@ -27,7 +27,7 @@ class FederatedData:
     """Clients, environments, the classes' names, and how samples become inputs of a network.
 
     Attributes:
-        clients: who trains, in id order; a tuple, or made when they are asked for.
+        clients: who trains, in id order; a tuple, or made when they are requested.
         environments: what is scored; several clients may have one of the same name.
         classes: the classes' names.
         inputs: how samples become inputs.
@@ -35,7 +35,7 @@ class FederatedData:
         train_environments: the names of the environments that clients train in, which :attr:`Samples.environment`
             numbers; by default each domain is one.
         columns: of rows of a table, the columns' names, in order.
-        pooled_sizes: how many training samples each of the clients had whose samples a single one holds.
+        pooled_sizes: how many training samples each of the clients had whose samples a single one contains.
         oddity: what is most serious about the data, a sentence; empty: nothing is.
     """
 
@@ -74,7 +74,7 @@ class FederatedData:
 
     @property
     def type(self) -> str:
-        """The type of the samples, as they are stored: "uint8", say."""
+        """The type of the samples, as they are stored: "uint8", for example."""
         return str(self._pool.x.dtype).removeprefix("torch.")
 
     @property
@@ -108,13 +108,13 @@ class FederatedData:
         return found
 
     def checked(self, data: DomainData | None = None) -> FederatedData:
-        """The same federation without the empty environments of single clients, which a note then tells of.
+        """The same federation without the empty environments of single clients, which a note then names.
 
         Args:
-            data: the samples as they were read, by whose groups it can be said why an environment has none.
+            data: the samples as they were read, whose groups explain why an environment has none.
 
         Raises:
-            FedshiftError: a client has nothing to train on, or nobody has a sample of some environment.
+            FedshiftError: a client has nothing to train on, or no client has a sample of some environment.
         """
         if 0 in self.trained_sizes:
             empty = self.clients[self.trained_sizes.index(0)]
@@ -138,13 +138,13 @@ class FederatedData:
         if not dropped:
             return self
         note = (
-            f"{dropped} of {len(self.environments)} environments of single clients hold no image and are not scored; "
-            "means over clients are over the others."
+            f"{dropped} of {len(self.environments)} environments of single clients contain no image and are not "
+            "scored; means over clients are over the others."
         )
         return replace(self, environments=lazy(self.environments).among(scored), notes=(*self.notes, note))
 
     def scoring(self, most: int, streams: Streams) -> FederatedData:
-        """The same federation with the environments of at most so many clients, drawn at random; a note tells of it."""
+        """The same federation with the environments of at most that many clients, drawn at random; a note names it."""
         if len(self.clients) <= most:
             return self
         ids = self.ids
@@ -185,7 +185,7 @@ class FederatedData:
         return replace(self._moved(move), inputs=self.inputs.of_columns(kept), notes=notes)
 
     def pooled(self) -> FederatedData:
-        """The same samples with a single client that holds all training data."""
+        """The same samples with a single client that contains all training data."""
         together = joined([client.train for client in self.clients])
         environments = lazy(self.environments).mapped(
             lambda environment: environment if environment.client is None else replace(environment, client=0)
@@ -194,7 +194,7 @@ class FederatedData:
         return replace(self, clients=(alone,), environments=environments, pooled_sizes=self.trained_sizes)
 
     def to(self, device: torch.device) -> FederatedData:
-        """The same federation on a device, to which every pool is copied once, and of which views go on sharing it."""
+        """The same federation on a device, to which every pool is copied once and shared by its views."""
         return self if self._pool.x.device == device else self._moved(mover(device))
 
     def _moved(self, move: Move) -> FederatedData:
@@ -213,12 +213,12 @@ def _one_group(data: DomainData, domain: str) -> str:
         return ""
     return (
         f"all of its {len(rows)} samples are of one group, that of {data.place(int(rows[0]))}, which a split keeps "
-        "whole. Give samples that have nothing to do with each other groups of their own."
+        "whole. Give samples that have nothing to do with each other separate groups."
     )
 
 
 def _notes_on_categories(columns: Sequence[Column], kept: Sequence[Column]) -> Iterator[str]:
-    """A note for each column with categories that nobody trains on."""
+    """A note for each column with categories that no client trains on."""
     for column, other in zip(columns, kept, strict=True):
         unseen = [name for name in column.categories or () if name not in (other.categories or ())]
         if unseen:

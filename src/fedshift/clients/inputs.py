@@ -46,7 +46,7 @@ class Inputs:
         return len(self.vocabulary) or self.tokens
 
     def counting(self, x: Tensor) -> Inputs:
-        """The same for samples (N, ...): whole numbers of which nothing is said are token ids, none of which pads."""
+        """The same for samples (N, ...): whole numbers without a description are token ids, none of which pads."""
         unsaid = x.dtype == torch.int64 and not self.ids
         return replace(self, tokens=int(x.max()) + 1, pad=-1) if unsaid else self
 

@@ -12,7 +12,7 @@ from fedshift.clients.preparation import Preparation
 MOSTLY = 0.9  # of a site's cells of a column, from which on it is named
 NAMED = 5  # sites, and columns of each, that are named one by one
 REMEDY = (
-    "Leave such a column out (--set data.exclude={name}), add an input that says where it is missing (--set "
+    "Leave such a column out (--set data.exclude={name}), add an input that names where it is missing (--set "
     "data.indicate={name}), or, where rows are prepared by statistics of each site, prepare it by those of all (--set "
     "data.pool={name})."
 )
@@ -23,7 +23,7 @@ def mostly_missing(shares: Mapping[str, Mapping[str, float]], settled: Collectio
 
     Args:
         shares: by site and column, the share of cells that are missing.
-        settled: columns that are not looked at, as settings say what becomes of missing cells.
+        settled: columns that are ignored, as settings decide about missing cells.
     """
     found = dict[str, dict[str, float]]()
     for site, own in shares.items():
@@ -33,7 +33,7 @@ def mostly_missing(shares: Mapping[str, Mapping[str, float]], settled: Collectio
 
 
 def mostly_missing_text(found: Mapping[str, Mapping[str, float]], sites: int) -> str:
-    """A sentence on what :func:`mostly_missing` found at so many sites."""
+    """A sentence on what :func:`mostly_missing` found at that many sites."""
     words = []
     for site, own in [*found.items()][:NAMED]:
         columns = [f"{100 * share:.0f} % of '{name}'" for name, share in [*own.items()][:NAMED]]

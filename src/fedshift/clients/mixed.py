@@ -1,14 +1,14 @@
-"""Clients that hold samples of several domains: a partition that mixes domains by a parameter lambda.
+"""Clients that contain samples of several domains: a partition that mixes domains by a parameter lambda.
 
 Bai, Bagchi and Inouye, Benchmarking algorithms for federated domain generalization, ICLR 2024, heterogeneous
 partitioning. Of C clients each is at home in one domain: every domain has one, and each further client goes to the
-domain that has the most samples a client. Of domain d, which has C_d clients, client i holds the part
+domain that has the most samples a client. Of domain d, which has C_d clients, client i contains the part
 
     lambda / C + (1 - lambda) [i is at home in d] / C_d.
 
-*Choices.* There are no fewer clients than domains that train. What a client holds is drawn without regard to labels,
+*Choices.* There are no fewer clients than domains that train. What a client contains is drawn without regard to labels,
 originals whole. A client's domain, in tables and names, is its home; it is validated and tested on each domain that it
-holds samples of, apart. A domain in which nobody trains is not mixed: C is the number of clients that train.
+contains samples of, separately. A domain in which no client trains is not mixed: C is the number of clients that train.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from fedshift.streams import Streams
 
 
 class Mixed(Partition):
-    """Clients hold a share of every domain, and the rest from the domain of their home; lambda sets how much."""
+    """Clients contain a share of every domain, and the rest from the domain of their home; lambda sets how much."""
 
     clients: Clients = setting(help="clients in all, no fewer than domains")
     lam: Probability = setting(
         0.1,
-        help="lambda: 0: a client has samples of one domain; 1: of all domains alike",
+        help="lambda: 0: a client has samples of one domain; 1: equally of all domains",
         source="Bai et al., Sec. 4 (varied)",
     )
 

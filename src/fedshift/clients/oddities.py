@@ -1,6 +1,6 @@
 """What would spoil a run's results most, found at once in data that are in memory already.
 
-``fedshift data`` looks further, and says what to do. Data that are only small or uneven are below the limits here.
+``fedshift data`` looks further, and states what to do. Data that are only small or uneven are below the limits here.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ RARE = 5  # training samples of a class, below which it cannot be learned
 SHARE = 0.1  # of the classes, or of the sites, that have to be odd
 EQUAL = 0.01  # of all samples, that have to be equal to one of another site
 HUGE = 10  # times the samples of the largest client, from which a batch is too large
-ROWS, COLUMNS = 1000, 100  # of a table that are looked at, at most
-CLIENTS = 1000  # whose classes are counted once more, at most
+ROWS, COLUMNS = 1000, 100  # of a table that are inspected, at most
+CLIENTS = 1000  # whose classes are counted again, at most
 COMPARED, BYTES = 20_000, 2**26  # samples that are compared with each other, and their bytes, at most
 
 
@@ -47,19 +47,19 @@ def most_serious(data: DomainData, federated: FederatedData, batch: int, rows: b
         found += [*_rare(federated), *_one_class(federated)]
     found += [*_batch(federated, batch)]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    says = "`fedshift data` with the same options (fedshift.inspect_data) says more"
-    return f"Data: {found[0]}{more}; {says}." if found else ""
+    statement = "`fedshift data` with the same options (fedshift.inspect_data) states more"
+    return f"Data: {found[0]}{more}; {statement}." if found else ""
 
 
 def too_large(batch: int, most: int) -> str:
-    """Why a batch is too large for clients of which the largest has so many samples; empty: it is not."""
+    """Why a batch is too large for clients of which the largest has that many samples; empty: it is not."""
     if batch < HUGE * most:
         return ""
     return f"train.batch = {batch:,}, but no client has more than {most:,} training samples: each step takes all"
 
 
 def _revealing(federated: FederatedData) -> Iterator[str]:
-    """Columns that tell the classes apart by themselves, on a sample of each client's training rows."""
+    """Columns that separate the classes by themselves, on a sample of each client's training rows."""
     columns = _columns(federated)
     each = max(1, ROWS // max(1, len(federated.clients)))
     draw = Streams(0).generator("oddities")
@@ -74,7 +74,7 @@ def _revealing(federated: FederatedData) -> Iterator[str]:
     if found:
         best = max(found, key=lambda one: one.auroc or 0)
         more = f", as {len(found) - 1} more do" if len(found) > 1 else ""
-        yield f"the column '{best.column}' alone tells the classes apart (AUROC {best.auroc:.3f}){more}"
+        yield f"the column '{best.column}' alone separates the classes (AUROC {best.auroc:.3f}){more}"
 
 
 def _columns(federated: FederatedData) -> Sequence[Column]:

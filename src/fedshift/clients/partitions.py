@@ -1,13 +1,13 @@
 """Partitions: how the domains of a data set are divided among clients.
 
-A protocol's clients are the (domain, part) pairs that hold samples: each client is at home in a domain. Without a
+A protocol's clients are the (domain, part) pairs that contain samples: each client is at home in a domain. Without a
 partition each domain is one client, and clients differ in their features alone; a partition adds more clients, and by
 labels a skew of labels on top (FedCiR, Sec. 6.1; FedPIN's PACS; Client2Vec's 100 clients of CIFAR-10, which is one
 domain), or gives clients samples of other domains than their own (:mod:`fedshift.clients.mixed`).
 
 *Choices.* What is dealt out is originals: samples of one domain that were made from one image (``DomainData.group``)
 go to one part together, by the label of the first of them. Sizes that are equal are therefore equal in originals, which
-are samples in most data sets. Every domain is divided by random numbers of its own. The rows that Flower's partitioners
+are samples in most data sets. Every domain is divided by random separate numbers. The rows that Flower's partitioners
 see are shuffled first, as its ``FederatedDataset`` does, because several of them deal out blocks of the order given.
 """
 
@@ -29,7 +29,7 @@ from fedshift.spec import Clients, Positive, Range, Spec, WholeNumber, setting
 from fedshift.streams import Key, Streams
 
 NOBODY = -1
-MANY_STRATA = 200_000  # (class, client) pairs, say
+MANY_STRATA = 200_000  # (class, client) pairs, for example
 
 
 @dataclass(frozen=True)
@@ -75,13 +75,13 @@ class Partition(Spec):
         Args:
             data: the samples.
             streams: where the random numbers come from.
-            target: the domain in which nobody trains, whose samples stay among themselves; None: there is none.
+            target: the domain in which no client trains, whose samples stay among themselves; None: there is none.
 
         Returns:
             Domains and parts, both (N,), int64, from 0; a part of -1: nobody's.
 
         Raises:
-            FedshiftError: the data cannot be divided like this; the message says why.
+            FedshiftError: the data cannot be divided like this; the message gives the reason.
         """
         parts = torch.full((len(data.y),), NOBODY)
         for originals, inside, original in of_each_domain(data):
@@ -202,7 +202,7 @@ class ByClass(Partition):
 class FlowerPartitioner(Partition):
     """Any partitioner of flwr-datasets that divides rows by their number or label, applied to each domain.
 
-    Its rows have the columns ``index`` and ``label``; ``partition_by`` is ``label`` unless said otherwise, and the
+    Its rows have the columns ``index`` and ``label``; ``partition_by`` is ``label`` unless stated otherwise, and the
     seed is the experiment's.
     """
 
@@ -210,7 +210,7 @@ class FlowerPartitioner(Partition):
     arguments: dict[str, Any] = setting(help="a table of the class's arguments, such as num_partitions")
 
     def divide(self, originals: Originals, streams: Streams) -> Tensor:
-        """The parts it makes; a row that it leaves out is nobody's."""
+        """The parts it makes; a row that it excludes is nobody's."""
         if "seed" in self.arguments:
             raise FedshiftError("partition.arguments.seed: leave it out; it is drawn from the experiment's seed.")
         try:
@@ -270,7 +270,7 @@ def first_of_each(group: Tensor) -> tuple[Tensor, Tensor]:
 def shuffled(stratum: Tensor, streams: Streams, purpose: str, *key: Key) -> tuple[Tensor, Tensor]:
     """The samples of one stratum after another, each stratum's in an order drawn by ``(purpose, *key, stratum)``.
 
-    Beyond :data:`MANY_STRATA` one stream, ``(purpose, *key)``, orders all: so many streams take longer than the rest.
+    Beyond :data:`MANY_STRATA` one stream, ``(purpose, *key)``, orders all: that many streams take longer than the rest.
 
     Args:
         stratum: each sample's stratum, (N,), int64.
@@ -297,7 +297,7 @@ def split(
 ) -> list[Tensor]:
     """Disjoint masks (N,) with the given fractions of every class of every holder; groups stay whole.
 
-    Where groups hold samples of several classes, the fractions are of every holder's groups.
+    Where groups contain samples of several classes, the fractions are of every holder's groups.
 
     A mask gets at least one image of a class while one is left for the rest.
 
@@ -305,7 +305,7 @@ def split(
         data: the samples.
         fractions: the part of each mask; the last takes what the others leave, where they are more than 1 together.
         streams: where the random numbers come from.
-        holder: who holds each sample, (N,), from 0, and -1 for samples that no mask takes; by default its domain.
+        holder: who contains each sample, (N,), from 0, and -1 for samples that no mask takes; by default its domain.
         most: how many groups of each class of each holder the last mask has at most; 0: no limit.
     """
     holder = data.domain if holder is None else holder
@@ -313,7 +313,7 @@ def split(
     first, group = first_of_each(data.group[held])
     count = max(len(data.domains), int(holder.max()) + 1)
     labels = data.y[held]
-    # Groups of mixed labels (blocks of text) have no class of their own.
+    # Groups of mixed labels (blocks of text) have no separate class.
     classes = labels[first] if torch.equal(labels[first][group], labels) else torch.zeros_like(first)
     stratum = classes * count + holder[held][first]
     order, sizes = shuffled(stratum, streams, "split")

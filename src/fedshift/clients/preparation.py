@@ -5,10 +5,10 @@ other, with statistics of training rows only. Sums over rows are kept as scikit-
 mean, in float64, merged by Chan, Golub and LeVeque (The American Statistician, 1983), so that a column of large numbers
 that hardly differ keeps its spread.
 
-Choices, where a federation asks what scikit-learn does not:
+Choices, where a federation needs what scikit-learn does not offer:
 
-- A column of which no training row has a value is 0 (of categories: zeros) in every row, as if it had been left out.
-- A site that never trained has no statistics of its own. Where they are each site's alone it is given the mean over
+- A column of which no training row has a value is 0 (of categories: zeros) in every row, as if it had been excluded.
+- A site that never trained has no separate statistics. Where they are each site's alone it is given the mean over
   the sites that know the column; of categories the most frequent one at most sites, the first of several.
 - With ComBat (:mod:`fedshift.clients.combat`) a missing number is 0 once it is harmonised, which is the mean of all
   sites. Covariates and categories are prepared by pooled statistics. A site that never trained is not harmonised: its
@@ -43,7 +43,7 @@ class Column:
 
     Attributes:
         name: in the file.
-        categories: what its cells' codes 0, 1, ... stand for; None: it holds numbers.
+        categories: what its cells' codes 0, 1, ... stand for; None: it contains numbers.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Preparation:
         impute: what stands for a missing number; for a missing category it is the most frequent one.
         columns: in the order of the file's; none: not known yet.
         pool: the names of columns that statistics of all sites prepare though the others' are each site's own.
-        indicate: the names of columns of which an input more says whether the cell is missing.
+        indicate: the names of columns of which a further input states whether the cell is missing.
         covariates: the names of columns that ComBat leaves alone, and whose effects on the others it preserves.
     """
 
@@ -101,7 +101,7 @@ class Preparation:
 
     @cached_property
     def indicators(self) -> list[int]:
-        """The places of the columns of which an input says whether the cell is missing."""
+        """The places of the columns of which an input states whether the cell is missing."""
         return [place for place, column in enumerate(self.columns) if column.name in self.indicate]
 
     @property
@@ -119,7 +119,7 @@ class Preparation:
 
     @property
     def settled(self) -> tuple[str, ...]:
-        """The names of the columns of which settings say what becomes of missing cells."""
+        """The names of the columns for which settings decide about missing cells."""
         return (*self.pool, *self.indicate)
 
     @property
@@ -131,7 +131,7 @@ class Preparation:
     # Statistics of rows -------------------------------------------------------------------------
 
     def measured(self, x: Tensor) -> dict[str, Tensor]:
-        """What is told of rows x (n, columns): what :meth:`merged` and :meth:`statistics_of` need.
+        """What a site reports of rows x (n, columns): what :meth:`merged` and :meth:`statistics_of` need.
 
         Returns:
             ``rows`` (); ``present`` (numbers,), int64, how many cells have a value; their ``mean`` and ``squares``, the
@@ -155,7 +155,7 @@ class Preparation:
 
     @staticmethod
     def merged(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """What :meth:`measured` would tell of all rows together, but for rounding and covariates."""
+        """What :meth:`measured` would show of all rows together, but for rounding and covariates."""
         whole = dict(parts[0])
         for part in parts[1:]:
             present = whole["present"] + part["present"]
@@ -180,7 +180,7 @@ class Preparation:
         center = mean + missing * (filled - mean) / count
         squares = measured["squares"] + present * (mean - center).square() + missing * (filled - center).square()
         variance = squares / count
-        # As scikit-learn tells a constant column from one whose numbers differ by rounding alone.
+        # As scikit-learn distinguishes a constant column from one whose numbers differ by rounding alone.
         epsilon = torch.finfo(torch.float64).eps
         constant = variance <= count * epsilon * variance + (count * center * epsilon).square()
         scale = torch.where(present > 0, torch.where(constant, 1.0, variance.sqrt()), 0.0)
@@ -192,7 +192,7 @@ class Preparation:
         return {"rows": rows, "fill": fill, "center": center, "scale": scale}
 
     def shared_by(self, sites: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """The statistics of all sites together, of what :meth:`measured` told of each.
+        """The statistics of all sites together, of what :meth:`measured` reported of each.
 
         With ComBat ``scale`` is that of the residuals within sites, of covariates the deviation of all rows.
         """

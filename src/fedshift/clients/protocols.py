@@ -1,9 +1,9 @@
 """Protocols: how a data set becomes a federation, and so which numbers are reported.
 
-A protocol takes the clients from a partition (each domain one client, if nothing is said) and gives each environment a
+A protocol takes the clients from a partition (each domain one client, by default) and gives each environment a
 name and a role. What is reported of a role is, for each environment, the mean over clients, and then the mean and the
 worst over environments: so in-domain figures are means over domains of the means over their clients, and all-clients
-figures, which have a single environment, means over clients. A client that holds samples of several domains has an
+figures, which have a single environment, means over clients. A client that contains samples of several domains has an
 environment for each.
 
 *Choices.* A split is stratified by client, domain and class, and keeps images made from one original on one side
@@ -70,14 +70,14 @@ class Protocol(Spec):
 
 @dataclass(frozen=True)
 class Division:
-    """Who holds which samples.
+    """Who contains which samples.
 
     Attributes:
         data: the samples.
         holder: each sample's holder, (N,), int64, from 0; -1: nobody.
         domains: the index of the domain in which each holder is at home.
         names: the holders' names: the domain's, with the part's number where the domain has several.
-        target: the index of the domain in which nobody trains; None: there is none.
+        target: the index of the domain in which no client trains; None: there is none.
     """
 
     data: DomainData
@@ -90,7 +90,7 @@ class Division:
         return len(self.names)
 
     def without(self, domain: int) -> Division:
-        """The holders of other domains alone, numbered anew in order; a domain's samples become nobody's."""
+        """The holders of other domains alone, numbered again in order; a domain's samples become nobody's."""
         kept = (torch.tensor(self.domains) != domain).nonzero().flatten()
         number = torch.full((len(self) + 1,), NOBODY)  # the last is where an index of -1 leads
         number[kept] = torch.arange(len(kept))
@@ -149,7 +149,8 @@ class Division:
 
 
 def divide(data: DomainData, partition: Partition, streams: Streams, target: int | None = None) -> Division:
-    """The (domain, part) pairs that hold samples, in order; those of the target, in which nobody trains, among them.
+    """The (domain, part) pairs that contain samples, in order; those of the target, in which no client trains, among
+    them.
 
     Raises:
         FedshiftError: the partition gives no sample to anybody, or not one part for each sample.
@@ -256,17 +257,17 @@ class LeaveOneDomainOut(PartlyTrained):
 
 
 class InDomain(PartlyTrained):
-    """Each client is scored on its own held-out samples; a domain's figure is its clients' mean (FedCiR, FRAug)."""
+    """Each client is scored on its held-out samples; a domain's figure is its clients' mean (FedCiR, FRAug)."""
 
     question: ClassVar[str] = "How good are models on new samples of the domains that clients train on?"
     test_label: ClassVar[str] = "test"
     validation_label: ClassVar[str] = "validation"
 
     test: ProperFraction = setting(0.2, help="part of each client that is scored")
-    validation: ProperFraction = setting(0.1, help="part of each client that a selection may look at")
+    validation: ProperFraction = setting(0.1, help="part of each client that a selection may inspect")
 
     def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> FederatedData:
-        """Every client has validation and test environments of its own."""
+        """Every client has validation and test separate environments."""
         _refuse_environments(self, data)
         if self.test + self.validation >= 1:
             raise FedshiftError("protocol.test + protocol.validation must leave samples to train on.")
@@ -282,7 +283,7 @@ class InDomain(PartlyTrained):
 
 
 class AllClients(InDomain):
-    """As in-domain, but every client counts equally, whichever domain it is of (Client2Vec)."""
+    """As in-domain, but every client counts equally, whatever its domain (Client2Vec)."""
 
     question: ClassVar[str] = "How good are models on new samples of each client, all clients counted equally?"
     test_label: ClassVar[str] = "all clients"
@@ -293,7 +294,7 @@ class AllClients(InDomain):
 
 
 class TrainOnAll(Protocol):
-    """Clients train on all that they have, but for a part for validation if one is asked for; nothing is for a test.
+    """Clients train on all that they have, but for a part for validation if requested; nothing is kept for a test.
 
     For a model that is to be used, and that is judged elsewhere.
     """
@@ -303,7 +304,7 @@ class TrainOnAll(Protocol):
     validation_label: ClassVar[str] = "validation"
 
     validation: Annotated[float, Interval(ge=0, lt=1)] = setting(
-        0.0, help="part of each client that a selection may look at; 0: it looks at what is trained on"
+        0.0, help="part of each client that a selection may inspect; 0: it inspects what is trained on"
     )
 
     @property
@@ -343,7 +344,7 @@ class PersonalUnderShift(Protocol):
 
     validation: str = setting(
         "p=0.1",
-        help="the environment that a selection may look at; or 'held-out': a part of each client's training samples, "
+        help="the environment that a selection may inspect; or 'held-out': a part of each client's training samples, "
         "which shows no shift",
         source="FedPIN, App. E.3: p=0.1",
     )
@@ -353,17 +354,17 @@ class PersonalUnderShift(Protocol):
         source="FedPIN, App. E.3: false; its validation is one of the tests",
     )
     held_out: ProperFraction = setting(
-        0.1, help="part for validation: of each client's training samples if 'held-out', of its test's if apart"
+        0.1, help="part for validation: of each client's training samples if 'held-out', of its test's if separately"
     )
 
     @property
     def caution(self) -> str:
-        """That validation looks at a test environment, if so."""
+        """That validation inspects a test environment, if so."""
         if self.validation == HELD_OUT or self.apart:
             return ""
         return (
-            f"Validation looks at '{self.validation}', which is a test environment as well (as in FedPIN): "
-            f"protocol.apart = true leaves it out of the test; protocol.validation = '{HELD_OUT}' looks at no shift."
+            f"Validation inspects '{self.validation}', which is a test environment as well (as in FedPIN): "
+            f"protocol.apart = true leaves it out of the test; protocol.validation = '{HELD_OUT}' inspects no shift."
         )
 
     def check_choosing(self) -> None:
@@ -372,7 +373,7 @@ class PersonalUnderShift(Protocol):
             raise FedshiftError(
                 f"protocol.validation = '{self.validation}' is a test environment as well, and neither settings nor "
                 "the end of training (train.patience) must be chosen on the test: --set protocol.apart=true leaves it "
-                f"out of the test, and --set protocol.validation={HELD_OUT} looks at training samples"
+                f"out of the test, and --set protocol.validation={HELD_OUT} inspects training samples"
             )
 
     def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> FederatedData:
@@ -380,7 +381,7 @@ class PersonalUnderShift(Protocol):
         if data.environment is None or len(data.environments) < 2:
             raise FedshiftError(
                 "personal-under-shift needs data that bring their own environments (colored-mnist or waterbird, "
-                "say); for others: --set protocol.name=in-domain or leave-one-domain-out"
+                "state); for others: --set protocol.name=in-domain or leave-one-domain-out"
             )
         shifts = data.environments[1:]
         if self.validation not in (*shifts, HELD_OUT):

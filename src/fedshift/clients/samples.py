@@ -68,7 +68,7 @@ class Samples:
 
     @property
     def x(self) -> Tensor:
-        """The inputs (n, ...): the pool's own tensor if these are all, else gathered anew each time."""
+        """The inputs (n, ...): the pool's own tensor if these are all, else gathered again each time."""
         return self.pool.x if self.rows is None else self.pool.x[self.rows]
 
     @property
@@ -78,9 +78,9 @@ class Samples:
 
     @property
     def environment(self) -> Tensor:
-        """Which of :attr:`Federation.train_environments` each is of, (n,), int64; 0 where nobody said.
+        """Which of :attr:`Federation.train_environments` each is of, (n,), int64; 0 where unknown.
 
-        It says nothing of samples of a domain in which nobody trains.
+        It reveals nothing about samples of a domain in which no client trains.
         """
         if self.pool.environment is None:
             return torch.zeros_like(self.y)
@@ -146,7 +146,7 @@ def joined(parts: Sequence[Samples]) -> Samples:
 
 
 def class_counts(parts: Sequence[Samples], classes: int) -> Tensor:
-    """How many samples of each of so many classes each part has, (parts, classes), int64, on the CPU."""
+    """How many samples of each of that many classes each part has, (parts, classes), int64, on the CPU."""
     if not parts:
         return torch.zeros(0, classes, dtype=torch.int64)
     sizes = torch.tensor([len(part) for part in parts])
@@ -157,7 +157,7 @@ def class_counts(parts: Sequence[Samples], classes: int) -> Tensor:
 
 
 def mover(device: torch.device) -> Move:
-    """A function that copies each tensor to a device once, and answers the same copy when it is asked again."""
+    """A function that copies each tensor to a device once, and returns the same copy when called again."""
     copies: dict[Tensor, Tensor] = {}
 
     def move(tensor: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Lazy(Sequence[T]):
-    """What a tuple is, but for the items, which are made each time they are asked for.
+    """What a tuple is, but for the items, which are made each time they are requested.
 
     Attributes:
         make: an item by its number.
@@ -218,7 +218,7 @@ def views(whole: Samples, part: Tensor, parts: int) -> Lazy[Samples]:
         parts: how many parts there are.
     """
     held = (part >= 0).nonzero().flatten()
-    rows = held[part[held].argsort(stable=True)]  # those of part 0 in order, then those of part 1, and so on
+    rows = held[part[held].argsort(stable=True)]  # those of part 0 in order, then those of part 1, etc.
     sizes = torch.bincount(part[held], minlength=parts)
     starts: list[int] = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]).tolist()
     rows = rows if whole.rows is None else whole.rows[rows]
@@ -248,7 +248,7 @@ class Environment:
 
     Attributes:
         name: the domain (or shift) they come from.
-        role: ``test`` makes the headline; ``validation`` is what a selection may look at.
+        role: ``test`` makes the headline; ``validation`` is what a selection may inspect.
         client: the id of the client they belong to; None for a client that never trained.
         samples: the inputs and labels.
         own: whether its client's own model is scored; if not, that of a client that never trained.
@@ -278,7 +278,7 @@ class Kind:
 
 
 def environments_of(kinds: Sequence[Kind], unseen: Sequence[Environment] = ()) -> Lazy[Environment]:
-    """The environments of client 0, kind after kind, then those of client 1, and so on; last, those of no client."""
+    """The environments of client 0, kind after kind, then those of client 1, etc.; last, those of no client."""
     owned = [(client, kind, n) for kind, each in enumerate(kinds) for n, client in enumerate(each.clients)]
     owned.sort()
 

@@ -29,7 +29,7 @@ from fedshift.streams import Draws, Streams
 
 Scope = Literal["shared", "client", "server", "down"]
 Category = Literal["model update", "statistic", "count", "embedding"]
-"""What a tensor that leaves a client says: what training made of the model, or its gradient; a number or vector
+"""What a tensor that leaves a client states: what training made of the model, or its gradient; a number or vector
 computed from its data, such as a mean; how many samples it has; or samples themselves, as vectors of a network."""
 Bound = Literal["total", "each", "steps", "any"]
 """How large the counts in a tensor may be, of a client with n training samples. "total": their sum is from 1 to n;
@@ -48,8 +48,8 @@ class Batch(NamedTuple):
         mean: of a probabilistic encoder, the mean of z (B, d).
         sigma: of a probabilistic encoder, the standard deviation of z (B, d).
         environment: 1 for the training environment that each sample is of, else 0, (B, environments), in phases that
-            ask for it.
-        weight: how much each sample counts in the risk, (B,), 1 in the mean over the client's samples; None: alike.
+            request it.
+        weight: how much each sample counts in the risk, (B,), 1 in the mean over the client's samples; None: the same.
         made: the dict of what :meth:`once` has made in this step; None outside of one.
     """
 
@@ -136,7 +136,7 @@ class Context(Known):
     Attributes:
         round: the round within its stage, from 1.
         rounds: how many rounds the stage has.
-        noise: the draws the objective asked for.
+        noise: the draws the objective requested.
         client: the client's number, int64 of shape (); -1 on the server.
         replies: on the server, what the clients of this exchange sent back.
     """
@@ -162,7 +162,7 @@ class Part(Brief):
     A client that never trained is predicted for with ``unseen`` in the place of a ``client`` part: the "mean" over the
     clients that have trained, as batch norms that stay are always; the "initial" values; "every" client's own, which
     makes several models whose accuracies are averaged; or the tensors of the shared part of that name. Only a
-    simulation can read what clients keep, and the records say so where it did.
+    simulation can read what clients keep, and the records state it where it did.
     """
 
     module: nn.Module
@@ -195,8 +195,8 @@ class Optimiser:
     """How an objective is minimised where that differs from the experiment's ``[train]``; None: as there.
 
     Without a ``name`` momentum and weight decay are as there, too; with one there is no momentum. ``factor`` multiplies
-    the rate of ``[train]``, whose schedule holds then. ``clip`` is the largest norm of the gradient, over all that the
-    objective moves; that of ``[train]`` holds as well. ``decay`` multiplies the rate after every round.
+    the rate of ``[train]``, whose schedule then applies. ``clip`` is the largest norm of the gradient, over all that
+    the objective moves; that of ``[train]`` applies as well. ``decay`` multiplies the rate after every round.
     """
 
     name: Literal["sgd", "adam"] | None = None
@@ -212,7 +212,7 @@ class Term:
     """A term of a loss: a weight times a pure function, ``value(net, batch, context)``, that gives a scalar tensor.
 
     It counts from round ``since`` of its stage on, and once ``after`` percent of the stage's rounds are over. One whose
-    weight is 0 is left out of the objective: it is neither computed nor recorded.
+    weight is 0 is excluded from the objective: it is neither computed nor recorded.
     """
 
     value: Callable[[Net, Batch, Context], Tensor]
@@ -221,7 +221,7 @@ class Term:
     after: int = 0
 
     def first(self, rounds: int) -> int:
-        """The round of a stage of so many in which it begins to count."""
+        """The round of a stage of that many in which it begins to count."""
         return max(self.since, rounds * self.after // 100 + 1)
 
     def weighted(self, net: Net, batch: Batch, context: Context) -> Tensor:
@@ -249,7 +249,7 @@ class Objective(Brief):
     encode: Callable[[Net, Batch, Mapping[str, Tensor]], Batch] | None = None
 
     def __post_init__(self) -> None:
-        """Leave out the terms whose weight is 0.
+        """Exclude the terms whose weight is 0.
 
         Raises:
             FedshiftError: the terms are not a mapping from names to terms.
@@ -295,7 +295,7 @@ def lasting(count: int, unit: Literal["steps", "epochs"]) -> int:
 class Batches(Brief):
     """A name, which streams and records are keyed by, and batches: how many, and of how many samples.
 
-    What is None is as the experiment's ``[train]`` says, but a :class:`Measure` without ``steps`` covers all samples.
+    What is None is as the experiment's ``[train]`` states, but a :class:`Measure` without ``steps`` covers all samples.
     """
 
     name: str
@@ -310,7 +310,7 @@ class Phase(Batches):
     On the server batches are drawn from the ``samples`` made of the replies; without them the batch is empty, and
     objectives work on the replies, the server's own tensors and noise, which is drawn for ``batch`` samples. With
     ``snapshot`` the client's shared tensors after a step drawn for the round, the same for all clients with equally
-    many, are measured. Batches say which environments their samples are of where the phase asks for ``environments``.
+    many, are measured. Batches state which environments their samples are of where the phase requires ``environments``.
     """
 
     objectives: tuple[Objective, ...]
@@ -323,7 +323,7 @@ class Phase(Batches):
 class Measure(Batches):
     """A phase that trains nothing: named tensors, summed over batches that cover every training sample once.
 
-    With ``steps`` it is so many batches instead, as training would draw them, but in an order drawn for the round, so
+    With ``steps`` it is that many batches instead, as training would draw them, but in an order drawn for the round, so
     that the batches of training stay those they would be; :attr:`LocalWork.means` knows how many samples they have.
     Parts are in evaluation mode and inputs are not augmented. On the server it is called once, with an empty batch:
     what it calls by the full name of a ``down`` or ``server`` tensor is that tensor's next value, and scalars are
@@ -396,7 +396,7 @@ class ServerState(Brief):
         server: what never leaves it.
         optimisers: optimiser state of the server's own phases that is kept.
         clients: how many clients there are, sampled or not.
-        round: the round within its stage, from 1, that is under way or was the last; 0 before any.
+        round: the round within its stage, from 1, that is in progress or was the last; 0 before any.
     """
 
     shared: Tensors = field(default_factory=Tensors)
@@ -441,9 +441,9 @@ Declared = dict[str, tuple[torch.dtype, tuple[int | None, ...]]]
 class Upload:
     """Tensors that a reply carries beside parts, declared so that an answer can be checked.
 
-    ``Upload("pairs", (None, 2, 8))`` is a floating tensor, of any length where it says None; :meth:`like` has the
+    ``Upload("pairs", (None, 2, 8))`` is a floating tensor, of any length where it states None; :meth:`like` has the
     tensors of a part under another name, :meth:`row` a row of a part's tensor ``value``. One from which a private part
-    follows says so: ``reveals`` is its name. Whole numbers that are no model update are counts, from 0 to ``bound``.
+    follows states it: ``reveals`` is its name. Whole numbers that are no model update are counts, from 0 to ``bound``.
     """
 
     name: str
@@ -502,10 +502,10 @@ class Exchange(Brief):
         name: what messages and records call it.
         phases: what a client does.
         merge: the server's next state; by default the one it has.
-        sends: the parts whose shared and down tensors a client receives; None: all that are not apart.
+        sends: the parts whose shared and down tensors a client receives; None: all that are not separately.
         returns: the shared parts among them that a reply carries; None: all.
         uploads: what a reply carries besides, made by ``upload``, which may also give a returned tensor another value.
-        counted: whether a reply says how many samples the client has, by which a mean is then weighted.
+        counted: whether a reply shows how many samples the client has, by which a mean is then weighted.
         send: tensors that one client receives in the place of the server's.
         begin: tensors with which a client begins instead, from what it keeps and what it received.
         upload: makes the ``uploads``.

@@ -1,9 +1,9 @@
 """Which numbers of an evaluation may be handed on, so that no count of few samples is published or follows from others.
 
 A *cell* is a subgroup, a class, a class within a subgroup, or the samples that are predicted to be of a class. It is
-small if it has fewer groups (patients, say; without groups, samples) than a floor. What a metric divides by is a cell,
-and counts and rates together are equations: supports and sensitivities give each class's errors, of two classes also
-how many samples are predicted to be of each. So what is published is decided for all of them together.
+small if it has fewer groups (patients, for example; without groups, samples) than a floor. What a metric divides by is
+a cell, and counts and rates together are equations: supports and sensitivities give each class's errors, of two classes
+also how many samples are predicted to be of each. So what is published is decided for all of them together.
 
 - The supports of small classes are withheld, of a single one with that of the smallest other class, as it would be the
   rest. Metrics that mix classes are withheld with any support.
@@ -12,7 +12,8 @@ how many samples are predicted to be of each. So what is published is decided fo
 - Small subgroups are published as one, "others", together with as few larger ones as make it large. Of a subgroup
   that has a small cell the size alone is published, and so it is of another, so that none is the rest.
 
-A class that is never predicted is no small cell: that says something of the model, and its precision is undefined.
+A class that is never predicted is no small cell: that reveals something about the model, and its precision is
+undefined.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def permitted(cells: CellCounts, floor: int) -> Permitted:
     """What may be published of the samples of an environment that are not few in all."""
     support = tuple(_support(cells.table.sum(axis=1), cells.small, floor))
     precision = not cells.rare.any()
-    hidden = cells.small.any() and len(support) == 2  # then nothing says how many samples of a class are errors
+    hidden = cells.small.any() and len(support) == 2  # then nothing shows how many samples of a class are errors
     return Permitted(support, precision or bool(hidden) or _open(cells, floor), precision)
 
 

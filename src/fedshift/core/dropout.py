@@ -1,4 +1,4 @@
-"""Dropout from the run's streams, so that engines agree and a resumed run goes on to the same bits.
+"""Dropout from the run's streams, so that engines agree and a resumed run continues to the same bits.
 
 A step of an objective that moves a part with dropout is given one number more, drawn as any noise is. From it, the
 layer's place in the net, how often the layer ran in this step, and the place within its input follows whether a value
@@ -28,14 +28,14 @@ class Dropout(nn.Module):
 
     Args:
         p: how likely a value is dropped, in 0..1.
-        together: so many of the last dimensions are dropped together: 2 for the channels of a map. As with PyTorch's
+        together: this many of the last dimensions are dropped together: 2 for the channels of a map. As with PyTorch's
             Dropout2d, 2 takes (B, channels, length) as well.
     """
 
     def __init__(self, p: float, together: int = 0) -> None:
         super().__init__()
         self.p, self.together = p, together
-        self.key: Tensor | None = None  # of the step that is under way, int64 ()
+        self.key: Tensor | None = None  # of the step that is in progress, int64 ()
         self.calls = 0
 
     def extra_repr(self) -> str:
@@ -80,7 +80,7 @@ def from_streams(module: nn.Module, role: str) -> nn.Module:
     """
     layers = {layer: _from_streams(layer, path, role) for path, layer in module.named_modules()}
     for parent in layers:
-        for name, layer in list(parent._modules.items()):  # named_children leaves out what is there twice
+        for name, layer in list(parent._modules.items()):  # named_children excludes what is there twice
             if layer is not None:
                 setattr(parent, name, layers[layer])
     return layers[module]

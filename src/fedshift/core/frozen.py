@@ -1,6 +1,6 @@
 """Frozen networks: what a pretrained network, or its first stages, make of every sample, computed once.
 
-A :class:`FrozenNetwork` says which network and which weights; :func:`embed` runs it over all images, once: what it
+A :class:`FrozenNetwork` names which network and which weights; :func:`embed` runs it over all images, once: what it
 gives is kept on the disk under a key of everything that decides it, so that a later run reads it without running the
 network.
 
@@ -50,7 +50,7 @@ class FrozenNetwork:
     """A pretrained network that is not trained further.
 
     Attributes:
-        name: what it is, for the key of the cache and for whoever waits.
+        name: what it is, for the key of the cache and for anyone who waits.
         weights: a digest of its weights, found without loading them.
         load: builds it; the module takes normalised images (B, 3, height, width), or token ids (B, length), and gives
             features (B, F), maps (B, channels, height, width) or sequences (B, length, F).
@@ -68,7 +68,7 @@ class FrozenNetwork:
 
 
 class Front(nn.Module):
-    """A frozen network that takes samples as they are stored; it is in evaluation mode, whatever is asked for.
+    """A frozen network that takes samples as they are stored; it is in evaluation mode, whatever is requested.
 
     Args:
         network: which.
@@ -109,7 +109,7 @@ def frozen_network(name: str) -> FrozenNetwork:
 
     Args:
         name: 'efficientnet-lite0'; a folder that save_pretrained wrote; or a hub id. A hub id that this machine
-            holds is taken as it is held, without asking the hub.
+            contains is used as cached, without contacting the hub.
 
     Raises:
         FedshiftError: an extra is not installed, or there are no such weights.
@@ -134,7 +134,7 @@ def embed(images: Tensor, network: FrozenNetwork, size: int = 0, tell: Embedding
         images: uint8 (N, channels, height, width); one channel is repeated to three. Or token ids, int64 (N, length).
         network: what embeds them; loaded only if the cache lacks these features.
         size: height and width they are resized to, in pixels; 0 leaves them as they are.
-        tell: hears how far the work is.
+        tell: called with how far the work is.
 
     Returns:
         float32 (N, F), maps (N, channels, height, width), or sequences (N, length, F), on the CPU.
@@ -198,7 +198,7 @@ def _computed(images: Tensor, network: FrozenNetwork, size: int, tell: Embedding
 
 
 def checksum(tensor: Tensor, about: object = None) -> str:
-    """A digest of what a tensor holds, and of what is said about it."""
+    """A digest of what a tensor contains, and of what is stated about it."""
     total = blake2b(repr(about).encode(), digest_size=16)
     total.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()

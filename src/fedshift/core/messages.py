@@ -32,7 +32,7 @@ Signature = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 class Message(Tensors):
     """Named tensors as they cross the wire: detached, in name order.
 
-    Whoever builds a message hands over tensors that nobody changes afterwards. The wire format is safetensors, which
+    Anyone who builds a message hands over tensors that nobody changes afterwards. The wire format is safetensors, which
     keeps every bit, NaN included.
     """
 
@@ -73,7 +73,7 @@ class Up(Message):
 
 
 class Telemetry(Message):
-    """What a client says of its work beside its reply: the number of steps, and the mean of each loss term."""
+    """What a client reports about its work besides its reply: the number of steps, and the mean of each loss term."""
 
     @classmethod
     def from_numbers(cls, terms: Mapping[str, float], steps: int) -> Self:
@@ -121,7 +121,7 @@ class Order(Trip):
     down: Down
 
     def to_bytes(self) -> bytes:
-        """As safetensors, whose header says what is to be done."""
+        """As safetensors, whose header states what is to be done."""
         return pack(self.down, {"order": json.dumps(vars(self.trip))})
 
     @classmethod
@@ -132,13 +132,13 @@ class Order(Trip):
 
 @dataclass(frozen=True)
 class Answer(Trip):
-    """What a client sends back: its reply, and what it says of its work (nothing where telemetry is off)."""
+    """What a client sends back: its reply, and its telemetry (nothing where telemetry is off)."""
 
     up: Up
     telemetry: Telemetry
 
     def to_bytes(self) -> bytes:
-        """As safetensors, whose header says what it answers."""
+        """As safetensors, whose header states what it answers."""
         tensors = self.up.under("up") | self.telemetry.under("telemetry")
         return pack(tensors, {"answer": json.dumps(vars(self.trip))})
 
@@ -159,7 +159,7 @@ class Missing:
 
 
 def metadata(data: bytes) -> dict[str, str]:
-    """What the header of a message in safetensors says beside its tensors."""
+    """What the header of a message in safetensors states beside its tensors."""
     header: dict[str, dict[str, str]] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return header["__metadata__"]
 

@@ -42,7 +42,7 @@ HOOKS = ("merge", "uploads", "upload", "send", "begin", "keep", "select")
 
 
 class Prepared(Protocol):
-    """What a method's stages before its training made, as a result of its own."""
+    """What a method's stages before its training made, as a separate result."""
 
     @property
     def summary(self) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ class Prepared(Protocol):
 
     @property
     def cosines(self) -> Mapping[str, Tensor]:
-        """How alike clients are: matrices (K, K) of cosines, by the name of what is compared."""
+        """How similar clients are: matrices (K, K) of cosines, by the name of what is compared."""
 
     def write(self, folder: Path) -> list[Path]:
         """Write it into a folder, and return the files."""
@@ -74,7 +74,7 @@ class Preparing(Protocol):
 
 
 class Method(Spec):
-    """What a run asks of a method: parts, stages and clients; all else it asks of the :attr:`core` that trains.
+    """What a run requests of a method: parts, stages and clients; all else it requests of the :attr:`core` that trains.
 
     Attributes:
         presets: published settings, by the data set's name.
@@ -112,7 +112,7 @@ class Method(Spec):
 
     @property
     def prepares(self) -> Preparing | None:
-        """The settings of what is made before training and is a result of its own; None if nothing is."""
+        """The settings of what is made before training and is a separate result; None if nothing is."""
         return None
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
@@ -130,7 +130,7 @@ class Method(Spec):
         return federated
 
     def notes(self, state: ServerState) -> tuple[str, ...]:
-        """What a reader of the results must know of the server's final state, such as that an index says nothing."""
+        """What a reader of the results must know of the server's final state, such as an uninformative index."""
         return () if self.prepares is None else self.prepares.notes(state)
 
 
@@ -156,11 +156,11 @@ class Averaging(Method):
     bn: Literal["shared", "local", "statistics", "reestimate"] = setting(
         "shared",
         help="batch norm: averaged; kept on each client, whole or its statistics alone; or averaged with its "
-        "statistics measured again on the inputs of whoever is predicted for",
+        "statistics measured again on the inputs of anyone who is predicted for",
     )
     server: Annotated[ServerOptimiser, From(SERVERS)] = setting(
         "mean",
-        help="what the server makes of the clients' mean: the next model, or a direction for an optimiser of its own",
+        help="what the server makes of the clients' mean: the next model, or a direction for the server's optimiser",
         source="Reddi et al., ICLR 2021, Algorithm 1",
     )
 

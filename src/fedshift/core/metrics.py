@@ -12,7 +12,7 @@ that an environment has, each against all others (macro, one-vs-rest). What scik
 - class-sensitivity, class-precision, class-auroc: of every class by its name, against all others.
 
 A metric may be undefined, as the sensitivity of a class of which an environment has too few samples: its value is
-None, and :attr:`Metric.lacks` says what is missing. Where a class occurs, but not often enough, balanced accuracy and
+None, and :attr:`Metric.lacks` states what is missing. Where a class occurs, but not often enough, balanced accuracy and
 macro F1 are undefined as well.
 """
 
@@ -55,7 +55,7 @@ Values = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class Metric:
-    """A number in 0..1 that says how good a model is on an environment; of one class, or of all.
+    """A number in 0..1 that shows how good a model is on an environment; of one class, or of all.
 
     Attributes:
         name: as records have it, such as ``auroc`` or ``auroc of cat``.
@@ -103,7 +103,7 @@ class Metric:
 
     @property
     def remark(self) -> str:
-        """What is said beside values where smaller is better."""
+        """What is stated beside values where smaller is better."""
         return " (smaller is better)" if self.smaller else ""
 
     @property
@@ -129,7 +129,7 @@ def check_metrics(declared: Sequence[str], select: str) -> None:
     """Raise an error unless all metrics are known, each once, and the one that selects is among them.
 
     Raises:
-        FedshiftError: the message says which is wrong, and what is right.
+        FedshiftError: the message names which is wrong, and what is right.
     """
     for number, name in enumerate(declared):
         _check(name)

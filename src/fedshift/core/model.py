@@ -22,7 +22,7 @@ from fedshift.spec import Spec, Width, setting
 from fedshift.streams import Streams
 
 Shape = tuple[int, ...]
-COPIES = 4  # of a model's tensors that a run holds at once, at least
+COPIES = 4  # of a model's tensors that a run contains at once, at least
 SAMPLES = {1: "tokens (length,)", 2: "signals (channels, time)", 3: "images (channels, height, width)"}  # by axes
 FITTING = {1: "'mlp' (vectors) or 'lstm' (tokens)", 2: "'cnn1d' (signals)", 3: "'cnn' (images)"}
 
@@ -57,7 +57,7 @@ class Model(Spec):
 
     @property
     def freezes(self) -> bool:
-        """Whether there is a :meth:`frozen_network`, told without making it."""
+        """Whether there is a :meth:`frozen_network`, reported without making it."""
         return False
 
     def frozen_network(self) -> FrozenNetwork | None:
@@ -150,10 +150,13 @@ class ModelBuilder:
             warnings.simplefilter("ignore")  # of weights that are read into such a module
             try:
                 module = build()
-            except Exception:  # what reads its own values, say; what is truly wrong shows when it is built in memory
+            except (
+                Exception
+            ):  # what reads its own values, for example; what is truly wrong shows when it is built in memory
                 return
         held = sum(tensor.nbytes for tensor in module.state_dict().values() if tensor.is_meta)
-        # Each engine holds at least the initial values, the server's tensors, a client's at work, and their gradients.
+        # Each engine contains at least the initial values, the server's tensors, a client's running, and their
+        # gradients.
         memory.check(
             COPIES * held,
             f"The {role} of the model {type(self.model).__name__} (dim = {self.dim}, {held // 4:,} numbers)",

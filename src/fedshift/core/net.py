@@ -17,7 +17,7 @@ BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 
 
 class Net:
-    """Named parts whose tensors are those of the client (or the server) at work.
+    """Named parts whose tensors are those of the client (or the server) in use.
 
     ``net.encoder(x)`` or ``net["encoder"](x)`` runs a part; ``net.weights`` are the trainable tensors by full
     name, such as ``encoder.conv1.weight``. An engine decides what stands behind the names: resident modules, or slices
@@ -26,7 +26,7 @@ class Net:
 
     def __init__(self, parts: Mapping[str, nn.Module]) -> None:
         self.parts = dict(parts)
-        # Asked now: while clients are stacked, a tensor at work does not say that it is trained.
+        # Asked now: while clients are stacked, a tensor in use does not state that it is trained.
         self.trainable = frozenset(
             f"{part}.{name}"
             for part, module in parts.items()
@@ -43,7 +43,7 @@ class Net:
 
     def __getattr__(self, name: str) -> Callable[..., Tensor]:
         try:
-            return self.__dict__["parts"][name]  # type: ignore[no-any-return]  # __dict__ holds Any
+            return self.__dict__["parts"][name]  # type: ignore[no-any-return]  # __dict__ contains Any
         except KeyError:
             raise AttributeError(f"The net has no part '{name}'; its parts are {list(self.parts)}") from None
 
@@ -65,7 +65,7 @@ class Net:
 
     @property
     def weights(self) -> Tensors:
-        """The trainable parameters at work, by full name."""
+        """The trainable parameters in use, by full name."""
         return Tensors(dict(self.parameters()))
 
     def of(self, part: str) -> Tensors:
@@ -92,7 +92,7 @@ class Net:
     def call(self, part: str, tensors: Tensors, *inputs: Tensor) -> Tensor:
         """Run a part with other tensors, by their names within it, through which gradients flow.
 
-        Tensors that are not given are those at work; the part stays in training or evaluation mode as it is.
+        Tensors that are not given are those in use; the part stays in training or evaluation mode as it is.
         """
         result: Tensor = functional_call(self.parts[part], dict(tensors), inputs)
         return result
@@ -112,7 +112,7 @@ class Whole(nn.ModuleDict):
     """All parts as one module, so that one call can put tensors of every part in their places."""
 
     def forward(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        """What a function gives, with these tensors at work."""
+        """What a function gives, with these tensors in use."""
         return function(*inputs)
 
 
@@ -167,7 +167,7 @@ def holder(tensors: Mapping[str, Tensor]) -> nn.Module:
 
 
 def batch_norms(module: nn.Module) -> Iterator[tuple[str, BatchNorm]]:
-    """The batch-norm layers inside a module, with their names; one that is fixed has no tensors of its own."""
+    """The batch-norm layers inside a module, with their names; one that is fixed has no separate tensors."""
     for name, layer in module.named_modules():
         if isinstance(layer, BATCH_NORMS) and layer.state_dict():
             yield name, layer

@@ -1,6 +1,6 @@
-"""Whether probabilities mean what they say, where to draw a line, and whether two models err on other samples.
+"""Whether probabilities mean what they state, where to draw a line, and whether two models err on other samples.
 
-- Bins hold about equally many samples, in the order of the probability, and equal probabilities are in one bin. The
+- Bins contain about equally many samples, in the order of the probability, and equal probabilities are in one bin. The
   limits of a bin would be numbers of single samples, so a bin has none.
 - Intercept and slope are those of a logistic regression of the outcome on the logit of the predicted probability (Cox,
   Biometrika 1958; Van Calster et al., BMC Medicine 2019). A slope below 1: probabilities are too extreme. The intercept
@@ -24,7 +24,7 @@ from fedshift.core.uncertainty import Z, share_bounds
 FURTHEST = 700.0  # a logit whose probability in float64 is neither 0 nor 1
 STEPS = 50  # of Newton's method, which takes about ten
 STEEPEST = 1e3  # a slope beyond this has no limit: the classes are separated
-LEAST_WEIGHT = 1e-9  # sum of p (1 - p) over samples, below which they say nothing
+LEAST_WEIGHT = 1e-9  # sum of p (1 - p) over samples, below which they are uninformative
 DIGITS = 4  # of a threshold, and of what is handed on
 
 

@@ -84,7 +84,7 @@ class Setup:
         device: where tensors live.
         classes: the classes' names.
         preparation: what prepares rows of a table, whose part is among ``parts``; None: samples are none.
-        columns: what the columns of rows are called; none where nobody knows.
+        columns: what the columns of rows are called; none if unknown.
     """
 
     run: str
@@ -105,7 +105,7 @@ class Setup:
         Raises:
             FedshiftError: an objective has no terms, or too many; an upload reveals what is no private part;
                 a part that clients do not keep is to be drawn for each; a setting names a class that is not there, or
-                not as many as there are; metrics are asked for and scikit-learn is missing.
+                not as many as there are; metrics are requested and scikit-learn is missing.
         """
         check_classes(self.evaluate.select, self.classes)
         if self.metrics:
@@ -114,13 +114,13 @@ class Setup:
         for name, part in self.parts.items():
             if part.unseen not in ("mean", "initial", "every", *self.parts):
                 raise FedshiftError(
-                    f"The part '{name}' has unseen = '{part.unseen}': say 'mean', 'initial', 'every', or the name of a "
-                    "shared part."
+                    f"The part '{name}' has unseen = '{part.unseen}': state 'mean', 'initial', 'every', or the name "
+                    "of a shared part."
                 )
             if part.each is not None and part.scope != "client":
                 raise FedshiftError(
                     f"The part '{name}' is drawn for each client, but its scope is '{part.scope}': give it the scope "
-                    "'client', or leave out each=."
+                    "'client', or exclude each=."
                 )
         for stage in self.stages:
             for exchange in stage.exchanges:
@@ -143,7 +143,7 @@ class Setup:
 
     @property
     def class_weights(self) -> tuple[float, ...] | Literal["none", "balanced"]:
-        """What is asked for of each class, in the order of the classes."""
+        """What is requested of each class, in the order of the classes."""
         weights = self.train.class_weights
         return tuple(weights.get(name, 1.0) for name in self.classes) if isinstance(weights, dict) else weights
 
@@ -151,7 +151,7 @@ class Setup:
         private = [name for name, part in self.parts.items() if part.scope == "client"]
         if upload.reveals and upload.reveals not in private:
             raise FedshiftError(
-                f"The upload '{upload.name}' says that it reveals '{upload.reveals}', which is no part that stays on "
+                f"The upload '{upload.name}' states that it reveals '{upload.reveals}', which is no part that stays on "
                 f"the client; there are {', '.join(private) or 'none'}: name one of these, or nothing."
             )
 
@@ -196,7 +196,7 @@ class Setup:
         return found
 
     def scored(self, round: Round) -> bool:
-        """Whether models are evaluated after a round: every so many of a stage, and after its last."""
+        """Whether models are evaluated after a round: every that many of a stage, and after its last."""
         every, last = self.evaluate.every_in(round.stage.rounds), round.stage.rounds
         due = round.number % every == 0 or round.number == last
         return round.stage.scored and due
@@ -283,7 +283,7 @@ class Setup:
         return Tensors({full_name(name) if full_name(name) in declared else name: t for name, t in uploaded.items()})
 
     def declaration(self, exchange: Exchange) -> Declaration:
-        """What an exchange declares, worked out when it is first asked for and not for every client."""
+        """What an exchange declares, worked out when it is first requested and not for every client."""
         known = self._declarations.get(id(exchange))
         if known is None or known.exchange is not exchange:
             known = self._declarations[id(exchange)] = self._work_out(exchange)
@@ -341,7 +341,7 @@ def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def told(name: str) -> Category:
-    """What a tensor of telemetry says: how many steps follows from how many samples, a term is a mean over them."""
+    """What a tensor of telemetry states: how many steps follows from how many samples, a term is a mean over them."""
     return "count" if name == STEPS else "statistic"
 
 

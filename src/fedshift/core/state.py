@@ -22,7 +22,8 @@ class ClientState:
         tensors: the tensors of client scope, by full name.
         optimisers: optimiser state that is kept, by objective, parameter and kind.
         drawn: how many batches it has drawn since the start, by stage.
-        trained: whether it has something of its own: steps of training, or what it was told to keep, have been kept.
+        trained: whether it has something of its own: steps of training, or what it was reported to keep, have been
+            kept.
     """
 
     tensors: dict[str, Tensor]
@@ -52,7 +53,7 @@ class ClientState:
                 case ["untrained"]:
                     trained = False
                 case other:
-                    raise ValueError(f"A client state holds no {other}.")
+                    raise ValueError(f"A client state contains no {other}.")
         return cls(tensors, optimisers, drawn, trained)
 
 

@@ -138,7 +138,7 @@ class Replies(Sequence[tuple[int, Tensors]]):
         return list(zip(self.clients, self.ups, strict=True))[place]
 
     def weighted(self, weights: Sequence[float]) -> Replies:
-        """The same replies, of which each counts as much as its weight says."""
+        """The same replies, of which each counts as much as its weight states."""
         return Replies(self, weights)
 
     def mean(self, names: Iterable[str] | None = None) -> Tensors:

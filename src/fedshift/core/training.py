@@ -32,7 +32,7 @@ from fedshift.written import FolderPath
 
 WeightsByClass = Annotated[dict[str, NonNegative], MinLen(1)]
 MOST_EVALUATIONS = 30  # of a stage, with evaluate.every = "auto"
-FEW_OF_TWO = 5  # samples of a class, below which a metric of two classes says nothing
+FEW_OF_TWO = 5  # samples of a class, below which a metric of two classes is uninformative
 
 
 class Train(Spec):
@@ -43,18 +43,18 @@ class Train(Spec):
     rounds: Rounds = setting(300, help="communication rounds T")
     steps: Steps = setting(5, help="local steps E a round (or epochs, see unit)")
     unit: Literal["steps", "epochs"] = setting("steps", help="what 'steps' counts")
-    batch: BatchSize = setting(64, help="samples in a batch; an epoch's incomplete last batch is left out")
+    batch: BatchSize = setting(64, help="samples in a batch; an epoch's incomplete last batch is excluded")
     optimiser: Literal["sgd", "adam"] = setting("sgd", help="the local optimiser")
     lr: LearningRate = setting(0.01, help="learning rate", search=Range(1e-3, 0.3, log=True))
     schedule: Literal["constant", "cosine", "step"] = setting(
         "constant",
         help="lr by round: the same in all, falling from it towards 0 along half a cosine, or in steps; in each stage "
-        "anew; rates of a method's own stay as they are",
+        "again; rates of a method's own stay as they are",
     )
     warmup: WholeNumber = setting(
         0, help="rounds in which lr rises in equal steps before the schedule begins; a stage of no more rounds has none"
     )
-    step_every: Rounds = setting(100, help="with schedule = 'step', rounds after which lr is multiplied, over and over")
+    step_every: Rounds = setting(100, help="with schedule = 'step', rounds after which lr is multiplied, repeatedly")
     step_at: tuple[Rounds, ...] = setting(
         (), help="with schedule = 'step', the rounds after which lr is multiplied instead, from the warm-up's end"
     )
@@ -62,7 +62,7 @@ class Train(Spec):
     clip: Literal["off"] | Positive = setting(
         "off",
         help="largest norm of the gradient in a step, over all that an objective moves; where a method has a limit of "
-        "its own, both hold",
+        "its own, both apply",
     )
     batches: Literal["shuffled", "balanced"] = setting(
         "shuffled",
@@ -134,22 +134,23 @@ class Train(Spec):
             )
 
     def need(self, why: str, **needed: object) -> None:
-        """Raise an error that says why, unless settings are what a method needs."""
+        """Raise an error that gives the reason, unless settings are what a method needs."""
         given = [f"train.{name} = {getattr(self, name)!r}" for name in needed if getattr(self, name) != needed[name]]
         if given:
             fix = ", ".join(f"train.{name} = {value!r}" for name, value in needed.items())
             raise FedshiftError(f"{', '.join(given)}: {why}: set {fix}, or choose another method.")
 
     def steps_on(self, samples: int | None, batch: int | None = None) -> int:
-        """The local steps of a round on so many samples, in batches of another size if one is given."""
+        """The local steps of a round on that many samples, in batches of another size if one is given."""
         return self.steps * (self.per_epoch(samples, batch) if self.unit == "epochs" else 1)
 
     def per_epoch(self, samples: int | None, batch: int | None = None) -> int:
-        """The steps of an epoch on so many samples; where there are none, as on a server, 1."""
+        """The steps of an epoch on that many samples; where there are none, as on a server, 1."""
         return samples // min(batch or self.batch, samples) if samples else 1
 
     def pooling(self, samples: Sequence[int]) -> Self:
-        """Training of a client that holds what clients with so many samples had: it takes all steps of their cohort.
+        """Training of a client that contains what clients with that many samples had: it takes all steps of their
+        cohort.
 
         With a participation below 1 that is the mean over all cohorts.
         """
@@ -160,7 +161,7 @@ class Train(Spec):
         return self.replace(unit="steps", steps=max(1, round(steps)))
 
     def lr_in(self, round: int, rounds: int) -> float:
-        """The learning rate in a round, from 1, of a stage of so many.
+        """The learning rate in a round, from 1, of a stage of that many.
 
         With a warm-up of W rounds it is r lr / (W + 1) in round r of these; the schedule's first round is the next.
         """
@@ -178,7 +179,7 @@ class Train(Spec):
                 return float(self.lr * self.step_factor**falls)
 
     def notes(self, rounds: int) -> tuple[str, ...]:
-        """What a reader must know of the schedule in stages of so many rounds at most: falls that never come."""
+        """What a reader must know of the schedule in stages of that many rounds at most: falls that never come."""
         last = rounds - 1 - (self.warmup if self.warmup < rounds else 0)  # rounds that are done in the last one
         falls = self.step_at or (self.step_every,)
         never = [at for at in falls if at > last]
@@ -209,11 +210,11 @@ class Evaluate(Spec):
         "chance; a stage with fewer has those that it has",
     )
     batch: BatchSize = setting(512, help="samples predicted at a time")
-    clients: Clients = setting(10_000, help="clients that are scored at most; of more, so many are drawn by the seed")
+    clients: Clients = setting(10_000, help="clients that are scored at most; of more, that many are drawn by the seed")
     metrics: tuple[str, ...] = setting(
         (),
         help="metrics beside accuracy and loss: balanced-accuracy, macro-f1, auroc, average-precision, "
-        "sensitivity-at-specificity-0.9 (or another), calibration-error-15 (or so many bins), and of each class "
+        "sensitivity-at-specificity-0.9 (or another), calibration-error-15 (or that many bins), and of each class "
         "class-sensitivity, class-precision, class-auroc",
         examples=DECLARED,
     )
@@ -242,13 +243,13 @@ class Evaluate(Spec):
         check_metrics(self.metrics, self.select)
 
     def support_of(self, classes: int) -> int:
-        """How many samples of a class its metrics need, where there are so many classes."""
+        """How many samples of a class its metrics need, where there are that many classes."""
         if self.min_support != "auto":
             return self.min_support
         return FEW_OF_TWO if classes == 2 else 1
 
     def every_in(self, rounds: int) -> int:
-        """How many rounds lie between evaluations in a stage of so many rounds."""
+        """How many rounds lie between evaluations in a stage of that many rounds."""
         if self.every != "auto":
             return self.every
         steps = (digit * int(10**zeros) for zeros in count() for digit in (1, 2, 5))
@@ -256,12 +257,12 @@ class Evaluate(Spec):
 
 
 class RunOptions(Spec):
-    """Where and how a run is carried out; none of it is part of what the experiment is."""
+    """Where and how a run is run; none of it is part of what the experiment is."""
 
     section: ClassVar[str] = "run"
 
     device: str = setting("auto", help="'auto' (an accelerator if there is one), 'cpu', 'cuda', 'cuda:1', 'mps'")
-    out: FolderPath = setting("runs", help="the folder that holds run folders")
+    out: FolderPath = setting("runs", help="the folder that contains run folders")
     checkpoint_every: Rounds = setting(10, help="rounds between checkpoints")
     engine: Literal["auto", "sequential", "vectorised", "workers", "ray"] = setting(
         "auto",

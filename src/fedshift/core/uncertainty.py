@@ -1,8 +1,8 @@
 """How uncertain a score on a sample is, and whether two models differ on the same samples.
 
-Samples of a group, such as slices of a patient, are alike, so every variance here is one between groups. A score has an
+Samples of a group, such as slices of a patient, are equal, so every variance here is one between groups. A score has an
 *influence function*: how much each sample moves it. The sum over a group is the group's part of the error, and the sum
-of the squares of these estimates the variance. Where every sample is a group of its own, that is the binomial variance
+of the squares of these estimates the variance. Where every sample is a separate group, that is the binomial variance
 of a share, and the variance of an AUROC by DeLong, DeLong and Clarke-Pearson (Biometrics 1988). Of two models on the
 same samples the influences are subtracted, which gives DeLong's covariance.
 

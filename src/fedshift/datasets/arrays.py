@@ -44,9 +44,9 @@ class Arrays(Dataset):
 
     seeded: ClassVar[bool] = False
 
-    path: str = setting(help="an .npz file, or a folder that holds one a domain", path=True)
+    path: str = setting(help="an .npz file, or a folder that contains one a domain", path=True)
     exclude: tuple[str, ...] = setting(
-        (), help="columns of x (N, columns) that are left out, by name, or by number from 0 where they have none"
+        (), help="columns of x (N, columns) that are excluded, by name, or by number from 0 where they have none"
     )
 
     def domain_names(self) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ class Arrays(Dataset):
         with _opened(file, ("x",)) as arrays:
             others = [name for name in arrays.files if name != "x"]
             x = inputs_of(self._included(file, _mapped(file, "x", arrays)), f"x of '{file}'")
-        note = f"Arrays that are not looked at: {', '.join(others)} (of '{file}')."
+        note = f"Arrays that are ignored: {', '.join(others)} (of '{file}')."
         return Unlabelled(x, range(len(x)), (note,) if others else ())
 
     def _part(self, file: Path, classes: Sequence[str]) -> Labelled:
@@ -81,7 +81,7 @@ class Arrays(Dataset):
         return labelled(arrays, classes, str(file), f"'{file}'", file.stem)
 
     def _included(self, file: Path, x: Array) -> Array:
-        """The columns of x that are not left out.
+        """The columns of x that are not excluded.
 
         Raises:
             FedshiftError: one that should be is not there, or none is left.
@@ -116,7 +116,7 @@ class Arrays(Dataset):
             arrays = {name: _mapped(file, name, found) for name in names if name in found}
         if "domain" in arrays and not Path(self.path).expanduser().is_file():
             raise FedshiftError(
-                f"'{file}' holds an array domain, but in a folder each file is a domain, named like the file; "
+                f"'{file}' contains an array domain, but in a folder each file is a domain, named like the file; "
                 "leave it out, put all domains into one file, or name this file itself as data.path."
             )
         return arrays
@@ -124,7 +124,7 @@ class Arrays(Dataset):
 
 @contextmanager
 def _opened(file: Path, needed: Sequence[str] = NEEDED) -> Iterator[NpzFile]:
-    """A file's arrays, each read when it is asked for.
+    """A file's arrays, each read when it is requested.
 
     Raises:
         FedshiftError: it cannot be read, lacks an array that is needed, or has one of an unknown name.
@@ -181,7 +181,7 @@ def _words(file: Path, name: str, needed: Sequence[str] = NEEDED) -> tuple[str, 
 
 
 def _same_words(files: Sequence[Path], name: str) -> tuple[str, ...]:
-    """An array of different words that every file has alike, or none has.
+    """An array of different words, equal in every file, or in no file.
 
     Raises:
         FedshiftError: one differs.
@@ -249,8 +249,8 @@ def inputs_of(x: Array, called: str) -> Tensor:
     if kind == "int64" and x.ndim != 2:
         raise FedshiftError(f"{called} is int64 of shape {x.shape}; tokens have the shape (N, length).")
     as_kept = np.float32 if x.dtype.kind == "f" else x.dtype.newbyteorder("=")
-    with np.errstate(over="ignore"):  # what float32 does not hold becomes infinite, which is refused
-        return torch.from_numpy(np.require(x, as_kept, ["C", "W"]))  # as torch asks for
+    with np.errstate(over="ignore"):  # values beyond float32 become infinite, which is refused
+        return torch.from_numpy(np.require(x, as_kept, ["C", "W"]))  # as torch requires
 
 
 def _of_classes(labels: Names, classes: Sequence[str], called: str) -> Names:

@@ -120,7 +120,7 @@ class ColumnFiles(Dataset):
     def read(self, file: Path, inputs: Sequence[str], named: Mapping[str, str], texts: Sequence[str] = ()) -> Any:
         """The columns of inputs and those that settings name, as a table of pandas; see :func:`read_columns`.
 
-        Names of sites and the like are read as they are written: 01 is not 1.
+        Names of sites and similar are read as they are written: 01 is not 1.
         """
         present = column_names(file, self.form)
         check_present(file, present, {**named, **dict.fromkeys(inputs, "")}, self.kind, self.form)
@@ -175,7 +175,7 @@ class InputColumns(ColumnFiles):
         more = [] if self.columns else [name for name in self.others(file) if name not in {*inputs}]
         if more:
             raise FedshiftError(
-                f"'{file}' has the column '{more[0]}', which files before it lack; make them alike, or name the "
+                f"'{file}' has the column '{more[0]}', which files before it lack; make them equal, or name the "
                 f"{self.kind}: --set data.columns=..."
             )
 
@@ -204,7 +204,7 @@ def column_names(file: Path, form: Form = CSV) -> list[str]:
         raise FedshiftError(f"'{file}' is empty; its first line should name the columns.")
     if len({*names}) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise FedshiftError(f"'{file}' has two columns '{twice}'; give each a name of its own.")
+        raise FedshiftError(f"'{file}' has two columns '{twice}'; give each a separate name.")
     return names
 
 
@@ -234,7 +234,7 @@ def _other_separator(line: str, form: Form) -> str:
     if found in line:
         named = "tab" if found == "\t" else found
         return f"Its first line has '{named}' between names, and data.sep = '{form.sep}': --set 'data.sep={named}'"
-    return f"Separate columns by '{form.sep}', or say what separates them: --set data.sep=..."
+    return f"Separate columns by '{form.sep}', or state what separates them: --set data.sep=..."
 
 
 def _check_form(form: Form) -> None:
@@ -306,7 +306,7 @@ def _reading(file: Path, form: Form) -> Iterator[None]:
             encoding = "UTF-8" if form.encoding == CSV.encoding else form.encoding
             likely = "utf-16" if file.read_bytes()[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "cp1252"
             raise FedshiftError(
-                f"'{file}' {_odd(error)}, which is no {encoding}: say how it is encoded, as in "
+                f"'{file}' {_odd(error)}, which is no {encoding}: state how it is encoded, as in "
                 f"--set data.encoding={likely}, or write it as UTF-8."
             ) from error
 
@@ -315,7 +315,7 @@ def _odd(error: UnicodeError) -> str:
     if not isinstance(error, UnicodeDecodeError):
         return f"begins otherwise ({error})"
     part = error.object[max(error.start - 20, 0) : error.end + 20]
-    return f"holds the byte 0x{error.object[error.start]:02X} in {part!r}"
+    return f"contains the byte 0x{error.object[error.start]:02X} in {part!r}"
 
 
 # Cells --------------------------------------------------------------------------------------------------
@@ -328,7 +328,7 @@ class Cells(NamedTuple):
         where: the column and its file, for errors.
         values: the cells, as pandas has them, (N,).
         numbers: their numbers (N,), float64; NaN where a cell is none.
-        missing: which cells hold nothing, (N,), bool.
+        missing: which cells contain nothing, (N,), bool.
     """
 
     where: str
@@ -338,7 +338,7 @@ class Cells(NamedTuple):
 
     @classmethod
     def of(cls, frame: Any, name: str, file: Path, missing: Sequence[str] = ()) -> Self:
-        """A column of a table; a cell holds nothing if it is NaN, none, or one of some texts."""
+        """A column of a table; a cell is empty if it is NaN, none, or one of some texts."""
         column = frame[name]
         values, nothing = column.to_numpy(), column.isna().to_numpy().copy()
         if values.dtype.kind in NUMBERS:
@@ -357,7 +357,7 @@ class Cells(NamedTuple):
 
     @property
     def words(self) -> Array:
-        """Which cells hold something that is no number, (N,), bool."""
+        """Which cells contain something that is not a number, (N,), bool."""
         words: Array = np.isnan(self.numbers) & ~self.missing
         return words
 
@@ -365,39 +365,40 @@ class Cells(NamedTuple):
         """The column with its dates as numbers of days.
 
         Raises:
-            FedshiftError: a cell holds something else; the message names the row.
+            FedshiftError: a cell contains something else; the message names the row.
         """
         days = np.array([as_days(value) for value in self.values])
         days[self.missing] = np.nan
         wrong = self.first(np.isnan(days) & ~self.missing)
         if wrong is not None:
             raise FedshiftError(
-                f"{self.where} (data.dates) holds {shown(wrong[1])} in row {wrong[0]}, and should hold dates that "
-                "nobody reads in two ways, 2020-01-31 or 2020-01-31 08:30 (ISO 8601): write it so, or say that it "
+                f"{self.where} (data.dates) contains {shown(wrong[1])} in row {wrong[0]}, and should contain dates "
+                "that have one meaning only, 2020-01-31 or 2020-01-31 08:30 (ISO 8601): write it so, or state that it "
                 "stands for nothing (--set data.missing=...)."
             )
         return self._replace(numbers=days)
 
     def check_whole(self, fix: str) -> None:
-        """Raise an error that says how to mend it if a cell is missing."""
+        """Raise an error that shows how to mend it if a cell is missing."""
         missing = self.first(self.missing)
         if missing is not None:
-            raise FedshiftError(f"{self.where} holds nothing in row {missing[0]}; {fix}")
+            raise FedshiftError(f"{self.where} is empty in row {missing[0]}; {fix}")
 
     def checked(self, more: str = "") -> Array:
         """The numbers of the cells (N,), float64; NaN where nothing is.
 
         Args:
-            more: what else can be done about a cell that holds no number.
+            more: what else can be done about a cell that contains no number.
 
         Raises:
-            FedshiftError: a cell holds other text; the message names the row.
+            FedshiftError: a cell contains other text; the message names the row.
         """
         word = self.first(self.words)
         if word is not None:
             raise FedshiftError(
-                f"{self.where} holds {shown(word[1])} in row {word[0]}, and should hold numbers; write one, say what "
-                "stands for nothing (--set data.missing=...), or leave the column out (--set data.exclude=...)."
+                f"{self.where} contains {shown(word[1])} in row {word[0]}, and should contain numbers; write one, "
+                "state what stands for nothing (--set data.missing=...), or leave the column out (--set "
+                "data.exclude=...)."
                 f"{more}"
             )
         return self.numbers
@@ -409,20 +410,20 @@ def column_of(column: str, file: Path) -> str:
 
 def not_looked_at(file: Path, used: Collection[str], form: Form = CSV) -> tuple[str, ...]:
     others = [name for name in column_names(file, form) if name not in used]
-    return (f"Columns that are not looked at: {', '.join(others)} (of '{file}').",) if others else ()
+    return (f"Columns that are ignored: {', '.join(others)} (of '{file}').",) if others else ()
 
 
 def names_in(frame: Any, name: str, file: Path, *, whole: bool = False) -> Names:
     """A column of names or numbers, none of which is missing; see :func:`names_of`.
 
     Raises:
-        FedshiftError: a cell holds none; the message names the row.
+        FedshiftError: a cell contains none; the message names the row.
     """
     return names_of(frame[name].to_numpy(), column_of(name, file), whole=whole)
 
 
 def as_number(cell: object) -> float:
-    """The number that a cell holds, or that its text is; NaN: it holds none."""
+    """The number that a cell contains, or that its text is; NaN: it contains none."""
     if isinstance(cell, str | int | float | np.number) and not isinstance(cell, bool) and "_" not in str(cell):
         with suppress(ValueError):
             return float(cell)

@@ -28,7 +28,7 @@ class Dataset(Spec):
 
     section: ClassVar[str] = "data"
     readers: ClassVar[tuple[str, ...]] = ()  # settings that name files which :meth:`samples` and :meth:`front` need
-    seeded: ClassVar[bool] = True  # whether :meth:`load` draws random numbers, so that each seed reads the data anew
+    seeded: ClassVar[bool] = True  # whether :meth:`load` draws random numbers, so that each seed reads the data again
 
     def domain_names(self) -> tuple[str, ...]:
         """The domains' names, without loading the samples."""
@@ -42,11 +42,11 @@ class Dataset(Spec):
         raise NotImplementedError
 
     def embedded(self, data: DomainData, tell: Embedding = silent) -> DomainData:
-        """What :meth:`load` gave, with images replaced by features where the settings ask for that.
+        """What :meth:`load` gave, with images replaced by features where the settings request that.
 
         Args:
             data: the loaded samples.
-            tell: hears how far the work is: a network's name, images embedded, images in all.
+            tell: called with how far the work is: a network's name, images embedded, images in all.
         """
         return data
 
@@ -67,7 +67,7 @@ class Dataset(Spec):
     def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
         """The samples of a file of the kind that this data set was read from, as :meth:`load` would give them.
 
-        Labels that it holds are not looked at, which a note says.
+        Labels that it contains are ignored, which a note states.
 
         Args:
             file: the file.
@@ -142,7 +142,7 @@ class ImageDataset(Dataset):
         return data
 
     def check_here(self) -> None:
-        """Whether there is the frozen network, if one is asked for."""
+        """Whether there is the frozen network, if one is requested."""
         self.frozen_network()
 
     def frozen_network(self) -> FrozenNetwork | None:
@@ -171,7 +171,7 @@ class ImageDataset(Dataset):
             raise FedshiftError(f"'{file}' has no row; write one for each image.")
         x = decoded(source.read(), self.size, self.channels)
         others = sorted(name for name in parquet.columns_of(file) if name != "image")
-        note = f"Columns that are not looked at: {', '.join(others)} (of '{file}')."
+        note = f"Columns that are ignored: {', '.join(others)} (of '{file}')."
         return Unlabelled(x, range(len(x)), (note,) if others else ())
 
     def front(self) -> Front | None:
@@ -180,7 +180,7 @@ class ImageDataset(Dataset):
         return None if network is None else Front(network, self.frozen_size)
 
     def inputs(self) -> Inputs:
-        """Scaling, and what the settings ask for."""
+        """Scaling, and what the settings request."""
         if self.channels != 3 and (self.augment or self.normalise):
             raise FedshiftError("data.augment and data.normalise need colour images: --set data.channels=3")
         harmonised = Preparation(self.harmonise) if self.harmonise != "none" else None

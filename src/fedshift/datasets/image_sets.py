@@ -40,7 +40,7 @@ class ImageFolder(ImageDataset):
 
     seeded: ClassVar[bool] = False
 
-    path: str = setting(help="the folder that holds one folder a domain", path=True)
+    path: str = setting(help="the folder that contains one folder a domain", path=True)
 
     @property
     def online(self) -> bool:
@@ -88,7 +88,7 @@ class NamedImages(ImageFolder):
     Attributes:
         title: what its authors call it.
         hub_id: its copy on the Hugging Face hub; empty if none is known.
-        domains: its domains' names. If it is but one, every image is of it, whatever the source says.
+        domains: its domains' names. If it is but one, every image is of it, whatever the source states.
         aliases: other spellings of a domain's name, simplified as by :func:`simplified`.
         class_count: how many classes it has.
         columns: what its tables' columns are called.
@@ -111,7 +111,7 @@ class NamedImages(ImageFolder):
         """Read the images of the wanted classes.
 
         Raises:
-            FedshiftError: it is not where ``path`` says, or holds other domains or classes than it should.
+            FedshiftError: it is not where ``path`` states, or contains other domains or classes than it should.
         """
         found = self.found()
         classes, names = self.wanted(found.classes), self._published(found)
@@ -206,7 +206,7 @@ class OfficeCaltech10(NamedImages):
 class DomainNet(NamedImages):
     """Six domains of 345 classes, 586,575 images, of which some classes are drawn (Peng et al., ICCV 2019).
 
-    Classes are drawn anew for each seed. All images are held in memory: at 64 pixels 50 classes take about 1 GB.
+    Classes are drawn again for each seed. All images are kept in memory: at 64 pixels 50 classes take about 1 GB.
     """
 
     title: ClassVar[str] = "DomainNet"

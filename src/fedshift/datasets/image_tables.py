@@ -69,7 +69,7 @@ class ImageTable(NamedTuple):
     Attributes:
         where: the file or the hub id, for errors.
         rows: how many it has.
-        features: what each column holds, as the datasets library has it.
+        features: what each column contains, as the datasets library has it.
         batches: gives some of the columns, a few rows at a time, as batches of Arrow.
     """
 
@@ -96,7 +96,7 @@ class ImageTable(NamedTuple):
         found = names_of(cells, where, whole=whole or known is not None)
         for value, row in zip(found.values, found.rows, strict=True):
             if known is not None and (isinstance(value, str) or not 0 <= value < len(known)):
-                raise FedshiftError(f"{where} holds {value} in row {row}, but there are {len(known)} names for it.")
+                raise FedshiftError(f"{where} contains {value} in row {row}, but there are {len(known)} names for it.")
         names = [str(value) if known is None else known[int(value)] for value in found.values]
         return [names[place] for place in found.which]
 
@@ -108,7 +108,7 @@ def images_at(path: str, columns: Columns = COLUMNS, levels: int = 2, given: str
         path: the file or the folder.
         columns: what a table's columns are called.
         levels: how many levels of folders there are, as for :func:`images_in`.
-        given: the setting that asked for it, for the error.
+        given: the setting that requested it, for the error.
 
     Raises:
         FedshiftError: there is none, it cannot be read, lacks a column, or has names that cannot be used.
@@ -131,7 +131,7 @@ def images_in(
         path: the root.
         reads: whether a file is an image.
         levels: 1: there are no folders of domains; 0: nor of classes.
-        given: the setting that asked for it, for the error.
+        given: the setting that requested it, for the error.
 
     Raises:
         FedshiftError: the folder is none, cannot be read, is laid out otherwise, or a domain in it has no image.
@@ -153,7 +153,7 @@ def images_in(
         if domain.name not in domains:
             beside = " ".join(left_out(domain))
             raise FedshiftError(
-                f"The folder '{domain}' holds no image in domain/class/file ('medical' reads DICOM). {beside}"
+                f"The folder '{domain}' contains no image in domain/class/file ('medical' reads DICOM). {beside}"
             )
     classes = tuple(sorted({*labels}))
     return ImageRows(domains, labels, classes, lambda: ((str(file), file) for file in files), left_out(root, files))
@@ -175,7 +175,7 @@ def hub_images(
         columns: what its columns are called.
         split: a split, or several as in "train+test".
         configuration: which of the hub id's configurations, where it has several.
-        given: the setting that asked for it, for the error.
+        given: the setting that requested it, for the error.
         instead: what to do where the hub cannot be reached, for the error.
 
     Raises:

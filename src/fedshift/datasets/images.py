@@ -30,7 +30,7 @@ class ImageRows(NamedTuple):
     Attributes:
         domains: the domain of each image.
         labels: the class of each image.
-        classes: the classes' names, in the order of their labels; images of other classes are left out.
+        classes: the classes' names, in the order of their labels; images of other classes are excluded.
         read: gives every image in order, with where it is, for errors; None in its place: there are no bytes.
         notes: what lies beside the images and is not read.
     """
@@ -93,7 +93,7 @@ def decoded(images: Iterable[tuple[str, Encoded]], size: int, channels: int) -> 
     """
     read = each_read(lambda image: decode(*image, size, channels), images, "images cannot be read")
     if not read:
-        raise FedshiftError("The data set holds no image.")
+        raise FedshiftError("The data set contains no image.")
     x = torch.empty(len(read), *read[0].shape, dtype=torch.uint8)
     for index in reversed(range(len(read))):
         x[index] = read.pop()  # given up once copied, so that they are not all in memory twice
@@ -116,15 +116,15 @@ def pixels(image: Image.Image) -> Tensor:
 def picture(where: str, image: Encoded) -> Image.Image:
     """A decoded image.
 
-    It is turned upright if its EXIF data say so, what is transparent becomes white, and 16 bits become 8.
+    It is turned upright according to its EXIF data, what is transparent becomes white, and 16 bits become 8.
 
     Raises:
-        FedshiftError: it cannot be read, or is too large; the message says where it is.
+        FedshiftError: it cannot be read, or is too large; the message names it.
     """
     if isinstance(image, np.ndarray):
         return Image.fromarray(image)
     if image is None:
-        raise FedshiftError(f"The image {where} holds no bytes. Write the encoded image into its column.")
+        raise FedshiftError(f"The image {where} contains no bytes. Write the encoded image into its column.")
     with reading(f"The image {where}", REPLACE), warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)  # since a small file may claim any size
         with Image.open(BytesIO(image) if isinstance(image, bytes) else image) as opened:

@@ -1,7 +1,7 @@
 """A user's own arrays, tensors and torch data sets, by site, as a data set of the catalogue.
 
-What is given is checked, and written into one ``.npz`` file that is named by what it holds, so that a run on it goes
-on, is compared and predicts as one on any file.
+What is given is checked, and written into one ``.npz`` file that is named by what it contains, so that a run on it
+continues, is compared and predicts as one on any file.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ def in_memory(
     """The data of several sites, as ``data=`` of :func:`fedshift.compare`, :func:`fedshift.run` and the others.
 
     Each site gives ``(x, y)``, ``(x, y, group)``, a mapping with these keys, or a torch ``Dataset`` with a length,
-    whose items are such. ``x`` holds a sample a row, in one type and shape at all sites:
+    whose items are such. ``x`` contains a sample a row, in one type and shape at all sites:
 
     * images: uint8 or float, (N, channels, height, width) or (N, height, width, channels); of uint8 also (N, height,
       width);
     * vectors, signals (N, channels, time) and whatever else: float32, (N, ...); float64 and float16 become float32;
     * sequences of tokens: int64, (N, length), as lists of whole numbers are.
 
-    ``y`` holds a class a row, as a whole number, true or false, or text: (N,) or (N, 1). Samples of one ``group`` (one
-    patient, say), at several sites too, stay on one side of every split. What is converted is said in the notes of a
-    run.
+    ``y`` contains a class a row, as a whole number, true or false, or text: (N,) or (N, 1). Samples of one ``group``
+    (one patient, for example), at several sites too, stay on one side of every split. What is converted is stated in
+    the notes of a run.
 
     Args:
         sites: the sites by name; they are numbered in the order of their names.
         classes: the names of the classes 0, 1, ...; by default these are called as in ``y``, and sorted.
         folder: where the file is written, unless it is there: equal data are in one file. A run reads it, so it should
             stay until nobody resumes the run.
-        exclude: columns of vectors (N, columns) that are left out, by the names that a table of pandas gives them, or
+        exclude: columns of vectors (N, columns) that are excluded, by the names that a table of pandas gives them, or
             by number from 0, as text.
 
     Returns:
@@ -71,7 +71,7 @@ def in_memory(
 
 
 def _arrays(sites: Any, classes: Sequence[str]) -> dict[str, Array]:
-    """What the file holds: all sites' samples, and the name of each one's site as it was given."""
+    """What the file contains: all sites' samples, and the name of each one's site as it was given."""
     if not isinstance(sites, Mapping) or not sites:
         what = f"{_kind(sites)} is no mapping of sites" if not isinstance(sites, Mapping) else "The mapping has no site"
         raise FedshiftError(f'{what}; give {{"north": (x, y), "south": (x, y)}}.')
@@ -175,14 +175,14 @@ def _array(given: Any, called: str) -> Array:
     """What was given as an array.
 
     Raises:
-        FedshiftError: it is none, or has masked values; the message says why.
+        FedshiftError: it is none, or has masked values; the message gives the reason.
     """
     if any(np.ma.is_masked(each) for each in (given, *(given if isinstance(given, list | tuple) else ()))):
         raise FedshiftError(f"{called} has masked values: fill them in (filled(value)), or leave such rows out.")
     if isinstance(given, list) and given and isinstance(given[0], Tensor):
         given = [value.item() if value.ndim == 0 else value for value in given]
     if isinstance(given, list | tuple) and any(isinstance(value, str) for value in given):
-        given = np.array(given, object)  # in which NaN is no text
+        given = np.array(given, object)  # in which NaN is not a text
     try:
         return np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
     except (TypeError, ValueError, RuntimeError) as error:

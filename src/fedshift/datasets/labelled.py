@@ -56,7 +56,7 @@ class Labelled:
     """The samples of one file.
 
     Attributes:
-        where: the file, for errors; nothing, where the samples' names say it.
+        where: the file, for errors; empty if the samples' names identify it.
         x: inputs (N, ...), as :class:`DomainData` has them.
         y: their classes.
         domain: their domains.
@@ -80,7 +80,7 @@ def files_in(given: str, suffixes: Sequence[str]) -> list[Path]:
 
     Args:
         given: the path.
-        suffixes: what those in a folder end in, in small letters; hidden ones and those in folders below are left out.
+        suffixes: what those in a folder end in, in small letters; hidden ones and those in folders below are excluded.
 
     Raises:
         FedshiftError: there is none, they do not fit into memory, or two have one name but for the suffix.
@@ -112,7 +112,7 @@ def each_read(read: Callable[[Item], T], items: Iterable[Item], what: str) -> li
 
     Args:
         read: reads one.
-        items: files, say.
+        items: files, for example.
         what: what several errors are, after their number, such as "images cannot be read".
 
     Raises:
@@ -145,22 +145,22 @@ def names_of(array: Array, where: str, *, whole: bool = False) -> Names:
     if array.dtype.kind == "O":
         for row, value in enumerate(array):
             if not isinstance(value, str | bool | np.bool_):
-                raise FedshiftError(f"{where} holds {shown(value)} in row {row}; give text or numbers in every row.")
+                raise FedshiftError(f"{where} contains {shown(value)} in row {row}; give text or numbers in every row.")
         array = np.array([str(value) for value in array], object)
     if array.dtype.kind not in "biufUO":
-        raise FedshiftError(f"{where} is of type {array.dtype}; give text or numbers (astype(str), say).")
+        raise FedshiftError(f"{where} is of type {array.dtype}; give text or numbers (astype(str), for example).")
     if array.dtype.kind == "f":
         wrong = ~np.isfinite(array) | (whole & (array != np.round(array)))
         if wrong.any():
             row = int(wrong.argmax())
             needed = "a name or a whole number" if whole else "a finite number"
-            raise FedshiftError(f"{where} holds {array[row]} in row {row}; give {needed}.")
+            raise FedshiftError(f"{where} contains {array[row]} in row {row}; give {needed}.")
     values, rows, which = np.unique(array, return_index=True, return_inverse=True)
     items = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values.tolist()]
     items = [str(value) if isinstance(value, bool) else value for value in items]
     empty = next((place for place, value in enumerate(items) if isinstance(value, str) and not value.strip()), None)
     if empty is not None:
-        raise FedshiftError(f"{where} holds nothing in row {rows[empty]}; fill it in or remove the row.")
+        raise FedshiftError(f"{where} is empty in row {rows[empty]}; fill it in or remove the row.")
     return Names(items, rows.tolist(), torch.from_numpy(which.reshape(-1)))
 
 
@@ -208,7 +208,7 @@ def joined(
         if (part.x.dtype, part.x.shape[1:]) != (first.x.dtype, first.x.shape[1:]):
             raise FedshiftError(
                 f"A sample of '{first.where}' is {first.x.dtype} of shape {list(first.x.shape[1:])}, one of "
-                f"'{part.where}' {part.x.dtype} of shape {list(part.x.shape[1:])}; make them alike."
+                f"'{part.where}' {part.x.dtype} of shape {list(part.x.shape[1:])}; make them equal."
             )
     domains, domain = _numbered("domain", [part.domain for part in parts])
     named, y = _numbered("class", [part.y for part in parts], classes)

@@ -83,7 +83,7 @@ class Volume(NamedTuple):
 class Medical(Dataset):
     """Slices of DICOM and NIfTI files in folder/domain/class/file, gray, with all their bits, as float32.
 
-    A DICOM file holds one slice or several (frames), a NIfTI file those along an axis. A split keeps the slices of a
+    A DICOM file contains one slice or several (frames), a NIfTI file those along an axis. A split keeps the slices of a
     patient on one side, where DICOM names the patient, and those of a file otherwise.
 
     *Choices.* Of several windows in a file the first is taken. Slices are stretched to a square, as images are,
@@ -93,7 +93,7 @@ class Medical(Dataset):
 
     seeded: ClassVar[bool] = False
 
-    path: str = setting(help="the folder that holds one folder a domain", path=True)
+    path: str = setting(help="the folder that contains one folder a domain", path=True)
     size: Pixels = setting(224, help="height and width that slices are resized to, in pixels")
     channels: Literal[1, 3] = setting(1, help="1: gray; 3: the same three times, for a network that takes colour")
     window: Literal["file", "given", "range", "none"] = setting(
@@ -107,7 +107,7 @@ class Medical(Dataset):
     width: NonNegative = setting(0.0, help="width of the window, where it is given")
     axis: Axis = setting("axial", help="which slices of a NIfTI volume; frames of a DICOM file are taken as they are")
     slices: Literal["all", "middle"] = setting("all", help="which slices of a file of several")
-    every: Count = setting(1, help="of all slices, each so many-th from the first on")
+    every: Count = setting(1, help="of all slices, every this every this many-th from the first on")
     group: Literal["patient", "file"] = setting(
         "patient", help="what a split keeps whole; patient: a file's slices, where it names no patient"
     )
@@ -236,7 +236,7 @@ def _check_patients(patients: Mapping[str, set[str]], files: int) -> None:
     raise FedshiftError(
         f"All files of a site ({files} in all) name one patient in PatientID, {named}, and a split keeps a patient "
         "whole, so none would be left to test. If these are many patients without their names, --set data.group=file "
-        "keeps each file whole instead; better, give each patient an id of its own."
+        "keeps each file whole instead; better, give each patient a separate id."
     )
 
 
@@ -244,7 +244,7 @@ def read_volume(file: Path, axis: Axis) -> Volume:
     """The slices of a file.
 
     Args:
-        file: DICOM, or NIfTI, whose name says so.
+        file: DICOM, or NIfTI, recognised by its name.
         axis: which slices of a NIfTI volume.
 
     Raises:
@@ -253,7 +253,7 @@ def read_volume(file: Path, axis: Axis) -> Volume:
     with reading(f"The file '{file}'", "Replace or remove it."):
         volume = _nifti(file, axis) if is_nifti(file) else _dicom(file)
     if not np.isfinite(volume.values).all():
-        raise FedshiftError(f"The file '{file}' holds NaN or infinity; write finite numbers, such as 0 outside.")
+        raise FedshiftError(f"The file '{file}' contains NaN or infinity; write finite numbers, such as 0 outside.")
     return volume
 
 
@@ -268,7 +268,7 @@ def _dicom(file: Path) -> Volume:
         )
     size = int(scan.get("NumberOfFrames") or 1) * scan.get("Rows", 0) * scan.get("Columns", 0)
     memory.check(size * BYTES_PER_VALUE, f"Reading the file '{file}'", "Split it, or remove it.")
-    scan.pixel_array_options(allow_excess_frames=False)  # than the file says it has
+    scan.pixel_array_options(allow_excess_frames=False)  # than the file states it has
     stored = scan.pixel_array  # pydicom's errors name what is missing, and what to install to decode it
     frames = stored[None] if stored.ndim == 2 else stored
     values = frames.astype(np.float64)
@@ -335,8 +335,8 @@ def _nifti(file: Path, axis: Axis) -> Volume:
     shape = image.shape[:3]
     if len(shape) < 3 or {*image.shape[3:]} - {1} or image.get_data_dtype().kind not in "iuf":
         raise FedshiftError(
-            f"The file '{file}' holds {image.get_data_dtype()} of shape {list(image.shape)}; give a volume of numbers, "
-            "with three axes: split a series into its volumes."
+            f"The file '{file}' contains {image.get_data_dtype()} of shape {list(image.shape)}; give a volume of "
+            "numbers, with three axes: split a series into its volumes."
         )
     memory.check(int(np.prod(shape)) * BYTES_PER_VALUE, f"Reading the file '{file}'", "Scale it down, or remove it.")
     stored = nibabel.orientations.io_orientation(image.affine)

@@ -6,19 +6,19 @@ LeCun et al., 1998; Xiao et al., 2017. The two have one format and one size (60,
 version of FedSR (Sec. 4.1), 1,000 images (100 a digit) make every domain. Choices:
 
 - ``draw = "shared"`` turns the same originals by all angles, as FedSR does. So a held-out angle shows digits that were
-  trained on, turned otherwise: it tells what a new angle costs, and nothing of new digits. An image keeps to one side
-  of a train/validation split in all domains. ``draw = "each"`` gives every angle originals of its own, which takes as
+  trained on, turned otherwise: it shows what a new angle costs, and nothing of new digits. An image keeps to one side
+  of a train/validation split in all domains. ``draw = "each"`` gives every angle separate originals, which takes as
   many times the images: of the 5,000 that are shipped, six angles can have 83 of each digit.
-- The images are drawn anew for each seed; rotation is counter-clockwise, about the centre, filled with black; pixels
+- The images are drawn again for each seed; rotation is counter-clockwise, about the centre, filled with black; pixels
   are in 0..1.
 
 *Colored MNIST and Colored Fashion-MNIST* (Arjovsky et al., 2019; Ahuja et al., 2020), federated as in FedPIN (Tang et
 al., ICML 2024, Sec. 5.1 and E.1). Classes 0-4 make label 0, classes 5-9 label 1. An image of label 0 is green with
-probability p, else red; one of label 1 is red with probability p, else green. Clients hold four classes each: 0, 1, 5,
-6, then 1, 2, 6, 7, and so on; the fifth client holds those of the first again. Choices:
+probability p, else red; one of label 1 is red with probability p, else green. Clients contain four classes each: 0, 1,
+5, 6, then 1, 2, 6, 7, etc.; the fifth client contains those of the first again. Choices:
 
-- Channel 0 is red, channel 1 green; there is no blue. The oracle's images fill both, so colour says nothing.
-- Labels are flipped before colouring, once an original, in training and tests alike, and accuracy is against the
+- Channel 0 is red, channel 1 green; there is no blue. The oracle's images fill both, so colour is uninformative.
+- Labels are flipped before colouring, once per original, in training and tests alike, and accuracy is against the
   flipped label. FedPIN does not mention this, but with clean labels p = 0 could not be as hard as it reports.
 - Images stay at 28 x 28, or are averaged over squares (``size``; Arjovsky et al. keep every second pixel, 14 x 14);
   training and test files are used together.
@@ -151,7 +151,7 @@ class ColoredMNIST(ShortcutDataset):
         mnist_folder(self.path, self.hub_id)
 
     def load(self, streams: Streams) -> DomainData:
-        """Deal the images to the clients and colour them, for each environment anew.
+        """Deal the images to the clients and colour them, for each environment again.
 
         ``x`` is uint8 (N, 2, size, size); all copies of an original share a group.
         """
@@ -195,7 +195,7 @@ def mnist_folder(path: str, hub_id: str = MNIST, setting: str = "data.path") -> 
         setting: what the path is called in an error.
 
     Raises:
-        FedshiftError: the path is no such place, or holds the other of the two.
+        FedshiftError: the path is no such place, or contains the other of the two.
     """
     if path == "hub":
         if not answers():
@@ -249,10 +249,12 @@ def _from_idx(folder: Path, which: Which) -> tuple[Images, Labels]:
             continue
         pixels, digits = _read_idx(images[0], 3), _read_idx(labels[0], 1)
         if len(pixels) != len(digits):
-            raise FedshiftError(f"'{images[0]}' holds {len(pixels)} images, but '{labels[0]}' {len(digits)} labels.")
+            raise FedshiftError(f"'{images[0]}' contains {len(pixels)} images, but '{labels[0]}' {len(digits)} labels.")
         parts.append((pixels, digits.astype(np.int64)))
     if not parts:
-        raise FedshiftError(f"'{folder}' holds no train-images-idx3-ubyte and train-labels-idx1-ubyte (plain or .gz).")
+        raise FedshiftError(
+            f"'{folder}' contains no train-images-idx3-ubyte and train-labels-idx1-ubyte (plain or .gz)."
+        )
     return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
 
 

@@ -3,11 +3,11 @@
 A sample is a window of 80 characters of one role's text; its label is the character that follows. The classes are the
 characters that occur anywhere in the file.
 
-*Choices*: where windows start a character apart, a random split of windows would put nearly the same text on both
-sides. So a role's text is cut into blocks, windows that would cross the border of a block are left out, and a block is
-a group, which a split keeps whole. A role of several plays counts once; its speeches are joined by line ends, and a
-paragraph without a speaker belongs to the speech before it. LEAF draws roles until it has a share of the samples; here
-the share is one of the roles that are long enough, drawn anew for each seed.
+*Choices*: where windows start one character after another, a random split of windows would put nearly the same text on
+both sides. So a role's text is cut into blocks, windows that would cross the border of a block are excluded, and a
+block is a group, which a split keeps whole. A role of several plays counts once; its speeches are joined by line ends,
+and a paragraph without a speaker belongs to the speech before it. LEAF draws roles until it has a share of the samples;
+here the share is one of the roles that are long enough, drawn again for each seed.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class Shakespeare(Dataset):
     """The next character in a role's text."""
 
     path: str = setting(
-        help="a text of plays, speakers on lines of their own such as 'ROMEO:' after a blank line", path=True
+        help="a text of plays, speakers on separate lines such as 'ROMEO:' after a blank line", path=True
     )
     length: Width = setting(80, help="characters of a window", source="LEAF")
     stride: Count = setting(1, help="characters from one window to the next", source="LEAF")
     block: Count = setting(
         400, help="characters of a block, which a split keeps whole; block - length windows of it are used"
     )
-    min_blocks: Count = setting(3, help="roles of fewer blocks are left out; a split has up to three sides")
-    min_samples: Count = setting(40, help="roles of fewer samples are left out", source="LEAF, as in Client2Vec")
+    min_blocks: Count = setting(3, help="roles of fewer blocks are excluded; a split has up to three sides")
+    min_samples: Count = setting(40, help="roles of fewer samples are excluded", source="LEAF, as in Client2Vec")
     fraction: Fraction = setting(
         0.1, help="part of the remaining roles, drawn by the seed", source="LEAF, as in Client2Vec"
     )
@@ -112,7 +112,7 @@ class Shakespeare(Dataset):
         """The blocks of every role that is long enough, each with at least one window."""
         if self.block <= self.length:
             raise FedshiftError(
-                f"data.block = {self.block} holds no window of {self.length} characters with the next one: "
+                f"data.block = {self.block} contains no window of {self.length} characters with the next one: "
                 f"--set data.block={5 * self.length}"
             )
         pieces = {}
@@ -150,6 +150,6 @@ def _read(path: str, content: str) -> Mapping[str, str]:
             speeches[speaker].append("\n".join(rest))
     if not speeches:
         raise FedshiftError(
-            f"'{path}' names no speaker: a speaker is a line of its own that ends in a colon, after a blank line."
+            f"'{path}' names no speaker: a speaker is a separate line that ends in a colon, after a blank line."
         )
     return {role: "\n".join(own) for role, own in speeches.items()}

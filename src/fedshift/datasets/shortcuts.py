@@ -1,16 +1,16 @@
 """Data sets with a shortcut: something easy to see that agrees with the label with probability p, by environment.
 
 Tang et al., "Causally Motivated Personalized Federated Invariant Learning with Shortcut-Averse Information-Theoretic
-Regularization" (FedPIN), ICML 2024, Sec. 5.1 and E.1. Every client holds originals of a few kinds (digits, species) and
-trains in one environment of its own; it is tested in many, where the same test originals get their shortcut anew.
+Regularization" (FedPIN), ICML 2024, Sec. 5.1 and E.1. Every client contains originals of a few kinds (digits, species)
+and trains in one environment of its own; it is tested in many, where the same test originals get their shortcut again.
 
 Choices:
-- A kind's originals are dealt in equal numbers to the clients that hold it; each client keeps the same part of each
+- A kind's originals are dealt in equal numbers to the clients that contain it; each client keeps the same part of each
   kind for its tests.
 - Each client's training p is drawn from the given ones; chance may give all clients the same.
 - Clients with the same training p share a training environment.
 - Whether a sample's shortcut agrees is drawn for itself, so counts are near p, and exact where p is 0 or 1. A test
-  environment is the same whichever others are asked for.
+  environment is the same whichever others are requested.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ShortcutPlan:
 
 
 class ShortcutDataset(Dataset):
-    """Clients that hold a few kinds each, one training environment a client, and common test environments."""
+    """Clients that contain a few kinds each, one training environment a client, and common test environments."""
 
     clients: Clients = setting(8, help="clients; the windows of kinds repeat", source="FedPIN, E.1: 8; in part 80")
     train_p: tuple[Probability, ...] = setting(
@@ -87,7 +87,7 @@ class ShortcutDataset(Dataset):
 
         Args:
             kind: the kind of each original, (N,), int64.
-            windows: the kinds that a client holds, one window a client, repeated from the first when they run out.
+            windows: the kinds that a client contains, one window a client, repeated from the first when they run out.
             streams: the run's streams.
 
         Raises:
@@ -116,7 +116,7 @@ class ShortcutDataset(Dataset):
         )
 
     def made(self, plan: ShortcutPlan, x: Tensor, y: Tensor, classes: tuple[str, ...]) -> DomainData:
-        """The samples x (N, ...) with labels y (N,) that a plan asked for; all copies of an original share a group."""
+        """The samples x (N, ...) with labels y (N,) that a plan requested; all copies of an original share a group."""
         return DomainData(
             x=x,
             y=y,

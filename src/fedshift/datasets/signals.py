@@ -25,7 +25,7 @@ class Signals(InputColumns, WindowedDataset):
     """Windows of recordings in CSV (a line of names first) or Parquet, with a column of labels.
 
     *Choices.* A recording's rows stand in the order of time and in one file; between them may be rows of others. All
-    channels of a window are of the same steps, and steps count alike however long they last.
+    channels of a window are of the same steps, and steps count equally however long they last.
     """
 
     kind: ClassVar[str] = "channels"
@@ -39,7 +39,7 @@ class Signals(InputColumns, WindowedDataset):
         "", help="the column of what a split keeps whole, such as a patient; empty: a recording is kept whole"
     )
     time: str = setting("", help="the column of the time, which rises in each recording; empty: there is none")
-    missing: tuple[str, ...] = setting(("",), help="what is written in a cell that holds nothing, such as NA")
+    missing: tuple[str, ...] = setting(("",), help="what is written in a cell that is empty, such as NA")
     impute: Literal["none", "interpolate"] = setting(
         "none",
         help="what stands for a missing number; none: it is an error; interpolate: linear in time between its "
@@ -82,7 +82,7 @@ class Signals(InputColumns, WindowedDataset):
         for recording in recordings:
             _check_one(domain, recording, self.domain, "set data.recording to the columns that name it")
             if group is not None:
-                _check_one(group, recording, self.group, "name each recording apart")
+                _check_one(group, recording, self.group, "name each recording separately")
         windows = self.cut(recordings, counts)
         begin = [int(recording.rows[0]) for recording in recordings]
         first = torch.tensor(begin)[windows.recording]  # a row of each window's recording
@@ -101,7 +101,7 @@ class Signals(InputColumns, WindowedDataset):
             file: the file.
             frame: its rows, as a table of pandas.
             channels: its columns of channels.
-            counts: what :meth:`notes` says, added to.
+            counts: the counts that :meth:`notes` reports, added to.
             labels: the class's number in each row; None: they are not known.
         """
         cells = [Cells.of(frame, name, file, self.missing) for name in channels]
@@ -136,9 +136,9 @@ class Signals(InputColumns, WindowedDataset):
         if len(wrong):
             row, before = int(rows[wrong[0] + 1]), int(rows[wrong[0]])
             raise FedshiftError(
-                f"{column_of(self.time, file)} holds {cells.iloc[row]} in row {row}, after {cells.iloc[before]} in row "
-                f"{before} of the same recording; sort its rows by time, leave out those that are there twice, or name "
-                "the recording apart (data.recording)."
+                f"{column_of(self.time, file)} contains {cells.iloc[row]} in row {row}, after {cells.iloc[before]} in "
+                f"row {before} of the same recording; sort its rows by time, exclude those that are there twice, or "
+                "name the recording separately (data.recording)."
             )
         usual = float(np.median(steps))
         counts[GAPS] += int((steps > WIDE * usual).sum())
@@ -181,7 +181,7 @@ def times(column: Any, where: str) -> Array:
         where: what errors call it, with its file.
 
     Raises:
-        FedshiftError: a cell holds none of these; the message names the row.
+        FedshiftError: a cell contains none of these; the message names the row.
     """
     with needs("pandas", "Reading CSV and Parquet"):
         import pandas as pd
@@ -193,9 +193,9 @@ def times(column: Any, where: str) -> Array:
     wrong = np.flatnonzero(moments.isin([np.inf, -np.inf]) | moments.isna())
     if len(wrong):
         raise FedshiftError(
-            f"{where} holds {str(column.iloc[wrong[0]])!r:.100} in row {wrong[0]}; give numbers, or dates and times as "
-            "ISO 8601 writes them (2024-01-31T12:00:00.5)."
+            f"{where} contains {str(column.iloc[wrong[0]])!r:.100} in row {wrong[0]}; give numbers, or dates and "
+            "times as ISO 8601 writes them (2024-01-31T12:00:00.5)."
         )
-    since = moments - moments.min()  # before it becomes a float, which would not hold nanoseconds since 1970
+    since = moments - moments.min()  # before it becomes a float, which cannot represent nanoseconds since 1970
     seconds: Array = since.to_numpy(np.float64) if numeric else since.dt.total_seconds().to_numpy()
     return seconds

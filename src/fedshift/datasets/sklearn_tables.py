@@ -1,6 +1,6 @@
 """Two medical tables that scikit-learn ships, each in three sites; nothing is downloaded.
 
-Neither file says where a patient was seen, so the sites are made from a covariate, and the page says which.
+Neither file names where a patient was seen, so the sites are made from a covariate, and the page names which.
 
 *Diabetes* (Efron, Hastie, Johnstone and Tibshirani, Annals of Statistics 2004): 442 patients, ten baseline
 measurements, and the progression of the disease one year later. Sites are age bands, as of clinics that see young
@@ -38,7 +38,7 @@ class _Shipped(TableDataset):
     """A table of scikit-learn, whose sites are the bands of one of its columns."""
 
     sites: ClassVar[tuple[str, ...]]
-    bounds: ClassVar[tuple[float, ...]]  # from which the second site, and so on, begins
+    bounds: ClassVar[tuple[float, ...]]  # the lower bounds of the second site, the third, etc.
 
     statistics: Literal["none", "site", "pooled", "combat"] = setting(
         "pooled",

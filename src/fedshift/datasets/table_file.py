@@ -51,7 +51,7 @@ class TableDataset(Dataset):
         "mean", help="what stands for a missing number; for a missing category it is the most frequent one"
     )
     indicate: tuple[str, ...] = setting(
-        (), help="columns of which an input more says whether the cell is missing, such as one that a site lacks"
+        (), help="columns of which a further input states whether the cell is missing, such as one that a site lacks"
     )
     pool: tuple[str, ...] = setting(
         (), help="with statistics = site, columns that statistics of all sites prepare, such as one that a site lacks"
@@ -105,7 +105,7 @@ class TableFile(InputColumns, TableDataset):
     """Columns of numbers or categories and one of classes, in CSV or Parquet; or one file a domain.
 
     *Choices.* Where every class of a CSV file is written as a number, "1" and "1.0" are the same class. A column in
-    which no cell is a number holds categories; one of some numbers and some text is refused, and so is one of dates
+    which no cell is a number contains categories; one of some numbers and some text is refused, and so is one of dates
     that ``dates`` does not name. Named, they are days since 1970-01-01 at every site; a time is a part of a day, and
     one with an offset is taken to UTC.
     The classes that ``label_above`` makes are called "num <= 0" and "num > 0", and come in this order.
@@ -123,7 +123,7 @@ class TableFile(InputColumns, TableDataset):
     dates: tuple[str, ...] = setting(
         (), help="columns of dates, written as 2020-01-31 or 2020-01-31T08:30, which become days since 1970-01-01"
     )
-    missing: tuple[str, ...] = setting(("",), help="what is written in a cell that holds nothing, such as NA")
+    missing: tuple[str, ...] = setting(("",), help="what is written in a cell that is empty, such as NA")
 
     def __post_init__(self) -> None:
         """Check the settings.
@@ -163,7 +163,7 @@ class TableFile(InputColumns, TableDataset):
         return joined(parts, notes=(*beside(self.path, files), *left_out, *notes), columns=columns)
 
     def samples(self, file: Path, columns: Sequence[Column] = ()) -> Unlabelled:
-        """The columns that are asked for, or that the settings, or the first file of the data, name."""
+        """The columns that are requested, or that the settings, or the first file of the data, name."""
         columns = columns or [Column(name) for name in self.input_columns()]
         x, names = self.rows(file, columns), {column.name for column in columns}
         filled = _notes_on_filling(file, columns, x) if self.prepared else ()
@@ -181,7 +181,7 @@ class TableFile(InputColumns, TableDataset):
             categories the number, or -1 of one that the model does not know; else float32.
 
         Raises:
-            FedshiftError: a column is not there, or holds what it cannot.
+            FedshiftError: a column is not there, or contains what it cannot.
         """
         names = [column.name for column in columns]
         frame = self.read(file, names, {}, [column.name for column in columns if column.categories is not None])
@@ -199,12 +199,12 @@ class TableFile(InputColumns, TableDataset):
         label, every = Cells.of(frame, self.label, file, self.missing), np.arange(len(frame))
         kept = every[~label.missing] if self.unlabelled == "left-out" else every
         if not len(kept):
-            raise FedshiftError(f"{label.where} holds nothing in every row, and rows without a label are left out.")
+            raise FedshiftError(f"{label.where} is empty in every row, and rows without a label are excluded.")
         with_label = frame.iloc[kept]
         return _Rows(str(file), cells, kept, self._classes(file, with_label, label), self.domain_of(file, with_label))
 
     def _classes(self, file: Path, frame: Any, label: Cells) -> Names:
-        """The classes of rows: what the label says, or on which side of ``label_above`` it is.
+        """The classes of rows: what the label states, or on which side of ``label_above`` it is.
 
         Raises:
             FedshiftError: the label is missing, or should be a number and is none.
@@ -218,16 +218,16 @@ class TableFile(InputColumns, TableDataset):
             return names_of(cells[frame.index], label.where, whole=True)
         if (word := label.first(label.words)) is not None:
             raise FedshiftError(
-                f"{label.where} holds {shown(word[1])} in row {word[0]}, but data.label_above = {self.label_above:g} "
-                "is for numbers: write one, say what stands for nothing (--set data.missing=...), or leave label_above "
-                "out, and each text is a class."
+                f"{label.where} contains {shown(word[1])} in row {word[0]}, but data.label_above = "
+                f"{self.label_above:g} is for numbers: write one, state what stands for nothing (--set "
+                "data.missing=...), or leave label_above out, and each text is a class."
             )
         above = label.numbers[frame.index] > self.label_above
         names = [f"{self.label} {sign} {self.label_above:g}" for sign in ("<=", ">")]
         return names_of(np.array(names, object)[above.astype(int)], label.where)
 
     def _column(self, name: str, cells: Sequence[Cells]) -> Column:
-        """What a column holds in all files together.
+        """What a column contains in all files together.
 
         Raises:
             FedshiftError: numbers and text, numbers or dates of another notation, or too many categories.
@@ -255,7 +255,7 @@ class TableFile(InputColumns, TableDataset):
             if column.categories is not None:
                 x[:, place] = _codes(own, column.categories)
             else:
-                with np.errstate(over="ignore"):  # what float32 does not hold becomes infinite, which is refused
+                with np.errstate(over="ignore"):  # values beyond float32 become infinite, which is refused
                     x[:, place] = own.checked(DATED if self.prepared else DATED + PREPARED)
         return x
 
@@ -289,15 +289,16 @@ def _check_categories(name: str, words: Sequence[Cells], numbers: Sequence[Cells
     if numbers:
         at, number = numbers[0].first(~np.isnan(numbers[0].numbers)) or (0, "")
         raise FedshiftError(
-            f"{words[0].where} holds {shown(value)} in row {row}, but the number {number} in row {at} of "
-            f"{numbers[0].where}: correct it, say that it stands for nothing (--set data.missing={str(value)!r:.100}), "
-            f"or take all of the column as categories (--set data.categories={name})."
+            f"{words[0].where} contains {shown(value)} in row {row}, but the number {number} in row {at} of "
+            f"{numbers[0].where}: correct it, state that it stands for nothing (--set "
+            f"data.missing={str(value)!r:.100}), or take all of the column as categories (--set "
+            f"data.categories={name})."
         )
     if all(NO_CATEGORY.fullmatch(str(cell).strip()) for each in words for cell in each.values[each.words]):
         raise FedshiftError(
-            f"{words[0].where} holds {shown(value)} in row {row}, and the like in every row: write numbers (1234.5 for "
-            f"1.234,5, 0.1 for 10 %), write dates as 2020-01-31 and name the column (--set data.dates={name}), leave "
-            f"it out (--set data.exclude={name}), or take it as categories (--set data.categories={name})."
+            f"{words[0].where} contains {shown(value)} in row {row}, and similar in every row: write numbers (1234.5 "
+            f"for 1.234,5, 0.1 for 10 %), write dates as 2020-01-31 and name the column (--set data.dates={name}), "
+            f"leave it out (--set data.exclude={name}), or take it as categories (--set data.categories={name})."
         )
 
 
@@ -335,7 +336,7 @@ def _notes_on_leaving_out(label: str, rows: Sequence[_Rows]) -> Iterator[str]:
     every = sum(len(read.cells[0].values) for read in rows)
     kept = sum(len(read.kept) for read in rows)
     if kept < every:
-        yield f"{every - kept} of {every} rows have no label ('{label}') and are left out."
+        yield f"{every - kept} of {every} rows have no label ('{label}') and are excluded."
 
 
 def _note_on_missing(columns: Sequence[Column], counts: Tensor, of: str = "") -> Iterator[str]:
@@ -352,7 +353,7 @@ def _notes_on_filling(file: Path, columns: Sequence[Column], x: Tensor) -> Itera
         rows = (x[:, place] == UNSEEN).nonzero().flatten().tolist()
         if column.categories is not None and rows:
             yield (
-                f"{column_of(column.name, file)} holds categories that the model does not know in {len(rows)} rows, "
+                f"{column_of(column.name, file)} contains categories that the model does not know in {len(rows)} rows, "
                 f"the first in row {rows[0]}; they count as none of those that it knows: "
                 f"{', '.join(column.categories)}."
             )

@@ -95,8 +95,8 @@ class TextFile(ColumnFiles):
         for row, value in enumerate(texts):
             if not isinstance(value, str) or not value.strip():
                 raise FedshiftError(
-                    f"{column_of(self.text, file)} holds {shown(value)} in row {row}, and should hold text; fill it in "
-                    "or remove the row."
+                    f"{column_of(self.text, file)} contains {shown(value)} in row {row}, and should contain text; "
+                    "fill it in or remove the row."
                 )
         size = 4 * self.width if self.tokens == HASHING else 8 * self.length
         memory.check(
@@ -122,8 +122,8 @@ class TextFile(ColumnFiles):
             for row, own in enumerate(cut, start):
                 if not own:
                     raise FedshiftError(
-                        f"{column_of(self.text, file)} holds {texts[row]!r:.100} in row {row}, of which the tokenizer "
-                        "makes no token; correct it or remove the row."
+                        f"{column_of(self.text, file)} contains {texts[row]!r:.100} in row {row}, of which the "
+                        "tokenizer makes no token; correct it or remove the row."
                     )
                 x[row, : len(own)] = torch.tensor(own)
             odd += [len(whole) for whole in found if len(whole) > self.length]
@@ -132,7 +132,7 @@ class TextFile(ColumnFiles):
     def _notes(self, odd: Sequence[int], count: int) -> Iterator[str]:
         """What a reader of the results must know of how texts became numbers."""
         if odd and self.tokens == HASHING:
-            yield f"{len(odd)} of {count} texts hold no word of two letters or digits; their vectors are zeros."
+            yield f"{len(odd)} of {count} texts contain no word of two letters or digits; their vectors are zeros."
         elif odd:
             yield (
                 f"{len(odd)} of {count} texts have more than {self.length} tokens, the longest {max(odd)}, and were "
@@ -145,7 +145,8 @@ class TextFile(ColumnFiles):
         if tokenizer.pad_token_id is None:
             raise FedshiftError(
                 f"data.tokens = '{self.tokens}': the tokenizer has no pad token, with which shorter texts are filled "
-                "up; give it one (tokenizer.pad_token = tokenizer.eos_token, say, and save_pretrained into a folder)."
+                "up; give it one (tokenizer.pad_token = tokenizer.eos_token, for example, and save_pretrained into a "
+                "folder)."
             )
         around = tokenizer.num_special_tokens_to_add()
         if around >= self.length:

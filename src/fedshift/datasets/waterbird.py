@@ -10,11 +10,11 @@ Choices:
 - Waterbirds are found in CUB's names as the release does it, by parts of words. This gives FedPIN's 46 and 154 species,
   of which three are landbirds in truth: Eastern Towhee, Western Meadowlark and Western Wood Pewee contain "tern". By
   whole words there are 43 and 157.
-- A client holds a window of waterbird and one of landbird species in CUB's order; the next client's windows lie 10 and
-  34 further; there are as many as fit (four), then they repeat. One species of each is left over.
+- A client contains a window of waterbird and one of landbird species in CUB's order; the next client's windows lie 10
+  and 34 further; there are as many as fit (four), then they repeat. One species of each is left over.
 - Image, mask and background are each resized to a square; the mask blends: its gray is the part of the bird.
 - Backgrounds are drawn without replacement within an environment, and again from all when they run out. The tests have
-  backgrounds of their own, the same part of each place as of the birds. The oracle's background is black.
+  separate backgrounds, the same part of each place as of the birds. The oracle's background is black.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class WaterBird(ShortcutDataset):
             self._photographs(name)
 
     def load(self, streams: Streams) -> DomainData:
-        """Deal the birds to the clients and put them before backgrounds, for each environment anew.
+        """Deal the birds to the clients and put them before backgrounds, for each environment again.
 
         ``x`` is uint8 (N, 3, size, size); all copies of a bird share a group.
         """
@@ -93,7 +93,7 @@ class WaterBird(ShortcutDataset):
         return self.made(plan, self._compose([image for _, image in birds], plan, y, streams), y, CLASSES)
 
     def _windows(self, water: Tensor) -> list[list[int]]:
-        """The species that clients hold, by number; as many windows as fit."""
+        """The species that clients contain, by number; as many windows as fit."""
         windows: list[list[list[int]]] = []
         for setting_name, kinds in (("landbird_window", ~water), ("waterbird_window", water)):
             width, stride = getattr(self, setting_name)
@@ -121,7 +121,7 @@ class WaterBird(ShortcutDataset):
         return x
 
     def _drawn(self, plan: ShortcutPlan, place: Tensor, streams: Streams) -> list[Path]:
-        """The photograph behind each sample. ``place`` (N,) says whether it shows land (0) or water (1)."""
+        """The photograph behind each sample. ``place`` (N,) states whether it shows land (0) or water (1)."""
         files: list[Path] = []
         chosen = torch.empty_like(place)
         for number, name in enumerate(PLACES):
@@ -140,7 +140,7 @@ class WaterBird(ShortcutDataset):
         found = image_files(folder) if folder.is_dir() else []
         if len(found) < 2:
             raise FedshiftError(
-                f"'{self.backgrounds}/{name}' (data.backgrounds) holds {len(found)} images; training and tests "
+                f"'{self.backgrounds}/{name}' (data.backgrounds) contains {len(found)} images; training and tests "
                 "need at least one each."
             )
         return found
@@ -157,7 +157,7 @@ def is_waterbird(species: str, names: Names = "release") -> bool:
 
     Args:
         species: the folder's name; case does not matter.
-        names: "release": a family's name is part of it; "words": as a word of its own.
+        names: "release": a family's name is part of it; "words": as a separate word.
     """
     name = species.rpartition(".")[2].lower()
     if names == "release":
@@ -190,5 +190,5 @@ def _folders(path: str, name: str) -> list[Path]:
     root = Path(path).expanduser()
     found = subfolders(root) if root.is_dir() else []
     if not found:
-        raise FedshiftError(f"data.{name} = '{path}' holds no folders; give CUB-200-2011's folder '{CUB[name]}'.")
+        raise FedshiftError(f"data.{name} = '{path}' contains no folders; give CUB-200-2011's folder '{CUB[name]}'.")
     return found

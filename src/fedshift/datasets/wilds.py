@@ -8,7 +8,7 @@
 
 Choices: all of WILDS' own splits are put together, as a protocol holds samples out. FedCiR (Sec. 6.1) takes "ten
 classes of samples in ten of the cameras that have the largest data volume" because most images are background: here
-background images are left out first (``background``), the cameras are ranked by the images that remain, and the
+background images are excluded first (``background``), the cameras are ranked by the images that remain, and the
 classes by their images in those cameras; equal counts go by number. A camera's bursts are kept whole by a split
 (``bursts``), as their images are nearly the same.
 """
@@ -87,7 +87,7 @@ class Wilds(ImageDataset):
         """The folder.
 
         Raises:
-            FedshiftError: it has no ``metadata.csv``; the message says how to get it.
+            FedshiftError: it has no ``metadata.csv``; the message shows how to get it.
         """
         root = Path(self.path).expanduser()
         if not (root / "metadata.csv").is_file():
@@ -134,7 +134,7 @@ class Camelyon17(Wilds):
         return tuple(f"hospital{number}" for number in range(5))
 
     def contents(self) -> tuple[list[Sample], tuple[str, ...]]:
-        """Every patch of the table, each a burst of its own."""
+        """Every patch of the table, each a separate burst."""
         patches, classes = self.root() / "patches", ("normal", "tumor")
         hospital_of = {str(number): name for number, name in enumerate(self.domain_names())}
         class_of = {str(number): name for number, name in enumerate(classes)}
@@ -184,7 +184,7 @@ class IWildCam(Wilds):
         """Every image of a chosen class in a chosen camera.
 
         Raises:
-            FedshiftError: there are fewer cameras or classes than asked for, or a camera has none of the classes.
+            FedshiftError: there are fewer cameras or classes than requested, or a camera has none of the classes.
         """
         images = self.root() / "train"
         names = {row["y"]: row["name"] for row in self.rows("categories.csv", ("y", "name"))}

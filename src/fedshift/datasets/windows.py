@@ -39,7 +39,7 @@ from fedshift.streams import Streams
 
 # What is counted.
 STEPS, UNUSED, SHORT, MIXED, WINDOWS, FILLED, GAPS = "steps", "unused", "short", "mixed", "windows", "filled", "gaps"
-WIDE = 1.5  # a gap is wider than so many of the recording's usual steps of time
+WIDE = 1.5  # a gap is wider than that many of the recording's usual steps of time
 DIGEST = "a5d9193c027e0cdec71071048aa0fd16"
 SIDES = ("left", "right")
 PERSONS = 10
@@ -105,7 +105,7 @@ class WindowedDataset(Dataset):
 
         Args:
             recordings: all with as many channels.
-            counts: what :meth:`notes` says, added to.
+            counts: the counts that :meth:`notes` reports, added to.
 
         Raises:
             FedshiftError: a recording is too short, no window is left, or they do not fit into memory.
@@ -127,7 +127,7 @@ class WindowedDataset(Dataset):
                 whole = standardised(recording.values, axis=0) if self.standardise == "recording" else recording.values
                 own = np.lib.stride_tricks.sliding_window_view(whole, self.window, axis=0)[starts]
                 stop += len(own)
-                with np.errstate(over="ignore"):  # what float32 does not hold becomes infinite, which is refused
+                with np.errstate(over="ignore"):  # values beyond float32 become infinite, which is refused
                     x[stop - len(own) : stop] = standardised(own, axis=2) if self.standardise == "window" else own
         counts[WINDOWS] += total
         which = np.repeat(np.arange(len(recordings)), [len(starts) for starts, _ in chosen])
@@ -137,7 +137,7 @@ class WindowedDataset(Dataset):
         return Windows(*map(torch.from_numpy, (x, y, which, start)))
 
     def notes(self, counts: Counter[str]) -> tuple[str, ...]:
-        """What was left out, decided or filled in, in sentences.
+        """What was excluded, decided or filled in, in sentences.
 
         Raises:
             FedshiftError: no window is left.
@@ -147,9 +147,9 @@ class WindowedDataset(Dataset):
                 f"No window of data.window = {self.window} steps is left: {counts[SHORT]} recordings are shorter, and "
                 f"in {counts[MIXED]} windows the label changes (data.mixed = '{self.mixed}')."
             )
-        fate = "are left out" if self.mixed == "drop" else "have the label of most of their steps"
+        fate = "are excluded" if self.mixed == "drop" else "have the label of most of their steps"
         said = {
-            SHORT: f"{counts[SHORT]} recordings are shorter than a window of {self.window} steps and are left out.",
+            SHORT: f"{counts[SHORT]} recordings are shorter than a window of {self.window} steps and are excluded.",
             MIXED: f"{counts[MIXED]} windows in which the label changes {fate}.",
             UNUSED: f"{counts[UNUSED]} of {counts[STEPS]} steps lie in no window.",
             FILLED: f"{counts[FILLED]} missing numbers were interpolated.",
@@ -241,7 +241,7 @@ def _file() -> Path:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """What the file holds, as seglearn's ``load_watch`` gives it.
+    """What the file contains, as seglearn's ``load_watch`` gives it.
 
     It is a pickle, which could run code, so no file is loaded but the one whose content is known.
     """

@@ -42,7 +42,7 @@ _AGREED = ("name", "sites", "shape", "classes", "columns", "environments")  # of
 
 
 class SiteSettings(Spec):
-    """site.toml: a site's settings; its [data] override those of the experiment."""
+    """site.toml: a site's settings; its [data] override the experiment's."""
 
     section: ClassVar[str] = SITE
 
@@ -95,7 +95,7 @@ class Agreement:
         if self.inputs.preparation is not None and not self.federation.columns:
             raise FedshiftError(
                 f"data.statistics = '{self.inputs.preparation.statistics}', but federation.toml does not describe "
-                'the columns. Write the same at every member: columns = [["age"], ["sex", "f", "m"]], for example, for a '
+                'the columns. Write the same at every member: columns = [["age"], ["sex", "f", "m"]], for a '
                 "column of numbers and a column of two categories."
             )
         data = experiment.data
@@ -108,15 +108,15 @@ class Agreement:
         if isinstance(experiment.protocol, PersonalUnderShift) and not self.federation.environments:
             raise FedshiftError(
                 "protocol.name = 'personal-under-shift' scores environments that the data name, and federation.toml "
-                'names none. Write the same at every member: environments = ["p=0.1", "p=0.9"], for example (at `fedshift '
+                'names none. Write the same at every member: environments = ["p=0.1", "p=0.9"] (at `fedshift '
                 "federation init`, --environments p=0.1,p=0.9)."
             )
         sites = self.federation.sites
         if self.target is not None and self.target not in sites:
             raise FedshiftError(
-                f"protocol.hold_out = '{self.target}' is not among the sites {', '.join(sites)}. Here a site is held "
-                f"out: it never trains and is only scored. Name it (--hold-out {sites[-1]}), or let every site train "
-                "and be scored on its local data (--set protocol.name=in-domain)."
+                f"protocol.hold_out = '{self.target}' is not among the sites {', '.join(sites)}. Here a "
+                f"site is held out: it never trains and is only scored. Name it (--hold-out {sites[-1]}), or let "
+                "every site train and be scored on its local data (--set protocol.name=in-domain)."
             )
         if sites == (self.target,):
             raise FedshiftError(f"The only site, '{self.target}', is held out, so that none would train; give more.")
@@ -228,8 +228,8 @@ class Agreement:
         if own and self.target is not None:
             shared = "data.statistics = 'pooled'" if own == [PREPARATION] else "a method whose model is shared"
             raise FedshiftError(
-                f"'{self.experiment.method_name}' predicts with parts that each client keeps ({', '.join(own)}), so the site "
-                f"'{self.target}', which never trains, has no model here; only a simulation can make one. Use "
+                f"'{self.experiment.method_name}' predicts with parts that clients keep ({', '.join(own)}), so the "
+                f"site '{self.target}', which never trains, has no model here; only a simulation can make one. Use "
                 f"protocol.name = 'in-domain', or {shared}."
             )
         return read

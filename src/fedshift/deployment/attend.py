@@ -221,7 +221,7 @@ class Attendant:
         return order.stage == last.name and (order.round == last.rounds or self.site.setup.train.patience != "off")
 
     def _check_policy(self) -> None:
-        """Refuse a run that needs a message or score that this site's policy forbids; a held-out site sends no tensor."""
+        """Refuse a run that needs a message or score that the site's policy forbids; a held-out site sends none."""
         declared, most = models_scored(self.site.setup), self.site.settings.max_models
         if most and declared > most:
             why = f"The run scores {declared} models; max_models = {most} in site.toml."

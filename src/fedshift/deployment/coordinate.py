@@ -135,9 +135,9 @@ class _FederatedRun:
 
     # Who takes part -------------------------------------------------------------------------------
 
-    def _fewest(self, asked: int) -> int:
+    def _fewest(self, requested: int) -> int:
         least = self.setup.train.min_answers
-        return 1 if least == "all" else math.ceil(least * asked)
+        return 1 if least == "all" else math.ceil(least * requested)
 
     def _join(self) -> None:
         """Check that every site can take part.
@@ -214,8 +214,8 @@ class _FederatedRun:
         scored = self.scoring.orders if self.scoring else {}
         exchange = orders[0].exchange if orders else ""
         self.display.begin_task(exchange, len(orders), len(orders), *self.coordinator.sent)
-        asked = [site for site in self.sites if site in by_site or site in scored]
-        replies = self.members.ask({site: self._work(site, by_site.get(site)) for site in asked})
+        requested = [site for site in self.sites if site in by_site or site in scored]
+        replies = self.members.ask({site: self._work(site, by_site.get(site)) for site in requested})
         self._judge(replies, exchange)
         self._check_refusals({site: replies[site] for site in by_site})
         self._note_scores(replies)
@@ -265,7 +265,7 @@ class _FederatedRun:
             name = self.agreement.run
             raise FedshiftError(
                 f"{', '.join(sorted(self.refusing))} refuse the orders of round {self.position + 1} of the run: a site "
-                "answers one order at each position, and they have answered other orders, for example because the folder "
+                "answers one order at each position, and they have answered others, for example because the folder "
                 f"of the run was removed or is an old copy. To restart the run, ask each site to move its "
                 f"'state/{name}' away, and remove '{ROSTER}/{name}' here."
             )

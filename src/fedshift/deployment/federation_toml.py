@@ -53,7 +53,7 @@ class FederationSettings(Spec):
     largest: Megabytes = setting(1000, help="megabytes of a message at most")
     environments: tuple[str, ...] = setting(
         (),
-        help="the environments that every site scores, if the data define them; empty: a site's data are one environment",
+        help="the environments that every site scores, if the data define them; empty: one, a site's data",
     )
     norm_factor: NonNegative = setting(
         20.0, help="how many times the median norm of its cohort an update may have to be merged; 0: any"

@@ -117,7 +117,7 @@ def sites_by_key(folder: Path, sites: Sequence[str]) -> dict[str, str]:
         other = found.setdefault(read_public_key(folder / f"{site}.pub").decode().strip(), site)
         if other != site:
             raise FedshiftError(
-                f"'{folder}' has the same key in {other}.pub and {site}.pub: a key identifies a site, so each needs a separate key."
+                f"'{folder}' has the same key in {other}.pub and {site}.pub: each site needs a separate key."
             )
     return found
 

@@ -214,7 +214,7 @@ def _write(path: Path, content: Content) -> None:
 
 
 def _own_domains(experiment: Experiment, sites: Sequence[str], domains: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The domain of each site for data that need no user's file, if there are enough; a site may have a domain's name."""
+    """The domain of each site for data that need no user's file, if there are enough."""
     by_itself = all(
         getattr(experiment.data, name) in ("", *words) for name, words in own_files(experiment.data).items()
     )
@@ -271,7 +271,7 @@ def _help_of_data(experiment: Experiment, table: Mapping[str, Any]) -> list[tupl
 
 
 def commented(settings: Spec, head: str) -> str:
-    """Settings as TOML with a comment for each; a setting at its default is commented out. The first line is ``head``."""
+    """Settings as TOML with a comment for each; defaults are commented out. The first line is ``head``."""
     lines = [f"# {head}"]
     for name, about in settings.settings().items():
         value = getattr(settings, name)

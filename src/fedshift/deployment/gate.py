@@ -1,4 +1,4 @@
-"""The gate: the one port of a federation, through which sites reach the coordinator's SuperLink.
+"""The gate: a federation's only port, through which sites reach the coordinator's SuperLink.
 
 Flower's SuperLink serves its SuperNodes at the same port as clients that start runs and register keys, without
 authentication. So it listens on 127.0.0.1 only, and the gate forwards requests of SuperNodes with a site's key, and
@@ -189,8 +189,8 @@ class Gate:
         Raises:
             _RefusedError: the request is not from a SuperNode with a site's key.
         """
-        asked = (scope["method"], scope["http_version"], scope["query_string"])
-        if asked != ("POST", "1.1", b"") or not is_fleet_route(scope["raw_path"]):
+        requested = (scope["method"], scope["http_version"], scope["query_string"])
+        if requested != ("POST", "1.1", b"") or not is_fleet_route(scope["raw_path"]):
             raise _RefusedError(404)
         named = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         passed = [(name, value) for name, value in named if name in ("accept", "content-type", "content-length")]

@@ -137,7 +137,7 @@ def _check_pair(folder: Path) -> None:
     own = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     if own.split()[:2] != public.split()[:2]:
         raise FedshiftError(
-            f"'{folder / PUBLIC}' is not the public key of '{folder / KEY}'; the coordinator must have the one that "
+            f"'{folder / PUBLIC}' is not the public key of '{folder / KEY}'; the coordinator must have the key that "
             "matches it, or this site will not be recognised."
         )
 

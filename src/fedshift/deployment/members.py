@@ -47,7 +47,7 @@ class RosterEntry(File):
 
     Attributes:
         last: the digest of its last reply; empty before the first reply and after a confirmation.
-        quarantine: the reason of its quarantine; empty if there is none.
+        quarantine: the reason of its quarantine; empty outside quarantine.
     """
 
     last: str = ""
@@ -125,7 +125,7 @@ class Members:
         self._sessions: dict[str, int] = {}
         self._away = set[str]()  # sites that did not answer the last request
 
-    def wait_for(self, asked: Sequence[str], many: int, fewest: int) -> None:
+    def wait_for(self, requested: Sequence[str], many: int, fewest: int) -> None:
         """Wait until ``many`` of some sites are connected; when the time is up, ``fewest`` are enough.
 
         Raises:
@@ -133,24 +133,24 @@ class Members:
         """
         wait, told = self._federation.wait, list[str]()
         until = time.monotonic() + wait
-        many = min(many, len(asked) - sum(bool(self._roster.entry(site).quarantine) for site in asked))
-        while len(missing := self._missing(asked)) > len(asked) - many:
+        many = min(many, len(requested) - sum(bool(self._roster.entry(site).quarantine) for site in requested))
+        while len(missing := self._missing(requested)) > len(requested) - many:
             if time.monotonic() > until:
                 break
             if missing != told:
                 told = missing
                 self.tell("coordinator", "waiting", f"for {', '.join(missing)}, at most {wait:g} seconds")
             time.sleep(SECONDS_BETWEEN_LOOKS)
-        if len(missing) > len(asked) - fewest:
+        if len(missing) > len(requested) - fewest:
             raise FedshiftError(
-                f"{len(asked) - len(missing)} of {len(asked)} sites are connected after {wait:g} seconds, {fewest} at "
-                f"least are needed (train.min_answers): {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} "
-                "not. Start the run again to resume from its last checkpoint."
+                f"{len(requested) - len(missing)} of {len(requested)} sites are connected after {wait:g} seconds, "
+                f"{fewest} at least are needed (train.min_answers): {', '.join(missing)} "
+                f"{'is' if len(missing) == 1 else 'are'} not. Start the run again to resume from its last checkpoint."
             )
 
-    def _missing(self, asked: Sequence[str]) -> list[str]:
+    def _missing(self, requested: Sequence[str]) -> list[str]:
         online = self._link.online()
-        return [site for site in asked if site not in online or self._roster.entry(site).quarantine]
+        return [site for site in requested if site not in online or self._roster.entry(site).quarantine]
 
     # Requests -------------------------------------------------------------------------------------
 
@@ -182,8 +182,8 @@ class Members:
     def _in_session(self, works: Mapping[str, Work]) -> dict[str, Came]:
         new = [site for site in works if site not in self._sessions]
         cannot = {site: came for site, came in self.join(new).items() if not isinstance(came, Joined)} if new else {}
-        asked = {site: replace(work, **self.address(site)) for site, work in works.items() if site not in cannot}
-        came = cannot | self._exchange(asked)
+        requested = {site: replace(work, **self.address(site)) for site, work in works.items() if site not in cannot}
+        came = cannot | self._exchange(requested)
         for site, each in came.items():
             if isinstance(each, Failed) and each.reason == "session":
                 self._sessions.pop(site, None)

@@ -126,7 +126,7 @@ class Registry:
         self._due = 0.0
 
     def look(self) -> bool:
-        """Every few seconds, register new keys of the folder; failures are retried. Returns whether keys were replaced."""
+        """Every few seconds, register the folder's new keys and retry failures; whether keys were replaced."""
         if time.monotonic() < self._due:
             return False
         self._due = time.monotonic() + SECONDS_BETWEEN_KEYS

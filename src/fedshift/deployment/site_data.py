@@ -289,14 +289,14 @@ def schema(
     shape = tuple(shape) or _shape_of_images(experiment) or ((len(said),) if said else ())
     if prepared and isinstance(experiment.data, ImageDataset):
         said = said or tuple((column.name,) for column in feature_columns(shape[0]))
-    asked = {
+    requested = {
         "--classes cat,dog": not classes,
         "--columns 'age,sex=f|m'": prepared and not said,
         "--shape 3,64,64": not prepared and not shape,
         "--set data.columns=age,marker": not prepared and unnamed,
         "--environments p=0.1,p=0.9": shifted and not environments,
     }
-    lacking = [option for option, lacks in asked.items() if lacks]
+    lacking = [option for option, lacks in requested.items() if lacks]
     if not lacking:
         return Schema(tuple(classes), shape, said, environments=tuple(environments))
     network = experiment.model.frozen_network()

@@ -112,7 +112,7 @@ class Turns:
         return sorted(turn for turn, taken in self._taken.items() if (turn.kind, taken.state) == (kind, "answered"))
 
     def reply(self, turn: Turn, order: Order, make: Callable[[], Done]) -> Done:
-        """The kept reply; if there is none, it is computed and kept.
+        """The kept reply; a missing one is computed and kept.
 
         Args:
             turn: the turn.
@@ -154,7 +154,7 @@ class Turns:
             if before.state != "failed":
                 raise CannotError(
                     "order",
-                    f"{what} of position {turn.position} differs from the earlier one; only one of each is answered. If the "
+                    f"{what} of position {turn.position} differs from the earlier one; each is answered once. If the "
                     "coordinator has good reasons to restart the run, move "
                     f"'{self._path.parent}' away, which lets it.",
                 )

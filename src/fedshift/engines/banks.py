@@ -1,6 +1,6 @@
-"""Where the tensors of clients at work are: in resident modules, or stacked, client beside client.
+"""Where the tensors of clients in use are: in resident modules, or stacked, client beside client.
 
-A loop that trains sees a bank of lanes, one for each client. The tensors at work have the lanes in front:
+A loop that trains sees a bank of lanes, one for each client. The tensors in use have the lanes in front:
 (lanes, ...); those of the resident modules have a single client and no such dimension. Outside a bank every tensor is
 contiguous, whatever layout suits the machine inside, so that no layout is lost on the wire or the disk.
 """
@@ -26,7 +26,7 @@ from fedshift.engines.merging import Varying
 
 Function = Callable[[Net, Batch, Context], Mapping[str, Tensor]]
 Given = Callable[[Function], Mapping[str, Tensor]]
-"""What the lanes at work are given in one step: it answers what a pure function gives in each lane, by name."""
+"""What the lanes in use are given in one step: it answers what a pure function gives in each lane, by name."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class SideBySide:
 
 
 class Bank:
-    """One lane: the tensors of a client or the server at work, in modules that stay.
+    """One lane: the tensors of a client or the server in use, in modules that stay.
 
     Attributes:
         net: the parts as an objective sees them; modes are set on its modules.
@@ -76,11 +76,11 @@ class Bank:
         """Put some lanes to work; of a slice the tensors themselves, of a list copies, which are only read."""
 
     def rows(self, tensor: Tensor) -> Tensor:
-        """A tensor shaped as one at work, with the lanes in front; a view."""
+        """A tensor shaped as one in use, with the lanes in front; a view."""
         return tensor.unsqueeze(0)
 
     def gather(self, batches: Sequence[Batch], contexts: Sequence[Context]) -> Given:
-        """What the lanes at work are given in one step."""
+        """What the lanes in use are given in one step."""
         return lambda function: function(self.net, batches[0], contexts[0])
 
     def recorded(self, step: Step) -> Step:
@@ -213,7 +213,7 @@ def _side_by_side(mappings: Sequence[Mapping[str, Tensor]]) -> tuple[dict[str, T
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same memory seen alike."""
+    """Whether two tensors view the same memory in the same way."""
     return (
         one.data_ptr() == other.data_ptr()
         and one.shape == other.shape

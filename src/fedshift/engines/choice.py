@@ -1,4 +1,4 @@
-"""Which engine carries out a run, with how many processes, threads and which kernels, as the run asks for it."""
+"""The engine of a run, with its processes, threads and kernels, as requested."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Name = Literal["sequential", "vectorised", "workers", "ray"]
 # What users limit the threads of numerical programs with; fedshift takes it for the cores that it may use in all.
 LIMITS = ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "MKL_NUM_THREADS")
 # mallopt's parameters and values (malloc.h of the GNU C library), in bytes: from how much unused memory at the end of
-# the heap some is given back, and from what size (this is the most) a tensor gets pages of its own, cleared each time.
+# the heap some is given back, and from what size (this is the most) a tensor gets separate pages, cleared each time.
 _KEEP = {-1: 2**28, -3: 2**25}
 
 
@@ -55,7 +55,7 @@ class Choice:
 
     @property
     def together(self) -> int:
-        """How many runs of a table advance together if nobody says: as many as there is gain from."""
+        """How many runs of a table advance together by default: as many as gain from it."""
         return {"sequential": 1, "workers": self.workers, "vectorised": 16, "ray": 1}[self.engine]
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ class Choice:
         return f"{who} {self.threads} thread{'s' if self.threads > 1 else ''}{layout}{linear}"
 
     def table(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """As JSON."""
         return asdict(self)
 
     @classmethod
@@ -82,7 +82,7 @@ def asked_for(setup: Setup, options: RunOptions) -> Choice:
     """An engine without measuring: channels last for convolutions, everything else as PyTorch does it.
 
     Raises:
-        FedshiftError: the engine asked for cannot be had here.
+        FedshiftError: the engine requested cannot be had here.
     """
     kernels = Kernels(channels_last=has_layer(setup, nn.Conv2d))
     if options.engine == "workers":
@@ -106,7 +106,7 @@ def has_layer(setup: Setup, kind: type[nn.Module]) -> bool:
 def cores() -> int:
     """How many cores this process may use, for threads or for worker processes.
 
-    By its affinity, its container's quota, ``LOKY_MAX_CPU_COUNT``, and :data:`LIMITS`. What an experiment says itself
+    By its affinity, its container's quota, ``LOKY_MAX_CPU_COUNT``, and :data:`LIMITS`. What an experiment sets itself
     (``run.threads``, ``run.workers``) is taken as it is.
     """
     import joblib
@@ -118,16 +118,16 @@ def cores() -> int:
 def _limit(name: str) -> int:
     """What a variable limits threads to; 0 if it limits nothing. Of a list, for nested threads, the first counts."""
     value = os.environ.get(name, "").partition(",")[0].strip()
-    return int(value) if value.isascii() and value.isdecimal() else 0  # as OpenMP ignores what is no number
+    return int(value) if value.isascii() and value.isdecimal() else 0  # as OpenMP ignores what is not a number
 
 
 @contextmanager
 def open_engine(choice: Choice, tell: Callable[[str], None] = lambda text: None) -> Iterator[Engine]:
-    """The engine of a choice; what it holds, and the number of threads, are given back at the end.
+    """The engine of a choice; its resources, and the number of threads, are released at the end.
 
     Args:
         choice: which engine.
-        tell: hears what a user should know, such as that clients could not be stacked, or a worker died.
+        tell: called with what a user should know, such as that clients could not be stacked, or a worker died.
     """
     _keep_memory()
     before = torch.get_num_threads()
@@ -158,7 +158,7 @@ def open_engine(choice: Choice, tell: Callable[[str], None] = lambda text: None)
 
 
 def _keep_memory() -> None:
-    """Let the C library keep what a training step frees, as the next step asks for the same again."""
+    """Let the C library keep what a training step frees, as the next step requires the same again."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:  # other C libraries have none
         for parameter, value in _KEEP.items():

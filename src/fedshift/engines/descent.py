@@ -26,7 +26,7 @@ from fedshift.streams import Draws
 
 
 class Descent:
-    """One objective of a phase at work in every lane, by torch's optimisers.
+    """One objective of a phase running in every lane, by torch's optimisers.
 
     Lanes whose optimiser has the same settings and counts the same steps share one; the others have each their own,
     on their rows of the same tensors.
@@ -77,7 +77,7 @@ class Descent:
     def _share(
         self, settings: Settings, rows: slice, kept: Sequence[Mapping[str, Mapping[str, Tensor]]], whole: bool
     ) -> tuple[slice, dict[str, Tensor], torch.optim.Optimizer]:
-        """The optimiser of some rows, which goes on from kept state."""
+        """The optimiser of some rows, which continues from kept state."""
         targets = self.moved if whole else {name: t.detach()[rows] for name, t in self.moved.items()}
         optimiser = settings.optimiser(list(targets.values()))
         for name, target in targets.items():
@@ -126,7 +126,7 @@ class Descent:
                 f"The loss of the objective '{self.objective.name}' has no gradient: none of its terms depends on the "
                 f"parts that it moves ({', '.join(self.objective.moves)}), or they were detached."
             )
-        # Each lane's gradient is of its own total.
+        # Each lane's gradient is its own total.
         torch.autograd.backward([total.sum() if total.ndim else total], inputs=moved)
         if self._clips is not None:
             self._clip(self._clips)

@@ -12,7 +12,7 @@ from fedshift.core.setup import Setup
 LARGE = 1e4  # an input, where networks begin with weights for numbers around 1
 USUAL = 0.1  # a rate that is suggested, at most
 SMALL = 1e-5  # a rate that hardly is the cause
-PIECE = 1024  # samples that are looked at together
+PIECE = 1024  # samples that are inspected together
 KEPT = "The last checkpoint, if there is one, is kept."
 
 
@@ -78,5 +78,5 @@ def smaller_rate(setup: Setup, objective: Objective | None = None) -> str:
     if objective is not None and objective.optimiser.lr is not None:
         return f"A smaller rate than this objective's own, {objective.optimiser.lr:g}, usually helps."
     if setup.train.lr <= SMALL:
-        return f"train.lr = {setup.train.lr:g} is small already: look at the settings of [method] and at the module."
+        return f"train.lr = {setup.train.lr:g} is small already: inspect the settings of [method] and the module."
     return f"A smaller learning rate usually helps: --set train.lr={min(setup.train.lr / 10, USUAL):g}"

@@ -34,7 +34,7 @@ class Job:
         client: who works.
         down: what it received.
         state: what it kept from before.
-        tell: hears of steps, where the engine can say while the client works.
+        tell: called with steps, if the engine can report them while the client works.
     """
 
     setup: Setup
@@ -70,7 +70,7 @@ class ServerJob:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a job.
+    """The result of a job.
 
     Attributes:
         client: the client's id.
@@ -133,4 +133,4 @@ class Engine(Protocol):
         """Score models, each answer in its turn; questions are taken a few at a time."""
 
     def close(self) -> None:
-        """Give back what it holds: processes, memory, thread counts."""
+        """Release processes, memory and thread counts."""

@@ -39,7 +39,7 @@ class CudaRecording:
             self.output = function()
 
     def replay(self) -> None:
-        """Do the work again; the output is written anew."""
+        """Do the work again; the output is written again."""
         self._graph.replay()
 
 

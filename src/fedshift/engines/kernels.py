@@ -1,6 +1,6 @@
 """How a part's modules are prepared to run fast on this machine.
 
-:class:`Kernels` changes how the same float32 arithmetic is carried out, and results by rounding only. Precision changes
+:class:`Kernels` changes how the same float32 arithmetic is run, and results by rounding only. Precision changes
 results, so it belongs to the experiment:
 
 * ``float32``: as the model is.
@@ -9,7 +9,7 @@ results, so it belongs to the experiment:
   products and convolutions are taken in bfloat16 (mixed precision, Micikevicius et al., ICLR 2018; losses need not be
   scaled, as bfloat16 has float32's exponents).
 
-*Choices*: a module is prepared by giving it another class, not another method: a class holds on to no module, so that
+*Choices*: a module is prepared by giving it another class, not another method: a class keeps no module, so that
 copies, pickles, ``functional_call`` and the names of tensors are those of any module.
 """
 
@@ -30,7 +30,7 @@ Precision = Literal["float32", "bfloat16", "float64"]
 
 @dataclass(frozen=True)
 class Kernels:
-    """How the same arithmetic is carried out.
+    """How the same arithmetic is run.
 
     Attributes:
         channels_last: whether convolutions store weights, and so take and give images, with channels innermost.
@@ -44,7 +44,7 @@ class Kernels:
 def prepare(module: nn.Module, kernels: Kernels, precision: Precision) -> None:
     """Make one part's top-level module run with these kernels in this precision, in place.
 
-    Precision may be asked for again; float64 stays. Buffers may be replaced by others, so collect tensors afterwards.
+    Precision may be requested again; float64 stays. Buffers may be replaced by others, so collect tensors afterwards.
     """
     module.__class__ = _plain(type(module))
     if precision == "float64":
@@ -52,7 +52,7 @@ def prepare(module: nn.Module, kernels: Kernels, precision: Precision) -> None:
     onednn = kernels.linear == "onednn" and precision == "float32" and onednn_available()
     for layer in module.modules():
         if kernels.channels_last and isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
-            # Where a weight has one channel, both layouts are contiguous, but a convolution asks strides.
+            # Where a weight has one channel, both layouts are contiguous, but a convolution needs strides.
             weight = layer.weight.data
             layer.weight.data = torch.empty_like(weight, memory_format=torch.channels_last).copy_(weight)
         elif onednn and type(layer) is nn.Linear:

@@ -1,4 +1,4 @@
-"""A lane of a bank: one site at work, and its way through a phase."""
+"""A lane of a bank: one site running, and its way through a phase."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GATHERED = 2**18  # numbers of the batches that are gathered at once, at most, u
 
 
 class Lane:
-    """A job of a client or the server while it is carried out.
+    """A job of a client or the server while it is run.
 
     Attributes:
         setup: the run.
@@ -85,7 +85,7 @@ class Lane:
 
     @cached_property
     def class_weights(self) -> Tensor | None:
-        """How much a sample of each class counts, (classes,), 1 in the mean over the client's samples; None: alike.
+        """How much a sample of each class counts, (classes,), 1 in the mean over the client's samples; None: the same.
 
         Raises:
             FedshiftError: none of the client's samples counts.
@@ -137,7 +137,7 @@ class Lane:
         return tuple(order.length for order in orders if order)
 
     def noise(self, draws: Draws, *key: str | int) -> dict[str, Tensor]:
-        """What an objective or a measure asked for, drawn in float32 whatever the run's type."""
+        """What an objective or a measure requested, drawn in float32 whatever the run's type."""
         if not draws:
             return {}
         generator = self.setup.streams.generator("noise", *self.round.key, self.key, *key)
@@ -161,7 +161,7 @@ class Lane:
         return Batch(torch.empty(0, device=device), torch.empty(0, dtype=torch.int64, device=device))
 
     def measured_batches(self, phase: Measure) -> Iterator[Batch]:
-        """What a phase measures on, not augmented: every sample once, or so many batches of the round's."""
+        """What a phase measures on, not augmented: every sample once, or that many batches of the round's."""
         order = self.order(phase, self.samples, ("measured batches", *self.round.key, phase.name))
         if order is None or self.samples is None:
             yield self.no_batch()
@@ -186,7 +186,7 @@ class Course:
         self.terms: dict[str, tuple[list[str], list[Tensor]]] = {}  # by objective: their names, and their tables
 
     def _gathered(self, order: BatchOrder) -> Iterator[Batch]:
-        """The batches of the steps, several of them gathered and prepared at once unless each is augmented apart."""
+        """The batches of the steps, several of them gathered and prepared at once unless each is augmented separately."""
         lane, samples = self.lane, self.samples
         assert samples is not None
         number, end = lane.drawn, lane.drawn + self.steps
@@ -206,7 +206,7 @@ class Course:
 
 
 def steps_of(phase: Phase, train: Train, samples: int | None) -> int:
-    """How many steps a phase has on so many samples; None: on a server that has none."""
+    """How many steps a phase has on that many samples; None: on a server that has none."""
     if phase.steps is not None and not isinstance(phase.steps, Epochs):
         return phase.steps
     if phase.steps is not None:
@@ -215,7 +215,7 @@ def steps_of(phase: Phase, train: Train, samples: int | None) -> int:
 
 
 def even_chunks(length: int, size: int) -> Iterator[Tensor]:
-    """0..length-1 in chunks of nearly equal size, so that re-estimated statistics weigh every sample alike."""
+    """0..length-1 in chunks of nearly equal size, so that re-estimated statistics weigh every sample the same."""
     return iter(torch.arange(length).tensor_split(-(-length // size)))
 
 
@@ -225,7 +225,7 @@ def steps_of_job(job: Job | ServerJob) -> int:
 
 
 def shorten(jobs: Sequence[Job], steps: int) -> list[Job]:
-    """The jobs of an exchange with so many steps of each phase at most; what is measured over all samples stays."""
+    """The jobs of an exchange with that many steps of each phase at most; what is measured over all samples stays."""
     most = [max(counts) for counts in zip(*map(steps_by_phase, jobs), strict=True)]
     phases = zip(jobs[0].exchange.phases, most, strict=True)
     cut = [replace(p, steps=min(steps, n)) if isinstance(p, Phase) else p for p, n in phases]
@@ -253,7 +253,7 @@ def steps_by_phase(job: Job | ServerJob) -> tuple[int, ...]:
 class BatchOrder:
     """A client's endless sequence of batches: epoch after epoch, each in a new random order.
 
-    An epoch's incomplete last batch is left out, so that every batch has the same size; a client with fewer
+    An epoch's incomplete last batch is excluded, so that every batch has the same size; a client with fewer
     samples than a batch draws all it has. The sequence runs on from round to round, and any place in it can
     be found from its number alone. It is named by what the batches are for, which is ``purpose``.
     """
@@ -287,7 +287,7 @@ class BatchOrder:
 class BalancedOrder(BatchOrder):
     """A client's endless sequence of batches with as many samples of each class that it has, or one more.
 
-    Classes take turns, sample by sample, and go on with their turns in the next batch. Each goes through its own
+    Classes take turns, sample by sample, and continue with their turns in the next batch. Each goes through its own
     samples again and again, every time in a new random order, so those of a rare class come more often. An epoch has as
     many batches as without balance. ``labels`` (samples,) are those of the client's samples.
     """

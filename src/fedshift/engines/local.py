@@ -24,7 +24,7 @@ from fedshift.errors import DivergedError
 
 
 def work(bank: Bank, lanes: Sequence[Lane], phases: Phases | None = None) -> None:
-    """Carry out the lanes' phases on a bank that is loaded with their tensors.
+    """Run the lanes' phases on a bank that is loaded with their tensors.
 
     Args:
         bank: has a lane for each of ``lanes``.

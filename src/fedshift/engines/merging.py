@@ -27,7 +27,7 @@ class Varying:
 
     Attributes:
         values: the number of each lane.
-        now: while a loss runs, the value of the lane at work, of shape ().
+        now: while a loss runs, the value of the lane in use, of shape ().
     """
 
     def __init__(self, values: Sequence[float], made: Callable[[], Tensor | None] | None = None) -> None:

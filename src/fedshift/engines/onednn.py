@@ -31,7 +31,7 @@ class OneDNNLinear(nn.Linear):
 
 @cache
 def onednn_available() -> bool:
-    """Whether this build of PyTorch can multiply by oneDNN, and say whether a transform such as vmap is at work."""
+    """Whether this build of PyTorch can multiply by oneDNN, and detect whether a transform such as vmap is running."""
     try:
         _multiply(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1))
         _transformed()
@@ -91,7 +91,7 @@ def _worthwhile(x: Tensor, weight: Tensor) -> bool:
 
 
 # No public way to oneDNN is as fast: tensors in its own layout and 1x1 convolutions lose more to copies than the
-# product gains, and a rule for vmap, in the place of asking for transforms, makes a layer 140 microseconds slower.
+# product gains, and a rule for vmap, instead of testing for transforms, makes a layer 140 microseconds slower.
 
 
 def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -103,6 +103,6 @@ def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _transformed() -> bool:
-    """Whether a transform of torch.func (vmap, grad, ...) is at work, for which oneDNN's product has no rule."""
+    """Whether a transform of torch.func (vmap, grad, ...) is running, for which oneDNN's product has no rule."""
     active: bool = torch._C._are_functorch_transforms_active()
     return active

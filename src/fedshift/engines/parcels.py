@@ -108,7 +108,7 @@ def portable(error: Exception, where: str) -> Exception:
     error.add_note(f"In {where}:\n" + "".join(traceback.format_exception(error)).rstrip())
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # an exception with a constructor of its own, say; its text must do
+    except Exception:  # an exception with a separate constructor, for example; its text must do
         plain = RuntimeError(f"{type(error).__name__}: {error}")
         plain.__notes__ = error.__notes__
         return plain

@@ -1,6 +1,6 @@
 """The clients of a cohort side by side: each goes to the next member of a pool that is free.
 
-A member that dies is replaced and its client tried once more.
+A member that dies is replaced and its client tried again.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from fedshift.engines.sequential import Sequential
 from fedshift.errors import FedshiftError
 
 AHEAD = 1  # jobs that a member is handed before it has answered the one it works on
-ATTEMPTS = 2  # how often a client's work is begun before its member's death is reported
+ATTEMPTS = 2  # how often a client's work is started before its member's death is reported
 
-Attempt = tuple[int, int]  # a job's number and how often it has been begun, this time included
+Attempt = tuple[int, int]  # a job's number and how often it has been started, this time included
 
 
 class Member(Protocol):
     """Does one job after the other in another process.
 
     Attributes:
-        queue: the jobs it was handed and has not answered, the one at work first.
+        queue: the jobs it was handed and has not answered, the one running first.
     """
 
     queue: deque[Attempt]
@@ -39,14 +39,14 @@ class Member(Protocol):
         """Hand over a job. That the member is dead shows when it should answer."""
 
     def answer(self) -> Outcome | Exception:
-        """What came of the first job in the queue.
+        """The result of the first job in the queue.
 
         Raises:
             EOFError: the member died.
         """
 
     def stop(self) -> str:
-        """End it, and say how it ended."""
+        """End it; how it ended."""
 
 
 M = TypeVar("M", bound=Member)
@@ -65,7 +65,7 @@ class WorkerPool(Sequential, Generic[M]):
             kernels: how modules are prepared.
             count: how many members.
             threads: of this process while it scores, when members have nothing to do.
-            tell: hears of a member that died and was replaced.
+            tell: called with a member that died and was replaced.
         """
         super().__init__(kernels)
         self._count, self._threads, self._tell = count, threads, tell
@@ -74,7 +74,7 @@ class WorkerPool(Sequential, Generic[M]):
         self._pool: list[M] = []
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Outcome | Exception]:
-        """Let every client work; answers come in the order of the jobs, whoever is ready first."""
+        """Let every client work; answers come in the order of the jobs, whichever is ready first."""
         self._know({id(thing): thing for job in jobs for thing in refers(job)})
         while len(self._pool) < self._count:
             self._pool.append(self._begin())
@@ -124,7 +124,7 @@ class WorkerPool(Sequential, Generic[M]):
             ending = self._replace(member)
             job = jobs[number]
             self._tell(
-                f"{self.member} died in round {job.round.number} ({ending}), at work for client "
+                f"{self.member} died in round {job.round.number} ({ending}), while it trained client "
                 f"'{job.client.name}', and was replaced; {self._deaths} so far. The results do not change."
             )
             waiting.extendleft(reversed(unbegun))
@@ -133,7 +133,7 @@ class WorkerPool(Sequential, Generic[M]):
                 return {}
             return {
                 number: FedshiftError(
-                    f"{self.member} died twice in round {job.round.number}, at work for client "
+                    f"{self.member} died twice in round {job.round.number}, while it trained client "
                     f"'{job.client.name}' ({ending}): most often the machine is out of memory. The last checkpoint, "
                     f"if there is one, is kept. {self.advice}"
                 )

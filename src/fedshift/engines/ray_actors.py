@@ -6,7 +6,7 @@ job and comes back with its answer, so that this process alone has and keeps it.
 
 Choices: objects are sent, with the code of notebooks and plugins, and not files to be loaded again, so nodes need
 fedshift and nothing else. Ray would set the number of threads; an actor sets its own. An actor that died is replaced by
-one that waits until the cluster has a processor for it, while the others go on.
+one that waits until the cluster has a processor for it, while the others continue.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedshift.engines.pool import Attempt, WorkerPool, refers
 from fedshift.engines.sequential import Sequential
 from fedshift.errors import FedshiftError, needs
 
-LOOK_AGAIN = 1.0  # seconds, while no actor has anything to say
+LOOK_AGAIN = 1.0  # seconds, while no actor has news
 PATIENCE = 30.0  # seconds without any actor after which a user should know that the cluster has no room
 FALSE_STARTS = 3  # actors that died before they were ready, one after the other: then none will be
 
@@ -91,7 +91,7 @@ class RayActors(WorkerPool["_RemoteActor"]):
             threads: of this process while it scores.
             gpus: the part of a GPU that an actor takes.
             address: of the cluster, see :func:`connect`.
-            tell: hears of an actor that died and was replaced.
+            tell: called with an actor that died and was replaced.
         """
         super().__init__(kernels, count, threads, tell)
         self._ray, self._gpus = connect(address), gpus
@@ -138,10 +138,10 @@ class RayActors(WorkerPool["_RemoteActor"]):
                 return []
             waited += LOOK_AGAIN
             if waited == PATIENCE and not any(actor.ready for actor in self._pool):
-                self._tell(f"No actor of {self._count} has begun yet: the cluster has no free processor (or GPU).")
+                self._tell(f"No actor of {self._count} has started yet: the cluster has no free processor (or GPU).")
 
     def _greet(self, actor: _RemoteActor) -> None:
-        """Let an actor work that has begun, or replace it."""
+        """Let an actor work that has started, or replace it."""
         try:
             actor.greet()
             self._false_starts = 0
@@ -178,11 +178,11 @@ class _RemoteActor:
 
     @property
     def next(self) -> Any:
-        """A reference to what it says next."""
+        """A reference to its next message."""
         return self._answers[0][0] if self.ready else self._begun
 
     def greet(self) -> None:
-        """Take it for ready, once it has begun.
+        """Take it for ready, once it has started.
 
         Raises:
             EOFError: it died.
@@ -243,7 +243,7 @@ class Actor:
         device = torch.device("cuda") if torch.cuda.is_available() else None
         try:
             self._known |= read(data, Packed(tensors, device=device), self._known, copy)
-        except Exception as error:  # a node with another fedshift, say; nobody waits for this answer
+        except Exception as error:  # a node with another fedshift, for example; no caller waits for this answer
             self._lacks = error
 
     def work(self, data: bytes, shared: Bytes, tensors: Bytes, device: str) -> Parcel:
@@ -256,7 +256,7 @@ class Actor:
         (outcome,) = self._engine.train([job])
         try:
             return _parcel(outcome if isinstance(outcome, Outcome) else portable(outcome, "a Ray actor"))
-        except Exception as error:  # a sparse tensor, say
+        except Exception as error:  # a sparse tensor, for example
             return _parcel(portable(error, "a Ray actor"))
 
     def rest(self) -> None:
@@ -281,5 +281,5 @@ def send_plugins() -> None:
 
 
 def first_line(error: Exception) -> str:
-    """What Ray says first of how something ended, of many lines."""
+    """The first line of Ray's message about how something ended."""
     return str(error).strip().partition("\n")[0]

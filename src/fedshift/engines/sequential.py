@@ -36,7 +36,7 @@ class Sequential:
         self._residents: dict[Setup, Resident] = {}
 
     def resident(self, setup: Setup) -> Resident:
-        """The modules of a run, made when they are first asked for."""
+        """The modules of a run, made when they are first requested."""
         if setup not in self._residents:
             self._residents[setup] = Resident(setup, self.kernels)
         return self._residents[setup]
@@ -173,7 +173,7 @@ def _fit(questions: Sequence[Question]) -> bool:
 
 @torch.no_grad()
 def _score(net: Net, questions: Sequence[Question]) -> list[Score]:
-    """Score the model that a net holds on one environment, or on several that fit into one batch."""
+    """Score a net on one environment, or on several that fit into one batch."""
     predicted = _predict(net, questions)
     sizes = [len(question.environment.samples) for question in questions]
     sums = torch.stack(
@@ -187,7 +187,7 @@ def _score(net: Net, questions: Sequence[Question]) -> list[Score]:
 
 
 def _predict(net: Net, questions: Sequence[Question]) -> list[tuple[Tensor, Tensor]]:
-    """Predictions and labels of the model that a net holds, batch by batch."""
+    """Predictions and labels of a net, batch by batch."""
     set_modes(net, ())
     first = questions[0]
     with _lend(first):
@@ -215,8 +215,8 @@ def _predictions(net: Net, questions: Sequence[Question]) -> Iterator[tuple[Tens
     """Predictions and labels of one environment, batch by batch, or of several as one batch."""
     first = questions[0]
     if len(questions) > 1:
-        asked = [_asked(question, 0, torch.arange(len(question.environment.samples))) for question in questions]
-        xs, noises, ys = zip(*asked, strict=True)
+        requested = [_asked(question, 0, torch.arange(len(question.environment.samples))) for question in questions]
+        xs, noises, ys = zip(*requested, strict=True)
         noise = {name: torch.cat([one[name] for one in noises], axis) for name, axis in _batch_axes(first).items()}
         yield first.setup.method.core.predict(net, torch.cat(xs), noise), torch.cat(ys)
         return
@@ -255,10 +255,10 @@ def _score_of(question: Question, sums: Sequence[float], log_probabilities: Tens
     if not math.isfinite(loss) or (setup.metrics and not log_probabilities.exp().isfinite().all()):
         what = f"The loss on '{question.environment.name}' is not finite after round {question.round.number}"
         raise DivergedError(*explained(setup, what, question.inputs, samples))
-    asked, n = (setup.evaluate.metrics, setup.classes, log_probabilities, y), len(samples)
-    metrics = measured(*asked, setup.evaluate.support_of(len(setup.classes))) if setup.metrics else {}
+    requested, n = (setup.evaluate.metrics, setup.classes, log_probabilities, y), len(samples)
+    metrics = measured(*requested, setup.evaluate.support_of(len(setup.classes))) if setup.metrics else {}
     defined = {name: value for name, value in metrics.items() if value is not None} | {ACCURACY: right / n}
-    bounds = intervals(*asked, samples.group.cpu().numpy())
+    bounds = intervals(*requested, samples.group.cpu().numpy())
     return Score(right / n, loss / n, n, metrics, {name: bounds[name] for name in bounds if name in defined})
 
 

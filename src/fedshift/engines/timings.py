@@ -1,9 +1,10 @@
-"""Which engine carries out a run: ``auto`` times short rounds of each candidate in turns and takes the fastest.
+"""The choice of an engine: ``auto`` times short rounds of each candidate in turns and takes the fastest.
 
 First the ways to prepare modules race each other on one thread, then engines with the fastest of these. All candidates
-are open at once and take turns, so that whatever else the machine does slows all of them alike. Nothing is remembered,
-since the fastest engine of a busy machine need not be that of a quiet one; a run that is resumed keeps its engine.
-Results do not depend on the engine but for rounding. Evaluation, and several runs that advance together, are not timed.
+are open at once and take turns, so that whatever else the machine does slows all of them equally. Nothing is
+remembered, since the fastest engine of a busy machine need not be that of a quiet one; a run that is resumed keeps its
+engine. Results do not depend on the engine but for rounding. Evaluation, and several runs that advance together, are
+not timed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ SHORT_RUN = 30.0  # seconds; a run that is shorter is not worth measuring for
 FEW = 2  # steps of each phase that show how long a step is
 TURN = 0.25  # seconds of a turn on one thread, at most
 LAPS = 3  # turns after which the race may end
-BEHIND = 1.5  # a candidate leaves when it takes so many times as long as the fastest; before, twice as many times
+BEHIND = 1.5  # a candidate leaves when it takes that many times as long as the fastest; before, twice as many times
 Notify = Callable[[str], None]
 
 
@@ -91,9 +92,9 @@ def choose(jobs: Sequence[Job], options: RunOptions, tell: Notify) -> Choice:
     """The fastest engine for a run, or where it is short the sequential one.
 
     Args:
-        jobs: what a cohort of the run is asked to do.
+        jobs: what a cohort of the run is requested to do.
         options: workers and threads; 0 stands for as many as there are cores.
-        tell: callback that receives the line that says what was chosen, where it was measured.
+        tell: called with a line on the choice, if it was measured.
     """
     setup = jobs[0].setup
     plain = asked_for(setup, options)
@@ -103,7 +104,7 @@ def choose(jobs: Sequence[Job], options: RunOptions, tell: Notify) -> Choice:
             return plain
         calibration = calibrate(jobs, options, seconds=min(SECONDS, SHARE * run))
     except DivergedError:
-        return plain  # which will say so, where it belongs
+        return plain  # which raises it in the right place
     tell(str(calibration))
     return calibration.best.choice
 
@@ -121,7 +122,7 @@ def calibrate(
     """Time a round in every way that this machine offers.
 
     Args:
-        jobs: what a cohort is asked to do.
+        jobs: what a cohort is requested to do.
         options: workers and threads.
         tell: callback that receives what is being timed.
         seconds: about how long it takes.
@@ -181,7 +182,7 @@ def _seconds(engine: Engine, jobs: Sequence[Job]) -> float:
 
 
 def _in_part(jobs: Sequence[Job], step: float, workers: int, seconds: float) -> list[Job]:
-    """Some of a cohort, each with some of its steps, so that one thread takes about so many seconds.
+    """Some of a cohort, each with some of its steps, so that one thread takes about that many seconds.
 
     A cohort that is not much larger than the processes among which it is divided keeps the rest that is left over when
     it is, during which some processes have nothing to do.
@@ -195,7 +196,7 @@ def _in_part(jobs: Sequence[Job], step: float, workers: int, seconds: float) -> 
 
 
 def _engines(setup: Setup, options: RunOptions, kernels: Kernels, clients: int) -> list[Choice]:
-    """The engines that can be had for so many clients."""
+    """The engines that can be had for that many clients."""
     on_cpu, threads, workers = setup.device.type == "cpu", options.threads or cores(), options.workers or cores()
     choices = [Choice("sequential", 1, threads, kernels)]
     if on_cpu and threads > 1:

@@ -53,7 +53,7 @@ class Vectorised(Sequential):
         if len(jobs) > 1 and name not in self._unstackable:
             try:
                 return self._stacked(jobs)
-            except Exception as error:  # told below, or the answer of whoever makes it without a stack
+            except Exception as error:  # reported below, or by the engine that runs it without a stack
                 mistake = error.with_traceback(None)  # which would keep the whole stack in memory
         answers: dict[Job, Outcome | Exception] = {}
         if len(runs) > 1:
@@ -61,7 +61,7 @@ class Vectorised(Sequential):
                 answers |= self._group([job for job in jobs if job.setup is run])
         else:
             answers |= zip(jobs, super().train(jobs), strict=True)
-        # What goes wrong without a stack, too, says more precisely there which client it is.
+        # What goes wrong without a stack, too, names the client there.
         if mistake is not None and not any(isinstance(answer, type(mistake)) for answer in answers.values()):
             self._unstackable.add(name)
             if (*name[:-1], False) not in self._unstackable or len(runs) == 1:

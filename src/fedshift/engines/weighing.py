@@ -43,7 +43,7 @@ class Weighing(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Look at one call of torch, and carry it out."""
+        """Inspect one call of torch, and run it."""
         kwargs = kwargs or {}
         given = list(_tensors((args, tuple(kwargs.values()))))
         if func in LOSSES:

@@ -1,8 +1,9 @@
 """Persistent worker processes of one thread each: the clients of a cohort side by side.
 
 A worker is a fork of this process, so it knows every run's method, data and modules without a copy. What a client
-receives, keeps and answers goes through memory that both processes map; a pipe says what lies where, and whoever has
-nothing to do waits in a blocking read of it. A worker is handed the state of the client it works for and no other's.
+receives, keeps and answers goes through memory that both processes map; a pipe carries what lies where, and a process
+that has nothing to do waits in a blocking read of it. A worker is handed the state of the client it works for and no
+other's.
 
 Choices: fork and not spawn, since it starts in milliseconds, shares the data, and needs no method to be importable by
 name (a notebook's are not); so it is for CPUs, on systems whose processes can fork safely. A worker that dies is
@@ -58,7 +59,7 @@ class Workers(WorkerPool["_Worker"]):
         yield from super().train(jobs) if on_cpu else Sequential.train(self, jobs)
 
     def _know(self, refers: dict[int, object]) -> None:
-        """Have workers that know these objects: they are forked anew when there is something new."""
+        """Have workers that know these objects: they are forked again when there is something new."""
         if not refers.keys() <= self._known.keys():
             self._stop()
             self._known |= refers
@@ -101,7 +102,7 @@ class _Arena:
         return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)
 
     def _mapped(self, size: int) -> mmap.mmap:
-        """At least so many bytes of the file, which is made longer where it is too short."""
+        """At least that many bytes of the file, which is made longer where it is too short."""
         if self._memory is None or len(self._memory) < size:
             if os.fstat(self._file.fileno()).st_size < size:
                 self._file.truncate(2 * size)
@@ -150,12 +151,12 @@ class _Worker:
         context, known = multiprocessing.get_context("fork"), dict(known)
         self.connection, theirs = context.Pipe()
         self._channel = _Channel(self.connection, known, jobs, answers, copy=True)
-        # The child must not hold the other ends, or nobody would hear of this process's end.
+        # The child must not contain the other ends, or this process's end would go unnoticed.
         closing = [*others, self.connection]
         channel = _Channel(theirs, known, answers, jobs, copy=False)
         self._process = context.Process(target=_live, args=(channel, kernels, closing), daemon=True)
         with warnings.catch_warnings():
-            # Newer Pythons warn of a fork beside threads; this child takes no lock that one of them may hold.
+            # Newer Pythons warn of a fork beside threads; this child takes no lock that a thread may own.
             warnings.simplefilter("ignore", DeprecationWarning)
             self._process.start()
         theirs.close()
@@ -188,8 +189,8 @@ class _Worker:
 
 def _live(channel: _Channel, kernels: Kernels, closing: Sequence[Connection]) -> None:
     """A worker's life: one job after the other, until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process hears of Ctrl-C and ends this one
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever the other process does when it is asked to end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process is notified of Ctrl-C and ends this one
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever the other process does when it is requested to end
     for other in closing:
         other.close()
     torch.set_num_threads(1)
@@ -202,5 +203,5 @@ def _live(channel: _Channel, kernels: Kernels, closing: Sequence[Connection]) ->
             (outcome,) = engine.train([job])
             try:
                 channel.send(outcome if isinstance(outcome, Outcome) else portable(outcome, "a worker process"))
-            except Exception as error:  # a sparse tensor, say
+            except Exception as error:  # a sparse tensor, for example
                 channel.send(portable(error, "a worker process"))

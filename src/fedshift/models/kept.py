@@ -65,7 +65,7 @@ def keep(given: Any, name: str, folder: Path) -> Path:
 
 
 def read(path: Path) -> Any:
-    """What a file holds, made anew.
+    """What a file contains, made again.
 
     Raises:
         FedshiftError: it is not whole, or of another Python, or what it needs is not here.
@@ -155,7 +155,7 @@ class _Meaning(pickle.Pickler):
 
     def __init__(self, buffer: BytesIO) -> None:
         super().__init__(buffer, protocol=4)
-        self.fast = True  # writes equal words alike, whether they are one object or two
+        self.fast = True  # writes equal words equally, whether they are one object or two
         self._seen: dict[int, tuple[int, Any]] = {}  # by id: which in order it was, and itself, so that it stays
 
     def persistent_id(self, value: Any) -> Any:

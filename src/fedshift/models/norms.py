@@ -32,7 +32,7 @@ class Normed(Model):
     groups: Width = setting(2, help="groups of channels of a group norm", source="Reddi et al., ICLR 2021, Appendix C")
 
     def normalisation(self, channels: int, axes: int) -> list[nn.Module]:
-        """The layer that normalises features (B, channels, ...) whose channels have so many axes; none, or one.
+        """The layer that normalises features (B, channels, ...) whose channels have that many axes; none, or one.
 
         Raises:
             FedshiftError: the channels cannot be grouped so.

@@ -60,7 +60,7 @@ def open_network(source: str, commit: str | None, content: str, part: str) -> Op
         if "drop" in name and isinstance(value, float | int) and not isinstance(value, bool):
             setattr(config, name, 0.0)
     config.use_cache = False
-    # In memory, whatever is asked for around; a library's own draws are nobody's.
+    # In memory, whatever the caller's thread uses; a library's draws affect no one.
     with torch.device("cpu"), torch.random.fork_rng(devices=[]):
         whole = pretrained(source, "model.path", commit, "pooler", config=config, attn_implementation="eager")
     try:
@@ -163,10 +163,10 @@ class Fixing(nn.Module):
     """A module some of whose tensors are fixed: never trained, and so no part's own; its copies share these.
 
     Fixed tensors are in no ``state_dict``: a run neither sends, merges, stacks nor saves them. All copies of a module
-    share their memory, so that a large network on which small adapters are trained is held once, however many clients
+    share their memory, so that a large network on which small adapters are trained is kept once, however many clients
     there are.
 
-    *Choices*: fixed batch norms are in evaluation mode, whatever is asked for.
+    *Choices*: fixed batch norms are in evaluation mode, whatever is requested.
     """
 
     def fix(self, trained: Collection[str]) -> None:

@@ -1,6 +1,6 @@
 """A network of the user's own, without registration: an nn.Module, a class, or a function that makes one.
 
-Choices: where a method, or ``dim``, asks for another number of features than the module gives, a linear layer follows.
+Choices: where a method, or ``dim``, requires another number of features than the module gives, a linear layer follows.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Own(Model):
     )
 
     def __post_init__(self) -> None:
-        """Take "net.py:Net" apart.
+        """Split "net.py:Net" into its parts.
 
         Raises:
             FedshiftError: a setting is wrong.
@@ -107,7 +107,7 @@ class Own(Model):
         return module if features == out else Widened(module, features, out)
 
     def body(self, shape: Shape) -> nn.Module:
-        """The module anew, without its head, for inputs (B, *shape).
+        """The module again, without its head, for inputs (B, *shape).
 
         Raises:
             FedshiftError: it cannot be made, or has no such head.
@@ -121,7 +121,7 @@ class Own(Model):
         """The submodule that gives the logits; empty: the module is an encoder.
 
         Raises:
-            FedshiftError: none is found, of which the settings ask for.
+            FedshiftError: the settings require a module, but none is found.
         """
         if self.head != AUTO or hasattr(whole, AUTO):
             return self.head
@@ -138,7 +138,7 @@ class Own(Model):
         return "" if self.head else _suspicion(self, shape, classes, digest(self.path))
 
     def filled(self, encoder: nn.Module, classifier: nn.Module | None, shape: Shape) -> nn.Module:
-        """The module anew with trained weights, and with the classifier in the place of its head, if it has one.
+        """The module again with trained weights, and with the classifier in the place of its head, if it has one.
 
         Args:
             encoder: what :meth:`encoder` gave for inputs (B, *shape), perhaps within another module.
@@ -168,7 +168,7 @@ class Own(Model):
         return whole.eval()
 
     def whole(self) -> nn.Module:
-        """The module anew, with its head.
+        """The module again, with its head.
 
         Raises:
             FedshiftError: it cannot be made.
@@ -196,14 +196,14 @@ class Own(Model):
 @lru_cache(maxsize=64)
 def _found(model: Own, shape: Shape, content: str) -> int:
     """How many features a module gives; found again when its file has changed."""
-    with Streams(0).as_global("a module of which only the width is asked"):
+    with Streams(0).as_global("a module of which only the width is requested"):
         return check_output(model.body(shape), shape)
 
 
 @lru_cache(maxsize=64)
 def _suspicion(model: Own, shape: Shape, classes: int, content: str) -> str:
     """Why a module is likely a whole classifier; found again when its file has changed."""
-    with Streams(0).as_global("a module that is only looked at"):
+    with Streams(0).as_global("a module that is only inspected"):
         whole = model.whole()
         given = output(whole, shape)
         head = logits_of(whole, shape)
@@ -226,15 +226,15 @@ def own_model(
     """A network of yours as ``model=`` of :func:`fedshift.compare`, :func:`fedshift.run` and the others.
 
     It maps inputs (B, ...) to features (B, F), on which the method puts its own classifier. It is kept in a file, with
-    the source of what a script or notebook defines, so that other processes can go on with the run; whoever reads such
-    a file runs what it holds, so run folders from elsewhere ask for trust as with plugins.
+    the source of what a script or notebook defines, so that other processes can continue with the run; anyone who reads
+    such a file runs what it contains, so run folders from elsewhere require trust, as plugins do.
 
     Args:
         what: a module, whose weights are the initial ones whatever the seed; or a class or function that makes one
             without arguments, whose initial weights are drawn from the run's seed.
         head: of a whole classifier the submodule that gives the logits, such as "fc" or "classifier.1", or "auto", by
             which the linear layer that does is found: what comes before it is the representation, and the method's
-            classifier takes its place. A softmax after it is left out.
+            classifier takes its place. A softmax after it is excluded.
         dim: dimension of the representation, by a linear layer if need be; by default F.
         folder: where the file is written, unless it is there. A run reads it, so it should stay.
 
@@ -247,7 +247,7 @@ def own_model(
     """
     if not callable(what):
         raise FedshiftError(f"{type(what).__name__} is no module, nor a class or function that makes one.")
-    with Streams(0).as_global("a module that is only looked at"):
+    with Streams(0).as_global("a module that is only inspected"):
         module = made(what)
         if head != AUTO:
             check_head(module, head or "")

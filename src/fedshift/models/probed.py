@@ -40,7 +40,7 @@ def output(module: nn.Module, shape: Shape, drawn: bool = False) -> Tensor:
         if tensor.dtype is not torch.float32 and tensor.is_floating_point():
             raise FedshiftError(
                 f"The parameter '{called}' of the module {name} is {str(tensor.dtype).removeprefix('torch.')}: make it "
-                "float32 (module.float()); a run that computes in another precision says so (train.precision)."
+                "float32 (module.float()); a run that computes in another precision states it (train.precision)."
             )
     module.eval()
     x, given, refused = _probe(shape, drawn), None, list[str]()
@@ -88,7 +88,7 @@ def logits_of(module: nn.Module, shape: Shape) -> str:
 
 
 def log_probabilities(given: Tensor) -> Tensor:
-    """What logits (B, F), or the softmax or log-softmax of them, say of each class, (B, F)."""
+    """What logits (B, F), or the softmax or log-softmax of them, state about each class, (B, F)."""
     return given.log() if is_normalised(given) and bool((given >= 0).all()) else given.log_softmax(dim=1)
 
 

@@ -7,7 +7,7 @@ layer to z follows the pooling, as with every backbone here. Convolutions have b
 
 *The LSTM* reads characters (LEAF, Caldas et al., 2018): they are embedded, two LSTM layers read them in order, and the
 last hidden state of the upper layer is what is known of the text. Choices: LEAF classifies from that state; here a
-linear layer without a non-linearity takes it to z, so that z has the dimension that a method asks for. A network is
+linear layer without a non-linearity takes it to z, so that z has the dimension that a method requires. A network is
 given the shape of its inputs but not which tokens occur, so the size of the vocabulary is a setting; tokens that never
 occur cost a row of the embedding each.
 """
@@ -107,7 +107,7 @@ class CNN1d(Normed):
     axes: ClassVar[int | None] = 2
 
     channels: tuple[Width, ...] = setting((32, 64, 64), help="channels of the convolutions, one after the other")
-    kernel: Count = setting(5, help="steps of time that a convolution looks at")
+    kernel: Count = setting(5, help="steps of time that a convolution inspects")
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         """Signals (B, channels, time) to (B, out)."""
@@ -218,7 +218,7 @@ class MLP(Normed):
 class Features(Model):
     """No network: z is the sample's own numbers behind a batch norm, so that a linear head is all that learns.
 
-    For frozen features (``data.frozen``) and tables. Where a method, or ``dim``, asks for another number of features, a
+    For frozen features (``data.frozen``) and tables. Where a method, or ``dim``, requires another number of features, a
     linear layer follows.
     """
 

@@ -29,7 +29,7 @@ Stages = Mapping[str, nn.Module]
 
 
 def numbered(groups: Iterable[Sequence[nn.Module]]) -> dict[str, nn.Module]:
-    """Stages by name, stage1 and so on, each of some layers."""
+    """Stages by name, stage1 etc., each of some layers."""
     return {f"stage{number}": nn.Sequential(*layers) for number, layers in enumerate(groups, 1)}
 
 

@@ -2,7 +2,8 @@
 
 The encoder is the network, what its last hidden states are pooled to, and a linear layer to z. Stage 1 is all before
 the first layer of the network (its embeddings), each layer is a stage, and what follows the last one belongs to it; a
-network without a list of layers is one stage. What does not move z (an unused pooler, say) is no part of the encoder.
+network without a list of layers is one stage. What does not move z (an unused pooler, for example) is not part of the
+encoder.
 
 With ``adapter_rank`` the network is fixed (:class:`~fedshift.models.opened.Fixing`), and low-rank adapters of its
 linear layers are trained in its place (LoRA; Hu et al., ICLR 2022), by the peft library: they and the layer to z are
@@ -11,7 +12,7 @@ all that is sent, merged and kept. The network itself is named by the content of
 *Choices*: dropout inside the network is off, as most of it is no layer but a function that draws from a global
 generator. Attention is computed plainly, so that clients can be stacked where the architecture allows it. Images are
 normalised inside by the mean and standard deviation of the network's preprocessor_config.json, or ImageNet's where it
-has none. Token ids that pad are left out of attention and of the mean. A first layer whose output is known is found
+has none. Token ids that pad are excluded from attention and of the mean. A first layer whose output is known is found
 again by its place: that a cut network gives what the whole one gives is checked when it is built.
 """
 
@@ -77,7 +78,7 @@ class Transformer(Freezing):
     )
 
     def check_here(self) -> None:
-        """Whether there is the network, or the hub that has it, and peft where adapters are asked for."""
+        """Whether there is the network, or the hub that has it, and peft where adapters are requested."""
         source, commit = located(self.path, "model.path")
         if commit is None or not answers():
             config_of(source, commit)
@@ -108,7 +109,7 @@ class Transformer(Freezing):
         if opened.kind == "tokens" and (inputs.ids > config.vocab_size or config.pad_token_id != inputs.pad):
             raise FedshiftError(
                 f"The tokenizer has {inputs.ids} ids and pads with the id {inputs.pad}, but '{self.path}' embeds "
-                f"{config.vocab_size} and says pad_token_id = {config.pad_token_id}: give the tokenizer that belongs "
+                f"{config.vocab_size} and states pad_token_id = {config.pad_token_id}: give the tokenizer that belongs "
                 f'to it (data.tokens), or write "pad_token_id": {inputs.pad} into its config.json.'
             )
 
@@ -126,7 +127,7 @@ class Transformer(Freezing):
         """Samples (B, *shape), or what the frozen stages make of them, to (B, out).
 
         Raises:
-            FedshiftError: samples of that shape do not fit the network, or it cannot be cut or adapted as asked.
+            FedshiftError: samples of that shape do not fit the network, or it cannot be cut or adapted as requested.
         """
         opened = self._opened()
         if self.freeze_until == len(opened.names):

@@ -21,10 +21,10 @@ from matplotlib.patches import Patch
 from fedshift.reporting.table import as_csv
 from fedshift.written import printable
 
-# Okabe and Ito's colours, which readers who see red and green alike can tell apart, and three more.
+# Okabe and Ito's colours, which readers who see red and green the same can distinguish, and three more.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#7F7F7F", "#9467BD", "#17BECF"]
 MARKERS = "osD^vP*X"
-MOST_LABELLED = 12  # cells in a row of a heat map that hold their number
+MOST_LABELLED = 12  # cells in a row of a heat map that contain their number
 INK = "#010203"  # what is drawn in the colour of text: `currentColor` in an SVG file, so that a dark page shows it
 PAPER = "#fdfeff"  # what is filled with the colour of the page
 IN_FILES = PAPER.encode(), b"#fff"

@@ -1,4 +1,4 @@
-"""What came of runs: their rows, tables, scores and report."""
+"""The results of runs: their rows, tables, scores and report."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ class Comparison(Tabled):
     Attributes:
         runs: those that can be read and have records.
         missing: which runs are not among them, and why, a note each.
-        lacking: why rows that were asked for have no run, by their labels.
-        failed: a message for each run that blew up or could not be carried out.
-        asked: how many runs were asked for.
-        labels: what rows are called, by the series of their runs, where more were asked for than there are.
+        lacking: why rows that were requested have no run, by their labels.
+        failed: a message for each run that blew up or could not run.
+        requested: how many runs were requested.
+        labels: what rows are called, by the series of their runs, where more were requested than there are.
     """
 
     runs: list[Run]
     missing: tuple[str, ...] = ()
     lacking: Mapping[str, str] = field(default_factory=dict)
     failed: tuple[str, ...] = ()
-    asked: int = 0
+    requested: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -56,7 +56,7 @@ class Comparison(Tabled):
         cls,
         folders: Sequence[Run],
         failed: Failures,
-        asked: int,
+        requested: int,
         rows: Sequence[tuple[str, Sequence[Experiment]]] = (),
     ) -> Comparison:
         """What is in the folders of runs, of which some failed.
@@ -64,15 +64,15 @@ class Comparison(Tabled):
         Args:
             folders: those of the others.
             failed: what went wrong.
-            asked: how many runs were asked for.
+            requested: how many runs were requested.
             rows: what these were, by label, so that a row of which none has a record is shown with the reason.
 
         Raises:
             FedshiftError: all failed.
         """
         problems = tuple(map(str, failed.values()))
-        if len(failed) == asked:
-            raise type(next(iter(failed.values())))(_failure(problems, asked))
+        if len(failed) == requested:
+            raise type(next(iter(failed.values())))(_failure(problems, requested))
         read = cls.read(folders)
         there, lacking = {run.identity.series for run in read.runs}, dict[str, str]()
         for label, its in rows:
@@ -82,7 +82,7 @@ class Comparison(Tabled):
             if reasons and its[0].series not in there:
                 lacking[label] = reasons[0]
         called = {its[0].series: label for label, its in rows}
-        return replace(read, lacking=lacking, failed=problems, asked=asked, labels=called)
+        return replace(read, lacking=lacking, failed=problems, requested=requested, labels=called)
 
     @classmethod
     def read(cls, folders: Sequence[Run]) -> Comparison:
@@ -98,7 +98,7 @@ class Comparison(Tabled):
                 if run.records:
                     runs.append(run)
                 else:
-                    why = run.given_up or f"{run.carried_on_by} goes on."
+                    why = run.given_up or f"{run.carried_on_by} continues."
                     waiting.append(f"{run.path.name} has no record yet. {why}")
             except FedshiftError as error:
                 damaged.append(str(error))
@@ -106,8 +106,8 @@ class Comparison(Tabled):
             raise FedshiftError(damaged[0])
         if not runs:
             raise FedshiftError("None of these runs has a record yet; `fedshift resume` carries them on.")
-        missing = [f"A run is left out: {problem}" for problem in (*damaged, *waiting)]
-        return cls(runs, tuple(missing), asked=len(runs))
+        missing = [f"A run is excluded: {problem}" for problem in (*damaged, *waiting)]
+        return cls(runs, tuple(missing), requested=len(runs))
 
     @classmethod
     def at(cls, *paths: Path, trust: bool = False) -> Comparison:
@@ -167,7 +167,7 @@ class Comparison(Tabled):
         return list(dict.fromkeys(row["environment"] for row in rows))
 
     def heading(self, role: str, environment: str) -> str:
-        """What a column or panel is called: the role, and the environment where its name says more."""
+        """What a column or panel is called: the role, and the environment if its name adds information."""
         label = self.label(role)
         return label if environment == label else f"{label} {environment}"
 
@@ -179,12 +179,12 @@ class Comparison(Tabled):
         protocol = PROTOCOLS.get(name)
         return protocol.test_label if role == "test" else protocol.validation_label
 
-    # What a user asks for ----------------------------------------------------------------------------
+    # What users call ----------------------------------------------------------------------------
 
     @property
     def failure(self) -> str:
         """One message about all that failed; empty if nothing did."""
-        return _failure(self.failed, self.asked) if self.failed else ""
+        return _failure(self.failed, self.requested) if self.failed else ""
 
     def report(self, path: str | Path, images: bool = False) -> Path:
         """Write the self-contained HTML report, into a folder that is made if need be, and return its path.
@@ -295,12 +295,12 @@ class Comparison(Tabled):
         """Every model's score on every environment, at the round that each selection rule picks.
 
         Each has the ``run`` (its folder's name), the row's label as ``method``, ``seed``, ``hold_out`` (or None); the
-        ``rule``, whether it is an ``oracle`` that looks at test data, and the ``position`` (rounds done), ``stage`` and
+        ``rule``, whether it is an ``oracle`` that inspects test data, and the ``position`` (rounds done), ``stage`` and
         ``round`` it picks; the ``environment`` and its ``role`` (test or validation), whose ``model`` is scored on it
         (global, own, unseen), the mean over how many ``models``, the ``accuracy`` in 0..1, the ``loss`` in nats,
         over how many samples ``n``, and each metric by its name (None where it is undefined); ``accuracy low`` and
         ``accuracy high`` are the ends of its 95 % interval within the environment, and those of metrics are called
-        alike. An environment of several clients comes once for each.
+        the same. An environment of several clients occurs once for each.
         """
         return [
             {
@@ -343,8 +343,8 @@ class Comparison(Tabled):
         return cautions(self)
 
 
-def _failure(failed: Sequence[str], asked: int) -> str:
-    return f"{len(failed)} of {asked} runs failed. {failed[0]}"
+def _failure(failed: Sequence[str], requested: int) -> str:
+    return f"{len(failed)} of {requested} runs failed. {failed[0]}"
 
 
 def _mean(measured: MeanStd | None) -> float:
@@ -368,7 +368,7 @@ def _not_begun(path: Path) -> Iterator[str]:
             yield f"{folder.name} could not run: {reason} `fedshift resume {path}` tries again."
         if names := [folder.name for folder in waiting if folder not in refused]:
             yield (
-                f"{len(names)} of the {len(runs)} runs of a comparison have not begun ({', '.join(names[:4])}"
+                f"{len(names)} of the {len(runs)} runs of a comparison have not started ({', '.join(names[:4])}"
                 f"{', ...' if len(names) > 4 else ''}); `fedshift resume {path}` begins them."
             )
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MOST_ENVIRONMENTS = 48  # environments of a role that are shown one by one
 MOST_NAMED = 4  # environments, metrics or runs that a note names
-MOST_COUNTED = 8  # environments of which a note says how many samples they have
+MOST_COUNTED = 8  # environments of which a note shows how many samples they have
 ROLES = ("test", "validation")
 ENOUGH = 50  # test samples, of which a perfect score is no chance
 FEW = 20  # samples of a class that an accuracy should rest on
@@ -34,7 +34,7 @@ class Caution:
     Attributes:
         kind: in a few words, such as "one seed".
         text: a sentence that names the run or row, and the value.
-        remedy: what to do; empty where the text says it, or nothing can be done.
+        remedy: what to do; empty where the text states it, or nothing can be done.
     """
 
     kind: str
@@ -43,7 +43,7 @@ class Caution:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """What a reader of the tables must know, once each: what the records say is wrong, then how to read them."""
+    """What a reader of the tables must know, once each: what the records state is wrong, then how to read them."""
     perfect = [f"{each.text} {each.remedy}" for each in _perfect(comparison)]
     return [*dict.fromkeys([*(each.text for each in recorded(comparison)), *perfect, *explanations(comparison)])]
 
@@ -53,7 +53,7 @@ def cautions(comparison: Comparison) -> list[Caution]:
     return [*dict.fromkeys([*recorded(comparison), *doubts(comparison)])]
 
 
-# What the runs say themselves ------------------------------------------------------------------------
+# What the runs state themselves ------------------------------------------------------------------------
 
 
 def recorded(comparison: Comparison) -> Iterator[Caution]:
@@ -115,13 +115,13 @@ def _absent(comparison: Comparison) -> Iterator[Caution]:
     if missing := sum(len(record.get("missing", ())) for run in comparison.runs for record in run.records):
         yield Caution(
             "absent clients",
-            f"{missing} answers of clients are missing from rounds; records.jsonl says whose, and why.",
+            f"{missing} answers of clients are missing from rounds; records.jsonl states whose, and why.",
             "Models were merged without them.",
         )
     if unscored := sum(len(run.records[-1].get("unscored", ())) for run in comparison.runs):
         yield Caution(
             "not scored",
-            f"{unscored} environments of sites were not scored in the last round; records.jsonl says which, and why.",
+            f"{unscored} environments of sites were not scored in the last round; records.jsonl names which, and why.",
             "Means leave them out.",
         )
 
@@ -181,7 +181,7 @@ def _one_seed(comparison: Comparison) -> Iterator[Caution]:
         named = shortened([f"{label} (seed {seed})" for label, seed in single], "rows")
         yield Caution(
             "one seed",
-            f"One seed stands behind {named}: nothing tells how far another would be from it.",
+            f"One seed stands behind {named}: nothing shows how far another would be from it.",
             "Run several: `--seed 0,1,2`.",
         )
 
@@ -200,7 +200,7 @@ def _untrained(comparison: Comparison) -> Iterator[Caution]:
                 "did not train",
                 f"{row.label} has a mean test accuracy of {100 * reached.mean:.1f} %, and guessing one of {classes} "
                 f"classes {100 / classes:.1f} %.",
-                "Look at its loss below; try another train.lr, more rounds, or another client split.",
+                "Inspect its loss below; try another train.lr, more rounds, or another client split.",
             )
 
 
@@ -260,7 +260,7 @@ def explanations(comparison: Comparison) -> Iterator[str]:
     yield from _support(comparison.runs)
     for role in ROLES:
         if (count := len(comparison.environments(role))) > MOST_ENVIRONMENTS:
-            yield f"The {count} {role} environments are not shown one by one; records.jsonl holds them."
+            yield f"The {count} {role} environments are not shown one by one; records.jsonl contains them."
 
 
 def _support(runs: Sequence[Run]) -> Iterator[str]:
@@ -283,7 +283,7 @@ def _of_runs(runs: Sequence[Run]) -> Iterator[str]:
         yield from (f"The stage '{stage}' ended early {why}." for found in early for stage, why in found.items())
     elif early:
         yield (
-            f"{len(early)} of {len(runs)} runs ended a stage early, as train.patience asks; their records say "
+            f"{len(early)} of {len(runs)} runs ended a stage early, as train.patience requests; their records state "
             "where and why."
         )
     if any(record.get("only_in_simulation") for run in runs for record in run.records):
@@ -304,7 +304,7 @@ def _of_targets(comparison: Comparison) -> Iterator[str]:
         others = [f"{label} ({', '.join(names[:MOST_NAMED])})" for label, names in own.items() if names]
         yield (
             f"Means, and worst scores, are over the targets that all rows have: {', '.join(sorted(common))}; they "
-            f"leave out others of {shortened(others, 'rows')}."
+            f"exclude others of {shortened(others, 'rows')}."
         )
     elif len({*map(tuple, targets.values())}) > 1:
         yield "Rows have no target in common, so their means are over different ones and cannot be compared."
@@ -330,7 +330,7 @@ def _of_metrics(comparison: Comparison) -> Iterator[str]:
             why = [f"{metric.title} ({metric.lacks})" for metric in metrics]
             more = f" and {len(why) - MOST_NAMED} more" if len(why) > MOST_NAMED else ""
             yield (
-                f"Means leave out {len(places)} of {len(comparison.environments(role))} {role} environments ({named}) "
+                f"Means exclude {len(places)} of {len(comparison.environments(role))} {role} environments ({named}) "
                 f"where a metric is undefined: {', '.join(why[:MOST_NAMED])}{more}."
             )
 

@@ -305,7 +305,7 @@ def trained_classes(comparison: Comparison) -> Table | None:
 
 
 def spanned(numbers: Iterable[int]) -> str:
-    """Numbers as their least and greatest; 0 is one that nobody knows."""
+    """Numbers as their least and greatest; 0 is one that no client knows."""
     known = [number for number in numbers if number]
     if not known:
         return ""

@@ -1,7 +1,7 @@
 """Scores by round and by test environment, and terms of the loss by round, as charts.
 
-A figure holds lines and numbers alone. What users name (environments, methods, quantities) stands beside it as text of
-the page: no font lacks its letters, nothing in it is read as mark-up, and it can be read at any width.
+A figure contains lines and numbers alone. What users name (environments, methods, quantities) stands beside it as text
+of the page: no font lacks its letters, nothing in it is read as mark-up, and it can be read at any width.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fedshift.reporting.comparison import Comparison
 
 MOST_PANELS = 12
-MOST_TOLD = 8  # lines whose ends a text for those who see no figure tells
+MOST_TOLD = 8  # lines whose ends a text for those who see no figure shows
 ROUND = "training round"
 LEAST_HEIGHT = 10.0  # percentage points that a panel covers
 MOST_MARKED = 15  # points of a line that are marked one by one; of a single one nothing but the mark is seen
@@ -127,7 +127,7 @@ def _rounds(run: Run, environment: str | None, role: str, metric: str) -> Iterat
     """The training rounds and scores in % of a run that is tested on the environment (None: on any).
 
     Rounds count from the first stage that is scored, so that those of several methods can be compared: an index of
-    clients, say, is made before.
+    clients, for example, is made before.
     """
     tested = {scored["environment"] for scored in run.records[-1]["environments"] if scored["role"] == "test"}
     before = _before(run)

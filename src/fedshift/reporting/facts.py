@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedshift.reporting.comparison import Comparison
 
 MOST_NAMED = 6  # things that are listed one by one
-POOLED = {"all"}  # the domain of a client that holds everybody's data
+POOLED = {"all"}  # the domain of a client that contains everybody's data
 
 
 def title(comparison: Comparison) -> str:
@@ -29,18 +29,18 @@ def title(comparison: Comparison) -> str:
 
 def question(comparison: Comparison) -> str:
     names = dict.fromkeys(run.table["protocol"]["name"] for run in comparison.runs)
-    asked = [PROTOCOLS.get(name).question for name in names if name in PROTOCOLS]
+    requested = [PROTOCOLS.get(name).question for name in names if name in PROTOCOLS]
     held_out = _held_out(comparison)
     rounds = spanned(run.table["train"]["rounds"] for run in comparison.runs)
     seeds = comparison.seeds
     over = f"{len(seeds)} seeds" if len(seeds) > 1 else "one seed"
     several = " and " in held_out or "(" in held_out
     held = f", domain{'s' * several} {held_out} held out{' in turn' * several}" if held_out else ""
-    return " ".join([*asked, f"{title(comparison)}{held}: {rounds} rounds, {over}."])
+    return " ".join([*requested, f"{title(comparison)}{held}: {rounds} rounds, {over}."])
 
 
 def facts(comparison: Comparison, now: datetime) -> dict[str, str]:
-    """What is known, by what it is; what no file of the runs says is left out."""
+    """What is known, by what it is; facts that no file of the runs contains are excluded."""
     runs, tables = comparison.runs, [run.table for run in comparison.runs]
     federations = [run.data_facts for run in runs]
     samples = [list(federation.get("samples", {}).values()) for federation in federations]
@@ -106,8 +106,8 @@ def taken(runs: Sequence[Run]) -> Table:
     """Of each run the rounds, bytes and seconds."""
     columns = ["run", "rounds", "sent to clients", "sent by clients", "training", "evaluation", "engine"]
     about = (
-        "Bytes are totals over all clients and rounds. The time of runs that went on together is divided equally among "
-        "them."
+        "Bytes are totals over all clients and rounds. The time of runs that advanced together is divided equally "
+        "among them."
     )
     return Table(about, columns, [_run(run) for run in runs])
 

@@ -23,8 +23,8 @@ from fedshift.written import moment, printable
 
 SECONDS_BETWEEN_LOOKS = 0.2  # at files that are known
 SECONDS_BETWEEN_SEARCHES = 2.0  # for new ones
-STALLED = 60.0  # seconds in which nothing was under way, though runs are to come
-QUIET = 3.0  # seconds without an event after which a run's lock is looked at
+STALLED = 60.0  # seconds in which nothing was in progress, though runs are to come
+QUIET = 3.0  # seconds without an event after which a run's lock is inspected
 
 
 class EventsFile:
@@ -39,7 +39,7 @@ class EventsFile:
         self.roles = ("validation",) if study_of(folder.path) else ("validation", "test")
 
     def new(self) -> list[AnyEvent]:
-        """Events since the last time; lines that are no events are left out."""
+        """Events since the last time; lines that are no events are excluded."""
         try:
             with files.opened(self._path) as file:
                 about = self._path.stat()
@@ -76,7 +76,7 @@ class WatchedRun:
         self.state: Literal["to come", "under way", "given up", "finished"] = "to come"
 
     def new(self) -> list[AnyEvent]:
-        """Events since the last time; those before an interruption are left out."""
+        """Events since the last time; those before an interruption are excluded."""
         events = list[AnyEvent]()
         for event in self.file.new():
             if isinstance(event, BeginEvent):
@@ -99,7 +99,7 @@ class RunWatch:
 
     Attributes:
         runs: by folder.
-        expected: how many runs there are, with those that have not begun.
+        expected: how many runs there are, with those that have not started.
     """
 
     def __init__(self, path: Path, display: LiveProgress, get_time: Callable[[], float] = time.time) -> None:
@@ -129,7 +129,7 @@ class RunWatch:
             self._last_activity = now
         elif self.expected and not self.over and now - self._last_activity >= STALLED:
             self._display.note(
-                f"Runs in '{self._path}' are to come, but none is under way. If no process is about to carry them "
+                f"Runs in '{self._path}' are to come, but none is in progress. If no process is about to carry them "
                 f"out, {carried_on_by(self._path)} does."
             )
 
@@ -154,7 +154,7 @@ class RunWatch:
         self._display.handle(str(run.folder.path), event)
 
     def _check_alive(self, run: WatchedRun) -> None:
-        """Show that nobody carries out a run, if so."""
+        """Show a run that no process works on."""
         folder = run.folder
         if is_locked(folder.path) or run.file.unread():  # in this order: it may end meanwhile
             return
@@ -176,7 +176,7 @@ def follow(
         path: a run folder, or a folder of them.
         console: where they are shown; None: where the display of a run is.
         wait: whether to wait for a run if there is none.
-        meanwhile: is called between looks at what is new; what it raises ends the watching.
+        meanwhile: is called between checks for news; what it raises ends the watching.
 
     Raises:
         FedshiftError: there is no run, and it is not waited for.

@@ -1,4 +1,4 @@
-"""A live display of the runs under way: in a terminal, in a notebook's cell, and as plain lines elsewhere."""
+"""A live display of the runs in progress: in a terminal, in a notebook's cell, and as plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class LiveProgress(Progress):
     """
 
     def __init__(self, runs: int, console: Console | None = None, get_time: Callable[[], float] = time.time) -> None:
-        """Show so many runs in a notebook's cell, or else on standard error unless a console is given."""
+        """Show runs in a notebook's cell, or else on standard error unless a console is given."""
         self.notebook = NotebookOutput() if console is None and in_notebook() else None
         self.console = console or (self.notebook.console if self.notebook else Console(stderr=True))
         self.runs = runs
@@ -167,7 +167,7 @@ class LiveProgress(Progress):
         bar = self._bars.add_task(title, total=event.rounds, count="", scores="", left="")
         self._runs[run] = RunStatus(number, title, bar, event, self._get_time)
         if event.done:
-            self._print(f"{title}  goes on from round {event.done}")
+            self._print(f"{title}  continues from round {event.done}")
         self._update(self._runs[run])
 
     def _end(self, status: RunStatus, line: str) -> None:
@@ -207,7 +207,7 @@ class LiveProgress(Progress):
         return [status for status in list(self._runs.values()) if status.under_way]
 
     def _pace(self) -> str:
-        """Steps a second and bytes of the runs under way, and the time that all runs take."""
+        """Steps a second and bytes of the runs in progress, and the time that all runs take."""
         runs = self._under_way()
         speed = sum(status.progress.steps / status.seconds for status in runs if status.seconds)
         down = sum(status.progress.bytes_down for status in runs)
@@ -232,7 +232,7 @@ class LiveProgress(Progress):
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def _draw(self, line: Callable[[], str]) -> None:
-        """Draw a notebook's cell anew, or print a line where there is no terminal; not too often."""
+        """Draw a notebook's cell again, or print a line where there is no terminal; not too often."""
         now = self._get_time()
         every = SECONDS_BETWEEN_DRAWINGS if self.notebook else SECONDS_BETWEEN_LINES
         if now - self._drawn < every or (self.console.is_terminal and not self.notebook):
@@ -244,7 +244,7 @@ class LiveProgress(Progress):
             self._print(text)
 
     def _line(self) -> str:
-        """How far all runs under way are, and the newest scores."""
+        """How far all runs in progress are, and the newest scores."""
         runs = self._under_way()
         if not runs:
             return ""
@@ -258,5 +258,5 @@ class LiveProgress(Progress):
 
 
 def display(progress: Progress | None, runs: int) -> AbstractContextManager[Progress]:
-    """What receives the progress of so many runs: the given callback, or a live display."""
+    """The receiver of the runs' progress: the given callback, or a live display."""
     return nullcontext(progress) if progress else LiveProgress(runs)

@@ -41,8 +41,8 @@ SAMPLES = "samples"  # the analysis that shows images of each domain, which stan
 MOST_FOLDED_OPEN = 12  # rows of a table that is shown at once
 ALL_ENVIRONMENTS = "over all test environments"
 RULES = (
-    "The headline is the last round, or the mean of the last evaluations where the runs ask for several. "
-    '"At best" reports the round that validation data select; "best (oracle)" looks at the test data and is shown only '
+    "The headline is the last round, or the mean of the last evaluations where the runs request several. "
+    '"At best" reports the round that validation data select; "best (oracle)" inspects the test data and is shown only '
     "for comparison."
 )
 INTERVALS = (
@@ -70,7 +70,7 @@ class Section:
         heading: what it shows.
         about: paragraphs.
         facts: what is known, by what it is.
-        tables: its tables, and those of them that hold words.
+        tables: its tables, and those of them that contain words.
         charts: its figures.
         folded: tables or texts that are opened by their summary.
         messages: what crossed the wire, by row.
@@ -145,7 +145,7 @@ def write_files(comparison: Comparison, folder: Path) -> list[Path]:
 
 
 def page(comparison: Comparison, now: datetime, no_images: str = "") -> str:
-    """The report as HTML; ``no_images`` says why there are no images of the data."""
+    """The report as HTML; ``no_images`` gives the reason there are no images of the data."""
     rows = comparison.rows()
     return render(
         "report.html.jinja",
@@ -163,7 +163,7 @@ def page(comparison: Comparison, now: datetime, no_images: str = "") -> str:
 
 
 class _Unique:
-    """Makes names different from all that it gave before: two analyses may call a chart alike."""
+    """Makes names different from all that it gave before: two analyses may call a chart the same."""
 
     def __init__(self) -> None:
         self._given = set[str]()
@@ -239,7 +239,7 @@ def _losses(comparison: Comparison) -> Iterator[Section]:
     if panels := by_term(comparison):
         about = (
             "Each term as it is minimised, its weight included: the mean over a client's steps in the round, then over "
-            "clients. Each figure has a scale of its own."
+            "clients. Each figure has a separate scale."
         )
         drawn = charts(panels, "term", about, percent=False)
         yield Section("losses", "Terms of the loss by round", [about], tables=terms(comparison), charts=drawn)

@@ -53,7 +53,7 @@ class Row:
 
     @property
     def compared(self) -> Row:
-        """The row without the runs that means leave out, since other rows lack their held-out domains."""
+        """The row without the runs that means exclude, since other rows lack their held-out domains."""
         if self.common is None:
             return self
         return replace(self, runs=[run for run in self.runs if held_out(run) in self.common])
@@ -137,12 +137,12 @@ def labels(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def label(flat: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
-    """The method's name, and whatever else tells it from rows of the same method; settings are by dotted name."""
+    """The method's name, and the settings by dotted name that distinguish it from rows of the same method."""
     method = flat["method.name"]
     same = [other for other in others if other["method.name"] == method]
     names = [name for name in flat if name not in NOT_A_ROW]
     differing = [name for name in names if any(other.get(name) != flat[name] for other in same)]
-    # Another data set, base or index has other settings altogether, so its name says enough.
+    # Another data set, base or index has other settings altogether, so its name is enough.
     others_of = {name.removesuffix("name") for name in differing if name.endswith(".name")}
     telling = [
         name for name in differing if name.endswith(".name") or not any(name.startswith(prefix) for prefix in others_of)
@@ -166,11 +166,11 @@ def flattened(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def described(table: Mapping[str, Any], contents: Mapping[str, str]) -> dict[str, Any]:
-    """All that tells a row from others, by dotted name: settings, and digests of files and plugins.
+    """Everything that distinguishes a row from others, by dotted name: settings, and digests of files and plugins.
 
     Args:
         table: an experiment's settings.
-        contents: digests of what is no setting; a file counts by what it holds, whatever its path.
+        contents: digests of what is no setting; a file counts by what it contains, whatever its path.
     """
     settings = flattened(table)
     digests = {

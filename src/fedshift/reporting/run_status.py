@@ -26,7 +26,7 @@ class RunStatus:
         number: which of the runs it is.
         title: what the display calls it.
         bar: its bar.
-        began: when it began or went on, in seconds since 1970.
+        began: when it began or continued, in seconds since 1970.
         progress: the newest event of progress.
         record: the last evaluation; None before the first.
         under_way: whether it is neither finished nor given up.
@@ -51,7 +51,7 @@ class RunStatus:
 
     @property
     def place(self) -> float:
-        """Rounds done, with a part of the one under way."""
+        """Rounds done, with a part of the one in progress."""
         now = self.progress
         if not now.under_way or now.position >= self.rounds:
             return now.position
@@ -62,7 +62,7 @@ class RunStatus:
 
     @property
     def done(self) -> float:
-        """The share of all planned steps that were taken since it began or went on."""
+        """The share of all planned steps that were taken since it began or continued."""
         return (self._work(self.place) - self._work_before) / (self._work(self.rounds) or 1)
 
     @property
@@ -77,7 +77,7 @@ class RunStatus:
 
     @property
     def doing(self) -> str:
-        """Stage, round and exchange under way."""
+        """Stage, round and exchange in progress."""
         now, task = self.progress, self.progress.task
         if not now.stage:
             return "loading"
@@ -94,7 +94,7 @@ class RunStatus:
         return f"{place}{exchange}: {clients}, {done}"
 
     def end_stage(self, position: int) -> str:
-        """Plan no more rounds of the stage that ended after so many rounds of the run; its name."""
+        """Plan no more rounds of the stage that ended after that many rounds of the run; its name."""
         name = self._plan[position - 1][0]
         self._set_plan([*self._plan[:position], *(each for each in self._plan[position:] if each[0] != name)])
         return name

@@ -16,7 +16,7 @@ KINDS = {"up": "result", "telemetry": "telemetry"}
 
 
 class SentPart(NamedTuple):
-    """Tensors whose names begin alike, such as those of the encoder.
+    """Tensors whose names begin the same, such as those of the encoder.
 
     Attributes:
         name: that beginning, such as "encoder", "head" or "term".

@@ -132,7 +132,7 @@ def text(tables: Sequence[Table], notes: Sequence[str], width: int) -> str:
 class Tabled:
     """Tables with notes, and the numbers in them: plain in a text, HTML in a notebook, Markdown by :meth:`table`.
 
-    A data class of these says ``repr=False``.
+    A data class of these sets ``repr=False``.
     """
 
     WIDTH: ClassVar[int] = 120  # of a text, in characters
@@ -187,7 +187,7 @@ def render(template: str, **values: Any) -> str:
     import jinja2
 
     def safe(value: Any) -> Any:
-        """A text without what no page may hold, such as control characters; line feeds and mark-up stay."""
+        """A text without what no page may contain, such as control characters; line feeds and mark-up stay."""
         if not isinstance(value, str) or hasattr(value, "__html__"):
             return value
         return "\n".join(printable(line) for line in value.split("\n"))

@@ -49,7 +49,7 @@ def validated(
     """Score a model on labelled samples; see :func:`fedshift.validate`.
 
     Raises:
-        FedshiftError: something is wrong with the samples or with what is asked for.
+        FedshiftError: something is wrong with the samples or with what is requested.
     """
     declared = tuple(metrics) or model.metrics or DEFAULT
     check_metrics(declared, "accuracy")
@@ -99,7 +99,7 @@ def _beside(scored: Predicted, model: Released, path: str, settings: Mapping[str
     data, _ = read_labelled(model, path, settings)
     if not data.y.equal(scored.y):
         raise FedshiftError(
-            f"'{model.name}' leaves out other samples of '{path}', so the two models cannot be compared on the same."
+            f"'{model.name}' excludes other samples of '{path}', so the two models cannot be compared on the same."
         )
     return of_model(model, data, scored.floor)
 
@@ -117,7 +117,7 @@ def _read_again(model: Released) -> tuple[FederatedData | None, str]:
 def _points(
     model: Released, scored: Predicted, trained: FederatedData | None, why: str
 ) -> tuple[tuple[OperatingPoint, ...], list[str]]:
-    """What the thresholds give that the run's validation samples choose; where there are none, a note that says why."""
+    """The scores at thresholds that the run's validation samples choose; without any, a note with the reason."""
     if len(model.classes) != 2:
         return (), []
     if trained is None:

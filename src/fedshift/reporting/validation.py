@@ -82,7 +82,7 @@ class Validation(Tabled):
     rows: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)
 
     def document(self) -> dict[str, Any]:
-        """All that may be handed on, as JSON holds it, numbers with four digits."""
+        """All that may be handed on, as JSON, numbers with four digits."""
         own = ("reading", "rows", "reliability")
         published = {name: value for name, value in asdict(self).items() if name not in own}
         found: dict[str, Any] = _rounded(published | {"reliability": [each._asdict() for each in self.reliability]})

@@ -23,8 +23,8 @@ from fedshift.errors import DivergedError, FedshiftError
 from fedshift.rounds.ledger import DIRECTIONS, Ledger
 from fedshift.rounds.message_checks import check_answer, check_scopes, enough, first_not_finite
 
-Received = Answer | Missing | Exception  # what comes of an order
-Request = list[Order] | ServerJob  # what a round asks its host for
+Received = Answer | Missing | Exception  # the result of an order
+Request = list[Order] | ServerJob  # what a round requests from its host
 Asking = Generator[Request, Any, None]  # it is sent a list of Received, or a server's state and its loss terms
 
 
@@ -91,7 +91,7 @@ class Coordinator:
         return last.number == self.rounds_of(last.stage)
 
     def end_stage(self) -> None:
-        """Leave out the rounds that the stage of the round that was done last still has."""
+        """Exclude the rounds that the stage of the round that was done last still has."""
         last = self.schedule[self.position - 1]
         self.ended[last.stage.name] = last.number
 
@@ -103,12 +103,12 @@ class Coordinator:
     # A round ------------------------------------------------------------------------------------
 
     def round(self) -> Asking:
-        """Carry out the next round: select a cohort, then make every exchange with it.
+        """Run the next round: select a cohort, then make every exchange with it.
 
-        A client that does not answer is not asked again in this round. Where too few answer, an exchange merges
+        A client that does not answer is not requested again in this round. Where too few answer, an exchange merges
         nothing and ends the round; an error among the answers is then the round's.
 
-        Yields what its host must do, orders to be carried out or a server's job, and is sent what came of it.
+        Yields what its host must do, orders to be run or a server's job, and is sent the result.
         """
         round = self.next_round
         self.state = replace(self.state, round=round.number)
@@ -119,11 +119,11 @@ class Coordinator:
             orders = self.orders(exchange, round, list(dict.fromkeys(cohort)))
             for order in orders:
                 self.ledger.add(exchange.name, "down", order.down, order.client, self.position + 1)
-            asked = AskedExchange(exchange, round, cohort, orders)
-            answers = self._collect(asked, (yield orders))
+            requested = AskedExchange(exchange, round, cohort, orders)
+            answers = self._collect(requested, (yield orders))
             merged: ServerState | None = None
             if enough(self.setup, len(orders), len(answers)):
-                merged = yield from self._merged(asked, answers)
+                merged = yield from self._merged(requested, answers)
             gone |= {order.client for order in orders} - answers.keys()
             if merged is None:
                 if round.stage.name == PREPARATION:
@@ -136,7 +136,9 @@ class Coordinator:
             self.state = merged
         self.position += 1
 
-    def _merged(self, asked: AskedExchange, answers: dict[int, Answer]) -> Generator[Request, Any, ServerState | None]:
+    def _merged(
+        self, requested: AskedExchange, answers: dict[int, Answer]
+    ) -> Generator[Request, Any, ServerState | None]:
         """The state after the server's phases and the merge of answers; a client's counts as often as it was drawn.
 
         None: too few answers remain.
@@ -144,8 +146,8 @@ class Coordinator:
         Raises:
             DivergedError: it is not finite.
         """
-        exchange, round = asked.exchange, asked.round
-        replies = Replies((client, answers[client].up) for client in asked.cohort if client in answers)
+        exchange, round = requested.exchange, requested.round
+        replies = Replies((client, answers[client].up) for client in requested.cohort if client in answers)
         state, terms = yield ServerJob(self.setup, exchange, round, self.state, replies)
         with self.setup.lend("merge", *round.key, exchange.name):
             merged = exchange.merge(state, replies)
@@ -158,14 +160,18 @@ class Coordinator:
             )
         return merged
 
-    def _miss(self, asked: AskedExchange, client: int, why: str) -> dict[str, Any]:
+    def _miss(self, requested: AskedExchange, client: int, why: str) -> dict[str, Any]:
         """Write down that nothing of a client is merged, and return where that was."""
-        about = {"stage": asked.round.stage.name, "round": asked.round.number, "exchange": asked.exchange.name}
+        about = {
+            "stage": requested.round.stage.name,
+            "round": requested.round.number,
+            "exchange": requested.exchange.name,
+        }
         self.missing.append(about | {"client": self.names[client], "why": why})
         return about
 
     def cohorts(self, round: Round) -> Iterator[tuple[Exchange, list[int]]]:
-        """Each exchange of a round with the ids that it goes to, in order: the round's, or a cohort of its own."""
+        """Each exchange of a round with the ids that it goes to, in order: the round's, or a separate cohort."""
         first, *later = round.stage.exchanges
         everyone, streams = round.stage.participation == 1, self.setup.streams
         generator = streams.generator("selection", *round.key)
@@ -206,7 +212,7 @@ class Coordinator:
         return self._sent[2]
 
     def orders(self, exchange: Exchange, round: Round, cohort: Sequence[int]) -> list[Order]:
-        """What each client of a cohort, by id, is asked to do."""
+        """What each client of a cohort, by id, is requested to do."""
         where = self.setup.run, round.stage.name, round.number, exchange.name
         return [Order(*where, client, self.down(exchange, client)) for client in cohort]
 
@@ -215,37 +221,37 @@ class Coordinator:
         for exchange, cohort in self.cohorts(round):
             yield exchange, self.orders(exchange, round, list(dict.fromkeys(cohort)))
 
-    def _collect(self, asked: AskedExchange, received: Sequence[Received]) -> dict[int, Answer]:
+    def _collect(self, requested: AskedExchange, received: Sequence[Received]) -> dict[int, Answer]:
         """The answers that came and are as declared, by client; the others are written down.
 
         Raises:
-            Exception: the first error, where the run asks for all answers or too few came.
+            Exception: the first error, where the run requires all answers or too few came.
         """
         answers: dict[int, Answer] = {}
         errors: list[Exception] = []
-        for order, came in zip(asked.orders, received, strict=True):
-            checked = self._checked(asked, order, came)
+        for order, came in zip(requested.orders, received, strict=True):
+            checked = self._checked(requested, order, came)
             if isinstance(checked, Answer):
                 answers[order.client] = checked
-                self._count(asked.exchange, checked)
+                self._count(requested.exchange, checked)
                 continue
             errors += [checked] if isinstance(checked, Exception) else []
-            self._miss(asked, order.client, checked.why if isinstance(checked, Missing) else in_words(checked))
-        self._sift(asked, answers)
+            self._miss(requested, order.client, checked.why if isinstance(checked, Missing) else in_words(checked))
+        self._sift(requested, answers)
         if errors and (
-            self.setup.train.min_answers == "all" or not enough(self.setup, len(asked.orders), len(answers))
+            self.setup.train.min_answers == "all" or not enough(self.setup, len(requested.orders), len(answers))
         ):
             raise errors[0]
         return answers
 
-    def _sift(self, asked: AskedExchange, answers: dict[int, Answer]) -> None:
+    def _sift(self, requested: AskedExchange, answers: dict[int, Answer]) -> None:
         """Take out answers that are as declared and not to be merged; here there are none."""
 
-    def _checked(self, asked: AskedExchange, order: Order, came: Received) -> Received:
+    def _checked(self, requested: AskedExchange, order: Order, came: Received) -> Received:
         """An answer if it is as declared; else what is wrong."""
         if not isinstance(came, Answer):
             return came
-        exchange, where = asked.exchange, f"client '{self.names[order.client]}', round {asked.round.number}"
+        exchange, where = requested.exchange, f"client '{self.names[order.client]}', round {requested.round.number}"
         if came.trip != order.trip:
             return FedshiftError(
                 f"The answer to the order of {where}, exchange '{exchange.name}', is that of client {came.client} to "
@@ -270,7 +276,7 @@ class Coordinator:
             self.terms.setdefault(self.names[answer.client], {}).update(in_order)
 
     def record(self, round: Round) -> dict[str, Any]:
-        """What a record of a round says beside scores; who was missing is said once."""
+        """What a record of a round states beside scores; missing clients are listed once."""
         missing, self.missing = self.missing, []
         select, last = self.setup.evaluate.select, self.setup.evaluate.last
         return {
@@ -286,12 +292,12 @@ class Coordinator:
 
 
 def in_words(error: Exception) -> str:
-    """What an error says; of one that was not foreseen, its kind as well, since its text alone may say nothing."""
+    """An error's text; of an unforeseen one its kind as well, since its text may be empty."""
     return str(error) if isinstance(error, FedshiftError) else f"{type(error).__name__}: {error}"
 
 
 def schedule_of(stages: Sequence[Stage], ended: Mapping[str, int] | None = None) -> Lazy[Round]:
-    """Every round of the stages, in order; of a stage that has ended early, by its name, so many."""
+    """Every round of the stages, in order; of a stage that has ended early, by its name, that many."""
     starts = list(accumulate(((ended or {}).get(stage.name, stage.rounds) for stage in stages), initial=0))
 
     def round_at(place: int) -> Round:

@@ -1,4 +1,4 @@
-"""Which model is scored on whose samples, and what a record says of it."""
+"""Which model is scored on whose samples, and what a record states about it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Evaluation:
         engine: Engine,
         environments: Sequence[Environment] | None = None,
     ) -> list[Row]:
-        """Score environments; each row says which model was used on whose data.
+        """Score environments; each row names which model was used on whose data.
 
         Args:
             state: the server's.
@@ -61,8 +61,8 @@ class Evaluation:
         """
         self.simulated = False
         about: list[tuple[Row, int]] = []
-        asked = self.site.federated.environments if environments is None else environments
-        scores = iter(list(engine.score(self._questions(asked, state, send, round, about))))
+        requested = self.site.federated.environments if environments is None else environments
+        scores = iter(list(engine.score(self._questions(requested, state, send, round, about))))
         return [row | _mean([next(scores) for _ in range(models)]) for row, models in about]
 
     def _questions(
@@ -73,7 +73,7 @@ class Evaluation:
         round: Round,
         about: list[tuple[Row, int]],
     ) -> Iterator[Question]:
-        """Every model on its environment; ``about`` gets what a row says of it, and how many models there are."""
+        """Every model on its environment; ``about`` gets what a row states about it, and how many models there are."""
         strangers: list[Tensors] = []
         last: list[Tensors] = []
         federated = self.site.federated
@@ -93,7 +93,7 @@ class Evaluation:
         """The tensors of each model that is scored on an environment.
 
         A client is scored with what the server would send it and what it keeps; one that has not trained yet, or
-        never will, and one whose own model is not asked for, with what the method gives an unseen client.
+        never will, and one whose own model is not requested, with what the method gives an unseen client.
 
         Args:
             environment: what is scored.
@@ -182,7 +182,7 @@ def parts_predicted(
 
 
 def _mean(scores: Sequence[Score]) -> Row:
-    """What a row says of an environment that one or several models were scored on."""
+    """What a row states about an environment that one or several models were scored on."""
     return {
         "models": len(scores),
         "accuracy": sum(score.accuracy for score in scores) / len(scores),
@@ -194,7 +194,7 @@ def _mean(scores: Sequence[Score]) -> Row:
 
 
 def metrics_of(values: Sequence[Values]) -> Row:
-    """What a row says of metrics, the means over models: each by name, and why some are undefined."""
+    """What a row states about metrics, the means over models: each by name, and why some are undefined."""
     if not values[0]:
         return {}
     means, undefined = mean_of(values)
@@ -202,7 +202,7 @@ def metrics_of(values: Sequence[Values]) -> Row:
 
 
 def intervals_of(bounds: Mapping[str, Sequence[float]]) -> Row:
-    """What a row says of intervals: the ends of each, by metric."""
+    """What a row states about intervals: the ends of each, by metric."""
     return {"intervals": {name: [*ends] for name, ends in bounds.items()}} if bounds else {}
 
 

@@ -1,7 +1,7 @@
 """What crossed the wire: every kind of message that was ever sent, with how many, whose, when and how large.
 
-A message costs a look-up by its signature (names, types and shapes), not a pass over its tensors; what is said of each
-tensor is worked out when the ledger is read.
+A message costs a look-up by its signature (names, types and shapes), not a pass over its tensors; what is stated about
+each tensor is worked out when the ledger is read.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Ledger:
     # For readers ---------------------------------------------------------------------------------
 
     def declaration(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """What crossed the wire, for whoever must explain it, by exchange and direction.
+        """What crossed the wire, for anyone who must explain it, by exchange and direction.
 
         Of each: the number of messages, their bytes, those of the largest one, clients and rounds; and the same of
         every tensor, by name, with its type and the largest shape it had (``varies`` where it had several).
@@ -137,7 +137,7 @@ class Ledger:
 
 
 def _about(entries: Sequence[Entry]) -> dict[str, Any]:
-    """What is said of one direction of an exchange."""
+    """What is stated about one direction of an exchange."""
     by_name: dict[str, list[tuple[torch.dtype, tuple[int, ...], Entry]]] = {}
     for entry in entries:
         for name, dtype, shape in entry.signature:

@@ -46,8 +46,8 @@ def check_order(setup: Setup, order: Order, exchange: Exchange) -> None:
 
     Args:
         setup: the run.
-        order: what a client is asked to do.
-        exchange: what it is asked for.
+        order: what a client is requested to do.
+        exchange: what it is requested.
 
     Raises:
         FedshiftError: it does not.
@@ -59,7 +59,7 @@ def check_order(setup: Setup, order: Order, exchange: Exchange) -> None:
         raise FedshiftError(f"{about} lacks '{missing[0]}'{_more(missing)}.")
     unknown = sorted(down.keys() - declared.keys())
     if unknown and exchange.send is None:
-        raise FedshiftError(f"{about} holds '{unknown[0]}'{_more(unknown)}, which it does not declare.")
+        raise FedshiftError(f"{about} contains '{unknown[0]}'{_more(unknown)}, which it does not declare.")
     _check_types(down.only(declared), declared, about)
 
 
@@ -71,7 +71,7 @@ def check_answer(setup: Setup, answer: Answer, exchange: Exchange, where: str) -
     Args:
         setup: the run.
         answer: what a client sent.
-        exchange: what it was asked for.
+        exchange: what it was requested.
         where: the client and the round, for messages.
 
     Raises:
@@ -86,7 +86,7 @@ def check_answer(setup: Setup, answer: Answer, exchange: Exchange, where: str) -
         raise FedshiftError(f"{about} lacks '{missing[0]}'{_more(missing)}, which the exchange declares.")
     if unknown:
         raise FedshiftError(
-            f"{about} holds '{unknown[0]}'{_more(unknown)}, which the exchange does not declare: name it in its "
+            f"{about} contains '{unknown[0]}'{_more(unknown)}, which the exchange does not declare: name it in its "
             "uploads, or leave it out."
         )
     _check_types(up, declared, about)
@@ -104,7 +104,7 @@ def check_numbers(setup: Setup, answer: Answer, exchange: Exchange, where: str, 
     Args:
         setup: the run.
         answer: what a client sent, with the tensors that the exchange declares.
-        exchange: what it was asked for.
+        exchange: what it was requested.
         where: the client and the round, for messages.
         samples: how many training samples the client has declared; None: it has not, and a billion is the bound.
 
@@ -158,11 +158,11 @@ def _check_counts_in(name: str, counts: Tensor, most: int, bound: Bound, about: 
 def _check_telemetry(setup: Setup, telemetry: Telemetry, exchange: Exchange, where: str) -> None:
     about = f"The telemetry of {where} in the exchange '{exchange.name}'"
     if telemetry and not setup.evaluate.telemetry:
-        raise FedshiftError(f"{about} holds '{min(telemetry)}', though evaluate.telemetry = false: send none.")
+        raise FedshiftError(f"{about} contains '{min(telemetry)}', though evaluate.telemetry = false: send none.")
     declared = setup.declaration(exchange).telemetry
     if unknown := sorted(telemetry.keys() - declared.keys()):
         raise FedshiftError(
-            f"{about} holds '{unknown[0]}'{_more(unknown)}, which no objective of the exchange declares: name it in "
+            f"{about} contains '{unknown[0]}'{_more(unknown)}, which no objective of the exchange declares: name it in "
             "the terms of one, or leave it out."
         )
     _check_types(telemetry, declared, about)
@@ -190,7 +190,7 @@ def _more(names: list[str]) -> str:
 def first_not_finite(tensors: Tensors) -> str:
     """The name of the first tensor with a number that is not finite; empty if there is none."""
     floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()}
-    # A sum is finite only if all are; it may overflow, and then they are looked at one by one.
+    # A sum is finite only if all are; it may overflow, and then they are inspected one by one.
     if not floating or bool(torch.stack([tensor.sum().double() for tensor in floating.values()]).isfinite().all()):
         return ""
     return next((name for name, tensor in floating.items() if not tensor.isfinite().all()), "")
@@ -202,9 +202,9 @@ def _declared_down(setup: Setup, exchange: Exchange) -> Declared:
     return {name: (setup.kept_as(name, tensor), tuple(tensor.shape)) for name, tensor in like.items()}
 
 
-def enough(setup: Setup, asked: int, answered: int) -> bool:
+def enough(setup: Setup, requested: int, answered: int) -> bool:
     """Whether a round may merge what came."""
     if not answered:
         return False
     least = setup.train.min_answers
-    return least == "all" or answered / asked >= least  # so rounded, 55 of 100 are 0.55
+    return least == "all" or answered / requested >= least  # so rounded, 55 of 100 are 0.55

@@ -1,6 +1,6 @@
-"""A coordinator of sites that need not be honest: it leaves out answers that lie far apart, or make a merge explode.
+"""A coordinator of sites that need not be honest: it excludes outliers, and answers that make a merge explode.
 
-Sizes are root mean squares, which are as many times apart as norms. An answer's tensors fall into groups: those that
+Sizes are root mean squares, whose ratios are those of norms. An answer's tensors fall into groups: those that
 the client received (whose change counts), other model updates, statistics, and embeddings. In each group an answer is
 compared with the lower median of all. A median alone would let a site that sends zeros exclude the honest ones, so a
 model update may always be as large as a part of the model that was sent, and a statistic may have a mean square of 1.
@@ -31,9 +31,9 @@ MOST_GROWTH = 100.0  # that a declared number of samples is good for, since nobo
 
 Squares = tuple[float, int]  # the sum of the squares of a tensor's numbers, and how many they are
 Group = tuple[Category, bool]
-"""What tensors of an answer say, and whether the client received tensors of these names."""
+"""What tensors of an answer state, and whether the client received tensors of these names."""
 Tell = Callable[[str, str, Mapping[str, Any]], None]
-"""Takes an answer that is left out: the client's name, why, and which stage, round and exchange."""
+"""Called with an excluded answer: the client's name, why, and which stage, round and exchange."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def excesses(
 
     Args:
         setup: the run.
-        exchange: what was asked for.
+        exchange: what was requested.
         answers: what each client received and sent, by id.
         limits: what is allowed.
     """
@@ -222,31 +222,33 @@ class GuardedCoordinator(Coordinator):
         super()._check(answer, exchange, where)
         check_numbers(self.setup, answer, exchange, where, self.limits.samples.get(answer.client))
 
-    def _sift(self, asked: AskedExchange, answers: dict[int, Answer]) -> None:
-        """Take out the answers that were to be left out beforehand, then those that are too large for the others."""
+    def _sift(self, requested: AskedExchange, answers: dict[int, Answer]) -> None:
+        """Take out the answers that were to be excluded beforehand, then those that are too large for the others."""
         for client in sorted(answers):
-            if why := self.left_out.get((self.position + 1, asked.exchange.name, client)):
-                self._leave_out(asked, answers, client, why)
-        for client, size in self._sizes(asked, answers).items():
+            if why := self.left_out.get((self.position + 1, requested.exchange.name, client)):
+                self._leave_out(requested, answers, client, why)
+        for client, size in self._sizes(requested, answers).items():
             if size.ratio > self.limits.factor or size.ratio == math.inf:
-                self._leave_out(asked, answers, client, size.why)
+                self._leave_out(requested, answers, client, size.why)
 
-    def _merged(self, asked: AskedExchange, answers: dict[int, Answer]) -> Generator[Request, Any, ServerState | None]:
+    def _merged(
+        self, requested: AskedExchange, answers: dict[int, Answer]
+    ) -> Generator[Request, Any, ServerState | None]:
         """The state after the merge, without the answer that would make it explode; None where too few remain.
 
         The answers that are not merged are removed from ``answers`` and written down.
 
         Raises:
-            Exception: whoever is left out, the merge fails or explodes.
+            Exception: the merge fails or explodes, whichever answers are excluded.
         """
-        sizes = self._sizes(asked, answers)
+        sizes = self._sizes(requested, answers)
         kept = {client: answers[client] for client in sorted(answers, key=lambda client: -sizes[client].ratio)}
-        whole = merged = yield from self._tried(asked, kept)
+        whole = merged = yield from self._tried(requested, kept)
         while isinstance(merged, Exception) and len(kept) > 1:
             largest = next(iter(kept))
             for client in list(kept):
                 rest = {each: answer for each, answer in kept.items() if each != client}
-                merged = yield from self._tried(asked, rest)
+                merged = yield from self._tried(requested, rest)
                 if isinstance(merged, ServerState):
                     kept = rest
                     break
@@ -257,19 +259,19 @@ class GuardedCoordinator(Coordinator):
         if isinstance(whole, Exception):
             what = whole.what if isinstance(whole, DivergedError) else in_words(whole)
             for client in sorted(answers.keys() - kept.keys()):
-                self._leave_out(asked, answers, client, f"with its answer the merge failed: {what}")
-        if not enough(self.setup, len(asked.orders), len(answers)):
+                self._leave_out(requested, answers, client, f"with its answer the merge failed: {what}")
+        if not enough(self.setup, len(requested.orders), len(answers)):
             return None
-        place = self.position + 1, asked.exchange.name
+        place = self.position + 1, requested.exchange.name
         self.suspects += [Suspect(*place, client, sizes[client].ratio) for client in sorted(answers)]
         return merged
 
     def _tried(
-        self, asked: AskedExchange, answers: dict[int, Answer]
+        self, requested: AskedExchange, answers: dict[int, Answer]
     ) -> Generator[Request, Any, ServerState | Exception]:
         """The state after a merge, or why it must not be taken."""
         try:
-            merged = yield from super()._merged(asked, answers)
+            merged = yield from super()._merged(requested, answers)
         except Exception as error:  # it is raised where no answer is to blame
             return error
         assert merged is not None  # the coordinator's own merge needs no number of answers
@@ -277,12 +279,12 @@ class GuardedCoordinator(Coordinator):
         wrong = explosion(before, after, [answer.up for answer in answers.values()], self.limits)
         return DivergedError(wrong) if wrong else merged
 
-    def _sizes(self, asked: AskedExchange, answers: Mapping[int, Answer]) -> dict[int, Excess]:
-        downs = {order.client: order.down for order in asked.orders}
+    def _sizes(self, requested: AskedExchange, answers: Mapping[int, Answer]) -> dict[int, Excess]:
+        downs = {order.client: order.down for order in requested.orders}
         pairs = {client: (downs[client], answer.up) for client, answer in answers.items()}
-        return excesses(self.setup, asked.exchange, pairs, self.limits)
+        return excesses(self.setup, requested.exchange, pairs, self.limits)
 
-    def _leave_out(self, asked: AskedExchange, answers: dict[int, Answer], client: int, why: str) -> None:
+    def _leave_out(self, requested: AskedExchange, answers: dict[int, Answer], client: int, why: str) -> None:
         """Remove an answer that is as declared, and write down that it is not merged."""
         del answers[client]
-        self._tell(self.names[client], why, self._miss(asked, client, why))
+        self._tell(self.names[client], why, self._miss(requested, client, why))

@@ -77,7 +77,7 @@ def audit(job: Job, outcome: Outcome, train: Samples, inputs: Inputs, initial: T
     embeddings) is compared with the samples, not with that.
 
     Args:
-        job: what the client was asked for, and what it had before.
+        job: what the client was requested, and what it had before.
         outcome: what it would send and keep.
         train: its samples, whatever the stage makes of them.
         inputs: how they become inputs of a network.
@@ -109,7 +109,7 @@ def _search(job: Job, tensors: Mapping[str, Tensor], secrets: Iterable[Secret]) 
                 raise AuditError(
                     f"The reply of client '{job.client.name}', round {job.round.number} of the stage "
                     f"'{job.round.stage.name}', in the exchange '{job.exchange.name}' was not sent (run.audit): "
-                    f"'{name}' contains {secret.what.format(row)}. Leave it out, or send what says less."
+                    f"'{name}' contains {secret.what.format(row)}. Leave it out, or send something that reveals less."
                 )
 
 
@@ -137,7 +137,7 @@ def _private(tensors: Mapping[str, Tensor], when: str, public: Iterable[Tensor])
 
 
 def _near(row: Tensor, other: Tensor) -> bool:
-    """Whether training hardly changed a tensor, as with tiny steps, so that it says no more than the other."""
+    """Whether training hardly changed a tensor, as with tiny steps, so that it reveals no more than the other."""
     row, other = row.double(), other.double()
     return bool((row - other).abs().amax() <= 1e-5 * other.abs().amax())
 
@@ -297,7 +297,7 @@ class Site:
         return Answer(*trip, outcome.up, telemetry)
 
     def answer(self, job: Job, came: Outcome | Exception) -> Answer | Exception:
-        """What comes of a job: an answer, or what went wrong."""
+        """What results from a job: an answer, or what went wrong."""
         if not isinstance(came, Outcome):
             return came
         try:
@@ -306,7 +306,7 @@ class Site:
             return error
 
     def answers(self, orders: Sequence[Order], engine: Engine) -> list[Answer | Exception]:
-        """Carry out orders, in turn."""
+        """Run orders, in turn."""
         jobs = [self.job(order) for order in orders]
         return [self.answer(job, came) for job, came in zip(jobs, engine.train(jobs), strict=True)]
 

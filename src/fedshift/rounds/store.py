@@ -2,8 +2,8 @@
 
 One file has one client's state as one round left it: ``<id>@<position>.safetensors``, where the position is how many
 rounds are done once that round is. A file is never changed: the next round that the client takes part in makes another,
-and whoever writes checkpoints removes the one before once no manifest names it. A round therefore costs what its cohort
-costs, however many clients there are, and a run that is killed goes back to the files that its checkpoint names.
+and anyone who writes checkpoints removes the one before once no manifest names it. A round therefore costs what its
+cohort costs, however many clients there are, and a run that is killed goes back to the files that its checkpoint names.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ClientStore:
         return self._memory.get(client)
 
     def peek(self, client: int) -> ClientState | None:
-        """As :meth:`get`, for a look that says nothing of which states will be needed."""
+        """As :meth:`get`, without effect on which states stay in memory."""
         return self.get(client)
 
     def put(self, client: int, state: ClientState) -> None:
@@ -67,7 +67,7 @@ _FILE = re.compile(r"(\d+)@(\d+)\.safetensors")
 class DiskStore(ClientStore):
     """Client states in a folder; those used last are in memory as well.
 
-    The states of a round that is done, or under way, lie in memory or in files that no checkpoint names yet.
+    The states of a round that is done, or in progress, lie in memory or in files that no checkpoint names yet.
     """
 
     def __init__(self, folder: Path, keep: int, device: torch.device) -> None:
@@ -114,7 +114,7 @@ class DiskStore(ClientStore):
 
         Raises:
             DiskError: the disk is full.
-            ValueError: no round has begun since the checkpoint, whose states must stay as they are.
+            ValueError: no round has started since the checkpoint, whose states must stay as they are.
         """
         if self._position <= self._named:
             raise ValueError(f"A checkpoint may name the states of position {self._position}: begin the next one.")
@@ -164,7 +164,7 @@ class DiskStore(ClientStore):
         for name in named:
             match = _FILE.fullmatch(name)
             if match is None:
-                raise DamagedError(f"'{name}' is no file of a client's state.")
+                raise DamagedError(f"'{name}' is not a file of a client's state.")
             self._written[int(match[1])] = name
 
     # Memory and files ---------------------------------------------------------------------------

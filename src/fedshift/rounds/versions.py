@@ -1,9 +1,9 @@
 """The states of a site's clients when the coordinator is elsewhere: each as several exchanges left it.
 
-A coordinator that was killed goes on from its last checkpoint, and asks again for rounds that the site has already
-worked in; and a process at the site that was killed at work is started again with the same order. So a site keeps, of
-every client, the newest state that such a checkpoint may know and all after it, and begins each order with what was
-there before it. The folder's manifest is renewed with each state, and knows of no other file.
+A coordinator that was killed continues from its last checkpoint, and requests again for rounds that the site has
+already worked in; and a process at the site that was killed in the middle is started again with the same order. So a
+site keeps, of every client, the newest state that such a checkpoint may know and all after it, and begins each order
+with what was there before it. The folder's manifest is renewed with each state, and knows of no other file.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Versions(ClientStore):
     # As a store of clients' states ----------------------------------------------------------------
 
     def begin(self, position: int) -> None:
-        """A round begins; see :meth:`at`, which tells its exchanges apart."""
+        """A round begins; see :meth:`at` for its exchanges."""
         self.at(position, 0)
 
     def get(self, client: int) -> ClientState | None:

@@ -49,7 +49,7 @@ class Checkpoint(Manifest):
         ledger: every kind of message that crossed the wire so far.
         engine: which engine carries the run out, which decides its last bits.
         together: the runs that advance together, this one among them, in order, which do as well.
-        host: what else the run's host needs to go on.
+        host: what else the run's host needs to continue.
     """
 
     position: NonNegativeInt
@@ -87,7 +87,7 @@ class Summary(Manifest):
     """summary.json: a finished run, for readers; what each selection rule picks, and notes.
 
     Attributes:
-        selected: by rule: the round, its means over test and validation, and whether it looks at the test data.
+        selected: by rule: the round, its means over test and validation, and whether it inspects the test data.
         notes: what a reader of the results must know.
         ended: where stages ended early and why, by the stage's name.
     """
@@ -215,12 +215,12 @@ def current_weights(
 
 
 def selected_name(position: int) -> str:
-    """The file of the weights after so many rounds, where source validation picks them."""
+    """The file of the weights after that many rounds, where source validation picks them."""
     return f"selected@{position}.safetensors"
 
 
 class WeightsFile(Mapping[str, "Tensor"]):
-    """The tensors of a safetensors file, each read when it is asked for."""
+    """The tensors of a safetensors file, each read when it is requested."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -20,7 +20,7 @@ from fedshift.runs.selection import by_environment, shares
 RISK = "cross_entropy"  # how pages call the classification loss of what they predict with
 LEARNED = 0.1  # of the way from chance to 1, below which a run has learned nothing to speak of
 NORMAL = 1.645  # standard errors above a mean that one in twenty exceeds
-UNTOLD = 0.02  # in their place where sites do not tell how many samples they have
+UNTOLD = 0.02  # in their place if sites withhold their numbers of samples
 LEAST = 0.25  # of the loss, from which a term beside the classification is taken for the reason
 
 
@@ -72,7 +72,8 @@ def notes_on_collapse(setup: Setup, blueprint: Blueprint, records: Sequence[Reco
         f"{setup.method.label} ended near chance: its validation accuracy is {100 * chance.accuracy:.1f} %{samples}, "
         f"and naming one class throughout has {100 * chance.guessed:.1f} %. In round {round} its term '{term}' was "
         f"{100 * its[term]:.0f} % of the loss, and the classification, with what no setting weighs, "
-        f"{100 * (1 - max(sums)):.0f} %: lower {setting}, which was {value:g} (--set {setting}={value / 10:g}, say)."
+        f"{100 * (1 - max(sums)):.0f} %: lower {setting}, which was {value:g} (--set {setting}={value / 10:g}, for "
+        "example)."
     ]
 
 

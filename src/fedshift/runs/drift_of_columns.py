@@ -2,7 +2,7 @@
 
 The model itself has the mean and the standard deviation of every column of numbers, where it prepares rows by them;
 missing cells and categories take the run's own samples. No count of few samples follows: a column of which few cells
-hold something, or nothing, says so, and one of a few values, of which few samples have one, has no mean.
+contain something, or nothing, states it, and one of a few values, of which few samples have one, has no mean.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class ColumnDrift:
         difference: of numbers, that of the means in the trained rows' standard deviations; of categories, half the sum
             of the differences of shares, in 0..1. None: it is not known, or few samples would follow from it.
         spread: the standard deviation as a part of the trained rows'; None of categories, or as before.
-        missing: the share of cells that hold nothing, or what stands in its place.
+        missing: the share of cells that contain nothing, or what stands in its place.
         trained_missing: that of the trained rows; None: not known.
-        remark: what to look at; empty where nothing stands out.
+        remark: what to inspect; empty where nothing stands out.
     """
 
     column: str
@@ -139,7 +139,7 @@ def _of_shares(cells: Array, trained: Array, group: Array, floor: int) -> float 
 
 
 def _remark(difference: float | None, spread: float | None, missing: float | None, before: float | None) -> str:
-    """What to look at."""
+    """What to inspect."""
     if difference is not None and spread is not None:
         apart = abs(difference)
         if apart >= OTHER_UNIT or not 1 / OTHER_SPREAD < max(spread, 1e-9) < OTHER_SPREAD:

@@ -81,7 +81,7 @@ def estimate(experiment: Experiment) -> Estimate:
         FedshiftError: the experiment cannot be run.
     """
     simulation, options = Simulation(experiment), experiment.run
-    asked_for(simulation.setup, options)  # or it says why it cannot be had
+    asked_for(simulation.setup, options)  # or it gives the reason it cannot be had
     main, peak = simulation.main_stage, memory.peak(simulation.setup.device) or 0
     step = _step(simulation)
     costs = {stage: _cost(simulation, stage, step if stage is main else None) for stage in simulation.setup.stages}

@@ -1,7 +1,7 @@
 """Events of a run: the one way in which displays and logs learn what happens.
 
-events.jsonl has one a line, so that `fedshift watch` can show the run. The file is no result: a run does not need it,
-and one that cannot write it goes on without.
+events.jsonl has one a line, so that `fedshift watch` can show the run. The file is not a result: a run does not need
+it, and one that cannot write it continues without.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class PlannedStage(File):
 
 
 class BeginEvent(Event):
-    """A run begins or goes on.
+    """A run starts or resumes.
 
     Attributes:
         done: rounds that a checkpoint already has.
@@ -75,7 +75,7 @@ class BeginEvent(Event):
 
 
 class TaskEvent(File):
-    """What a round asks for now.
+    """What a round requires now.
 
     Attributes:
         exchange: the exchange's name.
@@ -96,15 +96,15 @@ class ProgressEvent(Event):
     """How far a run is.
 
     Attributes:
-        position: rounds done, those before it went on as well.
-        steps: steps taken since it began or went on.
+        position: rounds done, those before it continued as well.
+        steps: steps taken since it began or continued.
         bytes_down: sent to clients since the run's start.
         bytes_up: sent by clients since the run's start.
         stage: the stage of the newest round.
         round: the newest round, within its stage.
         under_way: whether that round is not done yet.
         of_round: steps taken in it so far.
-        task: what it asks for now.
+        task: what it requires now.
     """
 
     kind: Literal["progress"] = "progress"
@@ -209,10 +209,10 @@ class Progress:
         """A frozen network has embedded ``done`` of ``total`` images, before a run starts."""
 
     def inspected(self, what: str, done: int, total: int) -> None:
-        """Of a look at data, ``done`` of ``total`` steps or samples are done."""
+        """While data are inspected, ``done`` of ``total`` steps or samples are done."""
 
     def note(self, text: str) -> None:
-        """A message to the user: which engine was chosen and why, say, or that clients could not be stacked."""
+        """A message to the user: which engine was chosen and why, for example, or that clients could not be stacked."""
 
     def handle(self, run: str, event: AnyEvent) -> None:
         """An event of a run, by its name; events of progress come twice a second at most, all others at once."""
@@ -239,14 +239,14 @@ class RunEvents:
         done: int = 0,
         get_time: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare for a run of which so many rounds are done; nothing is emitted before the first call."""
+        """Prepare for a run of which that many rounds are done; nothing is emitted before the first call."""
         self._name, self._progress, self._path, self._get_time = name, progress or Progress(), path, get_time
         self._pending, self._full_again, self._warned = False, 0.0, False
         self._now: dict[str, Any] = {"position": done, "steps": 0, "stage": ""}
         self._task: dict[str, Any] | None = None
 
     def begin(self, stages: Sequence[PlannedStage]) -> None:
-        """The run begins or goes on."""
+        """A run starts or resumes."""
         self._emit(BeginEvent, done=self._now["position"], stages=list(stages))
 
     def begin_round(self, round: Round) -> None:
@@ -264,7 +264,7 @@ class RunEvents:
         self._count()
 
     def steps(self, count: int) -> None:
-        """So many steps were taken; fewer than none where work is begun again."""
+        """So many steps were taken; fewer than none where work is started again."""
         self._now["steps"] += count
         self._now["of_round"] = self._now.get("of_round", 0) + count
         if self._task:
@@ -286,7 +286,7 @@ class RunEvents:
         self._progress.after_round(self._name, position)
 
     def evaluated(self, record: Record) -> None:
-        """The models were scored; a record with ``ended`` says that its stage has no more rounds."""
+        """The models were scored; a record with ``ended`` states that its stage has no more rounds."""
         self._emit(
             EvaluatedEvent,
             position=self._now["position"],
@@ -340,5 +340,5 @@ class RunEvents:
                     files.append(self._path, event.model_dump_json(), soon=True)
             except DiskError as error:
                 if not self._warned:
-                    logging.getLogger(__name__).warning("The run goes on, but cannot be watched: %s", error)
+                    logging.getLogger(__name__).warning("The run continues, but cannot be watched: %s", error)
                 self._warned = True

@@ -1,6 +1,6 @@
-"""The runs of a comparison, kept in a file beside their folders, so that those that have not begun are known.
+"""The runs of a comparison, kept in a file beside their folders, so that those that have not started are known.
 
-The file is named by what is in it: the same comparison, asked for again, has the same file.
+The file is named by what is in it: the same comparison, requested again, has the same file.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ def read_grid(path: Path) -> Grid:
     try:
         return read_json(path, Grid)
     except DamagedError as error:
-        raise FedshiftError(f"{error} Remove it: runs that have begun can be resumed without it.") from error
+        raise FedshiftError(f"{error} Remove it: runs that have started can be resumed without it.") from error
 
 
 def experiment_of(run: GridRun, path: Path, trust: bool) -> Experiment:
-    """The experiment of a run that has not begun.
+    """The experiment of a run that has not started.
 
     Args:
         run: the run.
@@ -95,7 +95,7 @@ def experiment_of(run: GridRun, path: Path, trust: bool) -> Experiment:
 
 
 def find(path: Path, least: int = 1, trust: bool = False) -> list[Run]:
-    """The run folders at or below a path, sorted; trials of a study that lies below it are left out.
+    """The run folders at or below a path, sorted; trials of a study that lies below it are excluded.
 
     Links to folders are followed, and a run that can be reached by two paths counts once; see :func:`files.walk`.
 

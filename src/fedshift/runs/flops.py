@@ -1,4 +1,4 @@
-"""How many floating-point operations a run's rounds take: a step of each phase is taken anew, and counted."""
+"""How many floating-point operations a run's rounds take: a step of each phase is taken again, and counted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Flops(NamedTuple):
 
 
 class FlopCounter:
-    """Counts what rounds of a simulation take, client after client, whichever engine carried them out.
+    """Counts what rounds of a simulation take, client after client, whichever engine runs them.
 
     Matrix products, convolutions and attention count, forward and backward, a multiplication with an addition as 2:
     see :class:`torch.utils.flop_counter.FlopCounterMode`. Activations, norms, optimisers, merges and all else that
@@ -92,7 +92,7 @@ class FlopCounter:
         return base + sum((count - 1) * flops for count, flops in zip(steps, more, strict=True) if flops)
 
     def _count(self, job: Job | ServerJob, phases: Phases, steps: Sequence[int]) -> int:
-        """The operations of a job with so many steps of each phase."""
+        """The operations of a job with that many steps of each phase."""
         cut = tuple(
             replace(phase, steps=count) if isinstance(phase, Phase) else phase
             for phase, count in zip(phases, steps, strict=True)

@@ -1,4 +1,4 @@
-"""Who is at work in a folder, also where several machines share it.
+"""Which process uses a folder, also where several machines share it.
 
 Two things keep a second process out. A lock of the system (flock) ends with the process that has it; NFS hands it to
 the server, from version 4 on as a part of the protocol, before by lockd. And a claim, a file that names the process and
@@ -7,7 +7,7 @@ counts its beats, for file systems whose locks end at the machine (mounts with n
 *Choices.* A claim is made by link(2), which fails if there is one, and renewed and taken over by rename(2): both are
 atomic on NFS of every version. Where there are no links, it is made by an exclusive open. A claim that was left behind
 is recognised without a clock: on its own machine by the system's lock, which is free, on another since the number of
-its beats stands still for :data:`SILENT` seconds of whoever looks. A process that stood still for so long finds its
+its beats stands still for :data:`SILENT` seconds for an observer. A process that stood still for so long finds its
 claim gone, and ends before it writes a checkpoint.
 """
 
@@ -33,23 +33,23 @@ from fedshift import files
 from fedshift.errors import DiskError, LockedError
 
 LOCK, CLAIM = ".lock", ".claim"
-LOOKS = 0.2  # seconds in which who only looks at a lock has let go of it
+LOOKS = 0.2  # seconds in which an observer of a lock releases it
 TURN = 60.0  # seconds in which who reads and writes something short has done it
 BEAT = 5.0  # seconds between two beats of a claim
 LARGEST = 4096  # bytes of a claim
-NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # what says that there are none
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # errors for missing support
 SILENT = 60.0  # seconds without a beat after which a process of another machine is gone
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A process that is at work in a folder.
+    """A process that is running in a folder.
 
     Attributes:
         host: its machine's name.
         machine: its machine since it was started, all of whose processes see the same locks of the system.
         process: its number.
-        token: tells this claim from every other.
+        token: distinguishes this claim from every other.
         beats: how often it was renewed.
     """
 
@@ -131,7 +131,7 @@ def _renewed(folder: Path, claim: Claim) -> Claim:
     if _is_on(folder, claim):
         try:
             files.write(folder / CLAIM, json.dumps(asdict(later)), soon=True)
-        except DiskError:  # full, say: the run ends when it writes, and until then the system's lock is there
+        except DiskError:  # full, for example: the run ends when it writes, and until then the system's lock is there
             return claim
     return later
 
@@ -143,7 +143,7 @@ def _claim(folder: Path) -> Claim:
     """Put a claim on a folder of which this process has the system's lock.
 
     Raises:
-        LockedError: a process of another machine is at work there.
+        LockedError: a process of another machine is running there.
         OSError: it cannot be written.
     """
     before = Claim.of(folder)
@@ -180,7 +180,7 @@ def _put(draft: Path, claim: Path) -> None:
 
 
 def _wait_for_silence(folder: Path, before: Claim) -> None:
-    """Look for a while at a claim of another machine: if it beats, its process is at work."""
+    """Look for a while at a claim of another machine: if it beats, its process is running."""
     end = time.monotonic() + SILENT
     while (now := Claim.of(folder)) and time.monotonic() < end:
         if now != before:
@@ -199,10 +199,10 @@ def locked(path: Path, wait: float = LOOKS) -> Iterator[None]:
 
     Args:
         path: the folder.
-        wait: for so many seconds, if one is at work there.
+        wait: for that many seconds, if one is running there.
 
     Raises:
-        LockedError: one is at work there now.
+        LockedError: one is running there now.
         DiskError: the folder cannot be written.
     """
     files.make_folder(path)
@@ -238,7 +238,7 @@ def check_locked(path: Path) -> None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process is at work in a folder, or it cannot be told."""
+    """Whether a process is running in a folder, or this cannot be determined."""
     claim = Claim.of(path)
     if claim and claim.machine != _machine():
         return True

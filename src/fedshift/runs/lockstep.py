@@ -22,7 +22,7 @@ from fedshift.runs.simulation import Simulation
 
 
 class _Round:
-    """A run within its round: what its coordinator asks for now, and what went wrong."""
+    """A run within its round: what its coordinator requires now, and what went wrong."""
 
     def __init__(self, simulation: Simulation, events: RunEvents) -> None:
         coordinator = simulation.coordinator
@@ -37,7 +37,7 @@ class _Round:
         self.go_on(None)
 
     def go_on(self, came: Any) -> None:
-        """Hand the coordinator what came of its request, outcomes or a server's, and take the next request."""
+        """Hand the coordinator what resulted from its request, outcomes or a server's, and take the next request."""
         orders, jobs = self.orders, self.jobs
         self.orders, self.jobs, self.server = [], [], None
         try:
@@ -61,7 +61,7 @@ class _Round:
 
 
 class _Steps:
-    """Counts a client's steps while it works, as far as its engine says, and the rest when it has answered."""
+    """Counts a client's steps while it works, as far as its engine reports, and the rest when it has answered."""
 
     def __init__(self, events: RunEvents) -> None:
         self._events, self._counted = events, 0
@@ -99,7 +99,7 @@ def advance(
 
 
 def _train(rounds: Sequence[_Round], engine: Engine) -> None:
-    """Let all clients of all runs that ask for it work, and answer each run."""
+    """Let all clients of all runs that request it work, and answer each run."""
     steps = [[_Steps(each.events) for _ in each.jobs] for each in rounds]
     jobs: list[Job] = []
     for each, of_run in zip(rounds, steps, strict=True):
@@ -129,7 +129,7 @@ def _serve(round: _Round, job: ServerJob, engine: Engine) -> None:
 
 
 def prepare(experiment: Experiment, label: str, progress: Progress) -> Simulation:
-    """Carry out, in memory, the stages at a run's beginning after which no model is scored.
+    """Run, in memory, the stages at a run's beginning after which no model is scored.
 
     Args:
         experiment: the run.

@@ -1,6 +1,6 @@
-"""What a run was asked for, and whether all that decides its result still is what it was.
+"""What a run was requested, and whether all that decides its result still is what it was.
 
-run.json says which run a folder is of, experiment.toml has every setting. A run folder from elsewhere may name Python
+run.json names which run a folder is of, experiment.toml has every setting. A run folder from elsewhere may name Python
 that nobody here has read: it is imported only if it ran on this machine before, or if the user trusts it.
 """
 
@@ -27,7 +27,7 @@ from fedshift.written import LARGEST_TOML
 
 RUN, EXPERIMENT, SUMMARY = "run.json", "experiment.toml", "summary.json"
 RECORDS, CLIENTS = "records.jsonl", "clients"
-STUDY = "study.journal"  # of a folder whose runs are trials of a search, and no results of their own
+STUDY = "study.journal"  # of a folder whose runs are trials of a search, and no separate results
 NOT_OF_MODELS = ("data.", "method.index.")  # how settings begin whose files a trained model is not made from
 DATA, MODELS = "data", "models"  # folders beside those of runs, in which in_memory and own_model write
 SOME = 4  # run folders that an error lists
@@ -39,7 +39,7 @@ class UntrustedError(FedshiftError):
 
 @dataclass(frozen=True)
 class Origin:
-    """What a folder says of the run that it is of.
+    """What a folder records about its run.
 
     Attributes:
         path: the folder.
@@ -54,20 +54,20 @@ class Origin:
         """A run folder that is there.
 
         Raises:
-            FedshiftError: it is no run folder.
+            FedshiftError: it is not a run folder.
         """
         run = cls(Path(path), trust)
         if not run.begun:
             below = ", ".join(f"'{file.parent}'" for file in sorted(run.path.glob(f"*/{RUN}"))[:SOME])
             fix = f" Those in it: {below}." if below else ""
-            raise FedshiftError(f"'{path}' is no run folder: it has no {RUN}.{fix}")
+            raise FedshiftError(f"'{path}' is not a run folder: it has no {RUN}.{fix}")
         return run
 
     @classmethod
     def create(
         cls, experiment: Experiment, path: Path, host: Literal["simulation", "federation"] = "simulation"
     ) -> Self:
-        """Make the folder of a new run, which its host alone can carry on.
+        """Make the folder of a new run, which its host alone can resume.
 
         Raises:
             FedshiftError: it exists; nothing is ever overwritten.
@@ -103,7 +103,7 @@ class Origin:
 
     @property
     def begun(self) -> bool:
-        """Whether a run is in it; experiment.toml is written last, so what a kill leaves before that is no run."""
+        """Whether a run is in it; experiment.toml is written last, so what a kill leaves before that is not a run."""
         return any((self.path / name).exists() for name in (EXPERIMENT, SUMMARY, RECORDS, CLIENTS))
 
     @property
@@ -114,7 +114,7 @@ class Origin:
         return carried_on_by(self.path)
 
     def check_new(self) -> None:
-        """Raise an error if a run has begun here."""
+        """Raise an error if a run has started here."""
         if self.begun:
             state = "is finished" if self.finished else "has begun"
             fix = "fedshift report" if self.finished else "fedshift resume"
@@ -124,9 +124,9 @@ class Origin:
             )
 
     def check_is(self, fingerprint: str) -> None:
-        """Raise an error if another run has begun here."""
+        """Raise an error if another run has started here."""
         if self.begun and self.identity.fingerprint != fingerprint:
-            raise FedshiftError(f"The run folder '{self.path}' holds another run; choose another --set name=...")
+            raise FedshiftError(f"The run folder '{self.path}' contains another run; choose another --set name=...")
 
     @cached_property
     def identity(self) -> Identity:
@@ -135,7 +135,7 @@ class Origin:
         Raises:
             FedshiftError: run.json is damaged.
         """
-        fix = f"Restore it, or carry out '{self.experiment_file}' again in another folder (--set run.out=...)."
+        fix = f"Restore it, or run '{self.experiment_file}' again in another folder (--set run.out=...)."
         try:
             return read_json(self.path / RUN, Identity)
         except DamagedError as error:
@@ -148,7 +148,7 @@ class Origin:
         Raises:
             FedshiftError: it is not what the folder was made for; [run] alone may be changed.
         """
-        fix = "Undo the change; give another experiment in a file of its own."
+        fix = "Undo the change; give another experiment in a separate file."
         try:
             table = tomllib.loads(files.read(self.experiment_file, LARGEST_TOML).decode("utf-8"))
         except FileNotFoundError as error:
@@ -157,7 +157,7 @@ class Origin:
             raise FedshiftError(f"'{self.experiment_file}' cannot be read ({error}). {fix}") from error
         if _table_digest(table) != self.identity.table:
             raise FedshiftError(
-                f"'{self.experiment_file}' describes another experiment than the one that was begun. {fix}"
+                f"'{self.experiment_file}' describes another experiment than the one that was started. {fix}"
             )
         return table
 
@@ -179,11 +179,11 @@ class Origin:
             FedshiftError: a plugin is not trusted, or a plugin or the data is not what it was.
         """
         experiment = self._resolved()
-        self._check_contents(experiment, "cannot go on", lambda what: True)
+        self._check_contents(experiment, "cannot continue", lambda what: True)
         if experiment.fingerprint != self.identity.fingerprint:
             raise FedshiftError(
-                f"'{self.path}' cannot go on: fedshift itself changed since it began. Restore what it was, or start a "
-                "new run."
+                f"'{self.path}' cannot continue: fedshift itself changed since it began. Restore what it was, or "
+                "start a new run."
             )
         return experiment
 
@@ -203,7 +203,7 @@ class Origin:
         """Raise an error unless a simulation carries the run on, and its code is what it was and trusted."""
         if self.identity.host == "federation":
             raise FedshiftError(
-                f"'{self.path}' is a federation's run, which its coordinator alone can carry on: {self.carried_on_by}."
+                f"'{self.path}' is a federation's run, which its coordinator alone can resume: {self.carried_on_by}."
             )
         check_plugins(self._plugins(), self.path, self.trust)
 
@@ -284,17 +284,17 @@ def study_of(path: Path) -> Path | None:
 
 
 def check_no_study(path: Path) -> None:
-    """Raise an error if a path is a study's or a trial's, which are no results and have no scores to be looked at."""
+    """Raise an error if a path is a study's or a trial's, which are no results and have no scores to be inspected."""
     if study := study_of(path):
         raise FedshiftError(
-            f"'{path}' holds trials of a study, some of which were given up for good, and whose test scores nobody "
-            f"looks at while settings are chosen. What it found is in '{study.parent / 'tuned-*.html'}', which "
+            f"'{path}' contains trials of a study, some of which were given up for good, and whose test scores nobody "
+            f"inspects while settings are chosen. What it found is in '{study.parent / 'tuned-*.html'}', which "
             f"`fedshift tune` writes; {carried_on_by(path)} carries it on."
         )
 
 
 def carried_on_by(path: Path) -> str:
-    """What carries on the runs at or below a path."""
+    """What resumes the runs at or below a path."""
     return "the command that began the search" if study_of(path) else f"`fedshift resume {path}`"
 
 

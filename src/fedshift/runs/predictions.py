@@ -80,7 +80,7 @@ class Predictions:
         return pd.DataFrame(self.table())
 
     def csv(self) -> str:
-        """The :meth:`table` as CSV: nine digits of each probability, which tell any two of float32 apart."""
+        """The :meth:`table` as CSV: nine digits of each probability, which separate any two of float32."""
         text = StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self._columns)
@@ -122,7 +122,7 @@ def predictions(
         paths: files, or folders, of which every such file below is taken.
         client: whose model, by name or id; None: the global one.
         round: the final model, or that of the round which validation picks.
-        tell: hears how many files are read.
+        tell: called with how many files are read.
 
     Raises:
         FedshiftError: there is no such model, no such file, or nothing could be read; the message names every file.
@@ -164,7 +164,7 @@ def predictions(
     found = list(probabilities(model, read(), batch))
     if not found:
         problems.check()
-        raise FedshiftError("There is no file to predict for; give files, or folders that hold some.")
+        raise FedshiftError("There are no files to predict for; give files, or folders that contain some.")
     names, rows = zip(*places, strict=True)
     return Predictions(model.blueprint.classes, names, rows, torch.cat(found), problems, tuple(notes))
 
@@ -175,7 +175,7 @@ def _place(file: Path, rows: Sequence[int | str | None], row: int) -> str:
 
 
 def probabilities(model: Trained, pieces: Iterable[Tensor], batch: int) -> Iterator[Tensor]:
-    """The probabilities (B, classes), float64, of samples that come in pieces, so many at a time.
+    """The probabilities (B, classes), float64, of samples that come in pieces, that many at a time.
 
     Where a model draws noise it is one at a time, so that a sample has the same wherever it stands.
     """
@@ -207,7 +207,7 @@ def files_of(dataset: Dataset, name: str, paths: Sequence[str | Path], problems:
     suffixes = dataset.suffixes()
     if not suffixes:
         raise FedshiftError(
-            f"The data set '{name}' reads no files but its own, so there is no file to predict for; in Python a "
+            f"The data set '{name}' reads no files but its own, so there are no files to predict for; in Python a "
             "sample is predicted for by run.model()."
         )
     kinds = ", ".join(suffixes[:NAMED]) + (", ..." if len(suffixes) > NAMED else "")
@@ -217,7 +217,7 @@ def files_of(dataset: Dataset, name: str, paths: Sequence[str | Path], problems:
             if path.is_dir():
                 below = [file for file in files_below(path) if dataset.reads(file) and not file.name.startswith(".")]
                 if not below:
-                    raise FedshiftError(f"'{path}' holds no file that ends in {kinds}.")
+                    raise FedshiftError(f"'{path}' contains no file that ends in {kinds}.")
                 found |= dict.fromkeys(below)
             elif not path.exists():
                 raise FedshiftError(f"'{path}' does not exist.")

@@ -1,4 +1,4 @@
-"""Writes the folder of a run, whoever carries it out: records, selected weights, times, checkpoints, completion."""
+"""Writes a run's folder, also in a federation: records, selected weights, times, checkpoints, completion."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class Recorder:
         Args:
             seconds: on the clock.
             engine: in words.
-            together: how many runs went on in that time.
+            together: how many runs continued in that time.
         """
         if together != self._together:
             self.write_times(engine, before=1)
@@ -198,10 +198,10 @@ class Recorder:
         Args:
             engine: what carries the run out, as a table.
             together: the runs that advance together, this one among them.
-            host: what else the host needs to go on, as JSON can hold it.
+            host: what else the host needs to continue, as JSON.
 
         Raises:
-            DiskError: the disk is full, say; the checkpoint before is kept.
+            DiskError: the disk is full, for example; the checkpoint before is kept.
             LockedError: another process has taken the folder over.
         """
         path, position = self.folder.path, self.position
@@ -222,7 +222,7 @@ class Recorder:
         self.saved[position].write(path / manifest_name(position))
 
     def amend(self, position: int, host: Mapping[str, Any], recorded: bool = False) -> None:
-        """Replace what the host needs to go on from a checkpoint.
+        """Replace what the host needs to continue from a checkpoint.
 
         Args:
             position: the checkpoint's.
@@ -244,7 +244,7 @@ class Recorder:
         """Remove the checkpoints of other positions, and what only they name.
 
         Raises:
-            DiskError: it could not be done; the run can go on from any that is left.
+            DiskError: it could not be done; the run can continue from any that is left.
         """
         gone = {position: self.saved.pop(position) for position in self.saved.keys() - set(positions)}
         for position in sorted(gone):

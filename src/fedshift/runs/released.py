@@ -53,7 +53,7 @@ class Released:
         batch: how many samples it predicts for at once.
         statistics: of the rows that it was trained on, where they prepare rows; see
             :data:`fedshift.clients.preparation.Statistics`.
-        trained_classes: how many samples of each class it was trained on; empty where nobody knows.
+        trained_classes: how many samples of each class it was trained on; empty if unknown.
         reread: reads the samples again that it was trained and validated on, or raises an error; None: none are known.
         client: the id of the client whose model it is.
         metrics: that its experiment declares.
@@ -107,7 +107,7 @@ class Released:
 
 
 def released(path: Path, client: int | str | None, round: Picked, trust: bool) -> Released:
-    """The model that a folder holds.
+    """The model that a folder contains.
 
     Args:
         path: a run's folder.
@@ -127,7 +127,7 @@ def _reread(run: Run) -> FederatedData:
     """The clients and environments of a run, whose data must be here and what they were.
 
     Raises:
-        FedshiftError: they are not; the message says why.
+        FedshiftError: they are not; the message gives the reason.
     """
     if run.identity.host == "federation":
         raise FedshiftError("it ran between institutions, where its samples are")
@@ -164,7 +164,7 @@ def read_labelled(
         by: a column of the file, or ``domain``; empty: there are no subgroups.
 
     Raises:
-        FedshiftError: they cannot be read, or are none of the model's; the message says which, and the fix.
+        FedshiftError: they cannot be read, or are none of the model's; the message names them and the fix.
     """
     places = [column.name for column in model.columns]
     apart = {DOMAIN: by} if by and by != DOMAIN and by not in places else {}
@@ -197,7 +197,7 @@ def _reader(model: Released, path: str, settings: Mapping[str, Any], by: str, ap
         )
     changes: dict[str, Any] = {"path": path}
     if isinstance(dataset, ColumnFiles) and DOMAIN in known and by != DOMAIN:
-        changes[DOMAIN] = ""  # the file of one site need not say which it is
+        changes[DOMAIN] = ""  # the file of one site need not name the site
     if "missing_classes" in known:
         changes["missing_classes"] = "allow"
     if isinstance(dataset, InputColumns) and "columns" in known and model.columns:
@@ -222,7 +222,7 @@ def _of_classes(data: DomainData, model: Released) -> DomainData:
     for number in torch.unique(data.y).tolist():
         if (name := data.classes[number]) not in model.classes:
             first = int((data.y == number).nonzero()[0])
-            hint = "Write the model's classes, or name the column that holds them: --set data.label=COLUMN"
+            hint = "Write the model's classes, or name the column that contains them: --set data.label=COLUMN"
             problems.add(UnknownNameError(f"class of {data.place(first)}:", name, model.classes, hint))
     problems.check()
     number = torch.tensor([model.classes.index(name) if name in model.classes else 0 for name in data.classes])
@@ -233,7 +233,7 @@ def _of_columns(data: DomainData, model: Released) -> DomainData:
     """The same rows with the model's codes of categories.
 
     Raises:
-        FedshiftError: a column holds numbers in one and categories in the other.
+        FedshiftError: a column contains numbers in one and categories in the other.
     """
     if model.inputs.preparation is None:
         return data
@@ -241,7 +241,7 @@ def _of_columns(data: DomainData, model: Released) -> DomainData:
     for place, (own, other) in enumerate(zip(data.columns, model.columns, strict=True)):
         if (own.categories is None) != (other.categories is None) and not bool(data.x[:, place].isnan().all()):
             raise FedshiftError(
-                f"The column '{own.name}' holds {words[own.categories is None]}, but the model takes "
+                f"The column '{own.name}' contains {words[own.categories is None]}, but the model takes "
                 f"{words[other.categories is None]}: correct the file."
             )
     return replace(data, x=recoded(data.x, data.columns, model.columns), columns=model.columns)
@@ -257,7 +257,7 @@ def _by_column(data: DomainData, column: Column, place: int) -> Subgroups:
     values = torch.unique(cells[~cells.isnan()])
     if len(values) > MOST_SUBGROUPS:
         raise FedshiftError(
-            f"--by {column.name}: the column holds {len(values)} values, {MOST_SUBGROUPS} at most can be subgroups. "
+            f"--by {column.name}: the column contains {len(values)} values, {MOST_SUBGROUPS} at most can be subgroups. "
             "Name a column of few, such as one of age groups."
         )
     known = column.categories

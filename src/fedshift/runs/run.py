@@ -1,4 +1,4 @@
-"""One run from its folder: what was asked for, what was recorded, and the models it left."""
+"""One run from its folder: what was requested, what was recorded, and the models it left."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fedshift.runs.checkpoint import WeightsFile
 
 WEIGHTS, MESSAGES, DATA_FACTS = "weights.safetensors", "messages.json", "data.json"
 TIMINGS, EVENTS = "timings.jsonl", "events.jsonl"
-# What carrying out makes, manifests first: without them it begins anew.
+# What running makes, manifests first: without them it begins again.
 MADE = (
     *(SUMMARY, "manifest-*.json", WEIGHTS, "checkpoint@*.safetensors", "selected@*.safetensors", CLIENTS),
     *(RECORDS, TIMINGS, EVENTS, MESSAGES, DATA_FACTS),
@@ -61,11 +61,11 @@ class Times:
 
 @dataclass(frozen=True, eq=False)
 class Run(Origin):
-    """One run; files are read when they are first asked for, and then kept.
+    """One run; files are read when they are first requested, and then kept.
 
-    run.json says which run it is, experiment.toml what was asked for. Every other file is in the manifest of the newest
-    checkpoint or, once the run is finished, in summary.json, with its size and digest. A reader gets what the manifest
-    says, or an error. :class:`fedshift.runs.recorder.Recorder` writes them.
+    run.json names which run it is, experiment.toml what was requested. Every other file is in the manifest of the
+    newest checkpoint or, once the run is finished, in summary.json, with its size and digest. A reader gets what the
+    manifest states, or an error. :class:`fedshift.runs.recorder.Recorder` writes them.
     """
 
     def __repr__(self) -> str:
@@ -111,7 +111,7 @@ class Run(Origin):
             return read_file(self.path / name, manifest.files.get(name), growing=isinstance(manifest, Checkpoint))
 
     def _json(self, name: str, kind: type[BaseModel]) -> dict[str, Any]:
-        """A JSON file that carrying out wrote; empty before the first checkpoint."""
+        """A JSON file that running wrote; empty before the first checkpoint."""
         if (manifest := self._manifest) is None:
             return {}
         with self._fix():
@@ -144,7 +144,7 @@ class Run(Origin):
         return self.times_until()
 
     def times_until(self, position: float = inf) -> Times:
-        """What its first rounds took, up to the last evaluation among so many, as :attr:`times`."""
+        """What its first rounds took, up to the last evaluation among that many, as :attr:`times`."""
         timed = [timing for timing in self._timed if timing.stop <= position]
         return Times(
             training=sum(timing.seconds / timing.together for timing in timed),
@@ -177,7 +177,7 @@ class Run(Origin):
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The versions and the machine that it was begun with."""
+        """The versions and the machine that it was started with."""
         return self.identity.environment.model_dump()
 
     @cached_property
@@ -202,7 +202,7 @@ class Run(Origin):
 
     @cached_property
     def weights(self) -> Mapping[str, Tensor]:
-        """The final tensors, each read when it is asked for: shared ones by name, a client's under ``client.<id>.``.
+        """The final tensors, each read when it is requested: shared ones by name, a client's under ``client.<id>.``.
 
         Raises:
             FedshiftError: the run is not finished.
@@ -274,7 +274,7 @@ class Run(Origin):
         """What of a finished run is not as it was written; empty if all is.
 
         Raises:
-            FedshiftError: what was asked for is not as it was written, which cannot be made again.
+            FedshiftError: what was requested is not as it was written, which cannot be made again.
         """
         fresh = Run(self.path)
         _ = fresh.table  # or an error
@@ -286,7 +286,7 @@ class Run(Origin):
         return ""
 
     def set_aside(self) -> Path:
-        """Move all that carrying out made into a folder of its own, so that the run can be made again.
+        """Move all that running made into a separate folder, so that the run can be made again.
 
         Returns:
             The folder.
@@ -313,7 +313,7 @@ class Run(Origin):
 
     @contextmanager
     def _fix(self) -> Iterator[None]:
-        """Say what makes again what is damaged."""
+        """Add the command that repairs the damage."""
         try:
             yield
         except DamagedError as error:

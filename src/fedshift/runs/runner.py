@@ -1,6 +1,6 @@
-"""Carrying out runs in their folders: finished ones are not repeated, interrupted ones go on as they were.
+"""Running experiments in their folders: finished ones are not repeated, interrupted ones continue as they were.
 
-Runs that are alike advance together where that is faster, each with its own folder, records and checkpoints.
+Runs that are equal advance together where that is faster, each with its own folder, records and checkpoints.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedshift.runs.together import Judge, carry_out
 
 
 def start(experiment: Experiment, progress: Progress) -> Run:
-    """Carry out a new run.
+    """Start a new run.
 
     Raises:
         FedshiftError: its folder exists, or the experiment cannot be run.
@@ -42,31 +42,31 @@ def start(experiment: Experiment, progress: Progress) -> Run:
 def run_all(
     experiments: Sequence[Experiment], progress: Progress, shard: Shard | None = None
 ) -> tuple[list[Run], Failures]:
-    """Carry out every run of a comparison, which is written down so that it can be resumed as a whole.
+    """Run every run of a comparison, which is written down so that it can be resumed as a whole.
 
     Args:
         experiments: the runs.
-        progress: hears of the progress.
+        progress: receives the progress.
         shard: carries them out with other processes, of whose runs it waits for the end.
 
     Returns:
-        The folders of the runs that were carried out, and what went wrong with the others: one that fails does not
+        The folders of the runs that were run, and what went wrong with the others: one that fails does not
         keep the others from theirs.
 
     Raises:
-        FedshiftError: the first run cannot be carried out, and neither diverged nor is refused by its method alone; or
+        FedshiftError: the first run cannot run, and neither diverged nor is refused by its method alone; or
             the method of every run refuses it.
     """
-    asked = [PlannedRun.of(each) for each in experiments]
-    for folder in {each.folder.path.parent for each in asked if not each.folder.finished}:
+    requested = [PlannedRun.of(each) for each in experiments]
+    for folder in {each.folder.path.parent for each in requested if not each.folder.finished}:
         files.check_folder(folder)
     write = partial(write_grid, experiments, run_path(experiments[0]).parent)
     schedule = SharedSchedule(shard, progress, before_first=write) if shard else Schedule(progress, before_first=write)
-    return schedule.carry_out(asked)
+    return schedule.carry_out(requested)
 
 
-def resume(asked: Sequence[PlannedRun], progress: Progress) -> tuple[list[Run], Failures]:
-    """Carry on every run that :func:`below` found and that is not finished.
+def resume(requested: Sequence[PlannedRun], progress: Progress) -> tuple[list[Run], Failures]:
+    """Resume every run that :func:`below` found and that is not finished.
 
     Returns:
         As :func:`run_all`.
@@ -74,11 +74,11 @@ def resume(asked: Sequence[PlannedRun], progress: Progress) -> tuple[list[Run], 
     Raises:
         FedshiftError: as :func:`run_all`.
     """
-    return Schedule(progress).carry_out(asked)
+    return Schedule(progress).carry_out(requested)
 
 
-def attempt(asked: Sequence[PlannedRun], progress: Progress, judge: Judge, shard: Shard | None = None) -> Failures:
-    """Carry out runs, of which ``judge`` may give some up; see :func:`fedshift.runs.together.carry_out`.
+def attempt(requested: Sequence[PlannedRun], progress: Progress, judge: Judge, shard: Shard | None = None) -> Failures:
+    """Run runs, of which ``judge`` may give some up; see :func:`fedshift.runs.together.carry_out`.
 
     Returns:
         What went wrong. A run that was given up is not among it: it is left unfinished.
@@ -87,12 +87,12 @@ def attempt(asked: Sequence[PlannedRun], progress: Progress, judge: Judge, shard
         FedshiftError: as :func:`run_all`.
     """
     schedule = SharedSchedule(shard, progress, judge) if shard else Schedule(progress, judge)
-    schedule.carry_out(asked)
+    schedule.carry_out(requested)
     return schedule.failed
 
 
 def below(path: Path, trust: bool = False) -> list[PlannedRun]:
-    """The runs of comparisons at or below a path, those that have not begun included, and then all other runs there.
+    """The runs of comparisons at or below a path, those that have not started included, and then all other runs there.
 
     Args:
         path: a run folder, or a folder of them.
@@ -100,22 +100,22 @@ def below(path: Path, trust: bool = False) -> list[PlannedRun]:
 
     Raises:
         UntrustedError: a run needs such a plugin.
-        FedshiftError: there is no run, or the path is a study's or a trial's.
+        FedshiftError: there are no runs, or the path is a study's or a trial's.
     """
     check_no_study(path)
-    asked: dict[Path, PlannedRun] = {}
+    requested: dict[Path, PlannedRun] = {}
     for file in grid_files(path):
         for run in read_grid(file).runs:
             folder = Run(file.parent / run.folder, trust)
             if not folder.begun:
                 check_plugins(run.plugins, folder.path, trust)
                 begin = partial(experiment_of, run, file, trust)
-                asked.setdefault(folder.path, PlannedRun(folder, begin, run.fingerprint))
+                requested.setdefault(folder.path, PlannedRun(folder, begin, run.fingerprint))
             else:
-                asked.setdefault(folder.path, _begun(folder))
-    for folder in find(path, 0 if asked else 1, trust):
-        asked.setdefault(folder.path, _begun(folder))
-    return list(asked.values())
+                requested.setdefault(folder.path, _begun(folder))
+    for folder in find(path, 0 if requested else 1, trust):
+        requested.setdefault(folder.path, _begun(folder))
+    return list(requested.values())
 
 
 def _begun(folder: Run) -> PlannedRun:

@@ -1,6 +1,6 @@
-"""In what order runs are carried out: in groups that advance together, or one by one among several processes.
+"""In what order runs are run: in groups that advance together, or one by one among several processes.
 
-Runs that advanced together go on together. What of a run is damaged is set aside, and the run is made again.
+Runs that advanced together continue together. What of a run is damaged is set aside, and the run is made again.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from fedshift.runs.simulation import Simulation, refused_by_method
 from fedshift.runs.together import Judge, carry_out, choice_of, to_the_end
 
 Failures = dict[Path, FedshiftError]  # what went wrong with runs, by their folders
-TOLD_APART = (DiskError, LockedError)  # kinds of failure that who asked for runs may tell apart
-LOOK_AGAIN = 1.0  # seconds, while other processes are at work on all runs that are left
+TOLD_APART = (DiskError, LockedError)  # kinds of failure that callers may distinguish
+LOOK_AGAIN = 1.0  # seconds, while other processes work on all remaining runs
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedRun:
-    """A run that is asked for.
+    """A run that is requested.
 
     Attributes:
-        folder: where it is carried out; it may not be there yet.
+        folder: where it is run; it may not be there yet.
         experiment: gives the experiment, which is not needed where the run is finished.
-        fingerprint: the experiment's; None: whatever the folder says.
+        fingerprint: the experiment's; None: the folder's.
     """
 
     folder: Run
@@ -54,7 +54,7 @@ def run_path(experiment: Experiment) -> Path:
 
 
 class Schedule:
-    """Carries out many runs, those that are alike in groups."""
+    """Runs many runs, those that are equal in groups."""
 
     def __init__(
         self,
@@ -64,115 +64,117 @@ class Schedule:
     ) -> None:
         """Prepare; ``before_first`` is called before a run begins that has no folder yet."""
         self._progress, self._judge, self._before_first = progress, judge, before_first
-        self._waiting: list[tuple[PlannedRun, Simulation]] = []  # for others that are alike
+        self._waiting: list[tuple[PlannedRun, Simulation]] = []  # for others that are equal
         self.choice_of: Choice | None = None  # of those that wait
         self._folders: dict[Path, Run] = {}
         self._damaged: list[PlannedRun] = []
-        self._refusal: FedshiftError | None = None  # what the method of the first run refuses that was not even begun
-        self._odd = False  # whether it was said what is odd about the data
+        self._refusal: FedshiftError | None = None  # what the method of the first run refuses that was not even started
+        self._odd = False  # whether the oddities of the data were noted
         self.failed: Failures = {}
 
-    def carry_out(self, asked: Sequence[PlannedRun]) -> tuple[list[Run], Failures]:
-        """Carry out all.
+    def carry_out(self, requested: Sequence[PlannedRun]) -> tuple[list[Run], Failures]:
+        """Run all.
 
         Returns:
-            The folders of the runs that were carried out, and what went wrong with the others.
+            The folders of the runs that were run, and what went wrong with the others.
 
         Raises:
             FedshiftError: as :func:`fedshift.runs.runner.run_all`.
         """
-        self._carry_out_all(asked)
-        folders = [self._folders[each.folder.path] for each in asked if each.folder.path in self._folders]
-        if self._refusal and len(self.failed) == len(asked):
+        self._carry_out_all(requested)
+        folders = [self._folders[each.folder.path] for each in requested if each.folder.path in self._folders]
+        if self._refusal and len(self.failed) == len(requested):
             raise self._refusal
         return folders, self.failed
 
-    def _carry_out_all(self, asked: Sequence[PlannedRun]) -> None:
-        unfinished = [each for each in asked if not self._is_finished(each)]
+    def _carry_out_all(self, requested: Sequence[PlannedRun]) -> None:
+        unfinished = [each for each in requested if not self._is_finished(each)]
         fresh = self._go_on_with_groups(unfinished)
         self._carry_out_fresh(fresh)
         damaged, self._damaged = self._damaged, []
         self._carry_out_fresh(damaged)
         for again in self._damaged:
-            self._note_failure(again, FedshiftError("its files are damaged over and over; look at the disk."))
+            self._note_failure(again, FedshiftError("its files are damaged repeatedly; inspect the disk."))
 
-    # Runs that have begun -----------------------------------------------------------------------
+    # Runs that have started -----------------------------------------------------------------------
 
-    def _is_finished(self, asked: PlannedRun) -> bool:
-        """Whether a run is finished, or to be left out for now: a damaged one is made again after the others."""
-        folder = asked.folder
+    def _is_finished(self, requested: PlannedRun) -> bool:
+        """Whether a run is finished, or to be excluded for now: a damaged one is made again after the others."""
+        folder = requested.folder
         try:
-            if asked.fingerprint is not None and folder.begun:
-                folder.check_is(asked.fingerprint)
-                _ = folder.table  # or an error: what was asked for must be as it was
+            if requested.fingerprint is not None and folder.begun:
+                folder.check_is(requested.fingerprint)
+                _ = folder.table  # or an error: what was requested must be as it was
             if not folder.finished:
                 return False
             if damage := folder.damage():
-                self._set_aside(asked, damage)
+                self._set_aside(requested, damage)
                 return True
         except FedshiftError as error:
-            self._note_failure(asked, error)
+            self._note_failure(requested, error)
             return True
         self._folders[folder.path] = folder
         self._progress.reused(folder.path.name)
         return True
 
     def _go_on_with_groups(self, unfinished: Sequence[PlannedRun]) -> list[PlannedRun]:
-        """Carry on the runs that have a checkpoint, with those they went on with; gives back the others."""
+        """Resume the runs that have a checkpoint, with those they continued with; gives back the others."""
         fresh: list[PlannedRun] = []
         groups: dict[tuple[Path, tuple[str, ...]], tuple[Checkpoint, list[PlannedRun]]] = {}
-        for asked in unfinished:
-            folder = asked.folder.path
+        for requested in unfinished:
+            folder = requested.folder.path
             try:
-                checkpoint = asked.folder.checkpoint
+                checkpoint = requested.folder.checkpoint
             except FedshiftError as error:
-                self._set_aside(asked, error)
+                self._set_aside(requested, error)
                 continue
             if checkpoint is None:
-                fresh.append(asked)
+                fresh.append(requested)
                 continue
             mates = [Run(folder.parent / name) for name in checkpoint.together]
             if all(saved_positions(mate.path) for mate in mates if mate.begun and not mate.finished):
                 names = tuple(checkpoint.together)
-                groups.setdefault((folder.parent, names), (checkpoint, []))[1].append(asked)
+                groups.setdefault((folder.parent, names), (checkpoint, []))[1].append(requested)
             else:  # it begins again with its group, of which not all have written their first checkpoint
-                fresh.append(asked)
+                fresh.append(requested)
         for checkpoint, members in groups.values():
             self._go_on(checkpoint, members)
         return fresh
 
     def _go_on(self, checkpoint: Checkpoint, members: Sequence[PlannedRun]) -> None:
-        """Carry on runs that went on together."""
-        ready = [(asked, simulation) for asked in members if (simulation := self._simulation(asked)) is not None]
+        """Resume runs that continued together."""
+        ready = [
+            (requested, simulation) for requested in members if (simulation := self._simulation(requested)) is not None
+        ]
         if not ready:
             return
         first, simulation = ready[0]
-        position = common_position([asked.folder.path for asked, _ in ready])
+        position = common_position([requested.folder.path for requested, _ in ready])
         choice = choice_of(checkpoint, simulation, self._progress)
-        gone = {*checkpoint.together} - {asked.folder.path.name for asked, _ in ready}
+        gone = {*checkpoint.together} - {requested.folder.path.name for requested, _ in ready}
         missing = sum(not _had_ended(Run(first.folder.path.parent / name), position) for name in gone)
         if missing and position < simulation.rounds and choice.engine == "vectorised":
             self._progress.note(
-                f"{first.folder.path.name} was stacked with {missing} runs that do not go on with it: its last digits "
-                "may differ from those of a run that was never interrupted."
+                f"{first.folder.path.name} was stacked with {missing} runs that do not continue with it: its last "
+                "digits may differ from those of a run that was never interrupted."
             )
         self._carry_out(ready, choice)
 
     # Runs that begin ----------------------------------------------------------------------------
 
-    def _carry_out_fresh(self, asked: Iterable[PlannedRun]) -> None:
-        for each in asked:
+    def _carry_out_fresh(self, requested: Iterable[PlannedRun]) -> None:
+        for each in requested:
             simulation = self._simulation(each)
             if simulation is not None:
                 self._add(each, simulation, simulation.choice(self._progress.note))
         self._carry_out_waiting()
 
-    def _add(self, asked: PlannedRun, simulation: Simulation, choice: Choice) -> None:
+    def _add(self, requested: PlannedRun, simulation: Simulation, choice: Choice) -> None:
         """Put a run to those that wait, after carrying these out if it is of another kind or they are enough."""
         if self._waiting and not (choice == self.choice_of and _alike(self._waiting[0][1], simulation)):
             self._carry_out_waiting()
         self.choice_of = choice
-        self._waiting.append((asked, simulation))
+        self._waiting.append((requested, simulation))
         if len(self._waiting) >= (simulation.experiment.run.together or choice.together):
             self._carry_out_waiting()
 
@@ -183,17 +185,17 @@ class Schedule:
 
     # All ----------------------------------------------------------------------------------------
 
-    def _simulation(self, asked: PlannedRun) -> Simulation | None:
+    def _simulation(self, requested: PlannedRun) -> Simulation | None:
         """Load a run's data and build its model; None if that cannot be done, which is written down."""
         experiment = None
         try:
-            experiment = asked.experiment()
+            experiment = requested.experiment()
             simulation = Simulation(experiment, self._progress.embedded)
         except FedshiftError as error:
             first = not (self._folders or self.failed)
             if experiment and first and refused_by_method(experiment, self._progress.embedded):
                 self._refusal = error
-            self._note_failure(asked, error)
+            self._note_failure(requested, error)
             return None
         if (oddity := simulation.blueprint.oddity) and not self._odd:
             self._odd = True  # the data of other runs are as a rule the same
@@ -201,59 +203,59 @@ class Schedule:
         return simulation
 
     def _carry_out(self, runs: Sequence[tuple[PlannedRun, Simulation]], choice: Choice) -> None:
-        """Carry out a group."""
+        """Run a group."""
         self._before_first()
-        by_simulation = {simulation: asked for asked, simulation in runs}
-        self._folders |= {asked.folder.path: asked.folder for asked, _ in runs}
-        group = [(simulation, asked.folder) for asked, simulation in runs]
+        by_simulation = {simulation: requested for requested, simulation in runs}
+        self._folders |= {requested.folder.path: requested.folder for requested, _ in runs}
+        group = [(simulation, requested.folder) for requested, simulation in runs]
         failed = carry_out(group, choice, self._progress, self._judge)
         for simulation, error in failed.items():
-            asked = by_simulation[simulation]
+            requested = by_simulation[simulation]
             if isinstance(error, DamagedError):
-                self._set_aside(asked, error)
+                self._set_aside(requested, error)
             elif isinstance(error, FedshiftError):
                 if not isinstance(error, StoppedError):
-                    self._note_failure(asked, error)
+                    self._note_failure(requested, error)
             else:
                 raise error
 
-    def _set_aside(self, asked: PlannedRun, reason: object) -> None:
+    def _set_aside(self, requested: PlannedRun, reason: object) -> None:
         """Make room for a damaged run, which is made again after the others."""
         try:
-            with locked(asked.folder.path):
-                aside = asked.folder.set_aside()
+            with locked(requested.folder.path):
+                aside = requested.folder.set_aside()
         except FedshiftError as error:
-            self._note_failure(asked, error)
+            self._note_failure(requested, error)
             return
-        self._damaged.append(asked)
+        self._damaged.append(requested)
         self._progress.note(
-            f"{asked.folder.path.name} is made again from its first round, alone: {reason} What was there is kept in "
-            f"'{aside.name}'. If it was stacked with others, its last digits may differ from what it was."
+            f"{requested.folder.path.name} is made again from its first round, alone: {reason} What was there is kept "
+            f"in '{aside.name}'. If it was stacked with others, its last digits may differ from what it was."
         )
 
-    def _note_failure(self, asked: PlannedRun, error: FedshiftError) -> None:
+    def _note_failure(self, requested: PlannedRun, error: FedshiftError) -> None:
         """Remember what went wrong with a run.
 
         What is wrong with the first is most likely wrong with all, unless it diverged or its method refuses it.
         """
         if not isinstance(error, DivergedError):
-            self._folders.pop(asked.folder.path, None)
+            self._folders.pop(requested.folder.path, None)
             if not (self._folders or self.failed or self._refusal):
                 raise error
-        name = asked.folder.path.name
+        name = requested.folder.path.name
         if isinstance(error, DivergedError):
-            self.failed[asked.folder.path] = DivergedError(f"{name}: {error.what}", error.fix)
+            self.failed[requested.folder.path] = DivergedError(f"{name}: {error.what}", error.fix)
         else:
             kind = next((kind for kind in TOLD_APART if isinstance(error, kind)), FedshiftError)
-            self.failed[asked.folder.path] = kind(f"{name}: {error}")
+            self.failed[requested.folder.path] = kind(f"{name}: {error}")
 
 
 class SharedSchedule(Schedule):
-    """Carries out many runs with other processes: each alone, and none that another is at work on.
+    """Runs many runs with other processes: each alone, and none that another is busy with.
 
     Args:
         shard: which of the processes this is.
-        progress: hears of the progress.
+        progress: receives the progress.
         judge: gives runs up.
         before_first: is called before a run begins that has no folder yet.
     """
@@ -267,61 +269,61 @@ class SharedSchedule(Schedule):
     ) -> None:
         super().__init__(progress, judge, before_first)
         self._shard = shard
-        self._busy: set[Path] = set()  # runs that other processes are at work on
+        self._busy: set[Path] = set()  # runs that other processes are busy with
 
-    def _carry_out_all(self, asked: Sequence[PlannedRun]) -> None:
+    def _carry_out_all(self, requested: Sequence[PlannedRun]) -> None:
         """Carry runs out, this shard's own first, until all are over."""
-        self._share(self._shard.order(asked))
+        self._share(self._shard.order(requested))
 
-    def _share(self, asked: Sequence[PlannedRun]) -> None:
-        """Carry out, each alone, what no other process is at work on, until all are over."""
+    def _share(self, requested: Sequence[PlannedRun]) -> None:
+        """Run, each alone, what no other process is busy with, until all are over."""
         waits = False
-        while asked:
-            left = [each for each in asked if not self._is_over(replace(each, folder=replace(each.folder)))]
-            if len(left) == len(asked):
+        while requested:
+            left = [each for each in requested if not self._is_over(replace(each, folder=replace(each.folder)))]
+            if len(left) == len(requested):
                 if not waits:
-                    self._progress.note(f"Waiting for {len(left)} runs that other processes carry out.")
+                    self._progress.note(f"Waiting for {len(left)} runs that other processes run.")
                 waits = True
                 time.sleep(LOOK_AGAIN)
-            asked = left
+            requested = left
 
-    def _is_over(self, asked: PlannedRun) -> bool:
+    def _is_over(self, requested: PlannedRun) -> bool:
         """Carry a run out, unless it is over; whether it is then, which it is not if another process is at it."""
-        path = asked.folder.path
-        if (path / DIVERGED).is_file() and not asked.folder.finished:
-            self._folders[path] = asked.folder
+        path = requested.folder.path
+        if (path / DIVERGED).is_file() and not requested.folder.finished:
+            self._folders[path] = requested.folder
             self.failed[path] = DivergedError(f"{path.name}: {(path / DIVERGED).read_text(encoding='utf-8')}")
             return True
-        if asked.folder.begun and not asked.folder.finished and self._judge(asked.folder):
+        if requested.folder.begun and not requested.folder.finished and self._judge(requested.folder):
             return True
         try:
-            if not asked.folder.finished:
+            if not requested.folder.finished:
                 with locked(path):  # before its data are loaded; what a process left that is gone is free in the end
                     pass
         except LockedError:
             return False
         self._busy.discard(path)
-        super()._carry_out_all([asked])
+        super()._carry_out_all([requested])
         if isinstance(error := self.failed.get(path), DivergedError):
             files.write(path / DIVERGED, error.what.removeprefix(f"{path.name}: "))
         return path not in self._busy
 
-    def _note_failure(self, asked: PlannedRun, error: FedshiftError) -> None:
-        """Remember what went wrong with a run; what another process is at work on is looked at again."""
+    def _note_failure(self, requested: PlannedRun, error: FedshiftError) -> None:
+        """Remember what went wrong with a run; what another process is busy with is inspected again."""
         if isinstance(error, LockedError):
-            self._busy.add(asked.folder.path)
-            self._folders.pop(asked.folder.path, None)
+            self._busy.add(requested.folder.path)
+            self._folders.pop(requested.folder.path, None)
         else:
-            super()._note_failure(asked, error)
+            super()._note_failure(requested, error)
 
 
 def _alike(current: Simulation, other: Simulation) -> bool:
-    """Whether two runs may advance together: what shares a stack, carried out in the same way."""
+    """Whether two runs may advance together: they share a stack if they run in the same way."""
     return kind(current.setup) == kind(other.setup) and current.experiment.run == other.experiment.run
 
 
 def _had_ended(folder: Run, position: int) -> bool:
-    """Whether a run was at its end when so many rounds were done, so that others went on without it."""
+    """Whether a run was at its end when that many rounds were done, so that others continued without it."""
     try:
         return folder.finished and folder.records[-1]["position"] <= position
     except (FedshiftError, IndexError):

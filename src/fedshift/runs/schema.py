@@ -74,8 +74,8 @@ class Identity(File):
         table: a digest of experiment.toml without [run].
         contents: digests of what decides the result and is no setting; see :attr:`Experiment.contents`.
         plugins: digests of the plugins, by path.
-        host: what carries it out, which alone can go on with it.
-        environment: the versions and the machine that it was begun with.
+        host: the kind of host, which alone can resume it.
+        environment: the versions and the machine that it was started with.
     """
 
     format: Literal[4] = 4  # raised whenever a file changes its meaning
@@ -106,7 +106,7 @@ class Scored(Scores):
     """A row of a record; see :class:`Evaluation`."""
 
     models: PositiveInt
-    n: PositiveInt | None = None  # where a site does not tell
+    n: PositiveInt | None = None  # if a site withholds it
     undefined: dict[str, str] = {}  # why a metric is, of some of the models or of all
 
 
@@ -166,7 +166,7 @@ class Blueprint(BaseModel):
         samples: each client's number of training samples, by id; none where only sites know them.
         trained_classes: by a client's id, how many training samples of each class it has; none where only sites know.
         scored_classes: by role and environment, how many samples of each class are scored; likewise.
-        pooled: how many training samples each of the clients had whose samples a single one holds; none otherwise.
+        pooled: how many training samples each of the clients had whose samples a single one contains; none otherwise.
         oddity: what is most serious about the data, a sentence; None: nothing is.
         norm_factor: in a federation, how much larger than usual an answer may be.
     """
@@ -225,18 +225,20 @@ class Blueprint(BaseModel):
         agreed = train, experiment.evaluate, model.streams, device, self.classes, self.inputs.preparation, self.columns
         return Setup(run, experiment.method, model, parts, *agreed)
 
-    def client(self, asked: int | str) -> int:
+    def client(self, requested: int | str) -> int:
         """The id of a client of that name or id.
 
         Raises:
             FedshiftError: there is none, or several have that name.
         """
-        found = [id for id, name in self.clients.items() if asked == (name if isinstance(asked, str) else id)]
+        found = [id for id, name in self.clients.items() if requested == (name if isinstance(requested, str) else id)]
         if len(found) == 1:
             return found[0]
         if found:
-            raise FedshiftError(f"{len(found)} clients are called '{asked}'; give an id: {_listed(map(str, found))}.")
-        raise FedshiftError(f"There is no client {asked!r}; clients by id: {self.named(self.clients)}.")
+            raise FedshiftError(
+                f"{len(found)} clients are called '{requested}'; give an id: {_listed(map(str, found))}."
+            )
+        raise FedshiftError(f"There is no client {requested!r}; clients by id: {self.named(self.clients)}.")
 
     def named(self, ids: Iterable[int]) -> str:
         """Clients for a message: id and name of each."""
@@ -285,11 +287,11 @@ class Timed(File):
         stop: rounds done after.
         seconds: of training, on the clock.
         evaluation: seconds of scoring, on the clock.
-        together: how many runs went on in that time.
+        together: how many runs continued in that time.
         engine: in words.
         memory: the peak so far as :func:`fedshift.memory.peak` has it, in bytes; all runs that one process carried
             out share it.
-        notes: what the engine said meanwhile, such as that a worker process died.
+        notes: messages of the engine, such as that a worker process died.
     """
 
     start: NonNegativeInt

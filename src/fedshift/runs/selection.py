@@ -1,8 +1,8 @@
 """What follows from records alone: which round's result is reported, and where training ends early.
 
 ``last`` is the headline: the last evaluation, or the mean of the last ones (``evaluate.last``). ``source_validation``
-may be used to choose. ``target_best`` looks at the test data, so it is an oracle, only ever shown beside the others.
-All go by the metric that the records say selects.
+may be used to choose. ``target_best`` inspects the test data, so it is an oracle, only ever shown beside the others.
+All use the metric that the records name as selecting.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def by_environment(record: Record, role: str, metric: str | None = None) -> dict
         metric: its name; None: the one that selects.
 
     Returns:
-        By the environment's name; one on which the metric is undefined is left out.
+        By the environment's name; one on which the metric is undefined is excluded.
     """
     metric, found = selects(record).name if metric is None else metric, dict[str, list[float]]()
     for row in record["environments"]:
@@ -79,7 +79,7 @@ def _means(rows: Sequence[Record]) -> Record:
 
 
 def last(records: Sequence[Record]) -> Record:
-    """The last evaluation, with the mean scores of the last ones of its stage where the run asks for several."""
+    """The last evaluation, with the mean scores of the last ones of its stage where the run requires several."""
     averaged = _averaged(records)
     if len(averaged) == 1:
         return averaged[0]
@@ -99,8 +99,8 @@ def _averaged(records: Sequence[Record]) -> list[Record]:
     One that scored other models or samples than the last, as where a site was absent, is no part of the mean.
     """
     newest = records[-1]
-    asked = records[-newest.get("last", 1) :]
-    return [each for each in asked if each["stage"] == newest["stage"] and _scored(each) == _scored(newest)]
+    requested = records[-newest.get("last", 1) :]
+    return [each for each in requested if each["stage"] == newest["stage"] and _scored(each) == _scored(newest)]
 
 
 def _scored(record: Record) -> list[tuple[Any, ...]]:
@@ -126,7 +126,7 @@ def target_best(records: Sequence[Record]) -> Record:
 def _best(records: Sequence[Record], role: str) -> Record:
     """The best evaluation of the run's last stage; the last one where the metric is never defined.
 
-    Before a fine-tuning, say, the model is another method's.
+    Before a fine-tuning, for example, the model is another method's.
     """
     of_stage = [record for record in records if record["stage"] == records[-1]["stage"]]
     scored = [(record, score) for record in of_stage if (score := mean_score(record, role)) is not None]
@@ -166,7 +166,8 @@ def shares(record: Record) -> dict[str, float]:
     """The share of each loss term in what clients minimised in the round of a record, in 0..1; together 1.
 
     A term is weighted, as it is minimised, and counts by the absolute value of its mean over a client's steps; clients
-    count equally, and the objectives of a method all together. Empty where clients told nothing, or all terms are 0.
+    count equally, and the objectives of a method all together. Empty where clients reported nothing, or all terms are
+    0.
     """
     sizes: dict[str, float] = {}
     for who, terms in record["terms"].items():
@@ -209,7 +210,7 @@ def end_early(coordinator: Coordinator, records: Sequence[Record]) -> str:
         records: all of the run, the newest included.
 
     Returns:
-        Where the stage ended and why, for a record; empty if it goes on, or is at its end anyway.
+        Where the stage ended and why, for a record; empty if it continues, or is at its end anyway.
     """
     train, newest = coordinator.setup.train, records[-1]
     if train.patience == "off" or coordinator.stage_over:

@@ -14,11 +14,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Shard:
-    """One of several processes, on any number of machines, that carry out the same runs in one folder.
+    """One of several processes, on any number of machines, that run the same runs in one folder.
 
-    Each begins with a part of its own and then goes on to whatever no other is at work on, until all is done: so a
+    Each begins with a separate part and then continues to whatever no other is busy with, until all is done: so a
     process that dies costs its own work since the last checkpoint, and nothing depends on how many there are. Runs
-    are carried out one by one.
+    are run one by one.
 
     Attributes:
         number: which it is, 1 to ``count``.
@@ -40,10 +40,12 @@ class Shard:
         found = re.fullmatch(r"(\d+)/(\d+)", text)
         number, count = map(int, found.groups()) if found else (0, 0)
         if not 1 <= number <= count:
-            raise FedshiftError(f"shard = {text!r}: give its number and how many there are, from 1/16 to 16/16, say.")
+            raise FedshiftError(
+                f"shard = {text!r}: give its number and how many there are, from 1/16 to 16/16, for example."
+            )
         return cls(number, count)
 
     def order(self, items: Sequence[T]) -> list[T]:
-        """All items: its own first, with which no other shard begins, then the next shard's, and so on."""
+        """All items: its own first, with which no other shard begins, then the next shard's, etc."""
         firsts = [(self.number - 1 + step) % self.count for step in range(self.count)]
         return [each for first in firsts for each in items[first :: self.count]]

@@ -58,11 +58,11 @@ class Simulation:
 
         Args:
             experiment: what to run.
-            tell: hears of images that a frozen network embeds.
+            tell: called with images that a frozen network embeds.
             federated: clients and environments that were made elsewhere; None: those of the experiment's data.
 
         Raises:
-            FedshiftError: the experiment cannot be run; the message says why.
+            FedshiftError: the experiment cannot be run; the message gives the reason.
         """
         self.experiment = experiment
         experiment.check()
@@ -94,7 +94,7 @@ class Simulation:
         return len(self.coordinator.schedule)
 
     def scored(self, position: int) -> bool:
-        """Whether models are evaluated after so many rounds."""
+        """Whether models are evaluated after that many rounds."""
         return self.setup.scored(self.coordinator.schedule[position - 1])
 
     # Rounds -------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class Simulation:
     def received(
         self, orders: Sequence[Order], jobs: Sequence[Job], outcomes: Sequence[Outcome | Exception]
     ) -> list[Received]:
-        """What comes of orders, by the outcomes of their jobs; some are answered too late."""
+        """What results from orders, by the outcomes of their jobs; some are answered too late."""
         came: dict[int, Received] = {order.client: Missing(order.client, "absent") for order in orders}
         for job, outcome in zip(jobs, outcomes, strict=True):
             came[job.client.id] = self.site.answer(job, outcome)
@@ -129,19 +129,19 @@ class Simulation:
         return max(self.setup.stages, key=lambda stage: (stage.scored, stage.rounds))
 
     def example(self) -> list[Job]:
-        """What clients are asked to do in a first round of training, to measure engines on; nothing is sent."""
+        """What clients are requested to do in a first round of training, to measure engines on; nothing is sent."""
         stage = self.main_stage
         cohort = [client.id for client in islice(self.site.view(stage).clients, self.coordinator.cohort(stage))]
         orders = self.coordinator.orders(stage.training, Round(stage, 1), cohort)
         return [self.site.job(order) for order in orders]
 
     def choice(self, tell: Callable[[str], None]) -> Choice:
-        """The engine that the run asks for, or the fastest; ``tell`` hears which was chosen and why."""
+        """The engine that the run requires, or the fastest; ``tell`` is called with the choice and its reason."""
         options = self.experiment.run
         return choose(self.example(), options, tell) if options.engine == "auto" else asked_for(self.setup, options)
 
     def record(self, round: Round, engine: Engine) -> Record:
-        """Score every environment; the record says which model was used on whose data, and who did not answer."""
+        """Score every environment; the record names which model was used on whose data, and who did not answer."""
         coordinator, last = self.coordinator, round.stage.training
         rows = self.evaluation.rows(coordinator.state, lambda client: coordinator.down(last, client), round, engine)
         return {
@@ -152,7 +152,7 @@ class Simulation:
 
 
 def refused_by_method(experiment: Experiment, tell: Embedding = silent) -> bool:
-    """Whether what cannot be carried out could be with FedAvg, so that it is the method that cannot run."""
+    """Whether FedAvg could run, so that the method is what cannot."""
     try:
         Simulation(experiment.replace(method=FedAvg()), tell)
     except FedshiftError:
@@ -164,7 +164,7 @@ def make_federated(experiment: Experiment, tell: Embedding = silent) -> Federate
     """The clients and environments of an experiment, on the CPU.
 
     Raises:
-        FedshiftError: the data cannot be had, cannot be divided as asked, or are no inputs for the model.
+        FedshiftError: the data cannot be had, cannot be divided as requested, or are no inputs for the model.
     """
     seed = experiment.seed_of_data
     experiment.model.check(experiment.data.inputs())
@@ -183,10 +183,10 @@ def make_federated(experiment: Experiment, tell: Embedding = silent) -> Federate
 def read_federated(experiment: Experiment) -> tuple[DomainData, FederatedData]:
     """The samples of an experiment as they were read, and who has which, which may be nothing.
 
-    No network replaces images by features, and the method has no say.
+    No network replaces images by features, and the method has no state.
 
     Raises:
-        FedshiftError: the data cannot be had, or cannot be divided as asked.
+        FedshiftError: the data cannot be had, or cannot be divided as requested.
     """
     streams = Streams(experiment.seed_of_data)
     data = read_data(experiment.data, streams)
@@ -198,7 +198,7 @@ def divided(experiment: Experiment, data: DomainData, streams: Streams) -> Feder
     """Samples as clients and environments, some of which may have none.
 
     Raises:
-        FedshiftError: they cannot be divided as asked.
+        FedshiftError: they cannot be divided as requested.
     """
     inputs = experiment.inputs.counting(data.x)
     federated = experiment.protocol.federate(data, experiment.partition, inputs, streams)

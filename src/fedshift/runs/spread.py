@@ -18,17 +18,17 @@ from fedshift.runs.shard import Shard
 def spread(
     call: Callable[[Shard], Any], experiments: Sequence[Experiment], shard: Shard | None, progress: Progress
 ) -> Shard | None:
-    """Let tasks of a Ray cluster carry out runs first, if the experiments ask for it; the cluster shares a folder.
+    """Let tasks of a Ray cluster run runs first, if the experiments request it; the cluster shares a folder.
 
-    Tasks claim runs as shards do. One that dies leaves its runs to the others, and to the caller, who carries out
+    Tasks claim runs as shards do. One that dies leaves its runs to the others, and to the caller, who runs
     whatever is left when all have ended.
 
     Args:
-        call: carries out the runs as the shard that it is given.
-        experiments: what is asked for; how many tasks there are (``workers``; 0: one for each processor) and in which
-            cluster, the first one says.
-        shard: which shard the caller is; a shard leaves the others to whoever started them.
-        progress: hears of the tasks.
+        call: runs the runs as the shard that it is given.
+        experiments: what is requested; how many tasks there are (``workers``; 0: one for each processor) and in which
+            cluster, the first one states.
+        shard: the caller's shard; other shards are left to their own callers.
+        progress: is notified of the tasks.
 
     Returns:
         The shard that the caller is now.

@@ -1,7 +1,7 @@
 """Runs that advance together, each with its own folder, until all are at their ends.
 
-A stack of runs decides the last bits of each, so a checkpoint says which runs advanced together, and none removes its
-checkpoint before all have written the next: after a crash they go on as the group that they were.
+A stack of runs decides the last bits of each, so a checkpoint names which runs advanced together, and none removes its
+checkpoint before all have written the next: after a crash they continue as the group that they were.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedshift.runs.run import EVENTS, Run
 from fedshift.runs.simulation import Simulation
 
 Failed = dict[Simulation, Exception]
-Judge = Callable[[Run], str]  # why a run is to be given up, by what it has recorded; empty: it goes on
+Judge = Callable[[Run], str]  # why a run is to be given up, by what it has recorded; empty: it continues
 
 
 def to_the_end(folder: Run) -> str:
@@ -38,7 +38,7 @@ def to_the_end(folder: Run) -> str:
 
 @dataclass(eq=False)
 class _Run:
-    """A run under way."""
+    """A run in progress."""
 
     simulation: Simulation
     recorder: Recorder
@@ -93,11 +93,11 @@ def carry_out(
 ) -> Failed:
     """Carry runs to their ends together, from the newest position that all of them have a checkpoint of.
 
-    Folders that are not there yet are made. A run that ends before the others leaves them to go on, from a checkpoint
-    that all of them have. A run that diverges does so as well, as it would each time, and so does one that ``judge``
-    gives up. It is asked after every record but the last, and must answer the same for the same records: a group that
-    is resumed carries the run out once more as far as that. A disk that is full ends all runs, so that they can be
-    resumed as the group that they were.
+    Folders that are not there yet are made. A run that ends before the others leaves them to continue, from a
+    checkpoint that all of them have. A run that diverges does so as well, as it would each time, and so does one that
+    ``judge`` gives up. It is called after every record but the last, and must return the same for the same records: a
+    group that is resumed carries the run out again as far as that. A disk that is full ends all runs, so that they can
+    be resumed as the group that they were.
 
     Returns:
         What went wrong, by run; such a run can be resumed from its last checkpoint.
@@ -187,7 +187,7 @@ def _each(runs: Sequence[_Run], failed: Failed, act: Callable[[_Run], None]) -> 
 
 @contextmanager
 def _noting(failed: Failed, simulation: Simulation, events: RunEvents | None = None) -> Iterator[None]:
-    """Note what goes wrong with one run; the others go on."""
+    """Note what goes wrong with one run; the others continue."""
     try:
         yield
     except Exception as error:
@@ -200,7 +200,7 @@ _CHOICES = TypeAdapter(Choice)
 
 
 def choice_of(checkpoint: Checkpoint, simulation: Simulation, progress: Progress) -> Choice:
-    """The engine of a run that goes on: the one it had, unless another is asked for or it cannot be had here."""
+    """The engine of a run that continues: the one it had, unless another is requested or it cannot be had here."""
     try:
         before = _CHOICES.validate_python(checkpoint.engine)
     except ValidationError as error:
@@ -214,7 +214,7 @@ def choice_of(checkpoint: Checkpoint, simulation: Simulation, progress: Progress
 
 
 def _still_right(before: Choice, simulation: Simulation) -> bool:
-    """Whether the engine that a run had can be had here, and is what its options ask for."""
+    """Whether the engine that a run had can be had here, and is what its options request."""
     options = simulation.experiment.run
     if before.engine == "ray":
         return False

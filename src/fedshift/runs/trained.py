@@ -127,7 +127,7 @@ def _preparation_of_unseen(blueprint: Blueprint, parts: Mapping[str, Part], weig
 
 
 def _why_own(experiment: Experiment, kept: Iterable[str]) -> str:
-    """Why each client has a model of its own."""
+    """Why each client has a personalised model."""
     if {part_of(name) for name in kept} == {PREPARATION}:
         return "each client's rows are prepared by its own statistics (data.statistics = 'site')."
     return f"'{experiment.method_name}' leaves every client with a model."
@@ -142,7 +142,7 @@ class Trained(nn.Module):
     Attributes:
         experiment: what was run.
         blueprint: what a sample is.
-        draws: whether it draws noise for a batch, so that what it says of a sample depends on the sample's place.
+        draws: whether it draws noise for a batch, so that the output for a sample depends on the sample's place.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class Trained(nn.Module):
         return self._predicted(self._inputs(self._embedded(x)), noise)
 
     def noise(self, batch: int, device: torch.device | None = None) -> dict[str, Tensor]:
-        """The noise with which so many samples at once are predicted for; none for most methods."""
+        """The noise with which that many samples at once are predicted for; none for most methods."""
         draws = self._method.core.prediction_draws(self._model, batch)
         if not draws:
             return {}

@@ -1,6 +1,6 @@
 """What the commands do, from Python; the command line itself calls these functions.
 
-Every function that carries out or plans experiments takes a *source* and *options*. A source is a TOML file, the name
+Every function that runs or plans experiments takes a *source* and *options*. A source is a TOML file, the name
 of an experiment that comes with fedshift, a table like such a file's, an :class:`Experiment`, or a list of these. The
 options change it and are those of :class:`Options`.
 """
@@ -23,14 +23,14 @@ from fedshift.runs.predictions import Predictions, nobody, predictions
 from fedshift.runs.run import Picked, Run
 from fedshift.runs.shard import Shard
 from fedshift.runs.spread import spread
-from fedshift.study.asked import DEFAULT, Source, sources
-from fedshift.study.asked import FIELDS as FIELDS
-from fedshift.study.asked import Options as Options
-from fedshift.study.asked import experiment as experiment
-from fedshift.study.asked import grid as grid
-from fedshift.study.asked import only as only
 from fedshift.study.execute import carry_out, forecast
 from fedshift.study.grid import SEARCH, read
+from fedshift.study.sources import DEFAULT, Source, sources
+from fedshift.study.sources import FIELDS as FIELDS
+from fedshift.study.sources import Options as Options
+from fedshift.study.sources import experiment as experiment
+from fedshift.study.sources import grid as grid
+from fedshift.study.sources import only as only
 from fedshift.study.study_plan import Forecast as Forecast
 from fedshift.study.study_plan import Plan
 
@@ -49,19 +49,19 @@ if TYPE_CHECKING:
 
 
 def run(source: Source = DEFAULT, *, progress: Progress | None = None, **options: Unpack[Options]) -> Run:
-    """Carry out one new run; :func:`compare` reuses a finished one instead.
+    """Start one new run; :func:`compare` reuses a finished one instead.
 
     Args:
         source: what to run.
-        progress: hears of the progress; by default a live display.
+        progress: receives the progress; by default a live display.
         options: what differs from the source, see :class:`Options`.
 
     Raises:
-        FedshiftError: it describes several runs, its folder exists, or it cannot be carried out.
+        FedshiftError: it describes several runs, its folder exists, or it cannot run.
     """
-    asked = experiment(source, **options)
+    requested = experiment(source, **options)
     with display(progress, 1) as shown:
-        return runner.start(asked, shown)
+        return runner.start(requested, shown)
 
 
 def compare(
@@ -71,11 +71,11 @@ def compare(
     shard: str | None = None,
     **options: Unpack[Options],
 ) -> Comparison:
-    """Carry out every run that a source describes; finished ones are not repeated.
+    """Run every run that a source describes; finished ones are not repeated.
 
     Args:
         source: what to run.
-        progress: hears of the progress; by default a live display.
+        progress: receives the progress; by default a live display.
         shard: "3/16" carries the runs out with 15 other processes in the same folder, on any machines.
         options: what differs from the source, see :class:`Options`.
 
@@ -92,24 +92,24 @@ def compare(
 
 
 def resume(path: str | Path, progress: Progress | None = None, *, trust: bool = False) -> Comparison:
-    """Carry on every unfinished run at or below a path, from its last checkpoint to the same bits.
+    """Resume every unfinished run at or below a path, from its last checkpoint to the same bits.
 
-    Runs that advanced together go on together, and those of a comparison that have not begun, begin. A run whose files
-    were damaged is set aside and made again.
+    Runs that advanced together continue together, and those of a comparison that have not started, begin. A run whose
+    files were damaged is set aside and made again.
 
     Args:
         path: a run folder, or a folder of them.
-        progress: hears of the progress; by default a live display.
+        progress: receives the progress; by default a live display.
         trust: whether plugins may be imported that never ran on this machine; read them first.
 
     Raises:
         UntrustedError: a run needs such a plugin.
-        FedshiftError: there is no run, or every run failed; the message names it and the fix.
+        FedshiftError: there are no runs, or every run failed; the message names it and the fix.
     """
-    asked = runner.below(_path(path), trust)
-    with display(progress, len(asked)) as shown:
-        folders, failed = runner.resume(asked, shown)
-    return Comparison.of(folders, failed, len(asked))
+    requested = runner.below(_path(path), trust)
+    with display(progress, len(requested)) as shown:
+        folders, failed = runner.resume(requested, shown)
+    return Comparison.of(folders, failed, len(requested))
 
 
 def load(*paths: str | Path, trust: bool = False) -> Comparison:
@@ -165,7 +165,7 @@ def predict(
 ) -> Predictions:
     """Predict for files of the kind that a run was trained on: images, .npz arrays, CSV or Parquet, as its data are.
 
-    Labels in them are not looked at. Files that cannot be read do not keep the others from being predicted for; the
+    Labels in them are ignored. Files that cannot be read do not stop the others; the
     ``check()`` of what is returned raises an error that names them.
 
     Args:
@@ -174,7 +174,7 @@ def predict(
         client: whose model, by name or id; None: the global one.
         round: "last": the final model; "selected": that of the round which source validation picks.
         trust: whether plugins may be imported that never ran on this machine.
-        tell: hears how many files are read, of how many.
+        tell: called with how many files are read, of how many.
 
     Raises:
         FedshiftError: there is no such model or file, or no file could be read; the message names every one.
@@ -275,7 +275,7 @@ def export(
 def _path(path: str | Path) -> Path:
     """A path that a user gives."""
     if not isinstance(path, str | Path):
-        raise FedshiftError(f"{path!r} is no path; give a run folder, or a folder of them.")
+        raise FedshiftError(f"{path!r} is not a path; give a run folder, or a folder of them.")
     return Path(path)
 
 
@@ -293,14 +293,14 @@ def tune(
     """Search the settings of every method that a source describes, on validation data and with one budget for all.
 
     What is searched is what the methods' pages and [train] declare, the source's table [search], and ``search``; not
-    what ``settings`` give. Called again, it goes on where it was, with more trials if more are asked for.
+    what ``settings`` give. Called again, it continues where it was, with more trials if more are requested.
 
     Args:
-        source: what to tune; each method and held-out domain is a study of its own, over all seeds.
+        source: what to tune; each method and held-out domain is a separate study, over all seeds.
         trials: how many choices each study tries.
         sampler: "tpe" (Optuna's tree-structured Parzen estimator), "random", or "grid": every combination of choices,
             of an interval its ends and its middle.
-        parallel: how many trials are chosen, and carried out, side by side; it decides what is tried.
+        parallel: how many trials are chosen, and run, side by side; it decides what is tried.
         search: where to look, by dotted setting: ``{"train.lr": "0.001..0.1", "method.mu": [0.1, 0.5]}``.
         progress: callback for the progress; by default a live display.
         shard: "3/16" carries the runs of trials out with 15 other processes, as in :func:`compare`.
@@ -314,7 +314,7 @@ def tune(
             experiment found is replaced.
 
     Raises:
-        FedshiftError: something in it is wrong, validation looks at the test, or no study has a trial that was carried
+        FedshiftError: something in it is wrong, validation inspects the test, or no study has a trial that was carried
             to its end; the message names it and the fix.
     """
     from fedshift.study.tune import search_all
@@ -368,13 +368,13 @@ def inspect_data(
     progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> DataReport:
-    """What a data set holds, who would have it and what is odd about it, before anything is trained or written.
+    """What a data set contains, who would have it and what is odd about it, before anything is trained or written.
 
     Args:
-        source: the experiment; of several runs the data and division of the first are looked at.
+        source: the experiment; of several runs the data and division of the first are inspected.
         test: whether test samples, those of a held-out domain among them, are judged as well; by default
-            nothing of them is looked at but their labels, and whether they are equal to others.
-        progress: hears of the progress; by default a live display.
+            nothing of them is inspected but their labels, and whether they are equal to others.
+        progress: receives the progress; by default a live display.
         options: what differs from the source, see :class:`Options`.
 
     Raises:
@@ -384,20 +384,20 @@ def inspect_data(
     from fedshift.runs.simulation import read_federated
 
     experiments = grid(source, **options)
-    asked = experiments[0]
+    requested = experiments[0]
     divisions = {repr((e.seed_of_data, e.data, e.partition, e.protocol)) for e in experiments}
     notes = []
     if len(divisions) > 1:
-        held_out = [f"'{asked.held_out}' held out"] if asked.held_out is not None else []
-        words = [f"seed {asked.seed_of_data}", *held_out]
+        held_out = [f"'{requested.held_out}' held out"] if requested.held_out is not None else []
+        words = [f"seed {requested.seed_of_data}", *held_out]
         notes.append(f"These runs divide data in {len(divisions)} ways; this is the first: {', '.join(words)}.")
-    inputs, refused = asked.data.inputs(), list[FedshiftError]()
+    inputs, refused = requested.data.inputs(), list[FedshiftError]()
     try:
-        asked.model.check(inputs)
+        requested.model.check(inputs)
     except FedshiftError as error:
         refused.append(error)
     with display(progress, 1) as shown:
-        data, federation = read_federated(asked)
+        data, federation = read_federated(requested)
         try:
             federation = federation.checked(data)
         except FedshiftError as error:
@@ -406,10 +406,10 @@ def inspect_data(
             data,
             federation,
             inputs,
-            seed=asked.seed_of_data,
-            experiment=asked.name,
-            dataset=NAMED["data"].name_of(asked.data),
-            batch=asked.train.batch,
+            seed=requested.seed_of_data,
+            experiment=requested.name,
+            dataset=NAMED["data"].name_of(requested.data),
+            batch=requested.train.batch,
             test=test,
             refused=refused,
             notes=notes,
@@ -424,17 +424,17 @@ def bench(
 
     Args:
         source: exactly one run, as for :func:`run`.
-        tell: hears what is measured.
+        tell: called with what is measured.
         options: what differs from the source.
 
     Raises:
-        FedshiftError: it describes several runs, or they cannot be carried out.
+        FedshiftError: it describes several runs, or they cannot run.
     """
     from fedshift.engines.timings import calibrate
     from fedshift.runs.simulation import Simulation
 
-    asked = experiment(source, **options)
-    return calibrate(Simulation(asked).example(), asked.run, tell)
+    requested = experiment(source, **options)
+    return calibrate(Simulation(requested).example(), requested.run, tell)
 
 
 def index(source: Source = DEFAULT, *, progress: Progress | None = None, **options: Unpack[Options]) -> Prepared:
@@ -443,14 +443,16 @@ def index(source: Source = DEFAULT, *, progress: Progress | None = None, **optio
     It is that of :data:`~fedshift.methods.INDEXING` unless another method is given.
 
     Raises:
-        FedshiftError: it describes several runs, the method makes no index, or it cannot be carried out.
+        FedshiftError: it describes several runs, the method makes no index, or it cannot run.
     """
     from fedshift.runs.lockstep import prepare
 
     if not isinstance(source, Experiment) and options.get("method") is None:
         options["method"] = INDEXING
-    asked = experiment(source, **options)
+    requested = experiment(source, **options)
     with display(progress, 1) as shown:
-        done = prepare(asked, "index", shown)
-    assert asked.method.prepares is not None
-    return asked.method.prepares.prepared(done.federated, done.coordinator.state, done.coordinator.ledger.declaration())
+        done = prepare(requested, "index", shown)
+    assert requested.method.prepares is not None
+    return requested.method.prepares.prepared(
+        done.federated, done.coordinator.state, done.coordinator.ledger.declaration()
+    )

@@ -1,4 +1,4 @@
-"""The benchmark: methods that are tuned alike on a set of scenarios, run with other seeds, and ranked."""
+"""The benchmark: methods that are tuned the same on a set of scenarios, run with other seeds, and ranked."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def benchmark(
     progress: Progress | None = None,
     shard: str | None = None,
 ) -> Benchmark:
-    """Carry out the published benchmark: methods on a set of federations, tuned alike, with ranks and differences.
+    """Run the published benchmark: methods on a set of federations, tuned the same, with ranks and differences.
 
-    What is finished is not repeated: called again, it goes on where it was. The tables, a page and the figure are
+    What is finished is not repeated: called again, it continues where it was. The tables, a page and the figure are
     written into the scale's folder.
 
     Args:
@@ -59,12 +59,12 @@ def benchmark(
         data: paths of the data that are not there or made, by data set: ``{"pacs": "pacs.parquet"}``.
         plugins: Python files that register methods, which are rows if ``methods`` names them.
         out: the folder; by default runs/benchmark.
-        published: take the cells whose numbers come with the package as they are, and carry out the others alone.
+        published: take the cells whose numbers come with the package as they are, and run the others alone.
         progress: callback for the progress; by default a live display.
         shard: "3/16" carries the runs out with 15 other processes in the same folder, on any machines.
 
     Raises:
-        FedshiftError: a name is not known, no column has its data, or runs cannot be carried out for a reason that is
+        FedshiftError: a name is not known, no column has its data, or runs cannot run for a reason that is
             not their method's, such as a full disk; what is finished is kept, and no table is written.
     """
     plan = plan_benchmark(scale, methods, federations, data=data, plugins=plugins, out=out, published=published)
@@ -140,7 +140,7 @@ class Benchmark(StudyResults):
     def overall(self, method: str) -> Interval | None:
         """The difference to FedAvg averaged over the scenarios that both have, with an interval as for one of them.
 
-        It is of these federations: how far others would differ it does not say.
+        It is of these federations: it does not show how far others would differ.
         """
         found = Interval.of([*self._over_scenarios(method).values()])
         return found and found.widened(self._chance(map(self._over_scenarios, self.null_rows)))
@@ -191,11 +191,11 @@ class Benchmark(StudyResults):
         """What a reader of the tables must know."""
         scale = self.plan.scale
         words = [
-            f"Scale {scale.name}: {scale.about}. Every method was tuned on every column (each held-out domain apart) "
-            f"by one grid: {scale.rates} learning rates times at most {scale.choices} choices of its first setting, by "
-            f"the mean validation accuracy over seeds {', '.join(map(str, scale.tuning_seeds))}; the tables are of "
-            f"seeds {', '.join(map(str, scale.seeds))}, on which nothing was chosen, and of the mean of the last "
-            "evaluations.",
+            f"Scale {scale.name}: {scale.about}. Every method was tuned on every column (each held-out domain "
+            f"separately) by one grid: {scale.rates} learning rates times at most {scale.choices} choices of its "
+            f"first setting, by the mean validation accuracy over seeds {', '.join(map(str, scale.tuning_seeds))}; "
+            f"the tables are of seeds {', '.join(map(str, scale.seeds))}, on which nothing was chosen, and of the "
+            "mean of the last evaluations.",
             *(
                 f"{each.title}: tuning seeds after the first are for the {each.finalists} best choices by the first."
                 for each in self.columns
@@ -247,7 +247,7 @@ class Benchmark(StudyResults):
         return f"{found.text() if found else words}{note}"
 
     def _why_none(self, scenario: str, method: str) -> str:
-        """Why a method has no difference on a column, in a word; empty if it was not carried out."""
+        """Why a method has no difference on a column, in a word; empty if it was not run."""
         lacking = self.lacking.get((scenario, method, ""))
         if lacking is not None:
             return NONE if lacking.kind == "refused" else LACKING[lacking.kind]
@@ -370,7 +370,7 @@ class Benchmark(StudyResults):
         return {"png": png, "html": page, **({"curves.png": draw_curve(curves)} if curves else {})}
 
     def _curves(self) -> Iterator[Panel]:
-        """FedAvg's accuracy by round on every column that was carried out here."""
+        """FedAvg's accuracy by round on every column that was run here."""
         for scenario in self.columns:
             folder = self.plan.runs / scenario.name
             runs = [run for run in find(folder, least=0) if run.table["method"]["name"] == BASE and run.finished]

@@ -1,4 +1,4 @@
-"""What the benchmark asks for: every published method on its federations, tuned by one grid."""
+"""What the benchmark requires: every published method on its federations, tuned by one grid."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ ALL = "all"
 
 @cache
 def contents() -> dict[str, Any]:
-    """What the benchmark's file says."""
+    """What the benchmark's file states."""
     return parse_toml(text_of("benchmark/benchmark"), "the benchmark")
 
 
 def rows(names: Sequence[str] | None = None) -> list[str]:
-    """The methods of the benchmark: the catalogue's, but none that its file leaves out.
+    """The methods of the benchmark: the catalogue's, but none that its file excludes.
 
     "all" among the names, as no names at all, stands for these.
 
@@ -65,7 +65,7 @@ def choices_of(method: str) -> dict[str, Sequence[Any]]:
 
 
 def exhibit_of_methods(methods: Sequence[str], plugins: Sequence[str], known: Sequence[Scenario]) -> Exhibit:
-    """The benchmark's table; a user's plugins are a part of the runs of their own methods alone."""
+    """The benchmark's table; a user's plugins affect the runs of their own methods alone."""
     found = []
     for method in methods:
         settings: dict[str, Any] = {"plugins": [] if built_in(METHODS.get(method)) else [*plugins]}
@@ -77,7 +77,7 @@ def exhibit_of_methods(methods: Sequence[str], plugins: Sequence[str], known: Se
         name="benchmark",
         paper="",
         title="Benchmark",
-        what="Methods that are tuned alike on a set of federations.",
+        what="Methods that are tuned the same on a set of federations.",
         kind="table",
         scenarios=tuple(known),
         rows=tuple(found),

@@ -1,7 +1,7 @@
 """What a table would cost, by arithmetic from its settings: neither its data nor its network need be here.
 
-``data/papers/costs.toml`` has what settings do not say, by scenario and scale: how many domains train, how many samples
-a client has where its epochs count, and how long a step takes.
+``data/papers/costs.toml`` has what settings do not contain, by scenario and scale: how many domains train, how many
+samples a client has where its epochs count, and how long a step takes.
 """
 
 from __future__ import annotations

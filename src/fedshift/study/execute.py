@@ -1,8 +1,8 @@
-"""Carrying out a plan; what is finished is not repeated, so the same plan goes on where it was.
+"""Running a plan; what is finished is not repeated, so the same plan continues where it was.
 
 A cell with a budget is tuned first, with other seeds. Seed by seed, the runs of a scenario are ordered by seed, for
 which the data are loaded once. Where such a run diverges, that is written into its folder, as it would diverge each
-time, and its cell's other seeds are left out.
+time, and its cell's other seeds are excluded.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from fedshift.study.tuned import Found
 
 @dataclass
 class CarriedOut:
-    """What came of a plan.
+    """What resulted from a plan.
 
     Attributes:
-        cells: those that could be carried out, with the settings that tuning chose.
-        runs: those that were carried out.
+        cells: those that could be run, with the settings that tuning chose.
+        runs: those that were run.
         failed: what went wrong with others.
         lacking: why cells have no number, where it is their method's fault.
         chosen: what tuning found, one for each held-out domain, by scenario and row.
@@ -51,7 +51,7 @@ class CarriedOut:
 
     def tune(self, cell: Cell, progress: Progress) -> Cell:
         """A cell with the settings that are chosen on validation data, which are put on record."""
-        asked = cell.experiments
+        requested = cell.experiments
         if cell.budget is not None:
             from fedshift.study.tune import search_all  # which a dry run does not need
 
@@ -61,11 +61,11 @@ class CarriedOut:
                 raise DivergedError(tuning.failed[0])
             with warnings.catch_warnings():  # cells are tuned one by one, so the file has some with other searches
                 warnings.simplefilter("ignore", FedshiftWarning)
-                asked = tuning.tuned.apply(asked, where=str(tuning.path))
-        return replace(cell, make=of_seeds(asked), budget=None)
+                requested = tuning.tuned.apply(requested, where=str(tuning.path))
+        return replace(cell, make=of_seeds(requested), budget=None)
 
     def carry_out(self, experiments: Sequence[Experiment], progress: Progress) -> scheduling.Failures:
-        """Carry out runs; why one could not begin is written into its folder. Returns what went wrong."""
+        """Run runs; why one could not begin is written into its folder. Returns what went wrong."""
         runs, failed = runner.run_all(experiments, progress, self.shard)
         for path, error in failed.items():
             if not (Run(path).begun or isinstance(error, DiskError | LockedError)):
@@ -76,7 +76,7 @@ class CarriedOut:
         return failed
 
     def carry_out_seed(self, experiments: Sequence[Experiment], progress: Progress) -> None:
-        """Carry out the runs of a cell that have a seed; the first error is raised."""
+        """Run the runs of a cell that have a seed; the first error is raised."""
         there = [Run(scheduling.run_path(each)) for each in experiments]
         if before := why_diverged(there):
             raise DivergedError(before)
@@ -91,7 +91,7 @@ class CarriedOut:
 
     @contextmanager
     def noting(self, cell: Cell) -> Iterator[None]:
-        """Note why a cell has no number, and let the others go on, unless nothing can."""
+        """Note why a cell has no number, and let the others continue, unless nothing can."""
         try:
             yield
         except Exception as error:
@@ -100,24 +100,22 @@ class CarriedOut:
                 self.lacking[cell.key] = why
             elif isinstance(error, FedshiftError):
                 where = ", ".join(filter(None, cell.key))
-                raise FedshiftError(
-                    f"{where}: {error} What is finished is kept. The same command carries on."
-                ) from error
+                raise FedshiftError(f"{where}: {error} What is finished is kept. The same command resumes.") from error
             else:
                 raise
 
 
 def carry_out(plan: Plan, progress: Progress, shard: Shard | None = None) -> CarriedOut:
-    """Carry out the cells of a plan.
+    """Run the cells of a plan.
 
     Args:
         plan: the plan.
-        progress: hears of the progress.
-        shard: carries them out with other processes, beginning with cells of its own.
+        progress: receives the progress.
+        shard: carries them out with other processes, beginning with separate cells.
 
     Raises:
-        FedshiftError: runs cannot be carried out for a reason that is not their method's, such as a full disk, or
-            another process that is at work on them; or as :func:`fedshift.runs.runner.run_all`, where all are carried
+        FedshiftError: runs cannot run for a reason that is not their method's, such as a full disk, or
+            another process that is busy with them; or as :func:`fedshift.runs.runner.run_all`, where all are carried
             out at once.
     """
     done = CarriedOut(shard)
@@ -174,7 +172,7 @@ def forecast(plan: Plan, count: Callable[[Cell], int]) -> list[Forecast]:
 
     Args:
         plan: the plan.
-        count: how many runs of a cell are left to be carried out.
+        count: how many runs of a cell are left to be run.
 
     Raises:
         FedshiftError: none can run, or one cannot for a reason that is not its method's.

@@ -23,7 +23,7 @@ BESIDE_COLUMNS, OF_A_COLUMN, BESIDE_ROWS, OF_A_ROW = 2.4, 0.8, 1.1, 0.2  # inche
 SATURATED = 5.0  # points of difference with the darkest colour
 MISSING = "#e4e4e4"
 PANEL_WIDTH, PANEL_HEIGHT = 5.2, 3.8  # inches of a curve's panel
-MARKERS, DASHES = "osD^vP*X", ("-", "--", "-.", ":")  # so that lines that coincide can be told apart
+MARKERS, DASHES = "osD^vP*X", ("-", "--", "-.", ":")  # so that lines that coincide can be distinguished
 
 
 def draw_differences(rows: Sequence[tuple[str, Sequence[Interval | str]]], columns: Sequence[str], base: str) -> bytes:

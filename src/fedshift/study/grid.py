@@ -31,7 +31,7 @@ def shipped_text(name: str) -> str:
 
 Document = dict[str, Any]
 EVERY_DOMAIN = "all"
-SEARCH = "search"  # the table that says where `fedshift tune` looks; no run has it
+SEARCH = "search"  # the table that names where `fedshift tune` looks; no run has it
 MOST_RUNS = 10_000  # of a method; they are all planned before the first begins
 
 
@@ -76,7 +76,7 @@ def override(
         tell: callback that receives a line for each table of the document that is reset and had settings.
 
     Raises:
-        FedshiftError: a key leads through a value that is no table.
+        FedshiftError: a key leads through a value that is not a table.
     """
     result = copied(document)
     load_plugins(changes.get("plugins", result.get("plugins", ())))
@@ -116,7 +116,7 @@ def expand(document: Mapping[str, Any]) -> list[Experiment]:
 
 
 def copied(table: Mapping[str, Any]) -> Document:
-    """The table and the tables in it anew."""
+    """The table and the tables in it again."""
     return {key: copied(value) if isinstance(value, Mapping) else value for key, value in table.items()}
 
 
@@ -144,7 +144,7 @@ def _places(
             yield from _places(value, inner, mark.catalogue)
         elif mark:
             yield from _places(value, [mark.cls])
-        elif choice is METHODS and name in METHODS:  # [method.fedsr], say
+        elif choice is METHODS and name in METHODS:  # [method.fedsr], for example
             yield from _places(value, [METHODS.get(name)], METHODS)
 
 
@@ -158,7 +158,7 @@ def _given(document: Document) -> Iterator[tuple[Document, str, type[Spec]]]:
 
 
 def _own_tables(document: Document) -> list[str]:
-    """The methods with a table of their own, such as [method.fedsr]."""
+    """The methods with a separate table, such as [method.fedsr]."""
     held = document.get("method")
     return (
         [name for name in held if name in [*METHODS] and isinstance(held[name], dict)] if isinstance(held, dict) else []

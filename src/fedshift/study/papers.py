@@ -3,14 +3,14 @@
 - ``paper``: the paper it is of; ``title``: its number there; ``what``: what it shows, in a sentence of ours.
 - ``kind``: "table"; "curve"; "analysis", whose runs ``analysis`` measures, a table with its name and settings; or
   "omitted", which is not reproduced, for the reason ``why``.
-- ``panels``: names of its scenarios; ``columns``: what is read off their runs, where not as a scenario says.
+- ``panels``: names of its scenarios; ``columns``: what is read off their runs, where not as a scenario defines.
 - ``along``, of a curve: "round", "environment" (of the test), or tables of dotted settings by label, by scale or under
-  "all", which a table may have as well; ``axis`` is what such labels of a curve say.
+  "all", which a table may have as well; ``axis`` is what labels along a curve name.
 - ``settings``: dotted settings by scale, or under "all".
-- ``says``: what the paper's text says of it, where it prints no numbers.
+- ``statement``: the paper's statement about it, where it prints no numbers.
 - ``[[row]]``: ``name`` as printed; ``method`` with dotted ``settings`` and those of single scenarios (``at``), or the
   reason ``why`` there is none here; ``published``: by scenario the printed numbers in the order of the columns. Where a
-  row has any, its other cells are not carried out.
+  row has any, its other cells are not run.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class ExhibitRow:
 
     Attributes:
         name: as it is printed.
-        method: by name; empty if it is not carried out here.
+        method: by name; empty if it is not run here.
         settings: dotted settings.
         at: further ones of single scenarios, by name.
         published: the printed numbers by scenario, in the order of the columns.
-        why: the reason why it is not carried out.
+        why: the reason why it is not run.
         choices: values that are tried where methods are tuned, by dotted setting.
     """
 
@@ -90,15 +90,15 @@ class Exhibit:
         kind: "table", "curve", "analysis", or "omitted".
         scenarios: its federations.
         rows: its rows or lines.
-        columns: what is read off the runs; empty: as each scenario says.
+        columns: what is read off the runs; empty: as each scenario defines.
         along: what the columns are points of.
-        axis: what the labels of points along settings say.
+        axis: what the labels of points along settings name.
         settings: dotted settings by scale, or under "all".
-        says: what the paper's text says of it.
+        states: the paper's statement about it.
         analysis: the analysis of its runs that takes the place of columns, a table with its name and settings.
         why: the reason why it is not reproduced.
         panel: what messages call one of its scenarios.
-        plain: a row whose method every scenario takes, which tells what the data need; by default the first.
+        plain: a row whose method every scenario takes, which shows what the data need; by default the first.
     """
 
     name: str
@@ -112,7 +112,7 @@ class Exhibit:
     along: str | Mapping[str, Mapping[str, Mapping[str, Any]]] = ""
     axis: str = ""
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    says: Sequence[str] = ()
+    statement: Sequence[str] = ()
     analysis: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""
     panel: str = "panel"
@@ -162,7 +162,7 @@ class Exhibit:
         return dict(zip(columns, row.published.get(scenario.name, ()), strict=False)).get(column)
 
     def asks_for(self, scenario: Scenario, row: ExhibitRow, point: str) -> bool:
-        """Whether a cell is carried out: of a row with printed numbers those cells that have one."""
+        """Whether a cell is run: of a row with printed numbers those cells that have one."""
         if not row.published:
             return True
         return scenario.name in row.published and (not point or self.number(scenario, row, point) is not None)
@@ -192,7 +192,7 @@ def exhibit_of(name: str) -> Exhibit:
         UnknownNameError: there is none.
     """
     if name not in exhibits():
-        raise UnknownNameError("table", name, exhibits(), "`fedshift reproduce --list` says what each shows.")
+        raise UnknownNameError("table", name, exhibits(), "`fedshift reproduce --list` states what each shows.")
     return exhibits()[name]
 
 
@@ -205,7 +205,7 @@ class Published:
         tables: the paper's tables, by name; a method's first row there counts.
         panel: the federation in these tables.
         mean: their column of accuracies in %.
-        set_up: how large it was carried out there.
+        set_up: how large it was run there.
         differs: in what its set-up is another than the column's, at any scale.
         worst: their column of accuracies on the worst environment, in %; empty if there is none.
         rows: by method the name of its row, where it is not its first.

@@ -32,7 +32,7 @@ class Quantity(NamedTuple):
     of_seed: Callable[[Sequence[float]], float] = mean
 
     def by_seed(self, runs: Sequence[Run], place: int | None = None) -> dict[int, float]:
-        """Of each seed, in order, its number: at the end, or after so many rounds; a seed without values has none."""
+        """Of each seed, in order, its number: at the end, or after that many rounds; a seed without values has none."""
 
         def values(run: Run) -> Iterable[float]:
             records = [record for record in run.records if place in (None, record["position"])]

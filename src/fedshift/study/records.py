@@ -1,4 +1,4 @@
-"""Cells of a study that were carried out elsewhere: their numbers, what was chosen, and why others have none."""
+"""Cells of a study that were run elsewhere: their numbers, what was chosen, and why others have none."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True)
 class Records:
-    """Cells that were carried out elsewhere: their numbers, why others have none, and what was chosen for them."""
+    """Cells that were run elsewhere: their numbers, why others have none, and what was chosen for them."""
 
     numbers: Mapping[Key, Mapping[int, float]] = field(default_factory=dict)
     lacking: Mapping[Key, Lacking] = field(default_factory=dict)
@@ -52,13 +52,13 @@ class Records:
     def of(self, scenarios: Collection[str], rows: Collection[str]) -> Records:
         """Those of some scenarios and rows."""
 
-        def asked(key: Sequence[str]) -> bool:
+        def requested(key: Sequence[str]) -> bool:
             return key[0] in scenarios and key[1] in rows
 
         return Records(
-            {key: its for key, its in self.numbers.items() if asked(key)},
-            {key: why for key, why in self.lacking.items() if asked(key)},
-            {key: its for key, its in self.chosen.items() if asked(key)},
+            {key: its for key, its in self.numbers.items() if requested(key)},
+            {key: why for key, why in self.lacking.items() if requested(key)},
+            {key: its for key, its in self.chosen.items() if requested(key)},
         )
 
 

@@ -1,4 +1,4 @@
-"""A table or figure of a paper: planned, carried out, and beside what the paper has.
+"""A table or figure of a paper: planned, run, and beside what the paper has.
 
 Under each row of ours stands the paper's.
 """
@@ -88,16 +88,16 @@ def reproduce(
     progress: Progress | None = None,
     shard: str | None = None,
 ) -> Reproduction:
-    """Carry out a table or figure of one of the five papers, and put it beside what the paper has.
+    """Run a table or figure of one of the five papers, and put it beside what the paper has.
 
-    What is finished is not repeated: called again, it goes on where it was. Tables and figures are written into a
+    What is finished is not repeated: called again, it continues where it was. Tables and figures are written into a
     folder of the exhibit and the scale.
 
     Args:
         table: its name, such as "fedsr-table1" or "fedcir-fig10".
         scale: "smoke", "short" or "paper".
-        panels: of its federations those that are carried out now, or one; by default all whose data are here.
-        rows: of its rows those that are carried out now, or one; by default all.
+        panels: of its federations those that are run now, or one; by default all whose data are here.
+        rows: of its rows those that are run now, or one; by default all.
         data: paths of data, by the data set's name (``{"pacs": "pacs.parquet"}``), or by another setting of it
             (``{"digits.usps": "usps.parquet"}``).
         settings: dotted settings of [run] that differ, such as ``{"run.threads": 2}``.
@@ -106,7 +106,7 @@ def reproduce(
         shard: "3/16" carries the runs out with 15 other processes in the same folder, on any machines.
 
     Raises:
-        FedshiftError: a name is not known, nothing that the table needs is here, or runs cannot be carried out for a
+        FedshiftError: a name is not known, nothing that the table needs is here, or runs cannot run for a
             reason that is not their method's, such as a full disk; what is finished is kept.
     """
     plan = plan_table(table, scale, panels=panels, rows=rows, data=data, settings=settings, out=out)
@@ -115,7 +115,7 @@ def reproduce(
 
 @dataclass(frozen=True, repr=False)
 class Reproduction(StudyResults):
-    """A table or figure of a paper, as carried out here; prints as its tables.
+    """A table or figure of a paper, as run here; prints as its tables.
 
     Attributes:
         analysed: of an exhibit with an analysis, by scenario what it measured.
@@ -127,7 +127,7 @@ class Reproduction(StudyResults):
 
     @classmethod
     def read(cls, plan: StudyPlan, cells: Sequence[Cell], done: CarriedOut) -> Self:
-        """What the folders of cells hold, whoever carried them out, and what the analysis makes of them."""
+        """What the folders of cells contain, whichever process ran them, and what the analysis makes of them."""
         found = super().read(plan, cells, done)
         analysed: dict[str, Analysed] = {}
         failed: dict[str, str] = {}
@@ -194,7 +194,7 @@ class Reproduction(StudyResults):
         return sorted({column for name, _, column in self.numbers if name == scenario.name}, key=place)
 
     def notes(self) -> list[str]:
-        """What was carried out, how it differs from the paper, and what has no number."""
+        """What was run, how it differs from the paper, and what has no number."""
         plan = self.plan
         seeds = ", ".join(map(str, plan.scale.seeds))
         over = f"Mean ± standard deviation over seeds {seeds}" if len(plan.scale.seeds) > 1 else f"Seed {seeds}"
@@ -207,7 +207,7 @@ class Reproduction(StudyResults):
             plan.exhibit.what,
             f"Scale {plan.scale.name}: {plan.scale.about}. {over}.",
             f"{self.count}; they took {clock(self.count.seconds)} on this machine.",
-            *plan.exhibit.says,
+            *plan.exhibit.statement,
         ]
         if not any(row.published for row in plan.exhibit.rows):
             words.append("The paper draws this figure and prints no numbers of it, so there is none to compare with.")
@@ -219,7 +219,7 @@ class Reproduction(StudyResults):
                 words.append(f"{title}, other than in the paper: {', '.join(changes)}.")
         for why in dict.fromkeys(row.why for row in plan.exhibit.rows if row.why):
             names = ", ".join(row.name for row in plan.exhibit.rows if row.why == why)
-            words.append(f"{names}: not carried out here; {why}.")
+            words.append(f"{names}: not run here; {why}.")
         for its in self.analysed.values():
             words += its.notes()
         for name, why in self.not_analysed.items():
@@ -248,7 +248,7 @@ class Reproduction(StudyResults):
         return "".join(f"![{marked(alt)}]({of}.{file})\n\n" for file, alt in pictures.items()) + super().table()
 
     def panels(self, scenario: Scenario) -> list[Panel]:
-        """What is drawn of a scenario; points such as "tau = 1" and "weight = 1" apart."""
+        """What is drawn of a scenario; points such as "tau = 1" and "weight = 1" separately."""
         groups: dict[str, list[str]] = {}
         for name in self.columns(scenario):
             groups.setdefault(name.rpartition(" = ")[0], []).append(name)

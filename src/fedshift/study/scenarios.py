@@ -29,7 +29,7 @@ AS_PRINTED = "paper"  # the scale that is as the papers have it
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a study is carried out.
+    """The size of a study.
 
     Attributes:
         name: "smoke", "short" or "paper".
@@ -184,13 +184,13 @@ def choose(
     Raises:
         FedshiftError: a name is not known, or cannot be chosen, or there is none.
     """
-    asked = [names] if isinstance(names, str) else names
+    requested = [names] if isinstance(names, str) else names
     quoted = [f"'{name}'" if "," in name else name for name in there]
-    if asked is not None and not asked:
+    if requested is not None and not requested:
         raise FedshiftError(f"No {kind} is named: give some of {', '.join(quoted)}.")
-    for name in asked or ():
+    for name in requested or ():
         if name not in there and name in refused:
             raise FedshiftError(f"{kind} '{name}': {refused[name]}")
         if name not in there:
             raise UnknownNameError(kind, name, quoted)
-    return [each for name, each in there.items() if asked is None or name in asked]
+    return [each for name, each in there.items() if requested is None or name in requested]

@@ -1,7 +1,7 @@
 """A study: the trials of one method on one federation, chosen and kept by Optuna in a journal in the study's folder.
 
-Trials are asked for in batches, and a batch is over before the next one is chosen. The sampler of each trial has a seed
-of its own, so a search that was interrupted goes on to the trials that it would have had.
+Trials are requested in batches, and a batch is over before the next one is chosen. The sampler of each trial has a seed
+of its own, so a search that was interrupted continues to the trials that it would have had.
 
 *Choices.* The first trial is the experiment as it stands; where that is outside of the space, the sampler does not see
 it. A trial that failed is to Optuna a pruned one without a value, so samplers count it as the worst. A trial's first
@@ -55,7 +55,7 @@ class Budget(Spec):
     Attributes:
         trials: of each study.
         sampler: "tpe", "random" or "grid".
-        parallel: trials that are chosen, and carried out, side by side.
+        parallel: trials that are chosen, and run, side by side.
         search: where to look, by the dotted names of settings, beside what pages declare: a
             :class:`~fedshift.spec.Range`, choices, or "0.001..0.1".
         fixed: dotted names of settings that are not searched.
@@ -83,7 +83,7 @@ class Trial:
 
     Attributes:
         settings: by dotted name.
-        state: "asked" until it is over.
+        state: "requested" until it is over.
         value: the validation score, in 0..1, of a complete trial: the mean over its seeds at the end.
         curve: the validation scores of its first seed by rounds done; of a pruned trial up to where it ended.
         runs: the names of its run folders.
@@ -120,7 +120,7 @@ class Study:
         space: what is searched.
         budget: how many trials, and how they are chosen.
         digest: of all that decides its trials.
-        trials: those that were asked for so far; later ones than the budget has are not among them.
+        trials: those that were requested so far; later ones than the budget has are not among them.
     """
 
     path: Path
@@ -179,7 +179,7 @@ class Study:
 
     @cached_property
     def optuna_study(self) -> optuna.Study:
-        """Optuna's own study, read from its journal; the caller holds the folder's lock.
+        """Optuna's own study, read from its journal; the caller owns the folder's lock.
 
         Raises:
             FedshiftError: the journal is damaged.
@@ -228,7 +228,7 @@ class Study:
                 )
             )
 
-    # Asking and telling ------------------------------------------------------------------------------
+    # Asking and showing ------------------------------------------------------------------------------
 
     def ask(self) -> list[int]:
         """The numbers of the trials of the next batch, or what is left of one; none once all are over."""
@@ -245,7 +245,7 @@ class Study:
         return number - number % self.budget.parallel
 
     def beside(self, number: int) -> Mapping[int, Trial]:
-        """The trials of a batch, by number, as far as they were asked for."""
+        """The trials of a batch, by number, as far as they were requested."""
         first = self._batch_of(number)
         return dict(enumerate(self.trials[first : first + self.budget.parallel], first))
 
@@ -263,11 +263,11 @@ class Study:
                 return create(state=running)
         draft = module.create_study(direction=self.optuna_study.direction, sampler=self._sampler(number))
         draft.add_trials(self.optuna_study.get_trials(deepcopy=False))
-        asked = draft.ask()
+        requested = draft.ask()
         for key, where in spaces.items():
             draft.sampler = self._sampler(number, key)
-            asked._suggest(key, where)
-        return create(state=running, params=asked.params, distributions=spaces)
+            requested._suggest(key, where)
+        return create(state=running, params=requested.params, distributions=spaces)
 
     def _distributions(self) -> dict[str, Any]:
         kinds = import_optuna().distributions
@@ -281,7 +281,7 @@ class Study:
         return found
 
     def _sampler(self, number: int, key: str = "") -> Any:
-        """The sampler of a trial, or of a parameter that is sampled alone; each has a seed of its own."""
+        """The sampler of a trial, or of a parameter that is sampled alone; each has a separate seed."""
         samplers = import_optuna().samplers
         seed = int(files.digest_of(f"{self.digest} {number} {key}".encode())[:8], 16)
         if self.budget.sampler == "random":

@@ -27,7 +27,7 @@ SCRIPT = """\
 #SBATCH --output="{log}"
 {gpus}
 # {runs} runs, about {hours} in all on one process. A task that ends early, or a job
-# that is submitted again, goes on where the runs were.
+# that is submitted again, continues where the runs were.
 cd {here}
 export OMP_NUM_THREADS={cpus}
 exec {command} --shard "$SLURM_ARRAY_TASK_ID/{shards}"
@@ -46,7 +46,7 @@ class Slurm:
         seconds: of all runs in one process.
         longest: seconds of the longest run.
         memory: bytes of a process.
-        options: how runs are carried out.
+        options: how runs are run.
     """
 
     folder: Path
@@ -62,14 +62,14 @@ class Slurm:
     def of(
         cls, forecasts: Sequence[Forecast], folder: Path, command: Sequence[str], shards: int, options: RunOptions
     ) -> Slurm:
-        """What forecasts of a command's runs say.
+        """The forecasts of a command's runs.
 
         Raises:
-            FedshiftError: nothing is left to carry out.
+            FedshiftError: nothing is left to run.
         """
         costs = [(each.runs, each.cost) for each in forecasts if each.cost is not None and each.runs]
         if not costs:
-            raise FedshiftError("There is nothing to carry out: all runs are finished, or none can run.")
+            raise FedshiftError("There is nothing to run: all runs are finished, or none can run.")
         return cls(
             folder=folder,
             command=command,

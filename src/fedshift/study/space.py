@@ -97,7 +97,7 @@ class Space:
     Attributes:
         searched: an interval or choices, by the setting's dotted name, in the order of names.
         whole: the names of settings whose numbers are whole.
-        own: the experiment's values, as TOML can hold them; they may lie outside of the space.
+        own: the experiment's values, as TOML values; they may lie outside of the space.
     """
 
     searched: Mapping[str, Search]
@@ -133,14 +133,14 @@ class Space:
         return cls(searched, whole, {key: as_toml(known[key].value) for key in searched})
 
     def table(self) -> dict[str, Any]:
-        """The ranges as TOML can hold them."""
+        """The ranges as TOML values."""
         return {
             key: asdict(search) if isinstance(search, Range) else as_toml(search)
             for key, search in self.searched.items()
         }
 
     def settings(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """A trial's settings for a sampler's parameters, as TOML can hold them; numbers have four digits."""
+        """A trial's settings for a sampler's parameters, as TOML values; numbers have four digits."""
         settings: dict[str, Any] = {}
         for key, search in self.searched.items():
             found = parameters[key]
@@ -192,7 +192,7 @@ def flat_ranges(table: Any, prefix: str = "") -> dict[str, Any]:
     """The ranges of a table [search] by dotted name, also where TOML made tables of the dots.
 
     Raises:
-        FedshiftError: it is no table.
+        FedshiftError: it is not a table.
     """
     if not isinstance(table, Mapping):
         raise FedshiftError(f'search = {shown(table)}: give ranges by setting, as in {{"train.lr" = "0.001..0.1"}}.')

@@ -42,13 +42,13 @@ class State:
     Attributes:
         table: its name.
         scale: the scale's.
-        count: how many runs are over; of none before it has begun.
+        count: how many runs are over; of none before it has started.
         damaged: what cannot be read of it, and how it is mended.
         scenarios: how many it has at the scale.
         needs: by scenario, what of it is not on this machine.
-        why: the reason why it is not carried out at all.
+        why: the reason why it is not run at all.
         command: what carries it out, once what it needs is there.
-        cost: of all its runs, where it was asked for and is known.
+        cost: of all its runs, where it was requested and is known.
     """
 
     table: str
@@ -75,20 +75,20 @@ class State:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to carry out."""
+        """Whether nothing is left to run."""
         return self.count.runs > 0 and self.count.complete
 
 
 @dataclass(frozen=True, repr=False)
 class States(Tabled):
-    """How far the tables are; prints as a table, and where costs were asked for, as one of commands and costs."""
+    """The progress of the tables; prints as a table, and where costs were requested, as one of commands and costs."""
 
     WIDTH: ClassVar[int] = 100
 
     states: Sequence[State]
 
     def tables(self) -> list[Table]:
-        """A line for each table, a column for each scale; and what is left to carry out, with its cost."""
+        """A line for each table, a column for each scale; and what is left to run, with its cost."""
         by_table: dict[str, list[str]] = {}
         for each in self.states:
             by_table.setdefault(each.table, []).append(str(each))
@@ -105,12 +105,12 @@ class States(Tabled):
                 for each in costs
                 if each.cost
             ]
-            title = "Left to carry out, once what is needed is there, and its estimated cost"
+            title = "Left to run, once what is needed is there, and its estimated cost"
             tables.append(Table(title, ["command", "runs", "local steps", "on 2 CPU cores"], lines))
         return tables
 
     def notes(self) -> list[str]:
-        """How to get what is needed, once each; how costs are estimated; and what cannot be carried out."""
+        """How to get what is needed, once each; how costs are estimated; and what cannot run."""
         needs: dict[str, dict[str, None]] = {}
         reasons: dict[str, dict[str, None]] = {}
         for each in self.states:
@@ -127,13 +127,13 @@ class States(Tabled):
             ),
             *(f"Needed for {'; '.join(titles)}: {why}" for why, titles in needs.items()),
             *([ESTIMATED] if any(each.cost for each in self.states) else []),
-            *(f"Not carried out, {', '.join(names)}: {why}." for why, names in reasons.items()),
+            *(f"Not run, {', '.join(names)}: {why}." for why, names in reasons.items()),
         ]
 
     def json(self) -> str:
         """Everything as JSON, a list with an object for each table and scale."""
         found = [
-            {**asdict(each), "needs": {name: need._asdict() for name, need in each.needs.items()}, "says": str(each)}
+            {**asdict(each), "needs": {name: need._asdict() for name, need in each.needs.items()}, "summary": str(each)}
             for each in self.states
         ]
         return json.dumps(found, indent=1)
@@ -181,7 +181,7 @@ def reproductions(
 
 
 def command_of(state: State, data: Mapping[str, str], out: str | Path | None) -> str:
-    """What carries out a table once what it needs is there; where a path is not known it has PATH."""
+    """What runs a table once what it needs is there; where a path is not known it has PATH."""
     needed = {name: "PATH" for need in state.needs.values() for name in OPTION.findall(need.why)}
     options = [("--data", f"{name}={path}") for name, path in (needed | dict(data)).items()]
     options += [] if out is None else [("--out", str(out))]

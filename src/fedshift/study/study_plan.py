@@ -1,4 +1,4 @@
-"""What is asked for: a plan of cells, each the runs of a row on a federation, and what of it this machine lacks.
+"""What is requested: a plan of cells, each the runs of a row on a federation, and what of it this machine lacks.
 
 The cells of a comparison are its rows. A :class:`StudyPlan` makes those of a paper's table, and those of the benchmark,
 which are tuned, as its scale has trials.
@@ -34,7 +34,7 @@ class Cell:
     Attributes:
         key: the scenario's name, the row's and, of a curve along settings, the point.
         label: what it is called.
-        make: gives the runs with some seeds, or says why there are none.
+        make: gives the runs with some seeds, or gives the reason there are none.
         seeds: those of its runs.
         budget: by what its settings are chosen first, if they are.
         tuning_seeds: those of each trial.
@@ -60,12 +60,12 @@ def of_seeds(experiments: Sequence[Experiment]) -> Callable[[Collection[int]], l
 
 @dataclass(frozen=True)
 class Plan:
-    """What a comparison, a table or the benchmark asks for.
+    """What a comparison, a table or the benchmark requires.
 
     Attributes:
         cells: scenario by scenario.
-        seed_by_seed: whether the seeds of a cell are carried out one after the other, and the rest is left out once one
-            has diverged; if not, all runs are carried out at once, so that those that are alike advance together.
+        seed_by_seed: whether the seeds of a cell are run one after the other, and the rest is excluded once one
+            has diverged; if not, all runs are run at once, so that those that are equal advance together.
     """
 
     cells: Sequence[Cell]
@@ -103,7 +103,7 @@ class Forecast:
     """What some runs would cost that differ only in their seed and held-out domain.
 
     Attributes:
-        label: what tells them from others.
+        label: what distinguishes them from others.
         runs: how many they are.
         cost: that of each; None if they cannot run, or none is left.
         problem: why they cannot.
@@ -124,18 +124,18 @@ class Forecast:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyPlan:
-    """A study that is asked for.
+    """A study that is requested.
 
     Attributes:
         exhibit: the table or curve that it makes.
         scale: how large.
-        scenarios: those that are carried out.
-        rows: those that are carried out.
+        scenarios: those that are run.
+        rows: those that are run.
         folder: where its tables lie.
         runs: where its runs lie.
         data: files that a user gives, by the data set's name, or by NAME.SETTING.
         settings: dotted settings that a user gives.
-        records: cells that are taken as they were carried out elsewhere.
+        records: cells that are taken as they were run elsewhere.
     """
 
     exhibit: Exhibit
@@ -171,7 +171,7 @@ class StudyPlan:
         if not there:
             raise FedshiftError(f"{exhibit.name} {another}")
         elsewhere = {each.name: f"it {another}" for each in exhibit.scenarios}
-        refused = {row.name: f"it is not carried out here: {row.why}." for row in exhibit.rows if row.why}
+        refused = {row.name: f"it is not run here: {row.why}." for row in exhibit.rows if row.why}
         plan = cls(
             exhibit=exhibit,
             scale=scale,
@@ -314,25 +314,25 @@ class StudyPlan:
 
     @cached_property
     def left_out(self) -> dict[str, str]:
-        """Why scenarios are left out that lack something, by name.
+        """Why scenarios are excluded that lack something, by name.
 
         Raises:
             FedshiftError: all do.
         """
-        asked = [each for each in self.scenarios if not self._recorded(each)]
-        needs = [(scenario, need) for scenario in asked if (need := self.need(scenario))]
-        found = {scenario.name: f"{self.title(scenario)} is left out: {need.why}" for scenario, need in needs}
+        requested = [each for each in self.scenarios if not self._recorded(each)]
+        needs = [(scenario, need) for scenario in requested if (need := self.need(scenario))]
+        found = {scenario.name: f"{self.title(scenario)} is excluded: {need.why}" for scenario, need in needs}
         if len(found) == len(self.scenarios):
             raise FedshiftError("\n".join(found.values()))
         return found
 
     def _recorded(self, scenario: Scenario) -> bool:
-        """Whether all rows of a scenario were carried out elsewhere, so that nothing is needed for it."""
+        """Whether all rows of a scenario were run elsewhere, so that nothing is needed for it."""
         return all((scenario.name, row.name) in self.records.cells for row in self.rows)
 
     @property
     def available(self) -> Plan:
-        """The cells that are to be carried out, of the scenarios that lack nothing."""
+        """The cells that are to be run, of the scenarios that lack nothing."""
         out = {*self.left_out}
         cells = [cell for cell in self.cells if cell.key[0] not in out and cell.key[:2] not in self.records.cells]
         return Plan(cells, seed_by_seed=True)

@@ -40,7 +40,7 @@ class Count:
     Attributes:
         runs: in all.
         finished: carried to their end.
-        diverged: others of cells that diverged, of which the remaining seeds are left out.
+        diverged: others of cells that diverged, of which the remaining seeds are excluded.
         seconds: what the finished ones took, evaluation included.
     """
 
@@ -68,7 +68,7 @@ class Count:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is left to carry out."""
+        """Whether nothing is left to run."""
         return self.finished + self.diverged == self.runs
 
     def __str__(self) -> str:
@@ -77,15 +77,15 @@ class Count:
 
 @dataclass(frozen=True, repr=False)
 class StudyResults(Tabled):
-    """A study, as carried out; prints as its tables.
+    """A study, as run; prints as its tables.
 
     Attributes:
-        plan: what was asked for.
+        plan: what was requested.
         numbers: of every seed of which all runs are finished, by scenario, row, and column or point of a curve.
         lacking: why cells have none.
         count: how many runs are over.
         chosen: what was found by tuning, one for each held-out domain, by scenario and row.
-        left_out: why scenarios are left out, by name.
+        left_out: why scenarios are excluded, by name.
     """
 
     WIDTH: ClassVar[int] = 200
@@ -99,25 +99,25 @@ class StudyResults(Tabled):
 
     @classmethod
     def carried_out(cls, plan: StudyPlan, progress: Progress | None = None, shard: Shard | None = None) -> Self:
-        """Carry out a plan, and write the files of all that is there then, whoever carried it out.
+        """Run a plan, and write the files of all results that are there then.
 
         Args:
-            plan: what is asked for.
+            plan: what is requested.
             progress: callback for the progress; by default a live display.
             shard: carries it out with other processes.
 
         Raises:
             FedshiftError: no scenario has its data here; or as :func:`fedshift.study.execute.carry_out`.
         """
-        asked, tuned = plan.available, plan.scale.rates
-        with display(progress, sum(map(_runs_of, asked.cells))) as shown:
+        requested, tuned = plan.available, plan.scale.rates
+        with display(progress, sum(map(_runs_of, requested.cells))) as shown:
             files.check_folder(plan.folder)
-            if not tuned:  # of a tuned one nobody knows the runs before their settings are chosen
+            if not tuned:  # a tuned study's runs are unknown before their settings are chosen
                 files.make_folder(plan.folder)
                 files.write(plan.folder / RUNS_FILE, json.dumps(run_folders(plan), indent=1))
             for why in plan.left_out.values():
                 shown.note(why)
-            carried_out = carry_out(asked, shown, shard)
+            carried_out = carry_out(requested, shown, shard)
         with locked(plan.folder, WAIT):  # another process may have finished more runs since these were read
             done = cls.read(plan, carried_out.cells if tuned else plan.whole.cells, carried_out)
             done.write()
@@ -125,10 +125,10 @@ class StudyResults(Tabled):
 
     @classmethod
     def read(cls, plan: StudyPlan, cells: Sequence[Cell], done: CarriedOut) -> Self:
-        """What the folders of cells hold, whoever carried them out.
+        """What the folders of cells contain, whichever process ran them.
 
         Raises:
-            DamagedError: a folder cannot be read; the message says how it is made again.
+            DamagedError: a folder cannot be read; the message shows how it is made again.
         """
         folders = {cell.key: [Run(run_path(each)) for each in cell.experiments] for cell in cells}
         numbers: dict[Key, dict[int, float]] = {}
@@ -166,7 +166,7 @@ class StudyResults(Tabled):
         return found
 
     def what_is_lacking(self) -> list[str]:
-        """Why cells have no number, and scenarios are left out."""
+        """Why cells have no number, and scenarios are excluded."""
         titles = {scenario.name: self.plan.title(scenario) for scenario in self.plan.known}
         words = [
             f"{', '.join(filter(None, (titles[scenario], row, point)))}: {LACKING[why.kind]}. {why.reason}"
@@ -175,7 +175,7 @@ class StudyResults(Tabled):
         return [*words, *self.left_out.values()]
 
     def json(self) -> str:
-        """Everything that the tables say, and every number."""
+        """Everything in the tables, and every number."""
         whole = {
             "scale": self.plan.scale.name,
             **asdict(self.count),
@@ -236,8 +236,8 @@ def naming_damage() -> Iterator[None]:
 def _whole_seeds(cell: Cell, runs: Sequence[Run]) -> list[Run]:
     """The runs of the seeds of which all are finished, so that a mean over held-out domains is one over all."""
     seeds = [run.table["seed"] for run in runs]
-    asked = [each.seed for each in cell.experiments]
-    return [run for run, seed in zip(runs, seeds, strict=True) if seeds.count(seed) == asked.count(seed)]
+    requested = [each.seed for each in cell.experiments]
+    return [run for run, seed in zip(runs, seeds, strict=True) if seeds.count(seed) == requested.count(seed)]
 
 
 def _numbers(plan: StudyPlan, cell: Cell, runs: list[Run]) -> dict[Key, dict[int, float]]:

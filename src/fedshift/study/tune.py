@@ -87,9 +87,9 @@ def _study(experiments: Sequence[Experiment], budget: Budget) -> Study:
 def search_all(
     experiments: Sequence[Experiment], budget: Budget, progress: Progress, shard: Shard | None = None
 ) -> Tuning:
-    """Carry out the studies of experiments, and write the best settings down; what is there already is not repeated.
+    """Run the studies of experiments, and write the best settings down; what is there already is not repeated.
 
-    A study that fails does not keep the others from theirs. Processes that share the work carry out the runs of each
+    A study that fails does not keep the others from theirs. Processes that share the work run the runs of each
     batch together.
 
     Warns:
@@ -97,7 +97,7 @@ def search_all(
 
     Raises:
         FedshiftError: as :func:`plan_studies`; no study has a trial that was carried to its end; or runs cannot be
-            carried out for a reason that is not their method's, such as a full disk.
+            run for a reason that is not their method's, such as a full disk.
     """
     studies, failed = plan_studies(experiments, budget)
     folder = run_path(experiments[0]).parent
@@ -130,7 +130,7 @@ def chosen_on(experiment: Experiment) -> str:
     words = ROLE if label == ROLE else f"{label} {ROLE}"
     return (
         f"{words} {Metric(experiment.evaluate.select).title} at the end, the mean over environments and "
-        "seeds; no test environment is looked at"
+        "seeds; no test environment is inspected"
     )
 
 
@@ -138,10 +138,10 @@ def chosen_on(experiment: Experiment) -> str:
 
 
 def _carry_out(study: Study, progress: Progress, shard: Shard | None) -> None:
-    """Carry out the trials of a study, of which it may have some already.
+    """Run the trials of a study, of which it may have some already.
 
     Raises:
-        FedshiftError: another process is at work on it that shares nothing, or its runs cannot be carried out.
+        FedshiftError: another process is busy with it that shares nothing, or its runs cannot run.
     """
     with nullcontext() if shard else locked(study.path):
         while numbers := _asked(study, shard):
@@ -174,7 +174,7 @@ def _turn(study: Study, shard: Shard | None) -> AbstractContextManager[None]:
 
 
 class _Batch:
-    """Trials of a study that are carried out side by side."""
+    """Trials of a study that are run side by side."""
 
     def __init__(self, study: Study, numbers: Sequence[int], progress: Progress, shard: Shard | None = None) -> None:
         self._study, self._numbers, self._progress, self._shard = study, numbers, progress, shard
@@ -186,7 +186,7 @@ class _Batch:
         """Carry them out; returns the outcome of each.
 
         The first seed of all goes before the others, as it decides which trials are pruned: so that does not depend on
-        which runs an engine carries out together.
+        which runs an engine runs together.
         """
         trials, metric = self._study.trials, self._study.metric
         for number in self._numbers:
@@ -240,9 +240,9 @@ class _Batch:
         self._rounds |= dict.fromkeys((run.run_name for run in runs), rounds)
 
     def _carry_out(self, runs: Sequence[Experiment], judge: Judge) -> None:
-        """Carry out runs, but for those that are known to be given up; a trial fails with any of its runs."""
-        asked = [PlannedRun.of(run, folder.path) for run in runs if not judge(folder := self._folder(run))]
-        failed = attempt(asked, self._progress, judge, self._shard) if asked else {}
+        """Run runs, but for those that are known to be given up; a trial fails with any of its runs."""
+        requested = [PlannedRun.of(run, folder.path) for run in runs if not judge(folder := self._folder(run))]
+        failed = attempt(requested, self._progress, judge, self._shard) if requested else {}
         for number, of_trial in list(self._runs.items()):
             errors = [failed[path] for run in of_trial if (path := self._folder(run).path) in failed]
             if other := next((error for error in errors if isinstance(error, NO_TRIALS_FAULT)), None):
@@ -255,7 +255,7 @@ class _Batch:
         return self._study.pruned_at(self._numbers[0], _curve(folder), self._rounds[folder.path.name])
 
     def _why_pruned(self, folder: Run) -> str:
-        """Why a run is given up; empty if it goes on."""
+        """Why a run is given up; empty if it continues."""
         try:
             end = self._pruned_at(folder) if folder.begun else None
         except DamagedError:  # it is set aside and made again

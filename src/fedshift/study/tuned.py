@@ -152,7 +152,7 @@ class TunedSettings(File):
             ) from error
         except ValueError as error:  # also what is no TOML, and no UTF-8
             raise FedshiftError(
-                f"'{path}' holds no tuned settings ({error}); `fedshift tune` writes such a file."
+                f"'{path}' contains no tuned settings ({error}); `fedshift tune` writes such a file."
             ) from error
 
     def write(self, folder: Path) -> Path:

@@ -78,14 +78,15 @@ class Mean(ServerOptimiser):
 
 
 class Momentum(ServerOptimiser):
-    """The server goes on in the direction of past rounds; beta = 0 and lr = 1 is the mean.
+    """The server continues in the direction of past rounds; beta = 0 and lr = 1 is the mean.
 
     Hsu, Qi and Brown, Measuring the effects of non-identical data distribution for federated visual classification,
     2019: v <- beta v + (w - mean_k w_k), w <- w - lr v, with v = 0 at first. It is Algorithm 1 with SGD.
 
     Choices: momentum is the update above; the paper's experiments take Nesterov's form. It is written as
     w <- mean_k w_k - beta v_before + (1 - lr) v, which is the same number and makes beta = 0 and lr = 1 the mean to the
-    last bit. The search holds Client2Vec's grid of beta, which ends at 1 (v never forgets); the paper's ends at 0.997.
+    last bit. The search contains Client2Vec's grid of beta, which ends at 1 (v never forgets); the paper's ends at
+    0.997.
     """
 
     beta: Factor = setting(0.9, help="server momentum", source="the momentum update of v", search=(0.1, 0.5, 1.0))

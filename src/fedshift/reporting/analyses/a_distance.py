@@ -1,4 +1,4 @@
-"""How well a linear classifier tells the representations of two domains apart."""
+"""How well a linear classifier separates the representations of two domains."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def a_distance(a: Tensor, b: Tensor) -> float:
 
 
 class ADistance(Analysis):
-    """Proxy A-distance between domains, 2 (1 - 2 err), 0 to 2: how well a linear SVM tells their z apart.
+    """Proxy A-distance between domains, 2 (1 - 2 err), 0 to 2: how well a linear SVM separates their z.
 
     0: not at all; 2: without an error. It is measured for every two domains, and for each domain against a mixture of
     the others, with cross-fitting in two halves on as many samples of each.
@@ -89,7 +89,7 @@ class ADistance(Analysis):
             below = "" if label == base else _share_below(_averaged(rows[base]), _averaged(its))
             means.append([label, *(each.text(decimals=2) if each else "" for each in found), below])
         columns = ["method", "every two domains", "a domain and the others", f"pairs below {base}"]
-        tables = [Table("Proxy A-distance, 0 (alike) to 2 (told apart without an error)", columns, means)]
+        tables = [Table("Proxy A-distance, 0 (the same) to 2 (distinguished without an error)", columns, means)]
         pairs = [*dict.fromkeys(pair for its in rows.values() for pair in _averaged(its))]
         if len(pairs) <= MOST_PAIRS:
             by_label = {label: _averaged(its) for label, its in rows.items()}
@@ -101,7 +101,7 @@ class ADistance(Analysis):
         return tables
 
     def charts(self, rows: Rows) -> list[Chart]:
-        """Each pair of domains, under one row against under another; below the diagonal they are more alike."""
+        """Each pair of domains, under one row against under another; below the diagonal they are more similar."""
         base = self._base(rows)
         if len(rows) < 2:
             return []
@@ -138,7 +138,7 @@ class ADistance(Analysis):
             Chart(
                 "a-distance-pairs",
                 "Proxy A-distance of every two domains",
-                f"A mark for each pair, mean over runs. Below the diagonal they are more alike than under {base}.",
+                f"A mark for each pair, mean over runs. Below the diagonal they are more similar than under {base}.",
                 f"Distances under {', '.join(others)} against those under {base}, with the diagonal.",
                 figure,
                 data,

@@ -125,7 +125,7 @@ def analyse_rows(
     found = {label: its for label, its in rows.items() if its}
     if not found:
         raise left_out[0]
-    return Analysed(analysis, found, tuple(f"A run is left out: {error}" for error in left_out))
+    return Analysed(analysis, found, tuple(f"A run is excluded: {error}" for error in left_out))
 
 
 def measure(run: Run, analysis: Analysis, tell: Callable[[Run], None] = lambda run: None) -> Measured:

@@ -52,7 +52,7 @@ class Analysis(Spec):
     Attributes:
         title: what it measures, as headings have it.
         source: the paper and figure or equation.
-        version: changes when :meth:`measure` gives other numbers for the same settings, so that caches are made anew.
+        version: changes when :meth:`measure` gives other numbers for the same settings, so that caches are made again.
     """
 
     section: ClassVar[str] = "analysis"
@@ -64,7 +64,7 @@ class Analysis(Spec):
         """Measure a finished run.
 
         Raises:
-            FedshiftError: it does not apply to this run; the message says why.
+            FedshiftError: it does not apply to this run; the message gives the reason.
         """
         raise NotImplementedError
 
@@ -73,7 +73,7 @@ class Analysis(Spec):
         raise NotImplementedError
 
     def charts(self, rows: Rows) -> list[Chart]:
-        """Pictures of the numbers; none where tables say all."""
+        """Pictures of the numbers; empty if tables show everything."""
         return []
 
     def notes(self, rows: Rows) -> list[str]:

@@ -1,4 +1,4 @@
-"""How alike the encoders of clients are."""
+"""How similar the encoders of clients are."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class CKA(Analysis):
         if constant := [" and ".join(pair) for pair, value in values.items() if isnan(value)]:
             raise FedshiftError(
                 f"'{trained.run.path}': z does not vary at a client ({constant[0]}), so CKA is undefined: its encoder "
-                "collapsed. Look at the run's accuracy first."
+                "collapsed. Inspect the run's accuracy first."
             )
         return Measured(rows=[{"client": a, "other": b, "cka": value} for (a, b), value in values.items()])
 

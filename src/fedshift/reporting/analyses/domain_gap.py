@@ -1,4 +1,4 @@
-"""How far domains of a class lie apart in the representation, beside how far classes do."""
+"""Distances between domains of a class in the representation, compared with distances between classes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLUMNS = {"domains": "domains apart", "classes": "classes apart", "ratio": "rat
 
 
 def gaps(domains: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:
-    """How far domains lie apart within a class, and classes within a domain.
+    """Distances between domains within a class, and between classes within a domain.
 
     Both are the mean Euclidean distance of two means of z, of a class in a domain: over every two domains that have the
     class, and over every two classes that a domain has.

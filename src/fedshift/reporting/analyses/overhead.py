@@ -98,7 +98,7 @@ class Overhead(Analysis):
         return [self._chart(rows, name) for name in AXES]
 
     def notes(self, rows: Rows) -> list[str]:
-        """What the costs leave out, and whose memory it is."""
+        """What the costs exclude, and whose memory it is."""
         notes = [
             "Not counted: operations that work number by number (activations, norms, optimisers, merges), evaluation, "
             "what a frozen network embeds before training, and loss terms that are sent to be recorded.",
@@ -107,7 +107,7 @@ class Overhead(Analysis):
         ]
         if self.accuracy != "none":
             notes.append(
-                "The target counts as reached at the first evaluation with that accuracy, which looks at the test "
+                "The target counts as reached at the first evaluation with that accuracy, which uses the test "
                 "data; between evaluations it may have been reached before (run with --set evaluate.every=1). Means "
                 "are over runs that reached it."
             )

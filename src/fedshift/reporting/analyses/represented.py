@@ -28,7 +28,7 @@ class RepresentedDomain:
 
 
 def by_domain(trained: TrainedSimulation, most: int) -> list[RepresentedDomain]:
-    """At most so many samples of each domain, evenly spaced: of its tests, or of validation where it has no test."""
+    """At most that many samples of each domain, evenly spaced: of its tests, or of validation where it has no test."""
     found: dict[str, dict[str, list[tuple[bool, Tensor, Tensor]]]] = {}
     for one in trained.observe():
         environment = one.environment

@@ -58,11 +58,11 @@ class Uncertainty(Analysis):
 def _metrics(trained: TrainedSimulation, one: Observed) -> list[dict[str, Any]]:
     """Accuracy and declared metrics, their intervals, and how many samples and groups they rest on."""
     setup, group = trained.simulation.setup, one.environment.samples.group.cpu().numpy()
-    asked = setup.evaluate.metrics, setup.classes, one.log_probabilities, one.y
+    requested = setup.evaluate.metrics, setup.classes, one.log_probabilities, one.y
     values = {ACCURACY: float(one.right.double().mean())}
-    defined = measured(*asked, setup.evaluate.support_of(len(setup.classes)))
+    defined = measured(*requested, setup.evaluate.support_of(len(setup.classes)))
     values |= {name: value for name, value in defined.items() if value is not None}
-    bounds = intervals(*asked, group) | resampled(*asked, group, SEED)
+    bounds = intervals(*requested, group) | resampled(*requested, group, SEED)
     size = {"n": len(one.y), "groups": len(np.unique(group))}
     return [
         {"metric": name, "value": value, "low": bounds[name].low, "high": bounds[name].high, **size}

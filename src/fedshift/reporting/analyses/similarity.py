@@ -1,4 +1,4 @@
-"""How alike a method finds clients before it trains, within a domain and between domains."""
+"""How similar a method finds clients before it trains, within a domain and between domains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedshift.spec import setting
 from fedshift.written import file_name
 
 MOST_DOMAINS = 12  # that a table lists
-CLEAR, APART = 0.75, 0.01  # the AUC and the difference below which a note says so
+CLEAR, APART = 0.75, 0.01  # the AUC and the difference below which a note warns
 
 Pairs = Sequence[dict[str, Any]]
 
@@ -29,7 +29,7 @@ Pairs = Sequence[dict[str, Any]]
 def separation(within: Sequence[float], between: Sequence[float]) -> float:
     """The part of all pairs, one of each list, of which the first is larger, 0..1; a tie counts half.
 
-    It is the area under the ROC curve of telling the lists apart: 1 without an error, 1/2 by chance.
+    It is the area under the ROC curve of separating the lists: 1 without an error, 1/2 by chance.
     """
     less = torch.tensor(within, dtype=torch.float64).unsqueeze(1) - torch.tensor(between, dtype=torch.float64)
     return float((less > 0).double().mean() + (less == 0).double().mean() / 2)
@@ -39,7 +39,8 @@ class Similarity(Analysis):
     """Cosine similarity of the vectors by which a method describes clients before it trains, -1 to 1.
 
     Pairs of clients of a domain are compared with pairs of two domains: the difference of the means, and the AUC, the
-    part of all pairs of pairs of which those of a domain are more alike (1: told apart without an error, 0.5: not).
+    part of all pairs of pairs of which those of a domain are more similar (1: distinguished without an error, 0.5:
+    not).
     """
 
     title: ClassVar[str] = "Similarity of clients before training"
@@ -65,7 +66,7 @@ class Similarity(Analysis):
         return Measured(rows=rows)
 
     def tables(self, rows: Rows) -> list[Table]:
-        """Of each part of the vectors the means and what tells domains apart; and the means between domains."""
+        """Of each part of the vectors the means and what separates domains; and the means between domains."""
         columns = ["method", "compared", "within a domain", "between domains", "difference", "AUC"]
         cells = [
             [label, name, *(found.text(decimals=3) if found else "" for found in _figures(its, name))]
@@ -88,13 +89,13 @@ class Similarity(Analysis):
         return [self._chart(label, its[0]) for label, its in rows.items()]
 
     def notes(self, rows: Rows) -> list[str]:
-        """Which vectors do not tell domains apart, or are nearly the same for all clients."""
+        """Which vectors do not separate domains, or are nearly the same for all clients."""
         words = []
         for label, its in rows.items():
             for name in _compared(its):
                 _, _, difference, area = _figures(its, name)
                 if area and area.mean < CLEAR:
-                    words.append(f"{label}: the {name} does not tell domains apart (AUC {area.mean:.2f}).")
+                    words.append(f"{label}: the {name} does not separate domains (AUC {area.mean:.2f}).")
                 elif difference and difference.mean < APART:
                     words.append(f"{label}: the {name} is nearly the same for all (difference {difference.mean:.3f}).")
         return words

@@ -80,7 +80,7 @@ class TSNE(Analysis):
             _scatter(by_domain, rows, "domain")
             _scatter(by_class, rows, "class")
         targets = sorted({str(row["domain"]) for row in rows if row["kind"] == "target"})
-        marked = f" Crosses: {', '.join(targets)}, on which nobody trained." if targets else ""
+        marked = f" Crosses: {', '.join(targets)}, on which no client trained." if targets else ""
         return Chart(
             file_name("tsne", label),
             f"t-SNE of z: {label}",

@@ -1,1 +1,1 @@
-"""What a data set holds, who has it and what is odd about it, before anything is trained on it."""
+"""What a data set contains, who has it and what is odd about it, before anything is trained on it."""

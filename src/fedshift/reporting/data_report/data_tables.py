@@ -53,7 +53,7 @@ class ColumnValues:
     Attributes:
         column: its name in the data, or its number from 0.
         site: the site's.
-        samples: how many samples of the site are looked at.
+        samples: how many samples of the site are inspected.
         mean: of the numbers that are not missing; None where there is none, and of categories, whose codes are no
             numbers. So is the deviation.
         std: their standard deviation.
@@ -73,11 +73,11 @@ class ColumnValues:
 
 
 def measure(data: DomainData, looked: Tensor, kind: Kind, tell: Tell = silent) -> tuple[ColumnValues, ...]:
-    """Measure each column at each site of which samples are looked at, a few samples at a time.
+    """Measure each column at each site of which samples are inspected, a few samples at a time.
 
     Args:
         data: the samples.
-        looked: which are looked at, (N,), bool.
+        looked: which are inspected, (N,), bool.
         kind: what a sample is; tokens are not measured.
         tell: takes the progress: what is done, sites done, sites in all.
     """
@@ -149,7 +149,9 @@ def tables(report: DataReport) -> list[Table]:
         for each in sorted(report.features or (), key=lambda each: -each.accuracy)
     ]
     measures = ["site", "mean", "deviation", "least", "greatest", "missing"]
-    drift = "Sites that a classifier tells apart: accuracy in % on held-out samples of equal classes (guessing: 50)"
+    drift = (
+        "Sites that a classifier shows separately: accuracy in % on held-out samples of equal classes (guessing: 50)"
+    )
     found = [
         _table(
             "Samples of each site, as the protocol splits them",
@@ -176,7 +178,7 @@ def _classes(report: DataReport) -> Table:
 
 
 def _alone(alone: Sequence[ColumnAlone]) -> Table:
-    """What each column says by itself, the most telling first."""
+    """What each column states by itself, the most showing first."""
     title = "Each column alone on training rows: AUROC in %, the mean over classes (guessing: 50)"
     scored = sorted(alone, key=lambda each: -(each.auroc or 0))
     rows = [

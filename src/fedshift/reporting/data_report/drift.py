@@ -1,7 +1,7 @@
 """Whether sites differ in what their samples of a class look like, by a classifier's two-sample test.
 
 A classifier learns on one half of the samples which of two sites each is of, and is scored on the other half. Were the
-sites alike, it could only guess (Lopez-Paz and Oquab, Revisiting Classifier Two-Sample Tests, ICLR 2017).
+sites the same, it could only guess (Lopez-Paz and Oquab, Revisiting Classifier Two-Sample Tests, ICLR 2017).
 
 *Choices.* Of each class both sites give equally many samples to each half, so that a difference in classes alone is
 not seen. Of samples made from one original (``DomainData.group``) one is used, so that all are independent. The
@@ -43,7 +43,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Difference:
-    """How well a classifier tells two sites apart.
+    """How well a classifier separates two sites.
 
     Attributes:
         one: a site.
@@ -68,7 +68,7 @@ class Difference:
 def feature_drift(
     data: DomainData, looked: Tensor, kind: Kind, streams: Streams, tell: Tell = silent
 ) -> tuple[Difference, ...]:
-    """How well a classifier tells sites apart; sites with too few samples of common classes are left out.
+    """How well a classifier separates sites; sites with too few samples of common classes are excluded.
 
     Args:
         data: the samples.
@@ -90,20 +90,20 @@ def feature_drift(
     if len(sites) < 2:
         return ()
     z = features(data, rows, kind, streams)
-    asked: list[tuple[int, int | None]] = [(site, None) for site in sites]
+    requested: list[tuple[int, int | None]] = [(site, None) for site in sites]
     if len(sites) <= MOST_PAIRED:
-        asked = list(combinations(sites, 2))
+        requested = list(combinations(sites, 2))
     found = []
-    for number, (one, other) in enumerate(asked):
-        tell("Comparing sites", number, len(asked))
+    for number, (one, other) in enumerate(requested):
+        tell("Comparing sites", number, len(requested))
         use = np.flatnonzero(np.isin(site_of, sites if other is None else [one, other]))
         draw = np.random.default_rng(_seed(streams, "drift", one, -1 if other is None else other))
         right, total = tell_apart(z[use], y[use], site_of[use] == one, draw)
         if total >= 2 * LEAST:
-            p = min(1.0, len(asked) * float(binomtest(right, total, alternative="greater").pvalue))
+            p = min(1.0, len(requested) * float(binomtest(right, total, alternative="greater").pvalue))
             name = REST if other is None else data.domains[other]
             found.append(Difference(data.domains[one], name, right / total, p, total))
-    tell("Comparing sites", len(asked), len(asked))
+    tell("Comparing sites", len(requested), len(requested))
     return tuple(found)
 
 
@@ -134,7 +134,7 @@ def tell_apart(z: Array, y: Array, mine: Array, draw: np.random.Generator) -> tu
 
 
 def features(data: DomainData, rows: Tensor, kind: Kind, streams: Streams) -> Array:
-    """The classifier's features of some samples, (n, D); which site a sample is of is not looked at."""
+    """The classifier's features of some samples, (n, D); which site a sample is of is ignored."""
     from sklearn.decomposition import PCA
 
     step = max(1, PIECE // data.x[0].numel())

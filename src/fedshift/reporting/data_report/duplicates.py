@@ -23,7 +23,7 @@ class Roles:
     """What a protocol does with each sample.
 
     Attributes:
-        client: the place among the clients of whoever trains on it, (N,), int64; -1: nobody.
+        client: the place among the clients of anyone who trains on it, (N,), int64; -1: nobody.
         masks: by role (training, validation, test) which samples have it, (N,), bool; a sample may have several.
     """
 
@@ -43,7 +43,7 @@ class Roles:
         return cls(client, masks)
 
     def judged(self, *, test: bool) -> Tensor:
-        """The samples of which more than labels and equality is looked at, (N,), bool: with ``test``, all in use."""
+        """The samples of which more than labels and equality is inspected, (N,), bool: with ``test``, all in use."""
         seen = self.masks["training"] | self.masks["validation"]
         return seen | self.masks["test"] if test else seen & ~self.masks["test"]
 
@@ -81,7 +81,7 @@ def find_duplicates(data: DomainData, roles: Roles, tell: Tell = silent) -> tupl
     """Every kind of duplicates of which there are any.
 
     Args:
-        data: the samples; of those that are tested only a digest is looked at.
+        data: the samples; of those that are tested only a digest is inspected.
         roles: how they are used.
         tell: takes the progress: what is done, samples done, samples in all.
     """

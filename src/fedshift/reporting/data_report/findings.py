@@ -31,14 +31,14 @@ REMEDIES = {
     "labels": "Correct the labels, or leave such samples out; no model can be right on both.",
     "reveals": "Would it be known before the label is? If not, or if it numbers the samples, leave it out: --set "
     "data.exclude={name}",
-    "unique": "It says nothing of a sample that is not among these, if it is an id: --set data.exclude={name}",
+    "unique": "It reveals nothing about a sample that is not among these, if it is an id: --set data.exclude={name}",
     "batch": "Take a smaller one, unless each step should be on all of a client's samples (train.batch).",
     "untrained": "No model can learn them: leave them out, or divide the data so that training has some.",
-    "lacking": "A local head forgets such classes: look at balanced accuracy, and compare methods such as fedlc.",
+    "lacking": "A local head forgets such classes: inspect balanced accuracy, and compare methods such as fedlc.",
     "imbalance": "Use class weights or balanced batches, and select by balanced accuracy or macro F1.",
     "clients": "Such a client overfits: join it with another, leave it out, or weight clients by their samples.",
     "scored": "Give more samples, hold out a larger part, and use several seeds.",
-    "missing": "Say how they are filled in (data.statistics); where a site lacks more, that alone tells the site.",
+    "missing": "State how they are filled in (data.statistics); where a site lacks more, that alone shows the site.",
     "ranges": "Look for other units or encodings, or standardise with each site's own statistics.",
     "drift": "Compare methods for feature shift (fedbn, fedsr, ...) with fedavg, and report each site for itself. At "
     "nearly 100 %, look for marks of the site itself in its samples: borders, stamps, units.",
@@ -102,7 +102,7 @@ def _classes(report: DataReport) -> Iterator[Finding]:
     trained = report.trained
     untrained = [name for name, count in trained.items() if not count and any(s.classes[name] for s in report.sites)]
     if untrained:
-        what = f"{len(untrained)} of {len(trained)} classes have samples, but nobody trains on one"
+        what = f"{len(untrained)} of {len(trained)} classes have samples, but no client trains on one"
         yield Finding("absent class", f"{what}: {_quoted(untrained)}.", REMEDIES["untrained"])
     absent = {each.name: [name for name, count in each.classes.items() if not count] for each in report.clients}
     lacking = {name: f"{name} lacks {_quoted(classes)}" for name, classes in absent.items() if classes}
@@ -123,7 +123,7 @@ def _columns(report: DataReport) -> Iterator[Finding]:
     revealing = sorted((each for each in report.alone if each.reveals), key=lambda each: -(each.auroc or 0))
     if revealing:
         named = _listed([f"'{each.column}' (AUROC {each.auroc:.3f})" for each in revealing])
-        what = f"{len(revealing)} of {len(report.alone)} columns tell the classes apart by themselves"
+        what = f"{len(revealing)} of {len(report.alone)} columns separate the classes by themselves"
         text = f"{what}, on training rows: {named}."
         yield Finding("revealing column", text, _excluding("reveals", [each.column for each in revealing]))
     unique = [each.column for each in report.alone if each.unique]
@@ -207,7 +207,7 @@ def _drift(report: DataReport) -> Iterator[Finding]:
     yield Finding(
         "feature drift",
         f"Sites differ in what samples of one class look like: {len(found)} of {len(report.features or ())} {compared} "
-        f"are told apart by a classifier, {best.one} and {best.other} best, with {100 * best.accuracy:.0f} % of "
+        f"are distinguished by a classifier, {best.one} and {best.other} best, with {100 * best.accuracy:.0f} % of "
         f"{best.samples} held-out samples (guessing: 50 %; p = {p}, corrected).",
         REMEDIES["drift"],
         tuple(names),

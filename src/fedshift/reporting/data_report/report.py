@@ -30,9 +30,9 @@ from fedshift.streams import Streams
 from fedshift.written import printable
 
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
-JUDGED = "Test samples are judged as well, as asked for: whoever chooses by that chooses on the test."
+JUDGED = "Test samples are judged as well, as requested: anyone who chooses by that chooses on the test."
 NOT_JUDGED = (
-    "Of test samples no more is looked at than how many there are of each class, and whether they are equal to others, "
+    "Of test samples no more is inspected than how many there are of each class, and whether they are equal to others, "
     "bit by bit."
 )
 
@@ -80,7 +80,7 @@ class EnvironmentCounts:
     Attributes:
         name: the environment's.
         role: "validation" or "test".
-        clients: how many clients are scored on samples of their own; 0: it is of a client that never trains.
+        clients: how many clients are scored on separate samples; 0: it is of a client that never trains.
         samples: how many samples there are.
     """
 
@@ -92,7 +92,7 @@ class EnvironmentCounts:
 
 @dataclass(frozen=True, repr=False)
 class DataReport:
-    """A look at a data set and at how it is divided, which prints as tables and findings and writes its page.
+    """A inspect a data set and at how it is divided, which prints as tables and findings and writes its page.
 
     Attributes:
         experiment: the experiment's name.
@@ -108,14 +108,14 @@ class DataReport:
         clients: who trains.
         scored: what models are scored on.
         trained: how many samples of each class somebody trains on.
-        batch: how many samples a batch of training has; 0 where nobody said.
+        batch: how many samples a batch of training has; 0 where unknown.
         values: ranges and moments of the inputs, by column and site.
-        alone: of rows of numbers, how well each column tells the classes apart by itself, on training rows.
+        alone: of rows of numbers, how well each column separates the classes by itself, on training rows.
         duplicates: equal samples.
-        features: how well sites are told apart; None: scikit-learn is not installed.
+        features: how well sites are distinguished; None: scikit-learn is not installed.
         refused: why a run of the experiment would not begin.
         notes: what else a reader must know.
-        settled: the columns of which settings say what becomes of missing cells.
+        settled: the columns for which settings decide about missing cells.
         findings: what is odd, and what to do.
     """
 
@@ -143,7 +143,7 @@ class DataReport:
     findings: tuple[Finding, ...] = ()
 
     def table(self) -> dict[str, Any]:
-        """The report as JSON can hold it."""
+        """The report as JSON."""
         return asdict(self)
 
     def report(self, path: str | Path) -> Path:
@@ -190,7 +190,7 @@ def look_at(
     notes: Sequence[str] = (),
     tell: Tell = silent,
 ) -> DataReport:
-    """Look at a data set and at what a protocol made of it.
+    """Inspect a data set and at what a protocol made of it.
 
     Args:
         data: the samples, on the CPU.

@@ -40,9 +40,9 @@ class Probabilities(nn.Module):
         super().__init__()
         if model.measures:
             raise FedshiftError(
-                "This model measures batch-norm statistics on the samples that it predicts for, so what it says of a "
-                "sample depends on the others of the batch, and no file could give the same. Train with statistics "
-                "that stay, as with --set method.bn=shared."
+                "This model measures batch-norm statistics on the samples that it predicts for, so what it states "
+                "about a sample depends on the others of the batch, and no file could give the same. Train with "
+                "statistics that stay, as with --set method.bn=shared."
             )
         self.model, self.front, self.inputs = model, front, inputs
         self._noise = tuple(model.noise(1))
@@ -95,7 +95,7 @@ class Probabilities(nn.Module):
         """The same as a graph of PyTorch's operations, for batches of any size.
 
         Args:
-            example: two samples or more; what a graph holds of them is written with it.
+            example: two samples or more; what a graph contains of them is written with it.
 
         Raises:
             FedshiftError: ``torch.export`` cannot trace it.

@@ -41,7 +41,7 @@ class MLflow(Tracker):
 
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
         """Find the run by its tag, or create it with the settings as parameters."""
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # MLflow would tell its makers that it is used
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # MLflow would report its use to its makers
         with needs("mlflow", "The tracker 'mlflow'"):
             import alembic  # noqa: F401  # what mlflow-skinny needs for a database, and does not bring
             import cryptography  # noqa: F401
@@ -77,7 +77,7 @@ class MLflow(Tracker):
             del self._metrics[:MOST_METRICS]
 
     def finish(self, state: RunState) -> None:
-        """Set the status of the run, which stays RUNNING while it may go on."""
+        """Set the status of the run, which stays RUNNING while it may continue."""
         if state != "running":
             self._client.set_terminated(self._id, status=state.upper())
 

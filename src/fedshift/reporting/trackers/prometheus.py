@@ -21,7 +21,7 @@ HELP = {
     "fedshift_loss_term": "A weighted term of the training loss: the mean over clients.",
     "fedshift_bytes": "Bytes sent since the start of the run, to clients (down) and by them (up).",
 }
-STATE = "# HELP fedshift_state Always 1: the label says whether the run is running, finished or failed.\n"
+STATE = "# HELP fedshift_state Always 1: the label is the run's state: running, finished or failed.\n"
 ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 Labels = Mapping[str, str]

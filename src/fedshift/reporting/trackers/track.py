@@ -91,7 +91,7 @@ class RunLog:
             self._tracker.finish(state)
 
     def _begin(self) -> None:
-        self._save()  # the id first: a kill leaves no run that nobody knows
+        self._save()  # the id first: a kill leaves no unknown run
         table, saved = self._folder.table, self._saved
         about = str(table["name"]), str(table["method"]["name"]), int(table["seed"])
         self._tracker = self._tracker.of(TrackedRun(self._folder.path, *about, saved.id, saved.logged))
@@ -113,7 +113,7 @@ class RunLog:
         except (DiskError, OSError) as error:
             raise FedshiftError(
                 f"'{self._path.parent}' cannot be written, where it is remembered what was logged. Copy the run's "
-                "folder to a place of your own, and track that."
+                "folder to a separate place, and track that."
             ) from error
         try:
             yield
@@ -183,20 +183,21 @@ def track(
 ) -> dict[Path, int]:
     """Copy what runs have evaluated to trackers: scores, losses, loss terms and bytes, by rounds done.
 
-    Called again, it goes on where it was. It may be called while runs go on, which do not notice.
+    Called again, it continues where it was. It may be called while runs continue, which do not notice.
 
     Args:
         path: a run folder, or a folder of them.
         to: trackers: names of ``fedshift list trackers``, or trackers with their settings.
-        wait: whether to go on, and show the runs, until all of them are over; if there is no run yet it waits for one.
+        wait: whether to continue, and show the runs, until all of them are over; if there are no runs yet it waits for
+            one.
         settings: of the trackers that are named, each for those that have it.
 
     Returns:
         How many evaluations were logged, by the run's folder.
 
     Raises:
-        FedshiftError: there is no run, no such tracker or setting, or a run that cannot be tracked, whose message comes
-            after all others were.
+        FedshiftError: there are no runs, no such tracker or setting, or a run that cannot be tracked, whose message
+            comes after all others were.
     """
     trackers, path = chosen(to, settings), Path(path)
     with ExitStack() as stack:
@@ -211,17 +212,17 @@ def track(
 
 
 def chosen(to: str | Tracker | Sequence[str | Tracker], settings: Mapping[str, Any]) -> list[Tracker]:
-    """The trackers that are asked for.
+    """The trackers that are requested.
 
     Raises:
         FedshiftError: there is none of a name, or none that is named has one of the settings.
     """
-    asked = [to] if isinstance(to, str | Tracker) else [*to]
-    named = {each: TRACKERS.get(each).settings() for each in asked if isinstance(each, str)}
+    requested = [to] if isinstance(to, str | Tracker) else [*to]
+    named = {each: TRACKERS.get(each).settings() for each in requested if isinstance(each, str)}
     check_names(settings, {name: None for known in named.values() for name in known}, Tracker.section)
     return [
         each
         if isinstance(each, Tracker)
         else TRACKERS.build({"name": each, **{name: settings[name] for name in settings if name in named[each]}})
-        for each in asked
+        for each in requested
     ]

@@ -49,7 +49,7 @@ class TrackedRun:
 
 
 class Tracker(Spec):
-    """A place to which the scores of runs are copied; each run has a tracker of its own, with these settings.
+    """A place to which the scores of runs are copied; each run has a separate tracker, with these settings.
 
     A run is tracked whenever its owner wants, perhaps in several goes: each of them calls
     :meth:`store_init_configuration`, :meth:`log` for every evaluation that was not logged before, now and then
@@ -78,7 +78,7 @@ class Tracker(Spec):
         return made
 
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
-        """Begin, or go on after :attr:`TrackedRun.logged`.
+        """Begin, or continue after :attr:`TrackedRun.logged`.
 
         Args:
             values: the settings of the experiment, by dotted name.
@@ -101,8 +101,8 @@ class Tracker(Spec):
         """Store what was logged, so that a kill does not lose it; what is stored is not logged again."""
 
     def finish(self, state: RunState) -> None:
-        """Close what was opened; the run may go on, and be tracked further.
+        """Close what was opened; the run may continue, and be tracked further.
 
         Args:
-            state: the run's state as far as its events tell; "running" includes a run whose process was killed.
+            state: the run's state as far as its events show; "running" includes a run whose process was killed.
         """

@@ -30,7 +30,7 @@ class WandB(Tracker):
 
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
         """Begin a part of the run; all parts have its id, so that W&B puts them together."""
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # or even offline W&B tells its makers of its use
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # or even offline W&B reports its use to its makers
         with needs("wandb", "The tracker 'wandb'"):
             import wandb
         run = self.run

@@ -47,8 +47,8 @@ class Options(TypedDict, total=False):
             The name of another method than the source's resets the source's table [method]; an instance or a table
             takes its place. A :class:`FedshiftWarning` names the settings that are not used then.
         data: the data set, as a name, instance or table; so are the partition, the protocol and the model, by the same
-            rule. Without a source, each domain of other data is scored on samples of its own, unless ``hold_out`` or
-            ``protocol`` says otherwise. ``{site: (x, y), ...}`` is what :func:`fedshift.in_memory` makes of it.
+            rule. Without a source, each domain of other data is scored on separate samples, unless ``hold_out`` or
+            ``protocol`` states otherwise. ``{site: (x, y), ...}`` is what :func:`fedshift.in_memory` makes of it.
         partition: how domains are divided among clients.
         protocol: what is held out, and who is scored on what.
         model: the network. A module, or a class or function that makes one, is what :func:`fedshift.own_model` makes of
@@ -58,7 +58,7 @@ class Options(TypedDict, total=False):
         seed: the seed, or a list.
         rounds: communication rounds.
         device: "auto", "cpu", "cuda", "cuda:1" or "mps".
-        out: the folder that holds run folders.
+        out: the folder that contains run folders.
         name: a label; run folders lie in a folder of that name.
         plugins: Python files that register methods, models or data sets.
         settings: any other field, dotted: ``{"method.l2r": 0.05}``. A list where one value is expected makes a run for
@@ -113,7 +113,7 @@ def grid(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Options]
     for line in said:
         warnings.warn(line, FedshiftWarning, stacklevel=2)
     if len({experiment.fingerprint for experiment in found}) < len(found):
-        raise FedshiftError("The grid holds the same run twice; give every experiment and every method once.")
+        raise FedshiftError("The grid contains the same run twice; give every experiment and every method once.")
     if tuned is None:
         return found
     from fedshift.study.tuned import TunedSettings
