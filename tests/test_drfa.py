@@ -64,7 +64,7 @@ def weights_of(state: ServerState) -> list[float]:
 
 
 def test_weights_start_at_the_clients_part_of_the_samples():
-    """10, 30 and 60 samples are 0.1, 0.3 and 0.6. A second client that states nothing counts as the others' mean, 35."""
+    """10, 30 and 60 samples are 0.1, 0.3 and 0.6. A second client that sends nothing counts as the mean, 35."""
 
     def replies(**counts: int) -> Replies:
         return Replies((int(client[1:]), Up({"samples": torch.tensor(count)})) for client, count in counts.items())

@@ -270,7 +270,7 @@ def test_what_is_printed_fits_the_terminal_with_every_entry_and_setting(
     page = capsys.readouterr().out
     print_list("all")
     texts = [page, capsys.readouterr().out]
-    assert "> 0, <= 1000" in page
+    assert "> 0, <= 1,000" in page
     for name in shown_names():
         print_named(name, {})
         texts.append(capsys.readouterr().out)

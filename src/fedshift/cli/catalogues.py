@@ -229,7 +229,7 @@ def type_in_words(schema: Mapping[str, Any]) -> str:
     if schema.get("type") == "array":
         return f"list of {type_in_words(schema['items'])}" if schema.get("items") else "list"
     signs = {key: sign for key, sign in SIGNS.items() if key in schema and abs(schema[key]) < ANY_NUMBER}
-    limits = ", ".join(f"{sign} {schema[key]:g}" for key, sign in signs.items())
+    limits = ", ".join(f"{sign} {schema[key]:,.15g}" for key, sign in signs.items())
     kind = schema.get("type", "any")
     return " ".join(filter(None, (TYPES.get(kind if isinstance(kind, str) else kind[0], kind), limits)))
 
