@@ -9,8 +9,8 @@ equal:
 
 .. math::
 
-    G_i = F_i(w) - F_i(w_i), \qquad
-    a_i \leftarrow a_i + d_t \frac{G_i - \bar G}{\max_j |G_j - \bar G|}, \qquad d_t = (1 - t/T)\, d,
+    G_i &= F_i(w) - F_i(w_i), \qquad d_t = (1 - t/T)\, d \\
+    a_i &\leftarrow a_i + d_t \frac{G_i - \bar G}{\max_j |G_j - \bar G|},
 
 then they are clipped to [0, 1] and normalised.
 

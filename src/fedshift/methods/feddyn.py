@@ -7,8 +7,8 @@ server keeps a correction h over all m clients, of which the cohort S took part:
 
 .. math::
 
-    w_k &= \arg\min_w F_k(w) - \langle g_k, w \rangle + \frac{\alpha}{2} \|w - w_t\|^2, \qquad
-    g_k \leftarrow g_k - \alpha (w_k - w_t) \\
+    w_k &= \arg\min_w F_k(w) - \langle g_k, w \rangle + \frac{\alpha}{2} \|w - w_t\|^2 \\
+    g_k &\leftarrow g_k - \alpha (w_k - w_t) \\
     h &\leftarrow h - \frac{\alpha}{m} \sum_{k \in S} (w_k - w_t), \qquad
     w_{t+1} = \frac{1}{|S|} \sum_{k \in S} w_k - \frac{h}{\alpha}
 

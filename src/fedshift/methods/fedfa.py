@@ -7,9 +7,9 @@ deviations :math:`\sigma`. With probability p both are redrawn, :math:`\mu` as f
 
 .. math::
 
-    \hat\mu \sim N(\mu, (1 + \gamma) S), \quad
-    \gamma_c = \frac{C g_c}{\sum_{c'} g_{c'}}, \quad g_c = \frac{1}{1 + 1/S'_c}, \quad
-    \hat X = \hat\mu + \hat\sigma \frac{X - \mu}{\sigma}.
+    \hat\mu &\sim N(\mu, (1 + \gamma) S), \quad
+    \gamma_c = \frac{C g_c}{\sum_{c'} g_{c'}}, \quad g_c = \frac{1}{1 + 1/S'_c} \\
+    \hat X &= \hat\mu + \hat\sigma \frac{X - \mu}{\sigma}
 
 :math:`S_c` is the variance of :math:`\mu_c` over the client's batch and :math:`S'_c` the variance over clients:
 clients upload moving averages of their batches' statistics, and the server broadcasts :math:`S'`. So channels that

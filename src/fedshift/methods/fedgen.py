@@ -8,8 +8,8 @@ y and noise e, with :math:`n_{k,y}` the samples of class y on client k:
 
 .. math::
 
-    \sum_k \frac{n_{k,y}}{\sum_j n_{j,y}} \mathrm{CE}(h_k(G(e, y)), y)
-    + \eta \exp\Big( -\frac{1}{B^2} \sum_{i,j} \|e_i - e_j\|^2 \|G_i - G_j\|_1 \Big).
+    &\sum_k \frac{n_{k,y}}{\sum_j n_{j,y}} \mathrm{CE}(h_k(G(e, y)), y) \\
+    &+ \eta \exp\Big( -\frac{1}{B^2} \sum_{i,j} \|e_i - e_j\|^2 \|G_i - G_j\|_1 \Big).
 
 From round 2 on a client minimises, with the labels y of its batch and random labels :math:`\tilde y`,
 

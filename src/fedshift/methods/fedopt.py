@@ -4,17 +4,17 @@ FedAvgM: Hsu, Qi and Brown, Measuring the effects of non-identical data distribu
 classification, arXiv:1909.06335, 2019. The others: Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar and McMahan,
 Adaptive federated optimization, ICLR 2021, Algorithm 2.
 
-The mean update :math:`\Delta` takes the place of a negative gradient in an optimiser on the server. FedAvgM has the
-first line; the others have the second, with a second moment v of their name:
+The mean update :math:`\Delta` takes the place of a negative gradient in an optimiser on the server: momentum in
+FedAvgM, else a step along the mean update m, divided by the root of a second moment v:
 
 .. math::
 
-    \Delta &= \frac{1}{|S|} \sum_{k \in S} w_k - w, \qquad
-    u \leftarrow \beta u + \Delta, \quad w \leftarrow w + \eta u \\
+    \Delta &= \frac{1}{|S|} \sum_{k \in S} w_k - w \\
+    u &\leftarrow \beta u + \Delta, \quad w \leftarrow w + \eta u \;\text{(FedAvgM)} \\
     m &\leftarrow \beta_1 m + (1 - \beta_1) \Delta, \quad w \leftarrow w + \eta \frac{m}{\sqrt{v} + \tau} \\
-    v &\leftarrow v + \Delta^2 \;\text{(Adagrad)}, \quad
-    \beta_2 v + (1 - \beta_2) \Delta^2 \;\text{(Adam)}, \quad
-    v - (1 - \beta_2) \Delta^2 \operatorname{sign}(v - \Delta^2) \;\text{(Yogi)}
+    v &\leftarrow v + \Delta^2 \;\text{(Adagrad)} \\
+    v &\leftarrow \beta_2 v + (1 - \beta_2) \Delta^2 \;\text{(Adam)} \\
+    v &\leftarrow v - (1 - \beta_2) \Delta^2 \operatorname{sign}(v - \Delta^2) \;\text{(Yogi)}
 
 Every method that averages takes the same optimisers: ``--method fedsr --set method.server=adam`` is FedAdam on FedSR.
 

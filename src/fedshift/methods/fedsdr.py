@@ -10,8 +10,8 @@ shortcut given y:
 
 .. math::
 
-    \min_{\Psi, e} \mathrm{CE}(e(\Psi(x), y), E), \qquad
-    \min_\Phi \mathrm{CE}(f(x), y) + \lambda D(f(x), e(\Psi(x), y) \,|\, y).
+    &\min_{\Psi, e} \mathrm{CE}(e(\Psi(x), y), E) \\
+    &\min_\Phi \mathrm{CE}(f(x), y) + \lambda D(f(x), e(\Psi(x), y) \,|\, y)
 
 D in [0, 1] is the linear centred kernel alignment within classes: with features u, v centred within classes,
 

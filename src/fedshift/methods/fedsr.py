@@ -8,8 +8,8 @@ norm (L2R, Eq. 10-11) and the information about x beyond y (CMI, Eq. 17-18 and 4
 .. math::
 
     f &= \mathrm{CE}(h(z), y) + \alpha_{L2R}\, L2R + \alpha_{CMI}\, CMI, \qquad L2R = \|z\|_2^2 \\
-    CMI &= D_{KL}(p(z|x) \,\|\, r(z|y)) = \sum_j \log \frac{\sigma_{y,j}}{\sigma_j(x)}
-        + \frac{\sigma_j(x)^2 + (\mu_j(x) - m_{y,j})^2}{2 \sigma_{y,j}^2} - \frac{1}{2}
+    CMI &= D_{KL}(p(z|x) \,\|\, r(z|y)) = \sum_j \log \frac{\sigma_{y,j}}{\sigma_j}
+        + \frac{\sigma_j^2 + (\mu_j - m_{y,j})^2}{2 \sigma_{y,j}^2} - \frac{1}{2}
 
 with learned class Gaussians :math:`r(z|y) = N(m_y, \sigma_y^2)`. Prediction (Eq. 5) averages the softmax over samples
 of z. ``fedl2r`` has the norm alone with a deterministic encoder, ``fedcmi`` the CMI alone.

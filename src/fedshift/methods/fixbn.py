@@ -7,8 +7,8 @@ batches no longer update them, so training and prediction use the same function:
 
 .. math::
 
-    \mathrm{BN}(x) = \gamma \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta, \qquad
-    (\mu, \sigma) = \text{the batch's if } t \le T^*, \text{ the global ones if } t > T^*.
+    \mathrm{BN}(x) &= \gamma \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta \\
+    (\mu, \sigma) &= \text{statistics of the batch if } t \le T^*, \text{ global ones if } t > T^*
 
 **When to choose it.** For networks with batch norm on non-IID clients. No gain over FedAvg was measured (-0.2 ± 2.6
 points on RotatedMNIST in-domain); without batch norm it is FedAvg.

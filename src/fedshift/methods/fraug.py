@@ -17,8 +17,8 @@ of the first line train the head alone:
 
     L_{f,h} &= \mathrm{CE}(h(u), y) + \mathrm{CE}(h(\hat u), y) + \sum_c \mathrm{CE}(h(\hat u_c), c) \\
     L_g &= \mathrm{CE}(h(\hat u), y) - \alpha\, \mathrm{MMD}(\hat u, u) \\
-    L_m &= -H(h(\hat u)) - \sum_c H(h(\hat u_c))
-        + \beta \Big( \mathrm{MMD}(\hat u, u) + \sum_c \mathrm{MMD}(\hat u_c, \bar u_c) \Big)
+    L_m &= -H(h(\hat u)) - \sum_c H(h(\hat u_c)) \\
+        &\quad + \beta \Big( \mathrm{MMD}(\hat u, u) + \sum_c \mathrm{MMD}(\hat u_c, \bar u_c) \Big)
 
 Prototypes are moving averages of batch means (Eq. 4):
 :math:`\bar u_c \leftarrow (1 - \lambda_c) \bar u_c + \lambda_c u_c`.
