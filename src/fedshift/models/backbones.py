@@ -79,12 +79,10 @@ class Backbone(Normed, Staged):
             )
 
     def check_here(self) -> None:
-        """Whether there are the weights, or the hub that has them."""
         if self.weights != "random" and not answers():
             self._read()
 
     def stages(self, channels: int) -> dict[str, nn.Module]:
-        """The stages of the backbone, whose last one pools."""
         with needs("images", "A backbone"):
             import transformers
         if self.freezes and self.weights == "random":
@@ -105,7 +103,6 @@ class Backbone(Normed, Staged):
         return self._stages(backbone)
 
     def _stages(self, backbone: Any) -> dict[str, nn.Module]:
-        """What a ResNet is made of: its first convolution and pooling, and groups of residual blocks."""
         groups = [[backbone.embedder], *([stage] for stage in backbone.encoder.stages)]
         groups[-1].append(backbone.pooler)
         return numbered(groups)
@@ -146,7 +143,6 @@ class MobileNetV2(Backbone):
     dim: Width = setting(1280, help="dimension d of the representation z")
 
     def _stages(self, backbone: Any) -> dict[str, nn.Module]:
-        """The rows of the paper's Table 2; the first two are one module in the library, so stage 1 is both."""
         groups = [[backbone.conv_stem]]
         blocks = iter(backbone.layer)
         groups += [list(islice(blocks, count)) for count in BLOCKS]
@@ -174,11 +170,9 @@ class EfficientNetLite0(Staged):
     )
 
     def check_here(self) -> None:
-        """Whether the package that has the weights is installed."""
         lite0_file()
 
     def check(self, inputs: Inputs) -> None:
-        """Refuse a second normalisation."""
         super().check(inputs)
         if inputs.normalise:
             raise FedshiftError("EfficientNet-Lite0 normalises images itself: --set data.normalise=false")

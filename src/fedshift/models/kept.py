@@ -85,7 +85,6 @@ def read(path: Path) -> Any:
 
 
 def _is_whole(path: Path, meaning: str) -> bool:
-    """Whether a file is there, and is what this Python once wrote for that, on this machine."""
     if digest(path) != meaning or not ran_here(path):  # its first line is its own word
         return False
     words, pickled = _parts(path)
@@ -93,7 +92,6 @@ def _is_whole(path: Path, meaning: str) -> bool:
 
 
 def _parts(path: Path) -> tuple[list[str], bytes]:
-    """The words of a file's first line, and what was pickled."""
     head, _, pickled = path.read_bytes().partition(b"\n")
     return head.removeprefix(KEPT).decode(errors="replace").split(), pickled
 
@@ -102,7 +100,6 @@ def _parts(path: Path) -> tuple[list[str], bytes]:
 
 
 def _pickled(given: Any) -> bytes:
-    """An object with all that other processes lack: what is installed is named, and what is the user's is written."""
     buffer = BytesIO()
     with _by_value():
         torch.save(given, buffer, pickle_module=cloudpickle)
@@ -125,7 +122,6 @@ def _by_value() -> Iterator[None]:
 
 
 def _is_yours(module: str | None) -> bool:
-    """Whether a module is the user's own: neither Python's, nor of an installed package, nor fedshift's."""
     return not module or module.partition(".")[0] not in _installed()
 
 
@@ -204,7 +200,6 @@ def _function_parts(function: Any) -> list[Any]:
 
 
 def _names(code: CodeType) -> set[str]:
-    """The global names that code reads, that of functions within it too."""
     inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
     own = {each.argval for each in get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     return own.union(*map(_names, inner))

@@ -76,11 +76,6 @@ class Own(Model):
     )
 
     def __post_init__(self) -> None:
-        """Split "net.py:Net" into its parts.
-
-        Raises:
-            FedshiftError: a setting is wrong.
-        """
         path, _, maker = str(self.path).rpartition(":")
         if path.endswith(".py"):
             object.__setattr__(self, "path", path)
@@ -88,7 +83,6 @@ class Own(Model):
         super().__post_init__()
 
     def check_here(self) -> None:
-        """Whether there is the file."""
         if not Path(self.path).expanduser().is_file():
             raise FedshiftError(
                 f"model.path = '{self.path}' does not exist; give a file that fedshift.own_model wrote, or a class in "
@@ -195,7 +189,6 @@ class Own(Model):
 
 @lru_cache(maxsize=64)
 def _found(model: Own, shape: Shape, content: str) -> int:
-    """How many features a module gives; found again when its file has changed."""
     with Streams(0).as_global("a module of which only the width is requested"):
         return check_output(model.body(shape), shape)
 
@@ -292,7 +285,6 @@ def without(module: nn.Module, head: str) -> nn.Module:
 
 
 def put(module: nn.Module, path: str, layer: nn.Module) -> None:
-    """Put a layer in the place of a submodule."""
     parent, _, name = path.rpartition(".")
     setattr(module.get_submodule(parent), name, layer)
 

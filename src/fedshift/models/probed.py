@@ -22,7 +22,6 @@ def check_output(module: nn.Module, shape: Shape) -> int:
 
 
 def _probe(shape: Shape, drawn: bool) -> Tensor:
-    """Inputs (B, *shape): zeros, or drawn so widely that what bends numbers, such as a ReLU, bends some."""
     if not drawn:
         return torch.zeros(BATCH, *shape)
     return 10 * torch.randn(DRAWN, *shape, generator=torch.Generator().manual_seed(0))

@@ -106,7 +106,6 @@ class Freezing(Model):
 
     @property
     def freezes(self) -> bool:
-        """Whether a stage is frozen."""
         return self.freeze_until > 0
 
     def check(self, inputs: Inputs) -> None:
@@ -119,7 +118,6 @@ class Freezing(Model):
                 )
 
     def unknown_stage(self, names: Sequence[str]) -> FedshiftError:
-        """The error for a stage beyond the last."""
         named = ", ".join(f"{number} {name}" for number, name in enumerate(names, 1))
         return FedshiftError(
             f"model.freeze_until = {self.freeze_until}: the network has {len(names)} stages ({named}); 0 trains all, "
@@ -159,7 +157,6 @@ class Staged(Freezing):
         return WithProjection(trained, _features(trained, shape), out)
 
     def _cut(self, channels: int) -> tuple[Stages, Stages]:
-        """The frozen stages, and those that are trained."""
         stages = list(self.stages(channels).items())
         if self.freeze_until > len(stages):
             raise self.unknown_stage([name for name, _ in stages])

@@ -349,7 +349,6 @@ class TransformerEncoder(Fixing):
 
 
 def _with_mask(hidden: Tensor, mask: Tensor | None) -> Tensor:
-    """What enters a layer, and of tokens behind it which do not pad."""
     return hidden if mask is None else torch.cat([hidden, mask.unsqueeze(-1).to(hidden.dtype)], -1)
 
 

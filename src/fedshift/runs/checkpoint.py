@@ -98,17 +98,14 @@ class Summary(Manifest):
 
 
 def manifest_name(position: int) -> str:
-    """The file of the checkpoint of a position."""
     return f"manifest-{position}.json"
 
 
 def tensors_name(position: int) -> str:
-    """The file with the server's tensors of a checkpoint."""
     return f"checkpoint@{position}.safetensors"
 
 
 def saved_positions(folder: Path) -> set[int]:
-    """The positions of which a run folder has a checkpoint."""
     matches = map(_NAME.fullmatch, (path.name for path in folder.glob("manifest-*.json")))
     return {int(match[1]) for match in matches if match}
 

@@ -43,7 +43,6 @@ class Chance:
 
     @property
     def reached(self) -> bool:
-        """Whether the run is hardly better than chance."""
         return self.accuracy <= self.guessed + self.margin
 
 
@@ -97,7 +96,6 @@ def chance_of(blueprint: Blueprint, record: Record) -> Chance:
 
 
 def _best_class(of_classes: Sequence[Sequence[float]]) -> list[float]:
-    """The shares, by environment, of the class that is the most frequent one in their mean."""
     return list(max(zip(*of_classes, strict=True), key=sum))
 
 

@@ -69,14 +69,12 @@ def column_drift(model: Released, data: DomainData, trained: FederatedData | Non
 
 
 def _trained_rows(model: Released, trained: FederatedData | None) -> Tensor | None:
-    """The rows that the model was trained on: a client's, or those of all."""
     clients = [] if trained is None else list(trained.clients)
     own = [each.train.x for each in clients if model.client is None or each.id == model.client]
     return torch.cat(own) if own else None
 
 
 def _declared(model: Released, place: int) -> tuple[float, float]:
-    """The mean and the standard deviation that a model has of a column; NaN where it has none."""
     numbers = [at for at, column in enumerate(model.columns) if column.categories is None]
     if not model.statistics or place not in numbers:
         return nan, nan
@@ -115,7 +113,6 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _open(cells: Array, group: Array, floor: int) -> bool:
-    """Whether mean and standard deviation leave open how often each value occurs, or each occurs often."""
     values = np.unique(cells)
     return len(values) > FEW_VALUES or all(count(group[cells == value]) >= floor for value in values)
 
@@ -139,7 +136,6 @@ def _of_shares(cells: Array, trained: Array, group: Array, floor: int) -> float 
 
 
 def _remark(difference: float | None, spread: float | None, missing: float | None, before: float | None) -> str:
-    """What to inspect."""
     if difference is not None and spread is not None:
         apart = abs(difference)
         if apart >= OTHER_UNIT or not 1 / OTHER_SPREAD < max(spread, 1e-9) < OTHER_SPREAD:

@@ -108,7 +108,6 @@ def estimate(experiment: Experiment) -> Estimate:
 
 
 def _step(simulation: Simulation) -> float | None:
-    """Seconds of a step of one client in the main stage; None if it diverges at once."""
     plain = asked_for(simulation.setup, simulation.experiment.run.replace(engine="sequential"))
     try:
         return seconds_a_step(simulation.example(), plain)
@@ -145,7 +144,6 @@ def _scoring(simulation: Simulation, stage: Stage) -> float | None:
 
 
 def _cut(environment: Environment, most: int) -> Environment:
-    """The first samples of an environment."""
     return replace(environment, samples=environment.samples.subset(torch.arange(min(most, len(environment.samples)))))
 
 
@@ -188,7 +186,6 @@ def _replies(simulation: Simulation, exchange: Exchange, jobs: Sequence[Job]) ->
 
 
 def _declared_bytes(simulation: Simulation, exchange: Exchange) -> int:
-    """The bytes of a reply whose tensors are all declared with their lengths."""
     declared = simulation.setup.declaration(exchange).reply.items()
     return wire_bytes(tuple((name, dtype, cast(tuple[int, ...], shape)) for name, (dtype, shape) in sorted(declared)))
 

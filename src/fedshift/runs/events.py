@@ -70,7 +70,6 @@ class BeginEvent(Event):
 
     @property
     def rounds(self) -> int:
-        """All rounds."""
         return sum(stage.rounds for stage in self.stages)
 
 
@@ -133,7 +132,6 @@ class EvaluatedEvent(Event):
     scalars: dict[str, float] = Field(default_factory=dict)
 
     def of_roles(self, roles: Sequence[str]) -> Self:
-        """The same without environments of other roles."""
         rows = [row for row in self.environments if row.role in roles]
         others = tuple(f"{row.role}/" for row in self.environments if row.role not in roles)
         scalars = {name: value for name, value in self.scalars.items() if not name.startswith(others)}
@@ -239,14 +237,12 @@ class RunEvents:
         done: int = 0,
         get_time: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare for a run of which that many rounds are done; nothing is emitted before the first call."""
         self._name, self._progress, self._path, self._get_time = name, progress or Progress(), path, get_time
         self._pending, self._full_again, self._warned = False, 0.0, False
         self._now: dict[str, Any] = {"position": done, "steps": 0, "stage": ""}
         self._task: dict[str, Any] | None = None
 
     def begin(self, stages: Sequence[PlannedStage]) -> None:
-        """A run starts or resumes."""
         self._emit(BeginEvent, done=self._now["position"], stages=list(stages))
 
     def begin_round(self, round: Round) -> None:
@@ -272,7 +268,6 @@ class RunEvents:
         self._count(BURST)
 
     def answered(self) -> None:
-        """One of the clients of the task has answered."""
         if self._task:
             self._task["answered"] += 1
         self._count(BURST)
@@ -297,7 +292,6 @@ class RunEvents:
         )
 
     def note(self, text: str) -> None:
-        """A message to the user about this run."""
         self._emit(NoteEvent, text=text)
 
     def site(self, who: str, what: str, **more: Any) -> None:
@@ -305,11 +299,9 @@ class RunEvents:
         self._emit(SiteEvent, who=who, what=what, **more)
 
     def end(self) -> None:
-        """The run is finished."""
         self._emit(EndEvent)
 
     def failed(self, reason: str) -> None:
-        """The run stops with an error, whose message is the reason."""
         self._emit(FailedEvent, why=reason)
 
     def _count(self, needed: float = SECONDS_BETWEEN_EVENTS) -> None:
@@ -324,7 +316,6 @@ class RunEvents:
         self._emit()
 
     def _emit(self, kind: Callable[..., AnyEvent] | None = None, **about: Any) -> None:
-        """Emit progress that was not emitted yet, and then an event of a kind, if one is given."""
         common: dict[str, Any] = {"when": moment(self._get_time()), "who": self._name}
         events: list[AnyEvent] = []
         if self._pending:

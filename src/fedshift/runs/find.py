@@ -57,7 +57,6 @@ def write_grid(experiments: Sequence[Experiment], folder: Path) -> None:
 
 
 def grid_files(path: Path) -> list[Path]:
-    """The files of comparisons at or below a path, sorted."""
     below = files.walk(path) if path.is_dir() else ()
     return sorted(folder / name for folder, names in below for name in fnmatch.filter(names, "grid-????????.json"))
 
@@ -117,5 +116,4 @@ def find(path: Path, least: int = 1, trust: bool = False) -> list[Run]:
 
 
 def _linked_trial(folder: Path, path: Path) -> bool:
-    """Whether a folder below a path is a link to a trial of a study that may lie elsewhere."""
     return folder != path and folder.is_symlink() and study_of(folder) is not None

@@ -92,7 +92,6 @@ class FlopCounter:
         return base + sum((count - 1) * flops for count, flops in zip(steps, more, strict=True) if flops)
 
     def _count(self, job: Job | ServerJob, phases: Phases, steps: Sequence[int]) -> int:
-        """The operations of a job with that many steps of each phase."""
         cut = tuple(
             replace(phase, steps=count) if isinstance(phase, Phase) else phase
             for phase, count in zip(phases, steps, strict=True)

@@ -92,7 +92,6 @@ class _Claims:
         self._idle.set()
 
     def add(self, folder: Path, claim: Claim) -> None:
-        """Renew a claim from now on."""
         with self._mutex:
             self._claims[folder] = claim
             if self._idle.is_set():
@@ -100,7 +99,6 @@ class _Claims:
                 threading.Thread(target=self._renew_all, args=(self._idle,), name="claims", daemon=True).start()
 
     def remove(self, folder: Path) -> None:
-        """Give a claim up."""
         with self._mutex:
             claim = self._claims.pop(folder)
             if not self._claims:
@@ -109,7 +107,6 @@ class _Claims:
                 (folder / CLAIM).unlink(missing_ok=True)
 
     def stands(self, folder: Path) -> bool:
-        """Whether a claim, if there was one, is still there."""
         claim = self._claims.get(folder)
         return claim is None or _is_on(folder, claim)
 
@@ -180,7 +177,6 @@ def _put(draft: Path, claim: Path) -> None:
 
 
 def _wait_for_silence(folder: Path, before: Claim) -> None:
-    """Look for a while at a claim of another machine: if it beats, its process is running."""
     end = time.monotonic() + SILENT
     while (now := Claim.of(folder)) and time.monotonic() < end:
         if now != before:

@@ -65,11 +65,6 @@ class TrainedSimulation:
     """
 
     def __init__(self, run: Run) -> None:
-        """Take a run.
-
-        Raises:
-            FedshiftError: the run is not finished.
-        """
         self.run, self._weights = run, run.weights
         self._engine = Sequential()
 
@@ -119,7 +114,6 @@ class TrainedSimulation:
         return preparing.prepared(self.simulation.federated, state, saved.messages)
 
     def _own(self, tensors: Mapping[str, Tensor], client: int) -> dict[str, Tensor]:
-        """What a client keeps, or is sent in the place of what others are."""
         prefix = f"client.{client}."
         return {name.removeprefix(prefix): its for name, its in tensors.items() if name.startswith(prefix)}
 

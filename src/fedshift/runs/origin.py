@@ -93,12 +93,10 @@ class Origin:
 
     @property
     def experiment_file(self) -> Path:
-        """The resolved experiment."""
         return self.path / EXPERIMENT
 
     @property
     def finished(self) -> bool:
-        """Whether the run was carried to its end."""
         return (self.path / SUMMARY).exists()
 
     @property
@@ -108,7 +106,6 @@ class Origin:
 
     @property
     def carried_on_by(self) -> str:
-        """What carries the run on."""
         if self.readable and self.identity.host == "federation":
             return "`fedshift federation run` in the coordinator's folder"
         return carried_on_by(self.path)
@@ -194,7 +191,6 @@ class Origin:
 
     @property
     def readable(self) -> bool:
-        """Whether run.json can be read."""
         with suppress(FedshiftError):
             return bool(self.identity)
         return False
@@ -208,12 +204,10 @@ class Origin:
         check_plugins(self._plugins(), self.path, self.trust)
 
     def _plugins(self) -> dict[str, str]:
-        """Digests of the code that it runs, by where that is now."""
         moved = self._moved(self.identity.plugins)
         return {moved[path]: content for path, content in self.identity.plugins.items()}
 
     def _resolved(self) -> Experiment:
-        """The resolved experiment, of which all code is what it was."""
         named = {_at(self.table, what): content for what, content in self.identity.contents.items()}
         paths = {path: content for path, content in named.items() if isinstance(path, str)} | self.identity.plugins
         table = _with_paths(self.table, self._moved(paths))
@@ -255,7 +249,6 @@ class Origin:
 
 
 def _with_paths(value: Any, moved: Mapping[str, str]) -> Any:
-    """A table with other paths in the place of some."""
     if isinstance(value, dict):
         return {name: _with_paths(each, moved) for name, each in value.items()}
     if isinstance(value, list):
@@ -264,7 +257,6 @@ def _with_paths(value: Any, moved: Mapping[str, str]) -> Any:
 
 
 def _at(table: Mapping[str, Any], names: str) -> Any:
-    """What a table has under a dotted name; None: nothing."""
     found: Any = table
     for name in names.split("."):
         found = found.get(name) if isinstance(found, dict) else None
@@ -272,7 +264,6 @@ def _at(table: Mapping[str, Any], names: str) -> Any:
 
 
 def _table_digest(table: Mapping[str, Any]) -> str:
-    """A digest of an experiment but for [run], which decides no result and may be changed."""
     decides = {name: value for name, value in table.items() if name != "run"}
     return files.digest_of(json.dumps(decides, sort_keys=True, default=str).encode())
 
@@ -294,7 +285,6 @@ def check_no_study(path: Path) -> None:
 
 
 def carried_on_by(path: Path) -> str:
-    """What resumes the runs at or below a path."""
     return "the command that began the search" if study_of(path) else f"`fedshift resume {path}`"
 
 

@@ -77,7 +77,6 @@ class Recorder:
 
     @property
     def position(self) -> int:
-        """How many rounds are done."""
         return self.coordinator.position
 
     # Going back -----------------------------------------------------------------------------------
@@ -253,7 +252,6 @@ class Recorder:
             self._remove(saved.files)
 
     def _remove(self, names: Iterable[str]) -> None:
-        """Remove those files that no checkpoint names any more."""
         named = {name for saved in self.saved.values() for name in saved.files}
         for name in sorted({*names} - named):
             files.remove(self.folder.path / name)
@@ -276,7 +274,6 @@ class Recorder:
         done.write(path / SUMMARY)
 
     def _files(self) -> dict[str, FileDigest]:
-        """What every manifest names."""
         return {
             DATA_FACTS: self._blueprint,
             RECORDS: self._log.entry,

@@ -124,11 +124,6 @@ def released(path: Path, client: int | str | None, round: Picked, trust: bool) -
 
 
 def _reread(run: Run) -> FederatedData:
-    """The clients and environments of a run, whose data must be here and what they were.
-
-    Raises:
-        FedshiftError: they are not; the message gives the reason.
-    """
     if run.identity.host == "federation":
         raise FedshiftError("it ran between institutions, where its samples are")
     experiment: Experiment = run.experiment_to_go_on()

@@ -104,14 +104,12 @@ class Run(Origin):
         return self.final if self.finished else self.checkpoint
 
     def _read(self, name: str) -> bytes:
-        """A file of lines, as far as the newest manifest has it; empty before the first."""
         if (manifest := self._manifest) is None:
             return b""
         with self._fix():
             return read_file(self.path / name, manifest.files.get(name), growing=isinstance(manifest, Checkpoint))
 
     def _json(self, name: str, kind: type[BaseModel]) -> dict[str, Any]:
-        """A JSON file that running wrote; empty before the first checkpoint."""
         if (manifest := self._manifest) is None:
             return {}
         with self._fix():
@@ -298,7 +296,6 @@ class Run(Origin):
         return aside
 
     def _intact(self, name: str, what: str) -> Path:
-        """A file of a finished run, which is as it was written."""
         self._check_finished(what)
         entry = self.final.files.get(name)
         with self._fix():
@@ -313,7 +310,6 @@ class Run(Origin):
 
     @contextmanager
     def _fix(self) -> Iterator[None]:
-        """Add the command that repairs the damage."""
         try:
             yield
         except DamagedError as error:

@@ -119,7 +119,6 @@ def below(path: Path, trust: bool = False) -> list[PlannedRun]:
 
 
 def _begun(folder: Run) -> PlannedRun:
-    """A run that has a folder; nothing is imported yet, but it is known whether it may be."""
     if not folder.finished and folder.readable:
         folder.check_may_go_on()
     return PlannedRun(folder, folder.experiment_to_go_on)

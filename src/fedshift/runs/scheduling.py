@@ -44,12 +44,10 @@ class PlannedRun:
 
     @classmethod
     def of(cls, experiment: Experiment, path: Path | None = None) -> PlannedRun:
-        """An experiment, in a folder of its name or at another path."""
         return cls(Run(path or run_path(experiment)), lambda: experiment, experiment.fingerprint)
 
 
 def run_path(experiment: Experiment) -> Path:
-    """Where a run's folder lies."""
     return Path(experiment.run.out) / experiment.name / experiment.run_name
 
 
@@ -203,7 +201,6 @@ class Schedule:
         return simulation
 
     def _carry_out(self, runs: Sequence[tuple[PlannedRun, Simulation]], choice: Choice) -> None:
-        """Run a group."""
         self._before_first()
         by_simulation = {simulation: requested for requested, simulation in runs}
         self._folders |= {requested.folder.path: requested.folder for requested, _ in runs}
@@ -272,7 +269,6 @@ class SharedSchedule(Schedule):
         self._busy: set[Path] = set()  # runs that other processes are busy with
 
     def _carry_out_all(self, requested: Sequence[PlannedRun]) -> None:
-        """Carry runs out, this shard's own first, until all are over."""
         self._share(self._shard.order(requested))
 
     def _share(self, requested: Sequence[PlannedRun]) -> None:
@@ -309,7 +305,6 @@ class SharedSchedule(Schedule):
         return path not in self._busy
 
     def _note_failure(self, requested: PlannedRun, error: FedshiftError) -> None:
-        """Remember what went wrong with a run; what another process is busy with is inspected again."""
         if isinstance(error, LockedError):
             self._busy.add(requested.folder.path)
             self._folders.pop(requested.folder.path, None)
@@ -318,12 +313,10 @@ class SharedSchedule(Schedule):
 
 
 def _alike(current: Simulation, other: Simulation) -> bool:
-    """Whether two runs may advance together: they share a stack if they run in the same way."""
     return kind(current.setup) == kind(other.setup) and current.experiment.run == other.experiment.run
 
 
 def _had_ended(folder: Run, position: int) -> bool:
-    """Whether a run was at its end when that many rounds were done, so that others continued without it."""
     try:
         return folder.finished and folder.records[-1]["position"] <= position
     except (FedshiftError, IndexError):

@@ -190,7 +190,6 @@ class Blueprint(BaseModel):
 
     @classmethod
     def of(cls, federated: FederatedData) -> Self:
-        """That of a federation."""
         clients = [(client.id, client.name, client.domain) for client in federated.clients]
         return cls(
             shape=federated.shape,
@@ -209,7 +208,6 @@ class Blueprint(BaseModel):
         )
 
     def modules(self, experiment: Experiment) -> tuple[ModelBuilder, dict[str, Part]]:
-        """What an experiment's modules are made from, and the parts of its method, as they start."""
         counts = len(self.classes), Streams(experiment.seed), len(self.clients), len(self.environments)
         model = ModelBuilder(experiment.model, self.inputs.shape(self.shape), *counts)
         return model, make_parts(experiment.method, model) | preparation_part(self.inputs.preparation)
@@ -331,7 +329,6 @@ def whole_records(data: bytes) -> list[Record]:
 
 
 def environment() -> Machine:
-    """The versions and the machine that a run is made with."""
     used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's; a GPU that is not used stays so
     packages = ("fedshift", "torch", "numpy", "safetensors", "transformers", "kornia")
     return Machine(
@@ -354,7 +351,6 @@ def _installed(package: str) -> str:
 
 
 def _processor() -> str:
-    """The processor's name."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text(encoding="utf-8").splitlines():

@@ -51,7 +51,6 @@ class MetricValue:
 
     @classmethod
     def of(cls, name: str, value: float, bounds: Bounds | Fitted | None, n: int | None = None) -> MetricValue:
-        """A value that may be published."""
         if bounds is None:
             return cls(name, float(value), n=n)
         return cls(name, float(value), float(bounds.low), float(bounds.high), n)
@@ -135,12 +134,10 @@ class Predicted:
 
     @cached_property
     def cells(self) -> CellCounts:
-        """What is counted of them."""
         return CellCounts.of(self.labels, self.predicted, self.group, len(self.classes), self.floor)
 
     @cached_property
     def permitted(self) -> Permitted:
-        """What may be published of them, where they are not few in all."""
         return permitted(self.cells, self.floor)
 
     def among(self, rows: Array) -> Predicted:
@@ -150,12 +147,10 @@ class Predicted:
         return Predicted(*parts, self.classes, self.floor)
 
     def few(self, what: str) -> str:
-        """Why a number is withheld."""
         return f"{what} {fewer(self.floor)} samples"
 
 
 def of_model(model: Released, data: DomainData, floor: int) -> Predicted:
-    """What a model predicts for labelled samples."""
     return Predicted(model.log_probabilities(data.x), data.y, data.group.numpy(), model.classes, floor)
 
 
@@ -214,7 +209,6 @@ def subgroups(scored: Predicted, groups: Subgroups, declared: Sequence[str]) -> 
 
 
 def _unused(name: str, others: Mapping[str, Array]) -> str:
-    """A name that no other has."""
     while name in others:
         name = f"({name})"
     return name
@@ -258,7 +252,6 @@ def chosen_on_validation(model: Released, federated: FederatedData) -> list[Poin
 
 
 def at_threshold(scored: Predicted, point: Point) -> OperatingPoint:
-    """What a threshold gives."""
     chosen, positive = scored.p > point.threshold, scored.labels == 1
     cells = CellCounts.of(scored.labels, chosen.astype(int), scored.group, 2, scored.floor)
     if not cells.whole:

@@ -22,7 +22,6 @@ SERVER = "server"  # what its own phases minimise is no part of any client's los
 
 
 def selects(record: Record) -> Metric:
-    """The metric by which a record's run selects, and which is shown first."""
     return Metric(record.get("select", ACCURACY))
 
 
@@ -94,10 +93,6 @@ def spread(records: Sequence[Record], role: str, metric: str | None = None) -> f
 
 
 def _averaged(records: Sequence[Record]) -> list[Record]:
-    """The evaluations whose mean is the result, in order.
-
-    One that scored other models or samples than the last, as where a site was absent, is no part of the mean.
-    """
     newest = records[-1]
     requested = records[-newest.get("last", 1) :]
     return [each for each in requested if each["stage"] == newest["stage"] and _scored(each) == _scored(newest)]
@@ -108,7 +103,6 @@ def _scored(record: Record) -> list[tuple[Any, ...]]:
 
 
 def moment(records: Sequence[Record]) -> str:
-    """Of when the headline is, for the title of a table."""
     count = records[-1].get("last", 1)
     return "last round" if count == 1 else f"mean of the last {count} evaluations"
 
@@ -124,10 +118,6 @@ def target_best(records: Sequence[Record]) -> Record:
 
 
 def _best(records: Sequence[Record], role: str) -> Record:
-    """The best evaluation of the run's last stage; the last one where the metric is never defined.
-
-    Before a fine-tuning, for example, the model is another method's.
-    """
     of_stage = [record for record in records if record["stage"] == records[-1]["stage"]]
     scored = [(record, score) for record in of_stage if (score := mean_score(record, role)) is not None]
     if not scored:
@@ -240,7 +230,6 @@ def best_of(records: Sequence[Record], min_delta: float) -> tuple[Record, int]:
 
 
 def _merit(record: Record) -> float:
-    """What rules that choose by validation go by, the larger the better; without a score the worst, -infinity."""
     score = mean_score(record, "validation")
     return -math.inf if score is None else selects(record).merit(score)
 

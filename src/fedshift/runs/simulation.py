@@ -90,17 +90,14 @@ class Simulation:
 
     @property
     def rounds(self) -> int:
-        """All rounds, over all stages."""
         return len(self.coordinator.schedule)
 
     def scored(self, position: int) -> bool:
-        """Whether models are evaluated after that many rounds."""
         return self.setup.scored(self.coordinator.schedule[position - 1])
 
     # Rounds -------------------------------------------------------------------------------------
 
     def jobs(self, orders: Sequence[Order]) -> list[Job]:
-        """What clients have to do for orders, but for those that are absent."""
         return [self.site.job(order) for order in orders if not self._is(order, "absent")]
 
     def received(
@@ -116,7 +113,6 @@ class Simulation:
         return list(came.values())
 
     def _is(self, order: Order, what: str) -> bool:
-        """Whether a client is absent, or late, in an exchange, as a stream decides."""
         likely = getattr(self.experiment.train, what)
         if not likely:
             return False
@@ -262,7 +258,6 @@ def _notes_on_widths(setup: Setup) -> list[str]:
 
 
 def _notes_on_classifiers(setup: Setup) -> list[str]:
-    """That a module of the user's is likely no encoder."""
     model = setup.model.model
     note = model.looks_whole(setup.model.shape, setup.model.classes) if isinstance(model, Own) else ""
     return [note] if note else []

@@ -32,7 +32,6 @@ Judge = Callable[[Run], str]  # why a run is to be given up, by what it has reco
 
 
 def to_the_end(folder: Run) -> str:
-    """Gives no run up."""
     return ""
 
 
@@ -49,17 +48,14 @@ class _Run:
 
     @property
     def open(self) -> bool:
-        """Whether there are rounds left."""
         return self.recorder.position < self.simulation.rounds
 
     @property
     def due(self) -> bool:
-        """Whether it is time for a checkpoint."""
         every = self.simulation.experiment.run.checkpoint_every
         return self.recorder.position % every == 0 or self.simulation.coordinator.stage_over
 
     def note(self, text: str) -> None:
-        """Keep what the engine reports."""
         self.recorder.notes.append(text)
         self.events.note(text)
 
@@ -78,7 +74,6 @@ class _Run:
                 raise StoppedError(reason)
 
     def finish(self) -> None:
-        """Write what a finished run has."""
         state, method = self.simulation.coordinator.state, self.simulation.setup.method
         collapsed = notes_on_collapse(self.simulation.setup, self.simulation.blueprint, self.recorder.records)
         for text in collapsed:
@@ -139,7 +134,6 @@ def _locked_unfinished(folder: Run) -> Iterator[None]:
 
 
 def _begin(simulation: Simulation, folder: Run, position: int, engine: str, progress: Progress, judge: Judge) -> _Run:
-    """Go back to a checkpoint of a run and begin to show it."""
     recorder = Recorder(folder, simulation.coordinator, simulation.evaluation.read, simulation.site)
     recorder.begin(simulation.blueprint, position)
     events = RunEvents(folder.path.name, progress, folder.path / EVENTS, position)
@@ -178,7 +172,6 @@ def _save(going: Sequence[_Run], choice: Choice, failed: Failed) -> None:
 
 
 def _each(runs: Sequence[_Run], failed: Failed, act: Callable[[_Run], None]) -> None:
-    """Do something with every run that has not failed."""
     for run in runs:
         if run.simulation not in failed:
             with _noting(failed, run.simulation, run.events):

@@ -101,7 +101,6 @@ def _loaded(
     tensors: Mapping[str, Tensor],
     unseen: bool,
 ) -> Trained:
-    """The module of parts, which take these tensors."""
     for part in parts.values():
         prepare(part.module, Kernels(), experiment.train.precision)
     held = {name: part.module.state_dict() for name, part in parts.items()}
@@ -127,7 +126,6 @@ def _preparation_of_unseen(blueprint: Blueprint, parts: Mapping[str, Part], weig
 
 
 def _why_own(experiment: Experiment, kept: Iterable[str]) -> str:
-    """Why each client has a personalised model."""
     if {part_of(name) for name in kept} == {PREPARATION}:
         return "each client's rows are prepared by its own statistics (data.statistics = 'site')."
     return f"'{experiment.method_name}' leaves every client with a model."

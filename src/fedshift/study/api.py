@@ -273,7 +273,6 @@ def export(
 
 
 def _path(path: str | Path) -> Path:
-    """A path that a user gives."""
     if not isinstance(path, str | Path):
         raise FedshiftError(f"{path!r} is not a path; give a run folder, or a folder of them.")
     return Path(path)

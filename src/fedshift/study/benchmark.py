@@ -168,10 +168,6 @@ class Benchmark(StudyResults):
 
     @staticmethod
     def _chance(null: Iterable[Mapping[int, float]]) -> float:
-        """How far from 0 chance takes a mean difference, at 95 %: Student's, from null rows, whose mean is 0.
-
-        Their rates are chosen as any row's, so it has what tuning adds to the spread over seeds. 0 without such rows.
-        """
         means = [fmean(its.values()) for its in null if its]
         return t_quantile(len(means)) * sqrt(fmean(mean**2 for mean in means)) if means else 0.0
 
@@ -239,7 +235,6 @@ class Benchmark(StudyResults):
         return Table(title, [*columns, "mean rank"], rows)
 
     def _ranked(self, scenario: str, method: str) -> str:
-        """A cell: the accuracy with its rank, or why it has none."""
         found, rank = self.mean(scenario, method, "accuracy"), self.ranks(scenario).get(method)
         lacking = self.lacking.get((scenario, method, ""))
         words = NONE if lacking is None or lacking.kind == "refused" else LACKING[lacking.kind]
@@ -247,14 +242,12 @@ class Benchmark(StudyResults):
         return f"{found.text() if found else words}{note}"
 
     def _why_none(self, scenario: str, method: str) -> str:
-        """Why a method has no difference on a column, in a word; empty if it was not run."""
         lacking = self.lacking.get((scenario, method, ""))
         if lacking is not None:
             return NONE if lacking.kind == "refused" else LACKING[lacking.kind]
         return "" if self.trained(scenario, method) else "did not train"
 
     def _plateau(self) -> list[Table]:
-        """How much FedAvg still gained at the end; none where it is not known."""
         found = [(each.title, self.mean(each.name, BASE, "late gain")) for each in self.columns]
         rows = [[title, gain.text(decimals=2)] for title, gain in found if gain]
         title = f"What {BASE} gained in the last third of the evaluations, in points"
@@ -386,7 +379,6 @@ def _accuracy_by_round(run: Run) -> Iterator[tuple[float, float]]:
 
 
 def _weighted(values: Sequence[tuple[float, float]]) -> float | None:
-    """The mean of (weight, value) pairs; None of none."""
     weight = sum(each for each, _ in values)
     return sum(each * value for each, value in values) / weight if values else None
 

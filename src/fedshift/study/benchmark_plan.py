@@ -26,7 +26,6 @@ ALL = "all"
 
 @cache
 def contents() -> dict[str, Any]:
-    """What the benchmark's file states."""
     return parse_toml(text_of("benchmark/benchmark"), "the benchmark")
 
 

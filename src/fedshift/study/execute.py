@@ -194,7 +194,6 @@ def forecast(plan: Plan, count: Callable[[Cell], int]) -> list[Forecast]:
 
 
 def unfinished_runs(cell: Cell) -> int:
-    """How many runs of a cell are not finished, those of its tuning included."""
     held_out = len(cell.experiments) // len(cell.seeds)
     unfinished = sum(not Run(scheduling.run_path(each)).finished for each in cell.experiments)
     return unfinished + (held_out * cell.budget.runs(len(cell.tuning_seeds)) if cell.budget else 0)

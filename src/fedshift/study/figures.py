@@ -57,7 +57,6 @@ def draw_differences(rows: Sequence[tuple[str, Sequence[Interval | str]]], colum
 
 
 def draw_curve(panels: Sequence[Panel]) -> bytes:
-    """The panels of a curve side by side, as a PNG file."""
     drawn = Figure(figsize=(PANEL_WIDTH * len(panels), PANEL_HEIGHT), layout="constrained")
     for axis, panel in zip(drawn.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         draw_panel(panel, axis)
@@ -112,7 +111,6 @@ def draw_search(study: Study) -> dict[str, bytes]:
 
 @contextmanager
 def _own_style() -> Iterator[None]:
-    """Optuna draws by pyplot, whose figures and style belong to the process: leave both as they were."""
     before = {*pyplot.get_fignums()}
     with rc_context(), pyplot.ioff():
         yield

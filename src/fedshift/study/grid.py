@@ -20,12 +20,10 @@ EXPERIMENTS = resources.files(__package__) / "experiments"
 
 
 def shipped() -> list[str]:
-    """Their names."""
     return sorted(entry.name.removesuffix(".toml") for entry in EXPERIMENTS.iterdir() if entry.name.endswith(".toml"))
 
 
 def shipped_text(name: str) -> str:
-    """The TOML text of one."""
     return (EXPERIMENTS / f"{name}.toml").read_text(encoding="utf-8")
 
 
@@ -116,12 +114,10 @@ def expand(document: Mapping[str, Any]) -> list[Experiment]:
 
 
 def copied(table: Mapping[str, Any]) -> Document:
-    """The table and the tables in it again."""
     return {key: copied(value) if isinstance(value, Mapping) else value for key, value in table.items()}
 
 
 def _placed(value: Any, folder: Path) -> Any:
-    """A path, or several, made absolute if it lies in a folder."""
     if isinstance(value, list):
         return [_placed(each, folder) for each in value]
     lies_there = isinstance(value, str) and value and "\0" not in value and (folder / value).exists()
@@ -149,7 +145,6 @@ def _places(
 
 
 def _given(document: Document) -> Iterator[tuple[Document, str, type[Spec]]]:
-    """The settings that a document gives and that are no tables: the table of each, its name, and its class."""
     for table, classes, _ in _places(document, [Experiment]):
         for name, value in list(table.items()):
             owner = next((cls for cls in classes if name in cls.settings()), None)
@@ -158,7 +153,6 @@ def _given(document: Document) -> Iterator[tuple[Document, str, type[Spec]]]:
 
 
 def _own_tables(document: Document) -> list[str]:
-    """The methods with a separate table, such as [method.fedsr]."""
     held = document.get("method")
     return (
         [name for name in held if name in [*METHODS] and isinstance(held[name], dict)] if isinstance(held, dict) else []
@@ -166,12 +160,10 @@ def _own_tables(document: Document) -> list[str]:
 
 
 def _entry(value: Any) -> Document:
-    """The table of an entry that may be given by its name alone."""
     return copied(value) if isinstance(value, Mapping) else {"name": value}
 
 
 def _table(document: Document, where: Sequence[str]) -> Document:
-    """The table at a path, made if there is none."""
     table = document
     for name in where:
         held = table.setdefault(name, {})
@@ -258,7 +250,6 @@ def _product(table: Document) -> Iterator[Document]:
 
 
 def takes(cls: type[Spec], name: str, value: Any) -> bool:
-    """Whether a value is right for a setting that is no spec."""
     try:
         return name not in cls.nested() and cls.checked(name, value) is not ...
     except FedshiftError:

@@ -131,7 +131,6 @@ class Exhibit:
 
     @property
     def carried_out(self) -> list[ExhibitRow]:
-        """The rows that have a method."""
         return [row for row in self.rows if row.method]
 
     def quantities(self, scenario: Scenario) -> Mapping[str, str]:
@@ -139,12 +138,10 @@ class Exhibit:
         return self.columns or scenario.columns
 
     def quantity(self, scenario: Scenario, column: str) -> Quantity:
-        """What a column of a scenario is, or a point of a curve."""
         quantities = self.quantities(scenario)
         return quantity(quantities.get(column) or next(iter(quantities.values())))
 
     def scenarios_at(self, scale: Scale) -> tuple[Scenario, ...]:
-        """Its scenarios at a scale."""
         return tuple(scenario for scenario in self.scenarios if scale.name in scenario.sizes)[: scale.scenarios]
 
     def points(self, scale: str) -> Mapping[str, Mapping[str, Any]]:
@@ -153,11 +150,9 @@ class Exhibit:
 
     @property
     def across(self) -> str:
-        """What the columns of a curve are."""
         return self.along if isinstance(self.along, str) else self.axis
 
     def number(self, scenario: Scenario, row: ExhibitRow, column: str) -> Printed | None:
-        """What is printed for a row in a column of a scenario."""
         columns = self.quantities(scenario) if isinstance(self.along, str) else self.points(AS_PRINTED)
         return dict(zip(columns, row.published.get(scenario.name, ()), strict=False)).get(column)
 
@@ -168,7 +163,6 @@ class Exhibit:
         return scenario.name in row.published and (not point or self.number(scenario, row, point) is not None)
 
     def own(self, scale: str) -> dict[str, Any]:
-        """Its own settings at a scale."""
         return {**self.settings.get(EVERY_SCALE, {}), **self.settings.get(scale, {})}
 
 
@@ -180,7 +174,6 @@ def exhibits() -> Mapping[str, Exhibit]:
 
 
 def _order(name: str) -> tuple[int, bool, int]:
-    """Papers as they are listed, of each its tables and then its figures by number."""
     paper, _, what = name.partition("-")
     return [*PAPERS].index(paper), what.startswith("fig"), int("".join(filter(str.isdigit, what)))
 
@@ -224,18 +217,15 @@ class Published:
 
     @property
     def source(self) -> str:
-        """The paper, its tables, and their column."""
         exhibits = [exhibit_of(name) for name in self.tables]
         return f"{exhibits[0].paper}, {' and '.join(each.title for each in exhibits)}, {self.mean}"
 
     def caution(self, scale: str) -> str:
-        """How these figures stand to those of a scale."""
         if scale in self.same:
             return f"Set-up of the paper: {self.set_up}. Open: {self.differs}."
         return f"Not comparable in size or set-up. The paper: {self.set_up}; {self.differs}."
 
     def numbers(self, column: str) -> dict[str, Printed]:
-        """By method, what is printed in a column."""
         scenario, found = scenarios("papers")[self.panel], dict[str, Printed]()
         for exhibit in map(exhibit_of, self.tables):
             for row in exhibit.carried_out:
@@ -247,6 +237,5 @@ class Published:
 
 @cache
 def published() -> tuple[Published, ...]:
-    """Every table."""
     text = text_of("benchmark/published")
     return tuple(Published(**table) for table in parse_toml(text, "the published figures")["table"])

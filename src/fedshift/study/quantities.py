@@ -42,8 +42,6 @@ class Quantity(NamedTuple):
 
 
 def _accuracies(role: str, environment: str = "") -> Values:
-    """In % at the end, on each environment of a role or on one of them."""
-
     def read(run: Run, records: Sequence[Record]) -> list[float]:
         found = by_environment(last(records), role, ACCURACY)
         return [PERCENT * value for name, value in found.items() if environment in ("", name)]
@@ -52,20 +50,16 @@ def _accuracies(role: str, environment: str = "") -> Values:
 
 
 def _mean(record: Record) -> list[float]:
-    """The mean accuracy over test environments, in %; nothing where there are none."""
     score = mean_score(record, "test", ACCURACY)
     return [] if score is None else [PERCENT * score]
 
 
 def _late_gain(run: Run, records: Sequence[Record]) -> list[float]:
-    """What the mean accuracy gained since two thirds of the evaluations, in points: about 0 at a plateau."""
     early = records[: -(-2 * len(records) // 3)]
     return [late - before for late, before in zip(_mean(last(records)), _mean(last(early)), strict=True)]
 
 
 def _reached(accuracy: float, count: Callable[[Run, Record], float]) -> Values:
-    """What had been counted when the mean accuracy was first reached; nothing if it never was."""
-
     def read(run: Run, records: Sequence[Record]) -> list[float]:
         return [count(run, record) for record in records if max(_mean(record), default=0.0) >= accuracy][:1]
 
@@ -73,7 +67,6 @@ def _reached(accuracy: float, count: Callable[[Run, Record], float]) -> Values:
 
 
 def _spread(run: Run, records: Sequence[Record]) -> list[float]:
-    """Over the evaluations whose mean is the result; nothing where that is one."""
     found = spread(records, "test", ACCURACY)
     return [] if found is None else [PERCENT * found]
 

@@ -46,12 +46,9 @@ class Records:
 
     @cached_property
     def cells(self) -> frozenset[tuple[str, str]]:
-        """Their scenarios and rows."""
         return frozenset((scenario, row) for scenario, row, _ in (*self.numbers, *self.lacking))
 
     def of(self, scenarios: Collection[str], rows: Collection[str]) -> Records:
-        """Those of some scenarios and rows."""
-
         def requested(key: Sequence[str]) -> bool:
             return key[0] in scenarios and key[1] in rows
 

@@ -234,7 +234,6 @@ class Reproduction(StudyResults):
 
     @cached_property
     def _charts(self) -> dict[str, Chart]:
-        """The charts of the analysis, by the names of their files."""
         several = len(self.plan.known) > 1
         charts = [(name, chart) for name, its in self.analysed.items() for chart in its.charts()]
         return {f"{name}-{chart.name}" if several else chart.name: chart for name, chart in charts}
@@ -346,7 +345,6 @@ def differences_from_paper(plan: StudyPlan, scenario: Scenario) -> dict[str, lis
 
 
 def _settings(plan: StudyPlan, scenario: Scenario, row: ExhibitRow) -> dict[str, str]:
-    """The settings of a row's runs by dotted name, as they are written, but for those of the points."""
     of_points = {name for point in plan.exhibit.points(plan.scale.name).values() for name in point}
     table = flat({key: value for key, value in plan.first_of(scenario, row).table().items() if key not in NOT_SAID})
     return {name: shown(value) for name, value in table.items() if name not in of_points}

@@ -56,7 +56,6 @@ class Scale:
     scenarios: int | None = None
 
     def settings_of(self, method: str) -> dict[str, Any]:
-        """Its settings of a method, by dotted name."""
         return {f"method.{name}": value for name, value in self.methods.get(method, {}).items()}
 
 
@@ -76,7 +75,6 @@ class Size:
 
     @property
     def data(self) -> str:
-        """The name of its data set."""
         return str(self.settings.get("data.name", self.experiment["data"]["name"]))
 
 
@@ -112,7 +110,6 @@ class Scenario:
 
     @classmethod
     def of(cls, name: str, text: str) -> Scenario:
-        """The scenario that a file describes."""
         tables = parse_toml(text, f"the scenario '{name}'")
         about = tables.pop("scenario")
         named = {key: about.pop(key) for key in cls.__dataclass_fields__ if key in about}
@@ -142,19 +139,16 @@ def files_of(folder: str) -> dict[str, str]:
 
 
 def text_of(file: str) -> str:
-    """The text of a TOML file of the package."""
     return resources.files(__package__).joinpath("data", f"{file}.toml").read_text(encoding="utf-8")
 
 
 @cache
 def scenarios(collection: Collection) -> Mapping[str, Scenario]:
-    """Every scenario by name."""
     return {name: Scenario.of(name, text) for name, text in files_of(f"{collection}/scenarios").items()}
 
 
 @cache
 def scales(collection: Collection) -> Mapping[str, Scale]:
-    """Every scale by name, from small to large."""
     tables = parse_toml(text_of(f"{collection}/scales"), "the scales")
     return {name: Scale(name, **table) for name, table in tables.items()}
 

@@ -72,7 +72,6 @@ class Budget(Spec):
     finalists: Trials | None = None
 
     def runs(self, seeds: int) -> int:
-        """How many runs a study takes at most."""
         batches = -(-self.trials // self.parallel)
         return self.trials + (seeds - 1) * min(self.trials, batches * (self.finalists or self.parallel))
 
@@ -101,12 +100,10 @@ class Trial:
 
     @property
     def percent(self) -> str:
-        """Its value in %, or how it ended."""
         return self.state if self.value is None else f"{100 * self.value:.1f}"
 
     @property
     def words(self) -> str:
-        """Its settings."""
         return ", ".join(f"{key}={in_words((value,))}" for key, value in self.settings.items()) or "as it stands"
 
 
@@ -137,7 +134,6 @@ class Study:
 
     @property
     def label(self) -> str:
-        """Its name in messages."""
         method, held_out = self.case
         return f"{method} ({held_out} held out)" if held_out else method
 
@@ -174,7 +170,6 @@ class Study:
 
     @property
     def count(self) -> int:
-        """How many trials there are in the end."""
         return len(self.combinations) if self.budget.sampler == "grid" else self.budget.trials
 
     @cached_property
@@ -207,7 +202,6 @@ class Study:
         return found
 
     def read(self) -> None:
-        """Read the trials of the journal."""
         self.trials = []
         for known in self.optuna_study.get_trials(deepcopy=False)[: self.budget.trials]:
             stands = not self.trials and self.budget.sampler != "grid"
@@ -241,11 +235,9 @@ class Study:
         return [number for number, trial in enumerate(self.trials) if trial.state == "asked"]
 
     def _batch_of(self, number: int) -> int:
-        """The first trial of the batch that a trial is in."""
         return number - number % self.budget.parallel
 
     def beside(self, number: int) -> Mapping[int, Trial]:
-        """The trials of a batch, by number, as far as they were requested."""
         first = self._batch_of(number)
         return dict(enumerate(self.trials[first : first + self.budget.parallel], first))
 
@@ -281,7 +273,6 @@ class Study:
         return found
 
     def _sampler(self, number: int, key: str = "") -> Any:
-        """The sampler of a trial, or of a parameter that is sampled alone; each has a separate seed."""
         samplers = import_optuna().samplers
         seed = int(files.digest_of(f"{self.digest} {number} {key}".encode())[:8], 16)
         if self.budget.sampler == "random":
@@ -289,7 +280,6 @@ class Study:
         return samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
 
     def tell(self, number: int, outcome: Trial) -> None:
-        """Write down the outcome of a trial."""
         module = import_optuna()
         with quiet():
             known = self.optuna_study.get_trials(deepcopy=False)[number]

@@ -88,7 +88,6 @@ class Slurm:
 
     @property
     def script(self) -> str:
-        """The job's script."""
         cpus = self.options.workers or self.options.threads or 1
         on_gpu = self.options.device.startswith("cuda")
         return SCRIPT.format(
@@ -118,5 +117,4 @@ class Slurm:
 
 
 def _clock(minutes: int) -> str:
-    """Hours, minutes and seconds, as Slurm reads them."""
     return f"{minutes // 60}:{minutes % 60:02}:00"

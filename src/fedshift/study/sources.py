@@ -163,7 +163,6 @@ def only(experiments: Sequence[Experiment], options: Mapping[str, Any]) -> Exper
 
 
 def sources(source: Any) -> list[str | Mapping[str, Any] | Experiment]:
-    """The sources that are given, one or several."""
     source, kinds = plain(source), (str, Mapping, Experiment)
     sources = [source] if isinstance(source, kinds) else source
     if not isinstance(sources, list) or not sources or not all(isinstance(item, kinds) for item in sources):
@@ -192,7 +191,6 @@ def _of_yours(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _methods(value: Any) -> list[dict[str, Any]]:
-    """The option ``method`` once for each document that it makes: names are one document's, an instance has its own."""
     if value is None:
         return [{}]
     if not isinstance(value, list) or all(isinstance(choice, str) for choice in value):

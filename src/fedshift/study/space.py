@@ -39,12 +39,10 @@ class Setting(NamedTuple):
 
     @property
     def declared(self) -> Search | None:
-        """The range that its page declares."""
         return self.cls.settings()[self.name].search
 
     @property
     def whole(self) -> bool:
-        """Whether its numbers are whole."""
         hint: Any = self.cls.model_fields[self.name].annotation
         return float not in leaf_types(hint)
 
@@ -133,7 +131,6 @@ class Space:
         return cls(searched, whole, {key: as_toml(known[key].value) for key in searched})
 
     def table(self) -> dict[str, Any]:
-        """The ranges as TOML values."""
         return {
             key: asdict(search) if isinstance(search, Range) else as_toml(search)
             for key, search in self.searched.items()
@@ -162,7 +159,6 @@ def labelled(choice: Any) -> Any:
 
 
 def in_words(search: Search) -> str:
-    """An interval or choices for a reader."""
     if isinstance(search, Range):
         return str(search)
     return " | ".join(str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in search)

@@ -75,7 +75,6 @@ class State:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to run."""
         return self.count.runs > 0 and self.count.complete
 
 
@@ -189,7 +188,6 @@ def command_of(state: State, data: Mapping[str, str], out: str | Path | None) ->
 
 
 def _plan(table: str, scale: str, out: str | Path | None) -> StudyPlan | None:
-    """The plan of a table, if the scale has any of it."""
     exhibit = exhibit_of(table)
     there = not exhibit.why and exhibit.scenarios_at(scale_of("papers", scale))
     return plan_table(table, scale, out=out) if there else None

@@ -49,7 +49,6 @@ class Cell:
 
     @cached_property
     def experiments(self) -> list[Experiment]:
-        """The runs."""
         return self.make(self.seeds)
 
 
@@ -190,20 +189,16 @@ class StudyPlan:
 
     @property
     def known(self) -> Sequence[Scenario]:
-        """All scenarios that the scale has."""
         return self.exhibit.scenarios_at(self.scale)
 
     @property
     def whole(self) -> StudyPlan:
-        """The plan of all scenarios and rows."""
         return replace(self, scenarios=tuple(self.known), rows=tuple(self.exhibit.carried_out))
 
     def title(self, scenario: Scenario) -> str:
-        """A scenario's title at the scale."""
         return scenario.title_at(self.scale.name)
 
     def compared(self, scenario: Scenario) -> bool:
-        """Whether a scenario's numbers can be compared with the paper's."""
         return self.scale.compared and scenario.has_its_data(self.scale.name)
 
     # Experiments -------------------------------------------------------------------------------------
@@ -263,11 +258,9 @@ class StudyPlan:
 
     @property
     def cells(self) -> list[Cell]:
-        """Every cell, scenario by scenario."""
         return [cell for scenario in self.scenarios for cell in self.cells_of(scenario)]
 
     def first_of(self, scenario: Scenario, row: ExhibitRow) -> Experiment:
-        """The first run of a row."""
         (point, *_) = self.exhibit.points(self.scale.name)
         return self.experiments(scenario, row, point, self.scale.seeds[:1])[0]
 
@@ -294,20 +287,16 @@ class StudyPlan:
         return None
 
     def data_of(self, scenario: Scenario) -> str:
-        """The name of a scenario's data set."""
         return scenario.sizes[self.scale.name].data
 
     @property
     def data_sets(self) -> list[str]:
-        """The data sets of the scenarios that the scale has."""
         return sorted({self.data_of(scenario) for scenario in self.known})
 
     def takes(self, name: str) -> bool:
-        """Whether data of this name, or of this NAME.SETTING, are of a scenario."""
         return name.partition(".")[0] in self.data_sets
 
     def _given(self, scenario: Scenario) -> dict[str, str]:
-        """The settings by which a scenario reads what a user gives."""
         own = self.data_of(scenario)
         named = {tuple(name.split(".", 1)): path for name, path in self.data.items()}
         return {f"data.{'.'.join(rest) or 'path'}": path for (name, *rest), path in named.items() if name == own}
@@ -327,7 +316,6 @@ class StudyPlan:
         return found
 
     def _recorded(self, scenario: Scenario) -> bool:
-        """Whether all rows of a scenario were run elsewhere, so that nothing is needed for it."""
         return all((scenario.name, row.name) in self.records.cells for row in self.rows)
 
     @property
@@ -350,12 +338,10 @@ def paths_by_name(data: Mapping[str, str | Path] | None) -> dict[str, str]:
 
 
 def _lacking(error: FedshiftError, data: str) -> str:
-    """The data set's setting of which an error speaks, as ``--data`` names it."""
     setting = re.search(r"\bdata\.(\w+)", str(error))
     return f"{data}.{setting[1] if setting else 'SETTING'}"
 
 
 def _given_here(error: str, given: str) -> str:
-    """An error about data, with the option by which paths are given here."""
     why = error.replace("--set data.path=", f"--data {given}=")
     return why if why != error else f"{why.rstrip('.')}. Give it by --data {given}=PATH."

@@ -187,7 +187,6 @@ class StudyResults(Tabled):
         return json.dumps(whole, indent=1) + "\n"
 
     def more_files(self) -> dict[str, str | bytes]:
-        """Figures and pages, by their suffixes."""
         return {}
 
     def write(self) -> list[Path]:
@@ -214,7 +213,6 @@ class StudyResults(Tabled):
 
 
 def _runs_of(cell: Cell) -> int:
-    """How many runs a cell has, those of its tuning included, before anything is chosen."""
     return len(cell.seeds) + cell.budget.trials * len(cell.tuning_seeds) if cell.budget else len(cell.experiments)
 
 
@@ -234,7 +232,6 @@ def naming_damage() -> Iterator[None]:
 
 
 def _whole_seeds(cell: Cell, runs: Sequence[Run]) -> list[Run]:
-    """The runs of the seeds of which all are finished, so that a mean over held-out domains is one over all."""
     seeds = [run.table["seed"] for run in runs]
     requested = [each.seed for each in cell.experiments]
     return [run for run, seed in zip(runs, seeds, strict=True) if seeds.count(seed) == requested.count(seed)]

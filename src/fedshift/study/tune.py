@@ -162,14 +162,12 @@ def _carry_out(study: Study, progress: Progress, shard: Shard | None) -> None:
 
 
 def _asked(study: Study, shard: Shard | None) -> list[int]:
-    """The numbers of the trials that are next."""
     with _turn(study, shard):
         study.read()
         return study.ask()
 
 
 def _turn(study: Study, shard: Shard | None) -> AbstractContextManager[None]:
-    """Where processes share a study, one at a time reads and writes its journal."""
     return locked(study.path, TURN) if shard else nullcontext()
 
 
@@ -251,11 +249,9 @@ class _Batch:
                 self._end(number, state="failed", reason=str(errors[0]))
 
     def _pruned_at(self, folder: Run) -> int | None:
-        """After which round a run is given up, as far as it has come."""
         return self._study.pruned_at(self._numbers[0], _curve(folder), self._rounds[folder.path.name])
 
     def _why_pruned(self, folder: Run) -> str:
-        """Why a run is given up; empty if it continues."""
         try:
             end = self._pruned_at(folder) if folder.begun else None
         except DamagedError:  # it is set aside and made again
@@ -266,13 +262,11 @@ class _Batch:
         return Run(self._study.path / run.run_name)
 
     def _end(self, number: int, **outcome: Any) -> None:
-        """Note the outcome of a trial, which has no more to do."""
         runs = [run.run_name for run in self._runs.pop(number, ())]
         self._outcomes[number] = replace(self._study.trials[number], runs=runs, **outcome)
 
 
 def _curve(folder: Run) -> Curve:
-    """A run's validation scores so far, by rounds done; none of rounds where the metric is undefined."""
     scores = ((record["position"], mean_score(record, ROLE)) for record in folder.records)
     return [(position, score) for position, score in scores if score is not None]
 

@@ -98,7 +98,6 @@ class Found(File):
 
     @property
     def complete(self) -> int:
-        """How many trials were carried to their end."""
         return self.trials - self.pruned - self.failed
 
     @property
@@ -237,7 +236,6 @@ class TunedSettings(File):
         return applied
 
     def _differences(self, experiments: Sequence[Experiment]) -> Iterable[str]:
-        """In what experiments differ from the one on which settings were chosen."""
         tuned = [key for found in self.tuned for key in found.settings]
         for now in (_common(each, tuned) for each in experiments):
             differing = [
@@ -255,13 +253,11 @@ def _in_words(case: tuple[str, str]) -> str:
 
 
 def _common(experiment: Experiment, searched: Collection[str]) -> dict[str, Any]:
-    """What of an experiment is neither its method nor searched, by dotted name."""
     table = {key: value for key, value in experiment.table().items() if key not in NOT_OF_ALL}
     return {key: value for key, value in flat(table).items() if key not in searched and key != "protocol.hold_out"}
 
 
 def _digest(experiment: Experiment, common: Mapping[str, Any]) -> str:
-    """A digest in which a file of data or of a model counts by its content, and plugins do not count."""
     paths = {".".join(names) for names, _ in experiment.paths() if names[0] != "method"}
     contents = {what: content for what, content in experiment.contents.items() if what in paths}
     there = {key: value for key, value in common.items() if key not in contents}
@@ -289,7 +285,6 @@ class Tuning(Tabled):
 
     @property
     def found(self) -> list[Found]:
-        """What each of the studies found."""
         return [*map(Found.of, self.studies)]
 
     def tables(self) -> list[Table]:
