@@ -1,8 +1,8 @@
-"""A module of the user's, or what makes one, kept in a file that any process can read it from.
+"""A user's module, or a function that creates it, kept in a file that any process can load.
 
-cloudpickle writes it, so it may be defined in a script or a notebook. What it writes differs from process to process,
-so a file is named, and counts in a run's fingerprint, by what the object *means*: the source text of the user's classes
-and functions, and the values of all else.
+cloudpickle writes it, so it may be defined in a script or a notebook. Its bytes differ from process to process, so the
+file's name and a run's fingerprint use what the object *means*: the source text of the user's classes and functions,
+and the values of everything else.
 """
 
 from __future__ import annotations
@@ -34,16 +34,14 @@ SUFFIX = ".kept"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 NOT_OF_A_CLASS = {
     *("__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__"),
-    *("__annotations__", "__dataclass_fields__", "__dataclass_params__"),  # which functions are made of, that count
+    *("__annotations__", "__dataclass_fields__", "__dataclass_params__"),  # attributes of functions that count
 }
 
 
 def keep(given: Any, name: str, folder: Path) -> Path:
-    """Write an object into a file that is named by what it means, unless it is there; it may be run here from now on.
+    """Write an object into a file named by its meaning, unless the file exists, and trust it on this machine.
 
-    Raises:
-        FedshiftError: it cannot be pickled.
-        DiskError: the file cannot be written.
+    Raises a FedshiftError if it cannot be pickled, and a DiskError if the file cannot be written.
     """
     try:
         meaning = meaning_of(given)
@@ -65,11 +63,7 @@ def keep(given: Any, name: str, folder: Path) -> Path:
 
 
 def read(path: Path) -> Any:
-    """What a file contains, made again.
-
-    Raises:
-        FedshiftError: it is not whole, or of another Python, or what it needs is not here.
-    """
+    """Load an object; raises a FedshiftError if the file is damaged, of another Python, or needs a missing package."""
     words, pickled = _parts(path)
     if len(words) != 4 or files.digest_of(pickled) != words[1]:
         raise FedshiftError(f"'{path}' is not what fedshift.own_model wrote. Make it again with that.")
@@ -85,7 +79,7 @@ def read(path: Path) -> Any:
 
 
 def _is_whole(path: Path, meaning: str) -> bool:
-    if digest(path) != meaning or not ran_here(path):  # its first line is its own word
+    if digest(path) != meaning or not ran_here(path):  # the first line identifies the format
         return False
     words, pickled = _parts(path)
     return words[1:] == [files.digest_of(pickled), "python", PYTHON]
@@ -108,7 +102,7 @@ def _pickled(given: Any) -> bytes:
 
 @contextmanager
 def _by_value() -> Iterator[None]:
-    """Write modules of the user's, which another process may not find, as those of a script are written."""
+    """Pickle modules of the user by value, as another process may not find them."""
     as_given = {*cloudpickle.list_registry_pickle_by_value(), "__main__"}  # which is always written
     yours = {getattr(sys.modules[name], "__name__", "") for name in [*sys.modules] if _is_yours(name)}
     added = [sys.modules[name] for name in sorted(yours - as_given) if name in sys.modules]
@@ -134,28 +128,24 @@ def _installed() -> frozenset[str]:
 
 
 def meaning_of(value: Any) -> str:
-    """A digest of what an object means, equal in every process: functions and classes of the user's by their source.
-
-    Raises:
-        Exception: whatever an object raises that cannot be pickled.
-    """
+    """A digest of an object's meaning, equal in every process; raises what an object raises that cannot be pickled."""
     buffer = BytesIO()
     _Meaning(buffer).dump(value)
     return files.digest_of(buffer.getvalue())
 
 
 class _Meaning(pickle.Pickler):
-    """Writes an object as pickle does, but what is the user's own or a tensor by its parts."""
+    """Writes an object as pickle does, but the user's code by its source and tensors by their values."""
 
     dispatch_table = cloudpickle.CloudPickler.dispatch_table
 
     def __init__(self, buffer: BytesIO) -> None:
         super().__init__(buffer, protocol=4)
-        self.fast = True  # writes equal words equally, whether they are one object or two
+        self.fast = True  # writes equal strings equally, whether they are the same object or not
         self._seen: dict[int, tuple[int, Any]] = {}  # by id: which in order it was, and itself, so that it stays
 
     def persistent_id(self, value: Any) -> Any:
-        """What is written in the place of a value; None: the value as it is."""
+        """What is written in place of a value; None: the value itself."""
         if value is None or type(value) in (bool, int, float, complex, str, bytes, tuple):
             return None
         count = len(self._seen)

@@ -1,4 +1,4 @@
-"""How many floating-point operations a run's rounds take: a step of each phase is taken again, and counted."""
+"""The floating-point operations of a run's rounds: a step of each phase is repeated, and counted."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ class Flops(NamedTuple):
 
 
 class FlopCounter:
-    """Counts what rounds of a simulation take, client after client, whichever engine runs them.
+    """Counts the operations of a simulation's rounds, client after client, whichever engine runs them.
 
     Matrix products, convolutions and attention count, forward and backward, a multiplication with an addition as 2:
-    see :class:`torch.utils.flop_counter.FlopCounterMode`. Activations, norms, optimisers, merges and all else that
-    works number by number do not, nor evaluation, nor what a frozen network embeds once before training. Jobs whose
-    batches have the same lengths are counted once; what they train is thrown away.
+    see :class:`torch.utils.flop_counter.FlopCounterMode`. Activations, norms, optimisers, aggregation and other
+    elementwise
+    operations do not count, nor do evaluation and the embedding by a frozen network before training. Jobs whose batches
+    have the same lengths are counted once; the trained weights are discarded.
     """
 
     def __init__(self, simulation: Simulation) -> None:
@@ -40,7 +41,7 @@ class FlopCounter:
         self._counted: dict[tuple[object, ...], tuple[int, list[int]]] = {}
 
     def of_round(self, round: Round) -> Flops:
-        """The operations of a round, as if no client were absent in it."""
+        """The operations of a round, as if no client were unavailable in it."""
         alike = Round(round.stage, max(since for since in _changes(round.stage) if since <= round.number))
         clients = server = 0
         for exchange, cohort in self._simulation.coordinator.cohorts(round):
@@ -58,7 +59,7 @@ class FlopCounter:
         return self._by_client[key]
 
     def _of_server(self, round: Round, exchange: Exchange, cohort: Sequence[int]) -> int:
-        """What the server's phases take, by the replies of the first cohort, of clients that took no step."""
+        """The operations of the server's phases, for replies of the first cohort without a step."""
         key = *round.key, exchange.name
         if key not in self._by_server:
             replies = []
@@ -107,7 +108,7 @@ class FlopCounter:
 
 
 def _changes(stage: Stage) -> set[int]:
-    """The rounds of a stage from which on its losses have other terms."""
+    """The rounds of a stage at which its losses change their terms."""
     return {1} | {
         term.first(stage.rounds)
         for exchange in stage.exchanges

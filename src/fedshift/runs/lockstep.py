@@ -1,4 +1,4 @@
-"""Carrying runs forward, one round each: what their clients have to do goes to one engine together."""
+"""Advances runs by a round each: the work of all their clients goes to one engine together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedshift.runs.simulation import Simulation
 
 
 class _Round:
-    """A run within its round: what its coordinator requires now, and what went wrong."""
+    """A run within its round: its coordinator's current request, and its error."""
 
     def __init__(self, simulation: Simulation, events: RunEvents) -> None:
         coordinator = simulation.coordinator
@@ -37,7 +37,7 @@ class _Round:
         self.go_on(None)
 
     def go_on(self, came: Any) -> None:
-        """Hand the coordinator what resulted from its request, outcomes or a server's, and take the next request."""
+        """Pass the coordinator the results of its request (outcomes, or a server's), and take the next request."""
         orders, jobs = self.orders, self.jobs
         self.orders, self.jobs, self.server = [], [], None
         try:
@@ -52,7 +52,7 @@ class _Round:
             self.server = replace(request, tell=self.events.steps)
         except StopIteration:
             pass
-        except Exception as error:  # one run's failure is not the others'
+        except Exception as error:  # a run's failure does not stop the others
             self.error = error
 
     def begin_task(self, jobs: Sequence[Job | ServerJob]) -> None:
@@ -61,7 +61,7 @@ class _Round:
 
 
 class _Steps:
-    """Counts a client's steps while it works, as far as its engine reports, and the rest when it has answered."""
+    """Counts a client's steps while it works, if its engine reports them, and the rest when it has answered."""
 
     def __init__(self, events: RunEvents) -> None:
         self._events, self._counted = events, 0
@@ -79,15 +79,9 @@ class _Steps:
 def advance(
     simulations: Sequence[Simulation], engine: Engine, events: Mapping[Simulation, RunEvents] | None = None
 ) -> dict[Simulation, Exception]:
-    """Carry every run forward by its next round.
+    """Advance every run by its next round, with one engine for all.
 
-    Args:
-        simulations: runs that are not at their end.
-        engine: does the work of all of them together.
-        events: takes what each run does.
-
-    Returns:
-        What went wrong, by run; such a run has not moved on, and its state is to be thrown away.
+    Returns the error of each failed run; such a run has not advanced, and its state must be discarded.
     """
     rounds = [_Round(simulation, (events or {}).get(simulation, RunEvents())) for simulation in simulations]
     while under_way := [each for each in rounds if each.jobs or each.server]:
@@ -99,7 +93,7 @@ def advance(
 
 
 def _train(rounds: Sequence[_Round], engine: Engine) -> None:
-    """Let all clients of all runs that request it work, and answer each run."""
+    """Run the clients' work that all runs request, and answer each run."""
     steps = [[_Steps(each.events) for _ in each.jobs] for each in rounds]
     jobs: list[Job] = []
     for each, of_run in zip(rounds, steps, strict=True):
@@ -115,7 +109,6 @@ def _train(rounds: Sequence[_Round], engine: Engine) -> None:
 
 
 def _serve(round: _Round, job: ServerJob, engine: Engine) -> None:
-    """Let the server of a run work."""
     if job.exchange.server_phases:
         round.begin_task([job])
     try:
@@ -131,13 +124,7 @@ def _serve(round: _Round, job: ServerJob, engine: Engine) -> None:
 def prepare(experiment: Experiment, label: str, progress: Progress) -> Simulation:
     """Run, in memory, the stages at a run's beginning after which no model is scored.
 
-    Args:
-        experiment: the run.
-        label: what the display calls it.
-        progress: takes what happens.
-
-    Raises:
-        FedshiftError: its method has nothing to prepare, or the experiment cannot be run.
+    Raises a FedshiftError if its method has nothing to prepare, or the experiment cannot run.
     """
     simulation, unscored = _begun_with(experiment, progress.embedded)
     coordinator, stages = simulation.coordinator, planned_stages(simulation)[: len(unscored)]
@@ -153,11 +140,7 @@ def prepare(experiment: Experiment, label: str, progress: Progress) -> Simulatio
 
 
 def describe(experiment: Experiment) -> str:
-    """What :func:`prepare` would do, without doing it.
-
-    Raises:
-        FedshiftError: its method has nothing to prepare, or the experiment cannot be run.
-    """
+    """The stages that :func:`prepare` would run; raises a FedshiftError as it does."""
     simulation, unscored = _begun_with(experiment)
     clients = simulation.federated.clients
     lines = [

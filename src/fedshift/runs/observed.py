@@ -1,4 +1,4 @@
-"""The models of a finished run beside its data: what they make of every sample that they were scored on."""
+"""The models of a finished run with its data: their outputs for every sample on which they were scored."""
 
 from __future__ import annotations
 
@@ -25,20 +25,19 @@ from fedshift.runs.checkpoint import tensors_name, unpack_server
 from fedshift.runs.run import Run
 from fedshift.runs.simulation import Simulation
 
-# How far an accuracy may lie from the recorded one: an engine rounds its own way, which turns a few predictions.
+# How far an accuracy may lie from the recorded accuracy: engines round differently, which changes a few predictions.
 TOLERANCE = 0.005
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Observed:
-    """An environment as the model sees it that scored it.
+    """An environment with the outputs of a model that was scored on it.
 
     Attributes:
-        environment: its name, role and client, and its samples.
         whose: "global", the client's "own", or an "unseen" client's.
         log_probabilities: (n, classes).
-        z: what the method's ``encode`` gives, (n, d); of a probabilistic encoder the means. Where a personal model
-            has an encoder beside the shared one (ditto, pfedme), it is the shared one's.
+        z: what the method's ``encode`` gives, (n, d); of a probabilistic encoder the means. Where a personalised model
+            has an encoder in addition to the shared one (ditto, pfedme), of the shared encoder.
         y: labels (n,).
     """
 
@@ -50,7 +49,6 @@ class Observed:
 
     @property
     def right(self) -> Tensor:
-        """Whether each prediction is right, (n,)."""
         return self.log_probabilities.argmax(dim=1) == self.y
 
     def __repr__(self) -> str:
@@ -58,7 +56,7 @@ class Observed:
 
 
 class TrainedSimulation:
-    """A finished run with its data and every model that it ended with; the data are loaded when they are first read.
+    """A finished run with its data and final models; the data are loaded when they are first read.
 
     Attributes:
         run: the run's folder.
@@ -70,7 +68,7 @@ class TrainedSimulation:
 
     @cached_property
     def simulation(self) -> Simulation:
-        """Sites and coordinator as they were after the last round.
+        """Sites and coordinator after the last round.
 
         Raises:
             FedshiftError: the run's samples are at institutions, or its data cannot be read.
@@ -97,10 +95,10 @@ class TrainedSimulation:
 
     @cached_property
     def prepared(self) -> Prepared:
-        """What the method's stages before training made.
+        """The result of the method's stages before training.
 
         Raises:
-            FedshiftError: the method makes nothing, or the run's last checkpoint is not there any more.
+            FedshiftError: the method prepares nothing, or the run's last checkpoint is missing.
         """
         preparing, saved = self.simulation.experiment.method.prepares, self.run.checkpoint
         if preparing is None:
@@ -125,7 +123,7 @@ class TrainedSimulation:
                 yield self._ask(environment, strangers)
 
     def under_each_client(self, environment: Environment, most: int) -> dict[str, Observed]:
-        """The samples of an environment under the own model of each of the first clients, by the client's name.
+        """An environment's samples under the personalised models of the first clients, by the client's name.
 
         Raises:
             FedshiftError: all clients have the same model.
@@ -143,7 +141,7 @@ class TrainedSimulation:
         return observed
 
     def _ask(self, environment: Environment, strangers: list[Tensors]) -> list[Question]:
-        """An environment with each model that is scored on it; ``strangers`` keeps what unseen clients are given."""
+        """An environment with each model that is scored on it; ``strangers`` caches the models of unseen clients."""
         simulation, inputs = self.simulation, self.simulation.federated.inputs
         state, device = simulation.coordinator.state, simulation.setup.device
         sent = state.shared | state.down
@@ -158,10 +156,10 @@ class TrainedSimulation:
         ]
 
     def observe(self, role: str | None = None) -> Iterator[Observed]:
-        """Every environment of a role, once under each model that was scored on it.
+        """Every environment of a role, under each model that was scored on it.
 
         Raises:
-            FedshiftError: what comes out is not what the run recorded.
+            FedshiftError: an accuracy differs from the recorded accuracy.
         """
         for questions in self.questions(role):
             environment = questions[0].environment
@@ -171,7 +169,6 @@ class TrainedSimulation:
             yield from observed
 
     def _check(self, environment: Environment, accuracy: float) -> None:
-        """Raise an error if an accuracy is not the recorded one."""
         rows = self.run.records[-1]["environments"]
         its = [
             row["accuracy"] for row in rows if (row["role"], row["environment"]) == (environment.role, environment.name)
@@ -180,5 +177,5 @@ class TrainedSimulation:
             raise FedshiftError(
                 f"'{self.run.path}': the accuracy on '{environment.name}' is {accuracy:.3f}, but the record has "
                 f"{', '.join(f'{recorded:.3f}' for recorded in its)}: the data or a plugin are not what they were when "
-                "the run was made. Run it again to analyse it."
+                "the run was started. Run it again to analyse it."
             )

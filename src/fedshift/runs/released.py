@@ -1,7 +1,7 @@
-"""A trained model beside labelled samples from elsewhere: what reads them, what they must be, and what it predicts.
+"""A trained model and labelled samples from elsewhere: how they are read, what they must be, and predictions for them.
 
-What is scored is a :class:`Released`. A run's folder is one by :func:`released`, a module that :meth:`Run.model` or
-``fedshift.site_model`` gives by :meth:`Released.of`, and an exported folder by ``exported``, which lies higher.
+A :class:`Released` is scored. :func:`released` creates it from a run's folder, :meth:`Released.of` from a module that
+:meth:`Run.model` or ``fedshift.site_model`` returns, and ``exported``, in a higher room, from an exported folder.
 """
 
 from __future__ import annotations
@@ -32,29 +32,27 @@ from fedshift.runs.simulation import make_federated
 from fedshift.runs.trained import Trained
 from fedshift.streams import Streams
 
-DOMAIN = "domain"  # of the subgroups that are the data set's own domains
+DOMAIN = "domain"  # of the subgroups that are the data set's domains
 MISSING = "(missing)"
 MOST_SUBGROUPS = 20
 
 
 @dataclass(frozen=True, eq=False)
 class Released:
-    """A trained model, and what it takes to score it on files.
+    """A trained model, and what is needed to score it on files.
 
     Attributes:
-        name: what it is called.
+        name: for messages.
         predict: samples (B, *shape), as the data set stores them, to log-probabilities (B, classes).
         dataset: reads files of the kind that it was trained on.
-        classes: the classes' names.
-        shape: of a sample.
-        columns: of rows of a table, in order; None where they are none.
+        columns: of rows of a table, in order; None for other samples.
         inputs: how samples become inputs.
-        type: of samples, such as "uint8"; empty where any are taken.
+        type: of samples, such as "uint8"; empty: any.
         batch: how many samples it predicts for at once.
-        statistics: of the rows that it was trained on, where they prepare rows; see
+        statistics: of its training rows, where they prepare rows; see
             :data:`fedshift.clients.preparation.Statistics`.
-        trained_classes: how many samples of each class it was trained on; empty if unknown.
-        reread: reads the samples again that it was trained and validated on, or raises an error; None: none are known.
+        trained_classes: training samples per class; empty if unknown.
+        reread: reads its training and validation samples again, or raises an error; None: unknown.
         client: the id of the client whose model it is.
         metrics: that its experiment declares.
     """
@@ -76,7 +74,7 @@ class Released:
 
     @classmethod
     def of(cls, model: Trained, name: str = "", client: int | str | None = None, **more: Any) -> Released:
-        """What a module is that a run or a site gave."""
+        """From a module that a run or a site returned."""
         experiment, blueprint = model.experiment, model.blueprint
         inputs, counts = blueprint.inputs, [*blueprint.trained_classes.values()]
         prepared = inputs.preparation
@@ -101,22 +99,14 @@ class Released:
         )
 
     def log_probabilities(self, x: Tensor) -> Tensor:
-        """The log-probabilities (n, classes), float64, of samples (n, *shape)."""
         with torch.no_grad():
             return torch.cat([self.predict(part).double().log_softmax(dim=1) for part in torch.split(x, self.batch)])
 
 
 def released(path: Path, client: int | str | None, round: Picked, trust: bool) -> Released:
-    """The model that a folder contains.
+    """The model of a run's folder, of a client by name or id (None: global), final or selected by validation.
 
-    Args:
-        path: a run's folder.
-        client: whose model, by name or id; None: the global one.
-        round: the final model, or that of the round which validation picks.
-        trust: whether plugins may be imported that never ran on this machine.
-
-    Raises:
-        FedshiftError: there is no such model.
+    ``trust`` allows plugins that never ran on this machine. Raises a FedshiftError if there is no such model.
     """
     run = Run.open(path, trust)
     run.check_readers()
@@ -134,12 +124,11 @@ def _reread(run: Run) -> FederatedData:
 
 
 class Subgroups(NamedTuple):
-    """Which subgroup each sample is of.
+    """The subgroup of each sample.
 
     Attributes:
-        by: what they are subgroups by; empty: there are none.
-        names: the subgroups' names.
-        which: the place of each sample's among them, (n,), int64.
+        by: what defines them; empty: there are no subgroups.
+        which: the index of each sample's subgroup in ``names``, (n,), int64.
     """
 
     by: str
@@ -152,14 +141,9 @@ def read_labelled(
 ) -> tuple[DomainData, Subgroups]:
     """The labelled samples of a file or folder, as a model takes them, and their subgroups.
 
-    Args:
-        model: the model, whose data set reads them.
-        path: the file or folder.
-        settings: what differs from the data set's settings, such as the column of the label.
-        by: a column of the file, or ``domain``; empty: there are no subgroups.
-
-    Raises:
-        FedshiftError: they cannot be read, or are none of the model's; the message names them and the fix.
+    ``settings`` differ from the data set's settings, such as the column of the label; ``by`` is a column of the file,
+    or ``domain`` (empty: no subgroups). Raises a FedshiftError if the samples cannot be read or do not fit the model;
+    the message names them and the fix.
     """
     places = [column.name for column in model.columns]
     apart = {DOMAIN: by} if by and by != DOMAIN and by not in places else {}
@@ -181,7 +165,7 @@ def read_labelled(
 
 
 def _reader(model: Released, path: str, settings: Mapping[str, Any], by: str, apart: Mapping[str, str]) -> Dataset:
-    """The model's data set with other files, whose columns are the model's; ``apart`` names that of subgroups."""
+    """The model's data set with other files, but the model's columns; ``apart`` names the subgroups' setting."""
     dataset, name = model.dataset, DATASETS.name_of(model.dataset)
     known = dataset.settings()
     own = [each for each, about in known.items() if about.path and each not in dataset.readers]
@@ -208,11 +192,7 @@ def _reader(model: Released, path: str, settings: Mapping[str, Any], by: str, ap
 
 
 def _of_classes(data: DomainData, model: Released) -> DomainData:
-    """The same samples with the model's class numbers.
-
-    Raises:
-        FedshiftError: a sample has a label that the model does not know.
-    """
+    """The same samples with the model's class numbers; raises a FedshiftError for an unknown label."""
     problems = Problems("labels are no classes of the model")
     for number in torch.unique(data.y).tolist():
         if (name := data.classes[number]) not in model.classes:
@@ -225,11 +205,7 @@ def _of_classes(data: DomainData, model: Released) -> DomainData:
 
 
 def _of_columns(data: DomainData, model: Released) -> DomainData:
-    """The same rows with the model's codes of categories.
-
-    Raises:
-        FedshiftError: a column contains numbers in one and categories in the other.
-    """
+    """The same rows with the model's category codes; raises a FedshiftError where numbers and categories mismatch."""
     if model.inputs.preparation is None:
         return data
     words = {True: "numbers", False: "categories"}
@@ -243,17 +219,13 @@ def _of_columns(data: DomainData, model: Released) -> DomainData:
 
 
 def _by_column(data: DomainData, column: Column, place: int) -> Subgroups:
-    """The subgroups that have one value each of a column of inputs.
-
-    Raises:
-        FedshiftError: there are many.
-    """
+    """A subgroup for each value of an input column; raises a FedshiftError if there are many values."""
     cells = data.x[:, place].double()
     values = torch.unique(cells[~cells.isnan()])
     if len(values) > MOST_SUBGROUPS:
         raise FedshiftError(
             f"--by {column.name}: the column contains {len(values)} values, {MOST_SUBGROUPS} at most can be subgroups. "
-            "Name a column of few, such as one of age groups."
+            "Name a column of few values, such as age groups."
         )
     known = column.categories
     names = [f"{value:g}" if known is None else known[int(value)] if value >= 0 else "(unknown)" for value in values]

@@ -1,4 +1,4 @@
-"""One run from its folder: what was requested, what was recorded, and the models it left."""
+"""A run from its folder: its request, its records, and its models."""
 
 from __future__ import annotations
 
@@ -43,14 +43,13 @@ Picked = Literal["last", "selected"]
 
 @dataclass(frozen=True)
 class Times:
-    """What a run took.
+    """The times of a run.
 
     Attributes:
         training: seconds of rounds.
         evaluation: seconds of scoring models.
-        engines: what carried it out, in the order they come; several where it was resumed with another.
-        memory: the peak in bytes, of all that its process did until then; see :func:`fedshift.memory.peak`. None:
-            unknown.
+        engines: in the order of use; several if the run was resumed with another engine.
+        memory: peak bytes of everything its process did until then (:func:`fedshift.memory.peak`); None: unknown.
     """
 
     training: float
@@ -61,11 +60,11 @@ class Times:
 
 @dataclass(frozen=True, eq=False)
 class Run(Origin):
-    """One run; files are read when they are first requested, and then kept.
+    """A run; files are read on first request, and cached.
 
-    run.json names which run it is, experiment.toml what was requested. Every other file is in the manifest of the
-    newest checkpoint or, once the run is finished, in summary.json, with its size and digest. A reader gets what the
-    manifest states, or an error. :class:`fedshift.runs.recorder.Recorder` writes them.
+    run.json identifies the run, experiment.toml has its settings. Every other file is listed, with its size and digest,
+    in the manifest of the newest checkpoint or, once the run is finished, in summary.json. A reader gets the listed
+    content, or an error. :class:`fedshift.runs.recorder.Recorder` writes the files.
     """
 
     def __repr__(self) -> str:
@@ -91,7 +90,7 @@ class Run(Origin):
 
     @cached_property
     def final(self) -> Summary:
-        """What a finished run comes to.
+        """The summary of a finished run.
 
         Raises:
             DamagedError: it is damaged.
@@ -117,7 +116,7 @@ class Run(Origin):
 
     @cached_property
     def records(self) -> list[Record]:
-        """What was recorded at each evaluation; the last line of an unfinished run may have been cut off by a crash.
+        """The records of all evaluations; a crash may have cut off the last line of an unfinished run.
 
         Raises:
             DamagedError: a line was cut, changed or moved.
@@ -134,15 +133,15 @@ class Run(Origin):
 
     @cached_property
     def times(self) -> Times:
-        """What its rounds and evaluations took; the time that several runs share is divided equally among them.
+        """The times of rounds and evaluations; runs that advance together share them equally.
 
         Raises:
-            DamagedError: its lines are not those that were written.
+            DamagedError: its lines were changed.
         """
         return self.times_until()
 
     def times_until(self, position: float = inf) -> Times:
-        """What its first rounds took, up to the last evaluation among that many, as :attr:`times`."""
+        """The :attr:`times` of the first ``position`` rounds, up to the last evaluation among them."""
         timed = [timing for timing in self._timed if timing.stop <= position]
         return Times(
             training=sum(timing.seconds / timing.together for timing in timed),
@@ -157,11 +156,11 @@ class Run(Origin):
 
     @cached_property
     def messages(self) -> Record:
-        """What crossed the wire until the newest checkpoint, by exchange and direction (down, up, telemetry).
+        """The messages until the newest checkpoint, by exchange and direction (down, up, telemetry).
 
-        Of each: ``messages``, ``clients`` and ``rounds`` (as ranges, rounds from 1 over all stages), ``bytes`` of all
-        and of the ``largest`` message, and ``tensors`` by name, with ``type``, the largest ``shape`` (``varies`` where
-        there were several), ``messages``, ``clients`` and ``rounds``.
+        Each entry has ``messages``, ``clients`` and ``rounds`` (as ranges, rounds from 1 over all stages), ``bytes`` of
+        all and of the ``largest`` message, and ``tensors`` by name, with ``type``, the largest ``shape`` (``varies``
+        where there were several), ``messages``, ``clients`` and ``rounds``.
         """
         if self.finished:
             return self._json(MESSAGES, MessageTable)
@@ -170,17 +169,17 @@ class Run(Origin):
 
     @cached_property
     def data_facts(self) -> dict[str, Any]:
-        """Classes, clients and how many samples they have; empty before the first checkpoint."""
+        """Classes, clients and their numbers of samples; empty before the first checkpoint."""
         return self._json(DATA_FACTS, Blueprint)
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The versions and the machine that it was started with."""
+        """The versions and the machine with which it was started."""
         return self.identity.environment.model_dump()
 
     @cached_property
     def summary(self) -> Record:
-        """What each selection rule picks.
+        """The choice of each selection rule.
 
         Raises:
             FedshiftError: the run is not finished.
@@ -190,17 +189,17 @@ class Run(Origin):
 
     @property
     def shares(self) -> dict[int, dict[str, float]]:
-        """By rounds done, each loss term's share of what clients minimised; see :func:`shares`."""
+        """By rounds done, each loss term's share of the clients' loss; see :func:`shares`."""
         return {record["position"]: shares(record) for record in self.records}
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of its results must know; none before it is finished."""
+        """What a reader of its results must know; empty before it is finished."""
         return self.final.notes if self.finished else []
 
     @cached_property
     def weights(self) -> Mapping[str, Tensor]:
-        """The final tensors, each read when it is requested: shared ones by name, a client's under ``client.<id>.``.
+        """The final tensors, each read on request: shared tensors by name, a client's under ``client.<id>.``.
 
         Raises:
             FedshiftError: the run is not finished.
@@ -209,10 +208,10 @@ class Run(Origin):
 
     @cached_property
     def selected(self) -> Mapping[str, Tensor]:
-        """As :attr:`weights`, of the round that source validation picks, and only what a prediction reads.
+        """As :attr:`weights`, of the round that source validation selects, and only what a prediction reads.
 
         Raises:
-            FedshiftError: the run is not finished, or keeps none.
+            FedshiftError: the run is not finished, or has no such weights.
         """
         self._check_finished("selected weights")
         name = next((name for name in self.final.files if name.startswith("selected@")), None)
@@ -224,20 +223,20 @@ class Run(Origin):
         return WeightsFile(self._intact(name, "selected weights"))
 
     def model(self, client: int | str | None = None, round: Picked = "last") -> Trained:
-        """A model as a module in evaluation mode; neither the data nor a global generator is touched.
+        """Build a model as a module in evaluation mode; neither the data nor a global generator is used.
 
         Args:
             client: a client's name or id, for that client's model; None: the global model.
-            round: "last": the final one; "selected": that of the round which source validation picks.
+            round: "last": the final model; "selected": the model of the round that source validation selects.
 
         Returns:
             A module from samples (B, ...) as the data set stores them, or as a frozen network (data.frozen) embeds
             them, to log-probabilities (B, classes). To train it further with dropout, replace its
-            :class:`fedshift.core.dropout.Dropout` layers, which know a run's steps only, by ``nn.Dropout``.
+            :class:`fedshift.core.dropout.Dropout` layers, which need a run's steps, by ``nn.Dropout``.
 
         Raises:
             FedshiftError: the run is not finished; there is no such client; no client is given where each has a
-                model; or the run keeps no weights of the selected round.
+                model; or the run has no weights of the selected round.
         """
         from fedshift.runs.trained import rebuilt
 
@@ -249,18 +248,18 @@ class Run(Origin):
 
     @property
     def given_up(self) -> str:
-        """Why it was given up after its last checkpoint, such as a loss that is not finite; empty if it was not."""
+        """Why it stopped after its last checkpoint, such as a loss that is not finite; empty if it did not."""
         try:
             line = (self.path / EVENTS).read_bytes().splitlines()[-1:]
             event = read_event(line[0]) if line else None
-        except (OSError, ValueError):  # nobody relies on it
+        except (OSError, ValueError):  # no reader relies on it
             return ""
         return event.why if isinstance(event, FailedEvent) else ""
 
     # Damage -------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Read all that a report shows.
+        """Read everything that a report shows.
 
         Raises:
             FedshiftError: a file is damaged.
@@ -269,10 +268,10 @@ class Run(Origin):
             getattr(self, name)
 
     def damage(self) -> str:
-        """What of a finished run is not as it was written; empty if all is.
+        """What of a finished run was changed since it was written; empty if nothing.
 
         Raises:
-            FedshiftError: what was requested is not as it was written, which cannot be made again.
+            FedshiftError: the request was changed, which cannot be restored.
         """
         fresh = Run(self.path)
         _ = fresh.table  # or an error
@@ -284,11 +283,7 @@ class Run(Origin):
         return ""
 
     def set_aside(self) -> Path:
-        """Move all that running made into a separate folder, so that the run can be made again.
-
-        Returns:
-            The folder.
-        """
+        """Move all results into a separate folder, so that the run can be repeated; returns that folder."""
         aside = next(path for n in count(1) if not (path := self.path / f"{ASIDE}{n}").exists())
         files.make_folder(aside)
         for path in [path for name in MADE for path in sorted(self.path.glob(name))]:

@@ -1,6 +1,6 @@
-"""In what order runs are run: in groups that advance together, or one by one among several processes.
+"""The order of runs: in groups that advance together, or one by one, shared by several processes.
 
-Runs that advanced together continue together. What of a run is damaged is set aside, and the run is made again.
+Runs that advanced together resume together. A damaged run is set aside and repeated.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ LOOK_AGAIN = 1.0  # seconds, while other processes work on all remaining runs
 
 @dataclass(frozen=True, eq=False)
 class PlannedRun:
-    """A run that is requested.
+    """A requested run.
 
     Attributes:
-        folder: where it is run; it may not be there yet.
-        experiment: gives the experiment, which is not needed where the run is finished.
+        folder: where it runs; it need not exist.
+        experiment: returns the experiment, which a finished run does not need.
         fingerprint: the experiment's; None: the folder's.
     """
 
@@ -52,7 +52,7 @@ def run_path(experiment: Experiment) -> Path:
 
 
 class Schedule:
-    """Runs many runs, those that are equal in groups."""
+    """Runs many runs, equal ones in groups."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Schedule:
         judge: Judge = to_the_end,
         before_first: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare; ``before_first`` is called before a run begins that has no folder yet."""
+        """``before_first`` is called before a run without a folder starts."""
         self._progress, self._judge, self._before_first = progress, judge, before_first
         self._waiting: list[tuple[PlannedRun, Simulation]] = []  # for others that are equal
         self.choice_of: Choice | None = None  # of those that wait
@@ -71,14 +71,7 @@ class Schedule:
         self.failed: Failures = {}
 
     def carry_out(self, requested: Sequence[PlannedRun]) -> tuple[list[Run], Failures]:
-        """Run all.
-
-        Returns:
-            The folders of the runs that were run, and what went wrong with the others.
-
-        Raises:
-            FedshiftError: as :func:`fedshift.runs.runner.run_all`.
-        """
+        """Run all; returns and raises as :func:`fedshift.runs.runner.run_all`."""
         self._carry_out_all(requested)
         folders = [self._folders[each.folder.path] for each in requested if each.folder.path in self._folders]
         if self._refusal and len(self.failed) == len(requested):
@@ -97,7 +90,7 @@ class Schedule:
     # Runs that have started -----------------------------------------------------------------------
 
     def _is_finished(self, requested: PlannedRun) -> bool:
-        """Whether a run is finished, or to be excluded for now: a damaged one is made again after the others."""
+        """Whether a run is finished, or to be skipped for now: a damaged run is repeated after the others."""
         folder = requested.folder
         try:
             if requested.fingerprint is not None and folder.begun:
@@ -116,7 +109,7 @@ class Schedule:
         return True
 
     def _go_on_with_groups(self, unfinished: Sequence[PlannedRun]) -> list[PlannedRun]:
-        """Resume the runs that have a checkpoint, with those they continued with; gives back the others."""
+        """Resume the runs that have a checkpoint, with the runs of their group; returns the other runs."""
         fresh: list[PlannedRun] = []
         groups: dict[tuple[Path, tuple[str, ...]], tuple[Checkpoint, list[PlannedRun]]] = {}
         for requested in unfinished:
@@ -140,7 +133,7 @@ class Schedule:
         return fresh
 
     def _go_on(self, checkpoint: Checkpoint, members: Sequence[PlannedRun]) -> None:
-        """Resume runs that continued together."""
+        """Resume runs that advanced together."""
         ready = [
             (requested, simulation) for requested in members if (simulation := self._simulation(requested)) is not None
         ]
@@ -168,7 +161,7 @@ class Schedule:
         self._carry_out_waiting()
 
     def _add(self, requested: PlannedRun, simulation: Simulation, choice: Choice) -> None:
-        """Put a run to those that wait, after carrying these out if it is of another kind or they are enough."""
+        """Queue a run; the queue is run first if it is of another kind or full."""
         if self._waiting and not (choice == self.choice_of and _alike(self._waiting[0][1], simulation)):
             self._carry_out_waiting()
         self.choice_of = choice
@@ -184,7 +177,7 @@ class Schedule:
     # All ----------------------------------------------------------------------------------------
 
     def _simulation(self, requested: PlannedRun) -> Simulation | None:
-        """Load a run's data and build its model; None if that cannot be done, which is written down."""
+        """Load a run's data and build its model; None if that fails, which is recorded."""
         experiment = None
         try:
             experiment = requested.experiment()
@@ -217,7 +210,6 @@ class Schedule:
                 raise error
 
     def _set_aside(self, requested: PlannedRun, reason: object) -> None:
-        """Make room for a damaged run, which is made again after the others."""
         try:
             with locked(requested.folder.path):
                 aside = requested.folder.set_aside()
@@ -226,15 +218,12 @@ class Schedule:
             return
         self._damaged.append(requested)
         self._progress.note(
-            f"{requested.folder.path.name} is made again from its first round, alone: {reason} What was there is kept "
+            f"{requested.folder.path.name} is repeated from its first round, alone: {reason} The old files are kept "
             f"in '{aside.name}'. If it was stacked with others, its last digits may differ from what it was."
         )
 
     def _note_failure(self, requested: PlannedRun, error: FedshiftError) -> None:
-        """Remember what went wrong with a run.
-
-        What is wrong with the first is most likely wrong with all, unless it diverged or its method refuses it.
-        """
+        """Record a run's error; an error of the first run is raised, unless it diverged or its method refuses it."""
         if not isinstance(error, DivergedError):
             self._folders.pop(requested.folder.path, None)
             if not (self._folders or self.failed or self._refusal):
@@ -248,13 +237,11 @@ class Schedule:
 
 
 class SharedSchedule(Schedule):
-    """Runs many runs with other processes: each alone, and none that another is busy with.
+    """Runs many runs with other processes: each alone, and none that another process is running.
 
     Args:
-        shard: which of the processes this is.
-        progress: receives the progress.
-        judge: gives runs up.
-        before_first: is called before a run begins that has no folder yet.
+        shard: this process among them.
+        before_first: called before a run without a folder starts.
     """
 
     def __init__(
@@ -272,7 +259,7 @@ class SharedSchedule(Schedule):
         self._share(self._shard.order(requested))
 
     def _share(self, requested: Sequence[PlannedRun]) -> None:
-        """Run, each alone, what no other process is busy with, until all are over."""
+        """Run, each alone, the runs that no other process is running, until all are over."""
         waits = False
         while requested:
             left = [each for each in requested if not self._is_over(replace(each, folder=replace(each.folder)))]
@@ -284,7 +271,7 @@ class SharedSchedule(Schedule):
             requested = left
 
     def _is_over(self, requested: PlannedRun) -> bool:
-        """Carry a run out, unless it is over; whether it is then, which it is not if another process is at it."""
+        """Run a run unless it is over; returns whether it is over, which it is not while another process runs it."""
         path = requested.folder.path
         if (path / DIVERGED).is_file() and not requested.folder.finished:
             self._folders[path] = requested.folder

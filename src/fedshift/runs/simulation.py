@@ -40,14 +40,12 @@ INPUT = 4  # bytes of a number of a network's inputs
 
 
 class Simulation:
-    """Everything of one run; an engine does its work.
+    """All objects of a run; an engine does its work.
 
     Attributes:
-        experiment: what runs.
-        blueprint: what its modules are made from.
-        coordinator: selects, sends, checks, merges and counts.
+        blueprint: what its modules are created from.
+        coordinator: selects, sends, checks, aggregates and counts.
         site: every client, with its samples and state.
-        evaluation: scores models.
         notes: what a reader of the results must know.
     """
 
@@ -56,13 +54,8 @@ class Simulation:
     ) -> None:
         """Load the data and build the model.
 
-        Args:
-            experiment: what to run.
-            tell: called with images that a frozen network embeds.
-            federated: clients and environments that were made elsewhere; None: those of the experiment's data.
-
-        Raises:
-            FedshiftError: the experiment cannot be run; the message gives the reason.
+        ``tell`` is called as a frozen network embeds images; ``federated`` are existing clients and environments (None:
+        those of the experiment's data). Raises a FedshiftError with the reason if the experiment cannot run.
         """
         self.experiment = experiment
         experiment.check()
@@ -103,7 +96,7 @@ class Simulation:
     def received(
         self, orders: Sequence[Order], jobs: Sequence[Job], outcomes: Sequence[Outcome | Exception]
     ) -> list[Received]:
-        """What results from orders, by the outcomes of their jobs; some are answered too late."""
+        """The answers to orders, from the outcomes of their jobs; some are late."""
         came: dict[int, Received] = {order.client: Missing(order.client, "absent") for order in orders}
         for job, outcome in zip(jobs, outcomes, strict=True):
             came[job.client.id] = self.site.answer(job, outcome)
@@ -125,7 +118,7 @@ class Simulation:
         return max(self.setup.stages, key=lambda stage: (stage.scored, stage.rounds))
 
     def example(self) -> list[Job]:
-        """What clients are requested to do in a first round of training, to measure engines on; nothing is sent."""
+        """The clients' jobs of a first round of training, to measure engines on; nothing is sent."""
         stage = self.main_stage
         cohort = [client.id for client in islice(self.site.view(stage).clients, self.coordinator.cohort(stage))]
         orders = self.coordinator.orders(stage.training, Round(stage, 1), cohort)
@@ -137,7 +130,10 @@ class Simulation:
         return choose(self.example(), options, tell) if options.engine == "auto" else asked_for(self.setup, options)
 
     def record(self, round: Round, engine: Engine) -> Record:
-        """Score every environment; the record names which model was used on whose data, and who did not answer."""
+        """Score every environment.
+
+        The record names which model was used on whose data, and which clients did not answer.
+        """
         coordinator, last = self.coordinator, round.stage.training
         rows = self.evaluation.rows(coordinator.state, lambda client: coordinator.down(last, client), round, engine)
         return {
@@ -148,7 +144,7 @@ class Simulation:
 
 
 def refused_by_method(experiment: Experiment, tell: Embedding = silent) -> bool:
-    """Whether FedAvg could run, so that the method is what cannot."""
+    """Whether FedAvg could run, so that only the method refuses the experiment."""
     try:
         Simulation(experiment.replace(method=FedAvg()), tell)
     except FedshiftError:
@@ -159,8 +155,7 @@ def refused_by_method(experiment: Experiment, tell: Embedding = silent) -> bool:
 def make_federated(experiment: Experiment, tell: Embedding = silent) -> FederatedData:
     """The clients and environments of an experiment, on the CPU.
 
-    Raises:
-        FedshiftError: the data cannot be had, cannot be divided as requested, or are no inputs for the model.
+    Raises a FedshiftError if the data are unavailable, cannot be divided as requested, or do not fit the model.
     """
     seed = experiment.seed_of_data
     experiment.model.check(experiment.data.inputs())
@@ -177,12 +172,11 @@ def make_federated(experiment: Experiment, tell: Embedding = silent) -> Federate
 
 
 def read_federated(experiment: Experiment) -> tuple[DomainData, FederatedData]:
-    """The samples of an experiment as they were read, and who has which, which may be nothing.
+    """The samples of an experiment as they were read, by client, which may be empty.
 
-    No network replaces images by features, and the method has no state.
+    Without features of a frozen network.
 
-    Raises:
-        FedshiftError: the data cannot be had, or cannot be divided as requested.
+    Raises a FedshiftError if the data are unavailable, or cannot be divided as requested.
     """
     streams = Streams(experiment.seed_of_data)
     data = read_data(experiment.data, streams)
@@ -191,10 +185,9 @@ def read_federated(experiment: Experiment) -> tuple[DomainData, FederatedData]:
 
 
 def divided(experiment: Experiment, data: DomainData, streams: Streams) -> FederatedData:
-    """Samples as clients and environments, some of which may have none.
+    """Samples as clients and environments, some of which may be empty.
 
-    Raises:
-        FedshiftError: they cannot be divided as requested.
+    Raises a FedshiftError if they cannot be divided as requested.
     """
     inputs = experiment.inputs.counting(data.x)
     federated = experiment.protocol.federate(data, experiment.partition, inputs, streams)
@@ -203,7 +196,7 @@ def divided(experiment: Experiment, data: DomainData, streams: Streams) -> Feder
 
 
 def _check_batches(experiment: Experiment, federated: FederatedData) -> None:
-    """Refuse batches whose inputs alone cannot fit; a batch is never larger than what it is drawn from."""
+    """Refuse batches whose inputs alone exceed the memory; a batch is never larger than the set it is drawn from."""
     trained, scored = (max(sizes, default=0) for sizes in (federated.trained_sizes, federated.scored_sizes))
     for name, batch in (
         ("train.batch", min(experiment.train.batch, trained)),
@@ -217,7 +210,7 @@ def _check_batches(experiment: Experiment, federated: FederatedData) -> None:
 
 
 def _check_patience(experiment: Experiment, federated: FederatedData) -> None:
-    """Refuse to wait for better validation scores where there is nothing to score."""
+    """Refuse to wait for better validation scores where there are no validation samples."""
     if experiment.train.patience == "off":
         return
     sizes = zip(federated.environments, federated.scored_sizes, strict=True)
@@ -247,7 +240,7 @@ def _notes_on_batch_norm(setup: Setup) -> list[str]:
 
 
 def _notes_on_widths(setup: Setup) -> list[str]:
-    """Where a layer was put behind a module of the user's."""
+    """Note where a layer was added behind a user's module."""
     return [
         f"Behind the {layer.features} features of {type(layer.body).__name__} a linear layer gives the {layer.out} of "
         f"'{name}'."
@@ -266,8 +259,7 @@ def _notes_on_classifiers(setup: Setup) -> list[str]:
 def choose_device(name: str) -> torch.device:
     """The device of a name; 'auto' is the accelerator if there is one, else the CPU.
 
-    Raises:
-        FedshiftError: there is no such device here.
+    Raises a FedshiftError if there is no such device.
     """
     if name == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
@@ -286,10 +278,8 @@ def load_data(
 ) -> DomainData:
     """A data set in memory, checked and embedded, as an encoder reads it after the stages that a model freezes.
 
-    It is kept for the next run of a grid while its files, and these stages, are the same.
-
-    Raises:
-        FedshiftError: it cannot be read, or numbers made from it would be wrong.
+    Cached for the next run of a grid while its files, and these stages, are the same. Raises a FedshiftError if it
+    cannot be read, or if its numbers are invalid.
     """
     streams = Streams(seed)
     data = read_data(dataset, streams)
@@ -298,11 +288,7 @@ def load_data(
 
 
 def read_data(dataset: Dataset, streams: Streams) -> DomainData:
-    """A data set in memory, checked.
-
-    Raises:
-        FedshiftError: it cannot be read, or numbers made from it would be wrong.
-    """
+    """A data set in memory, checked; raises a FedshiftError if it cannot be read, or if its numbers are invalid."""
     inputs = dataset.inputs()
     with streams.as_global("global draws in data"):
         data = dataset.load(streams)

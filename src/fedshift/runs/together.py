@@ -1,7 +1,7 @@
-"""Runs that advance together, each with its own folder, until all are at their ends.
+"""Runs that advance together, each with its folder, until all are at their ends.
 
-A stack of runs decides the last bits of each, so a checkpoint names which runs advanced together, and none removes its
-checkpoint before all have written the next: after a crash they continue as the group that they were.
+A stack of runs decides the last bits of each, so a checkpoint lists the runs that advanced together, and none removes
+its checkpoint before all have written the next: after a crash they resume as the same group.
 """
 
 from __future__ import annotations
@@ -86,16 +86,12 @@ class _Run:
 def carry_out(
     runs: Sequence[tuple[Simulation, Run]], choice: Choice, progress: Progress, judge: Judge = to_the_end
 ) -> Failed:
-    """Carry runs to their ends together, from the newest position that all of them have a checkpoint of.
+    """Run runs together to their ends, from the newest position of which all have a checkpoint.
 
-    Folders that are not there yet are made. A run that ends before the others leaves them to continue, from a
-    checkpoint that all of them have. A run that diverges does so as well, as it would each time, and so does one that
-    ``judge`` gives up. It is called after every record but the last, and must return the same for the same records: a
-    group that is resumed carries the run out again as far as that. A disk that is full ends all runs, so that they can
-    be resumed as the group that they were.
-
-    Returns:
-        What went wrong, by run; such a run can be resumed from its last checkpoint.
+    Missing folders are created. A run that ends before the others, diverges, or is stopped by ``judge`` leaves the
+    others to continue, from a checkpoint that all of them have. ``judge`` is called after every record but the last,
+    and must be deterministic: a resumed group repeats the run up to that point. A full disk ends all runs, so that they
+    can be resumed as the same group. Returns the errors by run; such a run can be resumed from its last checkpoint.
     """
     failed: Failed = {}
     group: list[_Run] = []
@@ -142,7 +138,7 @@ def _begin(simulation: Simulation, folder: Run, position: int, engine: str, prog
 
 
 def _go_on(group: Sequence[_Run], engine: Engine, choice: Choice, failed: Failed) -> None:
-    """Round after round, until every run is at its end or has failed."""
+    """Run rounds until every run is at its end or has failed."""
     while going := [run for run in group if not run.finished and run.simulation not in failed]:
         if disk := next((error for error in failed.values() if isinstance(error, DiskError)), None):
             for run in going:
@@ -180,7 +176,7 @@ def _each(runs: Sequence[_Run], failed: Failed, act: Callable[[_Run], None]) -> 
 
 @contextmanager
 def _noting(failed: Failed, simulation: Simulation, events: RunEvents | None = None) -> Iterator[None]:
-    """Note what goes wrong with one run; the others continue."""
+    """Record an error of a run; the others continue."""
     try:
         yield
     except Exception as error:
@@ -193,7 +189,7 @@ _CHOICES = TypeAdapter(Choice)
 
 
 def choice_of(checkpoint: Checkpoint, simulation: Simulation, progress: Progress) -> Choice:
-    """The engine of a run that continues: the one it had, unless another is requested or it cannot be had here."""
+    """The engine of a resumed run: the previous one, unless another is requested or it is unavailable."""
     try:
         before = _CHOICES.validate_python(checkpoint.engine)
     except ValidationError as error:
@@ -207,7 +203,7 @@ def choice_of(checkpoint: Checkpoint, simulation: Simulation, progress: Progress
 
 
 def _still_right(before: Choice, simulation: Simulation) -> bool:
-    """Whether the engine that a run had can be had here, and is what its options request."""
+    """Whether the run's previous engine is available, and fits its options."""
     options = simulation.experiment.run
     if before.engine == "ray":
         return False

@@ -27,12 +27,9 @@ MARKERS, DASHES = "osD^vP*X", ("-", "--", "-.", ":")  # so that lines that coinc
 
 
 def draw_differences(rows: Sequence[tuple[str, Sequence[Interval | str]]], columns: Sequence[str], base: str) -> bytes:
-    """A heat map of differences to a base, as a PNG file; the first row above, clear differences in bold.
+    """A heat map of differences to ``base``, as a PNG file; the first row above, clear differences in bold.
 
-    Args:
-        rows: each method with its difference on every column, or a word where there is none.
-        columns: the columns' titles.
-        base: the method that they are differences to.
+    A row is a method with its difference on every column, or a word if there is no difference.
     """
     size = BESIDE_COLUMNS + OF_A_COLUMN * len(columns), BESIDE_ROWS + OF_A_ROW * len(rows)
     drawn = Figure(figsize=size, layout="constrained")
@@ -84,9 +81,9 @@ def draw_panel(panel: Panel, axis: Axes) -> None:
 
 
 def draw_search(study: Study) -> dict[str, bytes]:
-    """Optuna's figures of the trials of a study, as PNG files by name; those that it has enough trials for.
+    """Optuna's figures of a study's trials, as PNG files by name, if it has enough trials for them.
 
-    Importance is that of being among the better trials (PED-ANOVA).
+    Importance is that for being among the better trials (PED-ANOVA).
     """
     with needs("tune", "Figures of a search"):
         import optuna

@@ -34,12 +34,9 @@ MOST_RUNS = 10_000  # of a method; they are all planned before the first begins
 
 
 def read(source: str | Path) -> Document:
-    """Read an experiment: the path of a TOML file, or the name of one that comes with fedshift.
+    """Read an experiment: the path of a TOML file, or the name of a shipped experiment.
 
-    Paths in a file that lie in its folder become absolute.
-
-    Raises:
-        FedshiftError: there is none, or it is not TOML.
+    Paths in a file that lie in its folder become absolute. Raises a FedshiftError if it does not exist or is not TOML.
     """
     path = Path(source)
     if path.suffix != ".toml" and not path.is_file():
@@ -65,16 +62,9 @@ def override(
 ) -> Document:
     """A copy of the document with dotted keys such as ``method.l2r`` set.
 
-    Naming another entry of a catalogue resets its table: of the settings there only those stay that every entry has. A
-    method's setting that is given here also takes the place of that in the method's own table.
-
-    Args:
-        document: the tables.
-        changes: values by dotted key.
-        tell: callback that receives a line for each table of the document that is reset and had settings.
-
-    Raises:
-        FedshiftError: a key leads through a value that is not a table.
+    Naming another entry of a catalogue resets its table, except the settings that every entry has; ``tell`` receives a
+    line for each reset table that had settings. A method's setting in ``changes`` also overrides the method's table.
+    Raises a FedshiftError if a key leads through a value that is not a table.
     """
     result = copied(document)
     load_plugins(changes.get("plugins", result.get("plugins", ())))
@@ -97,10 +87,8 @@ def override(
 def expand(document: Mapping[str, Any]) -> list[Experiment]:
     """Every run that a document describes: a list where one value is expected is an axis of a grid.
 
-    Seeds vary fastest, then held-out domains, then other axes, then methods.
-
-    Raises:
-        FedshiftError: something in it is wrong.
+    Seeds vary fastest, then held-out domains, then other axes, then methods. Raises a FedshiftError if something is
+    wrong.
     """
     document = {key: value for key, value in document.items() if key != SEARCH}
     check_names(document, Experiment.settings(), "experiment")
@@ -127,7 +115,7 @@ def _placed(value: Any, folder: Path) -> Any:
 def _places(
     table: Document, classes: list[type[Spec]], choice: Catalogue[Any] | None = None
 ) -> Iterator[tuple[Document, list[type[Spec]], Catalogue[Any] | None]]:
-    """A table and those in it: each with the classes whose settings it has, and the catalogue that it names them of."""
+    """A table and its subtables, each with the classes of its settings, and the catalogue of these classes."""
     yield table, classes, choice
     for name, value in list(table.items()):
         owner = next((cls for cls in classes if name in cls.settings()), None)
@@ -187,7 +175,7 @@ def _change(document: Document, where: Sequence[str], value: Any) -> list[str]:
 
 
 def _change_entry(document: Document, where: Sequence[str], entry: Document) -> list[str]:
-    """Put an entry in the place of another, of which only what every entry of the catalogue has stays."""
+    """Replace a catalogue's entry; only the settings that every entry has stay."""
     held = _table(document, where)
     places = _places(document, [Experiment])
     classes, choice = next(((classes, choice) for table, classes, choice in places if table is held), ([], None))
@@ -204,7 +192,7 @@ def _change_entry(document: Document, where: Sequence[str], entry: Document) -> 
 
 
 def _methods(document: Mapping[str, Any]) -> Iterator[Document]:
-    """One table for each method: its own table over common settings over what is published for the data set."""
+    """A table for each method: its specific table over common settings over the preset of the data set."""
     given = _entry(document.get("method", {}))
     names = [str(name) for name in _as_list(given.pop("name", DEFAULT_NAMES["method"]))]
     if not names or len(set(names)) < len(names):
@@ -227,9 +215,9 @@ def _methods(document: Mapping[str, Any]) -> Iterator[Document]:
 
 
 def _product(table: Document) -> Iterator[Document]:
-    """The table once for each choice from the lists that stand where one value is expected."""
+    """The table for each combination of lists that stand where one value is expected."""
     protocol = table.get("protocol")
-    if isinstance(protocol, dict) and protocol.get("hold_out") == EVERY_DOMAIN:  # in a list it is the name of one
+    if isinstance(protocol, dict) and protocol.get("hold_out") == EVERY_DOMAIN:  # in a list it is the name of a domain
         protocol["hold_out"] = list(NAMED["data"].build(_entry(table["data"])).domain_names())
     axes = [
         (held, name, held[name], cls)

@@ -37,7 +37,7 @@ EVERY_SCALE = "all"
 
 
 class Printed(NamedTuple):
-    """A number of a paper, in the column's unit, its standard deviation where one is printed, and both as printed."""
+    """A paper's number in the column's unit, its standard deviation if printed, and both as printed."""
 
     mean: float
     std: float | None
@@ -63,10 +63,10 @@ class ExhibitRow:
         name: as it is printed.
         method: by name; empty if it is not run here.
         settings: dotted settings.
-        at: further ones of single scenarios, by name.
+        at: further settings of single scenarios, by name.
         published: the printed numbers by scenario, in the order of the columns.
         why: the reason why it is not run.
-        choices: values that are tried where methods are tuned, by dotted setting.
+        choices: values that tuning tries, by dotted setting.
     """
 
     name: str
@@ -80,25 +80,16 @@ class ExhibitRow:
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A table or figure of a paper.
+    """A table or figure of a paper; see the module for its fields.
 
     Attributes:
         name: the file's: the paper's method and the number.
-        paper: citation.
         title: "Table 1".
-        what: what it shows.
-        kind: "table", "curve", "analysis", or "omitted".
-        scenarios: its federations.
-        rows: its rows or lines.
         columns: what is read off the runs; empty: as each scenario defines.
-        along: what the columns are points of.
-        axis: what the labels of points along settings name.
         settings: dotted settings by scale, or under "all".
         states: the paper's statement about it.
-        analysis: the analysis of its runs that takes the place of columns, a table with its name and settings.
-        why: the reason why it is not reproduced.
-        panel: what messages call one of its scenarios.
-        plain: a row whose method every scenario takes, which shows what the data need; by default the first.
+        panel: what messages call a scenario of it.
+        plain: a row whose method every scenario accepts, which shows which data are needed; by default the first.
     """
 
     name: str
@@ -120,7 +111,6 @@ class Exhibit:
 
     @classmethod
     def of(cls, name: str, text: str) -> Exhibit:
-        """The table or figure that a file describes."""
         about = parse_toml(text, f"the table '{name}'")
         rows = tuple(
             ExhibitRow(published={name: printed(text) for name, text in row.pop("published", {}).items()}, **row)
@@ -145,7 +135,10 @@ class Exhibit:
         return tuple(scenario for scenario in self.scenarios if scale.name in scenario.sizes)[: scale.scenarios]
 
     def points(self, scale: str) -> Mapping[str, Mapping[str, Any]]:
-        """The settings of each point of a curve along settings, by label; otherwise a single one without any."""
+        """The settings of each point of a curve along settings, by label.
+
+        For other kinds a single point without settings.
+        """
         return {"": {}} if isinstance(self.along, str) else self.along.get(scale) or self.along[EVERY_SCALE]
 
     @property
@@ -157,7 +150,7 @@ class Exhibit:
         return dict(zip(columns, row.published.get(scenario.name, ()), strict=False)).get(column)
 
     def asks_for(self, scenario: Scenario, row: ExhibitRow, point: str) -> bool:
-        """Whether a cell is run: of a row with printed numbers those cells that have one."""
+        """Whether a cell is run: of a row with printed numbers only cells with a printed number."""
         if not row.published:
             return True
         return scenario.name in row.published and (not point or self.number(scenario, row, point) is not None)
@@ -179,11 +172,6 @@ def _order(name: str) -> tuple[int, bool, int]:
 
 
 def exhibit_of(name: str) -> Exhibit:
-    """The table or figure of a name.
-
-    Raises:
-        UnknownNameError: there is none.
-    """
     if name not in exhibits():
         raise UnknownNameError("table", name, exhibits(), "`fedshift reproduce --list` states what each shows.")
     return exhibits()[name]
@@ -191,7 +179,7 @@ def exhibit_of(name: str) -> Exhibit:
 
 @dataclass(frozen=True)
 class Published:
-    """A paper's figures for one column.
+    """A paper's figures for a column.
 
     Attributes:
         column: the column's name.
@@ -199,7 +187,7 @@ class Published:
         panel: the federation in these tables.
         mean: their column of accuracies in %.
         set_up: how large it was run there.
-        differs: in what its set-up is another than the column's, at any scale.
+        differs: how its set-up differs from the column's, at any scale.
         worst: their column of accuracies on the worst environment, in %; empty if there is none.
         rows: by method the name of its row, where it is not its first.
         same: the scales at which figures can be compared.

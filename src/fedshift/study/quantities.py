@@ -1,4 +1,4 @@
-"""What the columns of tables are, read off the records of runs; and ranks of them."""
+"""The quantities in tables' columns, read off the records of runs; and their ranks."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ class Quantity(NamedTuple):
     """A number for each seed of a cell.
 
     Attributes:
-        unit: of it.
-        read: makes values of a run and its records; of a seed all values of its runs count, one run a held-out domain.
-        of_seed: makes one number of a seed's values.
+        read: values of a run and its records; a seed has the values of all its runs, a run per held-out domain.
+        of_seed: reduces a seed's values to a number.
     """
 
     unit: str
@@ -32,7 +31,7 @@ class Quantity(NamedTuple):
     of_seed: Callable[[Sequence[float]], float] = mean
 
     def by_seed(self, runs: Sequence[Run], place: int | None = None) -> dict[int, float]:
-        """Of each seed, in order, its number: at the end, or after that many rounds; a seed without values has none."""
+        """Each seed's number, in order: at the end, or after ``place`` rounds; a seed without values is omitted."""
 
         def values(run: Run) -> Iterable[float]:
             records = [record for record in run.records if place in (None, record["position"])]
@@ -96,18 +95,13 @@ WITH_ARGUMENT: Mapping[str, Callable[[str], Quantity]] = {
 
 
 def quantity(text: str) -> Quantity:
-    """The quantity of a column.
+    """The quantity of a column, from its text; raises a FedshiftError for an unknown text.
 
-    Args:
-        text: "mean" and "worst": accuracy over test environments at the end; "on: NAME": on one of them;
-            "validation": over validation environments; "best round": the mean at the round that is best on the test;
-            "late gain": the mean less that at two thirds of the evaluations;
-            "spread": the standard deviation of the mean over the evaluations that `evaluate.last` averages;
-            "risk": the mean loss over test environments; "seconds" of training; "megabytes" in both directions;
-            "rounds to: A" and "megabytes a client to: A": when the mean accuracy was first A %.
-
-    Raises:
-        FedshiftError: it is none of these.
+    "mean" and "worst": accuracy over test environments at the end; "on: NAME": on a single environment; "validation":
+    over validation environments; "best round": the mean at the round that is best on the test; "late gain": the mean
+    less that at two thirds of the evaluations; "spread": the standard deviation of the mean over the evaluations that
+    `evaluate.last` averages; "risk": the mean loss over test environments; "seconds" of training; "megabytes" in both
+    directions; "rounds to: A" and "megabytes a client to: A": when the mean accuracy was first A %.
     """
     name, _, argument = map(str.strip, text.partition(":"))
     if name in QUANTITIES and not argument:
@@ -115,7 +109,7 @@ def quantity(text: str) -> Quantity:
     if name in WITH_ARGUMENT and argument:
         return WITH_ARGUMENT[name](argument)
     known = [*QUANTITIES, *(f"{each}: ..." for each in WITH_ARGUMENT)]
-    raise FedshiftError(f"'{text}' is no score; give one of {', '.join(known)}.")
+    raise FedshiftError(f"'{text}' is not a score; give one of {', '.join(known)}.")
 
 
 # Over seeds ------------------------------------------------------------------------------------------

@@ -1,13 +1,8 @@
-"""Scenarios: federations of the benchmark or of a paper, and how large each scale makes them.
+"""Scenarios: federations of the benchmark or of a paper, and their size at each scale.
 
-A scenario's file is an experiment without a method, and a table ``[scenario]``: ``title``; and for every scale that has
-the scenario a table with ``settings`` (dotted), and perhaps ``experiment``, the name of a shipped experiment that
-replaces the file's, and a ``title`` of its own. Of a paper it has ``columns``, what is read off its runs, by heading,
-and ``open``, what the paper leaves open; of the benchmark ``score``, what its number is, ``worst``, whether the lowest
-environment stands beside the mean, ``rates``, the learning rates that are tried, ascending, ``finalists``, how many
-choices the first tuning seed leaves to the others, ``choices``, what is tried there of methods whose setting has
-another scale on these data, and ``weight``, how much it counts in means over scenarios, where several are of the same
-data.
+A scenario's file is an experiment without a method, and a table ``[scenario]`` with the fields of :class:`Scenario`; a
+table for every scale has ``settings`` (dotted), and optionally a ``title`` and ``experiment``, the name of a shipped
+experiment that replaces the file's.
 """
 
 from __future__ import annotations
@@ -32,9 +27,8 @@ class Scale:
     """The size of a study.
 
     Attributes:
-        name: "smoke", "short" or "paper".
-        about: what it is for.
-        seeds: of the results; none of them has been tuned on.
+        about: its purpose.
+        seeds: of the results; tuning uses none of them.
         settings: dotted settings of every scenario.
         methods: settings of single methods, by their names, which are not searched.
         rates: how many of a scenario's learning rates are tried, the highest; 0: nothing is tuned.
@@ -61,13 +55,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Size:
-    """A scenario at a scale.
-
-    Attributes:
-        experiment: the tables of the experiment that it begins with.
-        settings: dotted settings that differ from it.
-        title: what it is, where that is not as in the paper.
-    """
+    """A scenario at a scale: an experiment's tables, dotted settings that differ, and a title unless it is the paper's."""
 
     experiment: Mapping[str, Any]
     settings: Mapping[str, Any]
@@ -83,17 +71,14 @@ class Scenario:
     """A federation of the benchmark, or of a paper.
 
     Attributes:
-        name: the file's.
-        title: over its columns.
-        sizes: by the scale's name.
         columns: what :func:`fedshift.study.quantities.quantity` reads off its runs, by heading.
-        open: what the paper leaves open, or is another thing here at any scale.
+        open: what the paper leaves open, or what differs here at any scale.
         score: what the benchmark compares.
-        worst: whether the accuracy on the worst environment is shown beside the mean.
+        worst: whether the accuracy on the worst environment is shown next to the mean.
         rates: the learning rates that are tried, ascending.
         finalists: how many choices, the best by the first tuning seed, run with the others; None: all.
-        choices: by method, values that are tried here of its settings, by dotted name, in the place of the row's.
-        weight: how much it counts in means over scenarios.
+        choices: by method, values to try of its settings, by dotted name, instead of the row's.
+        weight: its weight in means over scenarios, where several are of the same data.
     """
 
     name: str
@@ -154,11 +139,6 @@ def scales(collection: Collection) -> Mapping[str, Scale]:
 
 
 def scale_of(collection: Collection, name: str) -> Scale:
-    """The scale of a name.
-
-    Raises:
-        UnknownNameError: there is none.
-    """
     if name not in scales(collection):
         raise UnknownNameError("scale", name, [*scales(collection)])
     return scales(collection)[name]
@@ -167,16 +147,10 @@ def scale_of(collection: Collection, name: str) -> Scale:
 def choose(
     kind: str, there: Mapping[str, Any], names: str | Sequence[str] | None, refused: Mapping[str, str]
 ) -> list[Any]:
-    """Those that are named, in their order; all where no name is given.
+    """The named entries of ``there``, in its order; all if no name is given.
 
-    Args:
-        kind: what messages call one.
-        there: all, by name.
-        names: some names, or one.
-        refused: why other names cannot be chosen.
-
-    Raises:
-        FedshiftError: a name is not known, or cannot be chosen, or there is none.
+    ``kind`` is what messages call an entry; ``refused`` has why other names cannot be chosen. Raises a FedshiftError if
+    a name is unknown or refused, or nothing is there.
     """
     requested = [names] if isinstance(names, str) else names
     quoted = [f"'{name}'" if "," in name else name for name in there]

@@ -1,15 +1,14 @@
-"""A study: the trials of one method on one federation, chosen and kept by Optuna in a journal in the study's folder.
+"""A study: the trials of a method on a federation, chosen and kept by Optuna in a journal in the study's folder.
 
-Trials are requested in batches, and a batch is over before the next one is chosen. The sampler of each trial has a seed
-of its own, so a search that was interrupted continues to the trials that it would have had.
+Trials are requested in batches, and a batch is over before the next is chosen. The sampler of each trial has a separate
+seed, so an interrupted search continues to the same trials.
 
-*Choices.* The first trial is the experiment as it stands; where that is outside of the space, the sampler does not see
-it. A trial that failed is to Optuna a pruned one without a value, so samplers count it as the worst. A trial's first
-seed decides whether it is pruned, by the median rule against complete trials of earlier batches: its best validation
-score so far is worse than the median of theirs after the same round, once five are complete and a quarter of the rounds
-is done. Of several seeds, the others may be kept for the finalists, the best of a batch by the first. A grid tries
-every combination of choices (of an interval its ends and its middle) in order, and prunes nothing
-if its batch has all of them.
+*Choices.* The first trial is the experiment as it stands; the sampler ignores it if it is outside of the space. A
+failed trial is to Optuna a pruned trial without a value, so samplers count it as the worst. A trial's first seed
+decides whether it is pruned, by the median rule against complete trials of earlier batches: its best validation score
+so far is worse than the median of theirs after the same round, once five are complete and a quarter of the rounds is
+done. Of several seeds, the others may be kept for the finalists, the best of a batch by the first. A grid tries every
+combination of choices (of an interval its ends and its middle) in order, and prunes nothing if its batch has all.
 """
 
 from __future__ import annotations
@@ -56,10 +55,10 @@ class Budget(Spec):
         trials: of each study.
         sampler: "tpe", "random" or "grid".
         parallel: trials that are chosen, and run, side by side.
-        search: where to look, by the dotted names of settings, beside what pages declare: a
+        search: ranges by the dotted names of settings, in addition to the pages': a
             :class:`~fedshift.spec.Range`, choices, or "0.001..0.1".
         fixed: dotted names of settings that are not searched.
-        declared: whether the ranges that pages declare are searched, beside those of ``search``.
+        declared: whether the ranges that pages declare are searched too.
         finalists: how many trials of a batch run with more seeds than the first; None: all that are not pruned.
     """
 
@@ -78,15 +77,15 @@ class Budget(Spec):
 
 @dataclass(frozen=True)
 class Trial:
-    """One choice of the searched settings, and its outcome.
+    """A choice of the searched settings, and its outcome.
 
     Attributes:
         settings: by dotted name.
         state: "requested" until it is over.
         value: the validation score, in 0..1, of a complete trial: the mean over its seeds at the end.
-        curve: the validation scores of its first seed by rounds done; of a pruned trial up to where it ended.
+        curve: the validation scores of its first seed by rounds done; of a pruned trial up to its end.
         runs: the names of its run folders.
-        repeats: the number of the earlier trial with the same settings, if there is one, whose outcome it has.
+        repeats: the number of an earlier trial with the same settings, whose outcome it shares.
         reason: why it failed.
     """
 
@@ -109,15 +108,12 @@ class Trial:
 
 @dataclass(eq=False)
 class Study:
-    """A search over the settings of one method on one federation.
+    """A search over the settings of a method on a federation.
 
     Attributes:
-        path: its folder.
-        experiments: what is tuned, one for each seed.
-        space: what is searched.
-        budget: how many trials, and how they are chosen.
+        experiments: what is tuned, an experiment per seed.
         digest: of all that decides its trials.
-        trials: those that were requested so far; later ones than the budget has are not among them.
+        trials: requested so far, without those beyond the budget.
     """
 
     path: Path
@@ -129,7 +125,7 @@ class Study:
 
     @property
     def case(self) -> tuple[str, str]:
-        """The method, and the held-out domain (empty where none is)."""
+        """The method, and the held-out domain (empty if there is none)."""
         return self.experiments[0].case
 
     @property
@@ -139,11 +135,11 @@ class Study:
 
     @property
     def metric(self) -> Metric:
-        """What trials are scored by: the metric that selects."""
+        """The metric that scores trials: the metric that selects."""
         return Metric(self.experiments[0].evaluate.select)
 
     def best(self, trials: int | None = None) -> int | None:
-        """The number of the best complete trial, of all or of the first ones; the earliest of equals."""
+        """The number of the best complete trial, of all or of the first ``trials``; the earliest of equals."""
         known = {number: trial.value for number, trial in enumerate(self.trials[:trials])}
         merits = {number: self.metric.merit(value) for number, value in known.items() if value is not None}
         return max(merits, key=merits.__getitem__, default=None)
@@ -152,8 +148,7 @@ class Study:
     def combinations(self) -> list[dict[str, Any]]:
         """The parameters of each trial of a grid; the last setting varies fastest.
 
-        Raises:
-            FedshiftError: there are more than the budget has trials.
+        Raises a FedshiftError if there are more than the budget has trials.
         """
         axes = [self._points(key, search) for key, search in self.space.searched.items()]
         if (size := prod(map(len, axes))) > self.budget.trials:
@@ -174,10 +169,9 @@ class Study:
 
     @cached_property
     def optuna_study(self) -> optuna.Study:
-        """Optuna's own study, read from its journal; the caller owns the folder's lock.
+        """Optuna's study, read from its journal; the caller has the folder's lock.
 
-        Raises:
-            FedshiftError: the journal is damaged.
+        Raises a FedshiftError if the journal is damaged.
         """
         module, journal = import_optuna(), self.path / STUDY
         files.make_folder(self.path)
@@ -225,7 +219,7 @@ class Study:
     # Asking and showing ------------------------------------------------------------------------------
 
     def ask(self) -> list[int]:
-        """The numbers of the trials of the next batch, or what is left of one; none once all are over."""
+        """The numbers of the trials of the next batch, or the rest of an unfinished batch; empty once all are over."""
         waiting = (number for number, trial in enumerate(self.trials) if trial.state == "asked")
         end = self._batch_of(next(waiting, len(self.trials))) + self.budget.parallel
         with quiet():
@@ -242,7 +236,7 @@ class Study:
         return dict(enumerate(self.trials[first : first + self.budget.parallel], first))
 
     def _choose(self, number: int) -> Any:
-        """A trial with all its parameters, which the journal takes as one line: a kill leaves none half chosen."""
+        """A trial with all its parameters, in one line of the journal, so that an interruption leaves no partial trial."""
         module, spaces = import_optuna(), self._distributions()
         create, running = module.trial.create_trial, module.trial.TrialState.RUNNING
         if self.budget.sampler == "grid":
@@ -294,9 +288,9 @@ class Study:
         self.read()
 
     def pruned_at(self, number: int, curve: Curve, rounds: int) -> int | None:
-        """After how many of all rounds a trial is pruned that has this curve; None if it is not.
+        """After how many of all rounds a trial with this curve is pruned; None if it is not.
 
-        It is the same for a curve whatever is added to its end.
+        A longer curve with the same beginning gives the same result.
         """
         merit = self.metric.merit
         earlier = [dict(trial.curve) for trial in self.trials[: self._batch_of(number)] if trial.value is not None]
@@ -310,7 +304,7 @@ class Study:
 
 
 def import_optuna() -> Any:
-    """Optuna, which the extra ``tune`` brings."""
+    """Import Optuna, which the extra ``tune`` provides."""
     with needs("tune", "Searching settings"):
         import optuna
     return optuna
@@ -318,7 +312,7 @@ def import_optuna() -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what Optuna logs of studies, and its warnings about experimental options and few trials."""
+    """Suppress Optuna's log, and its warnings about experimental options and few trials."""
     logging = import_optuna().logging
     before = logging.get_verbosity()
     logging.set_verbosity(logging.WARNING)
@@ -332,7 +326,7 @@ def quiet() -> Iterator[None]:
 
 
 def all_trials(study: Study) -> Table:
-    """Every trial, with what part of the clients' loss each term made up at the end of its first seed."""
+    """Every trial, with each loss term's share at the end of its first seed."""
     keys = [*study.space.searched]
     rows = [
         [

@@ -36,13 +36,11 @@ exec {command} --shard "$SLURM_ARRAY_TASK_ID/{shards}"
 
 @dataclass(frozen=True)
 class Slurm:
-    """What a cluster must know of a command.
+    """What a cluster needs to know about a command.
 
     Attributes:
         folder: the command's, which all machines see; the script and the tasks' output lie there.
         command: its words.
-        shards: how many tasks.
-        runs: how many runs there are.
         seconds: of all runs in one process.
         longest: seconds of the longest run.
         memory: bytes of a process.
@@ -62,11 +60,7 @@ class Slurm:
     def of(
         cls, forecasts: Sequence[Forecast], folder: Path, command: Sequence[str], shards: int, options: RunOptions
     ) -> Slurm:
-        """The forecasts of a command's runs.
-
-        Raises:
-            FedshiftError: nothing is left to run.
-        """
+        """From the forecasts of a command's runs; raises a FedshiftError if nothing is left to run."""
         costs = [(each.runs, each.cost) for each in forecasts if each.cost is not None and each.runs]
         if not costs:
             raise FedshiftError("There is nothing to run: all runs are finished, or none can run.")
@@ -105,11 +99,7 @@ class Slurm:
         )
 
     def write(self) -> Path:
-        """Write the script; returns its path.
-
-        Raises:
-            DiskError: it cannot be written.
-        """
+        """Write the script; returns its path. Raises a DiskError if it cannot be written."""
         files.make_folder(self.folder)
         path = self.folder / "slurm.sh"
         files.write(path, self.script)

@@ -1,4 +1,4 @@
-"""Where a search looks: an interval or choices for each setting, by its dotted name."""
+"""The space of a search: an interval or choices for each setting, by its dotted name."""
 
 from __future__ import annotations
 
@@ -25,13 +25,7 @@ DIGITS = 4  # of a number that a trial has
 
 
 class Setting(NamedTuple):
-    """A setting that can be searched.
-
-    Attributes:
-        cls: its class.
-        name: its name there.
-        value: the experiment's value.
-    """
+    """A setting that can be searched: its class, its name there, and the experiment's value."""
 
     cls: type[Spec]
     name: str
@@ -47,14 +41,10 @@ class Setting(NamedTuple):
         return float not in leaf_types(hint)
 
     def read(self, key: str, given: Any) -> Search:
-        """The interval or choices that a user gives for it.
+        """The interval or choices that a user gives for it; ``key`` is its name in messages.
 
-        Args:
-            key: its name in messages.
-            given: a :class:`Range`, a table with ``low``, ``high`` and perhaps ``log``, "0.001..0.1", or choices.
-
-        Raises:
-            FedshiftError: it is none of these, or the setting does not accept one of its values.
+        A :class:`Range`, a table with ``low``, ``high`` and perhaps ``log``, "0.001..0.1", or choices. Raises a
+        FedshiftError for anything else, or if the setting does not accept a value.
         """
         if self.cls.settings()[self.name].path:
             raise FedshiftError(f"{key} names a file, which is not searched; give it by --set {key}=...")
@@ -94,7 +84,7 @@ class Space:
 
     Attributes:
         searched: an interval or choices, by the setting's dotted name, in the order of names.
-        whole: the names of settings whose numbers are whole.
+        whole: the names of integer settings.
         own: the experiment's values, as TOML values; they may lie outside of the space.
     """
 
@@ -106,16 +96,10 @@ class Space:
     def of(
         cls, experiment: Experiment, ranges: Mapping[str, Any], fixed: Collection[str], declared: bool = True
     ) -> Space:
-        """The ranges that pages declare and a user gives, without the settings that the user fixed.
+        """The ranges that pages declare (if ``declared``) and a user gives, without the settings that the user fixed.
 
-        Args:
-            experiment: what is tuned.
-            ranges: where to look, by dotted name; ``method.fedsr.l2r`` applies to one method.
-            fixed: dotted names of settings that keep their values.
-            declared: whether those that pages declare are among them.
-
-        Raises:
-            FedshiftError: a range does not fit its setting.
+        ``ranges`` are by dotted name; ``method.fedsr.l2r`` applies to FedSR only. Raises a FedshiftError if a range
+        does not fit its setting.
         """
         known = settings_of(experiment)
         found = {
@@ -154,7 +138,7 @@ class Space:
 
 
 def labelled(choice: Any) -> Any:
-    """A choice as Optuna accepts it: itself, or text in the place of a list."""
+    """A choice as Optuna accepts it: itself, or text instead of a list."""
     return shown(as_toml(choice)) if isinstance(choice, tuple | list) else choice
 
 
@@ -176,7 +160,7 @@ def settings_of(experiment: Experiment) -> dict[str, Setting]:
 
 
 def key_here(key: str, experiment: Experiment) -> str:
-    """A dotted name as an experiment's method has it: "method.l2r" for ``method.fedsr.l2r``; empty for another's."""
+    """A dotted name for an experiment's method: "method.l2r" for ``method.fedsr.l2r``; empty for another method's."""
     table, _, below = key.partition(".")
     owner, _, rest = below.partition(".")
     if table != "method" or not rest or owner not in METHODS or owner in experiment.method.settings():
@@ -187,8 +171,7 @@ def key_here(key: str, experiment: Experiment) -> str:
 def flat_ranges(table: Any, prefix: str = "") -> dict[str, Any]:
     """The ranges of a table [search] by dotted name, also where TOML made tables of the dots.
 
-    Raises:
-        FedshiftError: it is not a table.
+    Raises a FedshiftError if it is not a table.
     """
     if not isinstance(table, Mapping):
         raise FedshiftError(f'search = {shown(table)}: give ranges by setting, as in {{"train.lr" = "0.001..0.1"}}.')
@@ -200,10 +183,9 @@ def flat_ranges(table: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def unused_ranges(ranges: Mapping[str, Any], experiments: Sequence[Experiment]) -> list[str]:
-    """The dotted names of settings in ``ranges`` that only methods have that are not tuned.
+    """The dotted names in ``ranges`` that only untuned methods have.
 
-    Raises:
-        FedshiftError: a name is of no setting of any method, or of one that is the same for all trials.
+    Raises a FedshiftError if a name is not a setting of any method, or is the same for all trials.
     """
     known = [(experiment, settings_of(experiment)) for experiment in experiments]
     names = {name for _, settings in known for name in settings}
@@ -228,11 +210,7 @@ def unused_ranges(ranges: Mapping[str, Any], experiments: Sequence[Experiment]) 
 
 
 def with_settings(spec: S, settings: Mapping[str, Any]) -> S:
-    """A spec with other values of some settings, by dotted name.
-
-    Raises:
-        FedshiftError: a value is wrong, or values do not go together.
-    """
+    """A spec with other values of some settings, by dotted name; raises a FedshiftError for wrong values."""
     changes: dict[str, Any] = {}
     for name, group in groupby(sorted(settings), key=lambda key: key.partition(".")[0]):
         below = {key.partition(".")[2]: settings[key] for key in group}

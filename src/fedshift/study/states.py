@@ -1,4 +1,4 @@
-"""How far every table and figure is at every scale, and what it needs that is not on this machine."""
+"""The progress of every table and figure at every scale, and what they need that is not on this machine."""
 
 from __future__ import annotations
 
@@ -37,18 +37,16 @@ ESTIMATED = (
 
 @dataclass(frozen=True)
 class State:
-    """How far a table is at a scale.
+    """The progress of a table at a scale.
 
     Attributes:
-        table: its name.
-        scale: the scale's.
-        count: how many runs are over; of none before it has started.
-        damaged: what cannot be read of it, and how it is mended.
+        count: how many runs are over; None before it has started.
+        damaged: what cannot be read, and the fix.
         scenarios: how many it has at the scale.
-        needs: by scenario, what of it is not on this machine.
+        needs: by scenario, what is not on this machine.
         why: the reason why it is not run at all.
-        command: what carries it out, once what it needs is there.
-        cost: of all its runs, where it was requested and is known.
+        command: runs it, once what it needs is there.
+        cost: of all its runs, if requested and known.
     """
 
     table: str
@@ -80,7 +78,10 @@ class State:
 
 @dataclass(frozen=True, repr=False)
 class States(Tabled):
-    """The progress of the tables; prints as a table, and where costs were requested, as one of commands and costs."""
+    """The progress of the tables.
+
+    Prints as a table, and where costs were requested, as a table of commands and costs.
+    """
 
     WIDTH: ClassVar[int] = 100
 
@@ -146,17 +147,17 @@ def reproductions(
     out: str | Path | None = None,
     costs: bool = False,
 ) -> States:
-    """How far the tables and curves of the papers are, and what they need that is not on this machine.
+    """The progress of the papers' tables and curves, and what they need that is not on this machine.
 
     Args:
         tables: their names, or papers' such as "fedcir"; by default all.
         scale: "smoke", "short" or "paper"; by default all.
         data: paths of data, as for :func:`~fedshift.study.reproduction.reproduce`.
         out: the folder; by default runs/reproduce.
-        costs: whether costs are estimated as well, which takes some seconds for all tables.
+        costs: estimate costs too, which takes some seconds for all tables.
 
     Raises:
-        FedshiftError: a name is not known, or data are of no table.
+        FedshiftError: a name is unknown, or no table uses the data.
     """
     names = [name for name in exhibits() if tables is None or {name, name.partition("-")[0]} & {*tables}]
     for each in tables or ():
@@ -180,7 +181,7 @@ def reproductions(
 
 
 def command_of(state: State, data: Mapping[str, str], out: str | Path | None) -> str:
-    """What runs a table once what it needs is there; where a path is not known it has PATH."""
+    """The command that runs a table once what it needs is there; PATH stands for unknown paths."""
     needed = {name: "PATH" for need in state.needs.values() for name in OPTION.findall(need.why)}
     options = [("--data", f"{name}={path}") for name, path in (needed | dict(data)).items()]
     options += [] if out is None else [("--out", str(out))]
@@ -194,7 +195,7 @@ def _plan(table: str, scale: str, out: str | Path | None) -> StudyPlan | None:
 
 
 def _state(table: str, scale: str, plan: StudyPlan | None, data: Mapping[str, str]) -> State:
-    """How far a table is at a scale; nothing is written."""
+    """The progress of a table at a scale; nothing is written."""
     if plan is None:
         return State(table, scale, why=exhibit_of(table).why)
     plan = replace(plan, data={name: path for name, path in data.items() if plan.takes(name)})

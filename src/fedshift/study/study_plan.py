@@ -1,7 +1,7 @@
-"""What is requested: a plan of cells, each the runs of a row on a federation, and what of it this machine lacks.
+"""A plan of cells, each the runs of a row on a federation, and what of it this machine lacks.
 
-The cells of a comparison are its rows. A :class:`StudyPlan` makes those of a paper's table, and those of the benchmark,
-which are tuned, as its scale has trials.
+The cells of a comparison are its rows. A :class:`StudyPlan` creates those of a paper's table, and those of the
+benchmark, which are tuned if its scale has trials.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ from fedshift.written import clock, shown
 
 @dataclass(frozen=True)
 class Cell:
-    """The runs of a row: one for each seed and held-out domain.
+    """The runs of a row: a run for each seed and held-out domain.
 
     Attributes:
         key: the scenario's name, the row's and, of a curve along settings, the point.
-        label: what it is called.
-        make: gives the runs with some seeds, or gives the reason there are none.
-        seeds: those of its runs.
-        budget: by what its settings are chosen first, if they are.
-        tuning_seeds: those of each trial.
+        label: its name in messages.
+        make: returns the runs with some seeds, or raises the reason there are none.
+        budget: for tuning its settings first, if they are tuned.
+        tuning_seeds: of each trial.
     """
 
     key: Key
@@ -53,18 +52,16 @@ class Cell:
 
 
 def of_seeds(experiments: Sequence[Experiment]) -> Callable[[Collection[int]], list[Experiment]]:
-    """How a cell makes its runs from those that are there already."""
+    """A cell's function ``make`` for existing runs."""
     return lambda seeds: [each for each in experiments if each.seed in seeds]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a comparison, a table or the benchmark requires.
+    """The cells of a comparison, a table or the benchmark, scenario by scenario.
 
-    Attributes:
-        cells: scenario by scenario.
-        seed_by_seed: whether the seeds of a cell are run one after the other, and the rest is excluded once one
-            has diverged; if not, all runs are run at once, so that those that are equal advance together.
+    ``seed_by_seed``: the seeds of a cell run in sequence, and the rest is skipped once a seed has diverged; if not, all
+    runs run at once, so that equal ones advance together.
     """
 
     cells: Sequence[Cell]
@@ -86,11 +83,9 @@ class Plan:
 
 
 class Need(NamedTuple):
-    """Something that is not on this machine.
+    """A data set, network or method (``what``) that is not on this machine.
 
-    Attributes:
-        what: the data set, or what of the network or the method.
-        why: what is lacking, and how to get it.
+    ``why``: what is missing, and how to get it.
     """
 
     what: str
@@ -99,13 +94,13 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True)
 class Forecast:
-    """What some runs would cost that differ only in their seed and held-out domain.
+    """The cost of runs that differ only in their seed and held-out domain.
 
     Attributes:
-        label: what distinguishes them from others.
+        label: distinguishes them from others.
         runs: how many they are.
-        cost: that of each; None if they cannot run, or none is left.
-        problem: why they cannot.
+        cost: of each run; None if they cannot run, or none is left.
+        problem: why they cannot run.
     """
 
     label: str
@@ -123,18 +118,15 @@ class Forecast:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyPlan:
-    """A study that is requested.
+    """A requested study.
 
     Attributes:
-        exhibit: the table or curve that it makes.
-        scale: how large.
-        scenarios: those that are run.
-        rows: those that are run.
+        exhibit: the table or curve that it fills.
         folder: where its tables lie.
         runs: where its runs lie.
         data: files that a user gives, by the data set's name, or by NAME.SETTING.
         settings: dotted settings that a user gives.
-        records: cells that are taken as they were run elsewhere.
+        records: cells that were run elsewhere and are not run again.
     """
 
     exhibit: Exhibit
@@ -162,8 +154,7 @@ class StudyPlan:
     ) -> Self:
         """The plan of what a user names; None stands for all scenarios, or rows.
 
-        Raises:
-            FedshiftError: a name is not known or not of the scale, or ``data`` has no names.
+        Raises a FedshiftError if a name is unknown or not of the scale, or ``data`` has no names.
         """
         there = {scenario.name: scenario for scenario in exhibit.scenarios_at(scale)}
         another = f"is not of the scale {scale.name}: give another --scale."
@@ -204,7 +195,7 @@ class StudyPlan:
     # Experiments -------------------------------------------------------------------------------------
 
     def cells_of(self, scenario: Scenario) -> Iterator[Cell]:
-        """The cells of a scenario, row by row, with the settings that they begin with."""
+        """The cells of a scenario, row by row, with their initial settings."""
         for row in self.rows:
             for point in self.exhibit.points(self.scale.name):
                 if self.exhibit.asks_for(scenario, row, point):
@@ -214,9 +205,9 @@ class StudyPlan:
                     yield Cell((scenario.name, row.name, point), label, make, self.scale.seeds, budget, tuned_on)
 
     def _budget(self, scenario: Scenario, row: ExhibitRow) -> Budget | None:
-        """The grid of a cell: learning rates, the same for all rows, times choices of a setting of the row's own.
+        """The grid of a cell: learning rates, the same for all rows, times choices of a setting of the row.
 
-        None where the scale tunes nothing.
+        None if the scale tunes nothing.
         """
         count, fixed = self.scale.rates, self.scale.settings_of(row.method)
         if not count:
@@ -236,10 +227,9 @@ class StudyPlan:
         )
 
     def experiments(self, scenario: Scenario, row: ExhibitRow, point: str, seeds: Collection[int]) -> list[Experiment]:
-        """The runs of a cell: for each domain that is held out, if any is, one for each seed.
+        """The runs of a cell: for each held-out domain, if any, a run per seed.
 
-        Raises:
-            FedshiftError: the method cannot run there, or a setting is wrong.
+        Raises a FedshiftError if the method cannot run there, or a setting is wrong.
         """
         size = scenario.sizes[self.scale.name]
         its = {
@@ -267,7 +257,10 @@ class StudyPlan:
     # Data --------------------------------------------------------------------------------------------
 
     def need(self, scenario: Scenario, *, methods: bool = False) -> Need | None:
-        """What the data, the network, or perhaps the methods of a scenario need that is not here; None if nothing."""
+        """What the data, the network, or (if requested) the methods of a scenario need that is not here.
+
+        None if nothing.
+        """
         data = self.data_of(scenario)
         rows = [row for row in self.rows if self.exhibit.asks_for(scenario, row, "")]
         try:
@@ -303,11 +296,7 @@ class StudyPlan:
 
     @cached_property
     def left_out(self) -> dict[str, str]:
-        """Why scenarios are excluded that lack something, by name.
-
-        Raises:
-            FedshiftError: all do.
-        """
+        """Why scenarios that lack something are excluded, by name; raises a FedshiftError if all are."""
         requested = [each for each in self.scenarios if not self._recorded(each)]
         needs = [(scenario, need) for scenario in requested if (need := self.need(scenario))]
         found = {scenario.name: f"{self.title(scenario)} is excluded: {need.why}" for scenario, need in needs}
@@ -320,18 +309,14 @@ class StudyPlan:
 
     @property
     def available(self) -> Plan:
-        """The cells that are to be run, of the scenarios that lack nothing."""
+        """The cells to run, of the scenarios that lack nothing."""
         out = {*self.left_out}
         cells = [cell for cell in self.cells if cell.key[0] not in out and cell.key[:2] not in self.records.cells]
         return Plan(cells, seed_by_seed=True)
 
 
 def paths_by_name(data: Mapping[str, str | Path] | None) -> dict[str, str]:
-    """Files that a user gives, by the data set's name.
-
-    Raises:
-        FedshiftError: they have no names.
-    """
+    """Files that a user gives, by the data set's name; raises a FedshiftError if they have no names."""
     if data is not None and not isinstance(data, Mapping):
         raise FedshiftError(f'data = {shown(data)}: give paths by data set, such as {{"pacs": "pacs.parquet"}}.')
     return {name: str(path) for name, path in (data or {}).items()}

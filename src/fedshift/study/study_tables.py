@@ -1,4 +1,4 @@
-"""What a study measured, by scenario, row and column; the files in which it stands."""
+"""The measurements of a study, by scenario, row and column, and their files."""
 
 from __future__ import annotations
 
@@ -35,13 +35,11 @@ WAIT = 600.0  # seconds for another process that reads and writes the same table
 
 @dataclass(frozen=True)
 class Count:
-    """How many runs there are.
+    """The number of runs.
 
     Attributes:
-        runs: in all.
-        finished: carried to their end.
-        diverged: others of cells that diverged, of which the remaining seeds are excluded.
-        seconds: what the finished ones took, evaluation included.
+        diverged: runs of cells that diverged, whose remaining seeds are skipped.
+        seconds: of the finished runs, evaluation included.
     """
 
     runs: int = 0
@@ -51,11 +49,6 @@ class Count:
 
     @classmethod
     def of(cls, cells: Iterable[Sequence[Run]]) -> Count:
-        """Of the folders of each cell.
-
-        Raises:
-            FedshiftError: one cannot be read.
-        """
         runs = finished = diverged = 0
         seconds = 0.0
         for folders in cells:
@@ -68,7 +61,6 @@ class Count:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is left to run."""
         return self.finished + self.diverged == self.runs
 
     def __str__(self) -> str:
@@ -77,14 +69,13 @@ class Count:
 
 @dataclass(frozen=True, repr=False)
 class StudyResults(Tabled):
-    """A study, as run; prints as its tables.
+    """A study's results; prints as its tables.
 
     Attributes:
-        plan: what was requested.
-        numbers: of every seed of which all runs are finished, by scenario, row, and column or point of a curve.
+        numbers: of every seed whose runs are all finished, by scenario, row, and column or point of a curve.
         lacking: why cells have none.
         count: how many runs are over.
-        chosen: what was found by tuning, one for each held-out domain, by scenario and row.
+        chosen: what tuning found, for each held-out domain, by scenario and row.
         left_out: why scenarios are excluded, by name.
     """
 
@@ -99,15 +90,9 @@ class StudyResults(Tabled):
 
     @classmethod
     def carried_out(cls, plan: StudyPlan, progress: Progress | None = None, shard: Shard | None = None) -> Self:
-        """Run a plan, and write the files of all results that are there then.
+        """Run a plan, perhaps shared with other processes, and write the files of all results.
 
-        Args:
-            plan: what is requested.
-            progress: callback for the progress; by default a live display.
-            shard: carries it out with other processes.
-
-        Raises:
-            FedshiftError: no scenario has its data here; or as :func:`fedshift.study.execute.carry_out`.
+        Raises a FedshiftError if no scenario has its data here; or as :func:`fedshift.study.execute.carry_out`.
         """
         requested, tuned = plan.available, plan.scale.rates
         with display(progress, sum(map(_runs_of, requested.cells))) as shown:
@@ -125,10 +110,9 @@ class StudyResults(Tabled):
 
     @classmethod
     def read(cls, plan: StudyPlan, cells: Sequence[Cell], done: CarriedOut) -> Self:
-        """What the folders of cells contain, whichever process ran them.
+        """The content of the cells' folders, whichever process ran them.
 
-        Raises:
-            DamagedError: a folder cannot be read; the message shows how it is made again.
+        Raises a DamagedError if a folder cannot be read; the message shows the fix.
         """
         folders = {cell.key: [Run(run_path(each)) for each in cell.experiments] for cell in cells}
         numbers: dict[Key, dict[int, float]] = {}
@@ -146,11 +130,9 @@ class StudyResults(Tabled):
         return cls(plan, {**known.numbers, **numbers}, lacking, count, done.chosen, plan.left_out)
 
     def by_seed(self, scenario: str, row: str, column: str) -> Mapping[int, float]:
-        """The numbers of a cell; empty where it has none."""
         return self.numbers.get((scenario, row, column), {})
 
     def mean(self, scenario: str, row: str, column: str) -> MeanStd | None:
-        """Mean and standard deviation of a cell over seeds."""
         return MeanStd.of([*self.by_seed(scenario, row, column).values()])
 
     def measurements(self) -> list[dict[str, Any]]:
@@ -190,13 +172,11 @@ class StudyResults(Tabled):
         return {}
 
     def write(self) -> list[Path]:
-        """Write Markdown, CSV, JSON and :meth:`more_files` into the plan's folder, replacing earlier ones.
+        """Write Markdown, CSV, JSON and :meth:`more_files` into the plan's folder, replacing earlier files.
 
-        Returns:
-            The files.
+        Returns the files.
 
-        Raises:
-            FedshiftError: one cannot be written.
+        Raises a FedshiftError if a file cannot be written.
         """
         measured = self.measurements()
         text = StringIO()
@@ -217,14 +197,14 @@ def _runs_of(cell: Cell) -> int:
 
 
 def run_folders(plan: StudyPlan) -> list[list[str]]:
-    """The folders of the runs of each cell of a whole table, below the folder of all tables."""
+    """The run folders of each cell of a whole table, below the folder of all tables."""
     out = plan.folder.parent
     return [[str(run_path(each).relative_to(out)) for each in cell.experiments] for cell in plan.whole.cells]
 
 
 @contextmanager
 def naming_damage() -> Iterator[None]:
-    """Add to the error of a run that cannot be read how it is made again."""
+    """Add the fix to the error of a run that cannot be read."""
     try:
         yield
     except FedshiftError as error:
@@ -238,7 +218,7 @@ def _whole_seeds(cell: Cell, runs: Sequence[Run]) -> list[Run]:
 
 
 def _numbers(plan: StudyPlan, cell: Cell, runs: list[Run]) -> dict[Key, dict[int, float]]:
-    """What is read off runs, by the column or the point of a curve, and by seed."""
+    """The numbers of runs, by the column or the point of a curve, and by seed."""
     scenario, row, point = cell.key
     columns = plan.exhibit.quantities(next(each for each in plan.known if each.name == scenario))
     if plan.exhibit.along == "environment":

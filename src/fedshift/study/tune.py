@@ -1,4 +1,4 @@
-"""Carrying out studies: batches of trials, whose runs advance together, until the budget is spent."""
+"""Running studies: batches of trials, whose runs advance together, until the budget is spent."""
 
 from __future__ import annotations
 
@@ -33,15 +33,9 @@ NO_TRIALS_FAULT = (DiskError, LockedError, DamagedError)
 def plan_studies(experiments: Sequence[Experiment], budget: Budget) -> tuple[list[Study], list[FedshiftError]]:
     """The studies of experiments, one for each method and held-out domain over all seeds; nothing is written.
 
-    Returns:
-        The studies, and why methods have none that refuse their settings.
-
-    Warns:
-        FedshiftWarning: a setting that is to be searched belongs to no method that is tuned.
-
-    Raises:
-        FedshiftError: a setting has several values, a range does not fit, nothing is searched, the protocol's
-            validation is a test, or every method refuses its settings.
+    Returns the studies, and why some methods refuse their settings. Warns if no tuned method has a setting to be
+    searched. Raises a FedshiftError if a setting has several values, a range does not fit, nothing is searched, the
+    protocol's validation is a test, or every method refuses its settings.
     """
     for key in unused_ranges(budget.search, experiments):
         words = f"{key} is a setting of no method that is tuned, so it is not searched."
@@ -87,17 +81,12 @@ def _study(experiments: Sequence[Experiment], budget: Budget) -> Study:
 def search_all(
     experiments: Sequence[Experiment], budget: Budget, progress: Progress, shard: Shard | None = None
 ) -> Tuning:
-    """Run the studies of experiments, and write the best settings down; what is there already is not repeated.
+    """Run the studies of experiments, and write the best settings; finished work is not repeated.
 
-    A study that fails does not keep the others from theirs. Processes that share the work run the runs of each
-    batch together.
-
-    Warns:
-        FedshiftWarning: as :func:`plan_studies`; or the file of the best settings had other entries for these methods.
-
-    Raises:
-        FedshiftError: as :func:`plan_studies`; no study has a trial that was carried to its end; or runs cannot be
-            run for a reason that is not their method's, such as a full disk.
+    A study that fails does not stop the others. Processes that share the work run the runs of each batch together.
+    Warns and raises as :func:`plan_studies`; also warns if the file of the best settings had other entries for these
+    methods, and raises a FedshiftError if no study has a complete trial, or runs cannot run for a reason other than
+    their method, such as a full disk.
     """
     studies, failed = plan_studies(experiments, budget)
     folder = run_path(experiments[0]).parent
@@ -125,7 +114,7 @@ def search_all(
 
 
 def chosen_on(experiment: Experiment) -> str:
-    """On what data settings are chosen, for a reader."""
+    """The data on which settings are chosen, for a reader."""
     label = experiment.protocol.validation_label
     words = ROLE if label == ROLE else f"{label} {ROLE}"
     return (
@@ -138,10 +127,9 @@ def chosen_on(experiment: Experiment) -> str:
 
 
 def _carry_out(study: Study, progress: Progress, shard: Shard | None) -> None:
-    """Run the trials of a study, of which it may have some already.
+    """Run the trials of a study, perhaps resumed.
 
-    Raises:
-        FedshiftError: another process is busy with it that shares nothing, or its runs cannot run.
+    Raises a FedshiftError if another process that shares nothing is running it, or its runs cannot run.
     """
     with nullcontext() if shard else locked(study.path):
         while numbers := _asked(study, shard):
@@ -172,19 +160,19 @@ def _turn(study: Study, shard: Shard | None) -> AbstractContextManager[None]:
 
 
 class _Batch:
-    """Trials of a study that are run side by side."""
+    """Trials of a study that run side by side."""
 
     def __init__(self, study: Study, numbers: Sequence[int], progress: Progress, shard: Shard | None = None) -> None:
         self._study, self._numbers, self._progress, self._shard = study, numbers, progress, shard
-        self._runs: dict[int, list[Experiment]] = {}  # one for each seed, of trials whose outcome is not known
+        self._runs: dict[int, list[Experiment]] = {}  # an experiment per seed, of trials without an outcome
         self._rounds: dict[str, int] = {}  # all rounds of these runs, by the folder's name
         self._outcomes: dict[int, Trial] = {}
 
     def outcomes(self) -> dict[int, Trial]:
-        """Carry them out; returns the outcome of each.
+        """Run them; returns the outcome of each.
 
-        The first seed of all goes before the others, as it decides which trials are pruned: so that does not depend on
-        which runs an engine runs together.
+        The first seed of all runs before the others, as it decides which trials are pruned: so that does not depend on
+        which runs an engine stacks.
         """
         trials, metric = self._study.trials, self._study.metric
         for number in self._numbers:
@@ -211,7 +199,7 @@ class _Batch:
         return dict(sorted(self._outcomes.items()))
 
     def _behind(self) -> list[int]:
-        """The trials that are no finalists: the first seed of others has a better score, or an equal one earlier."""
+        """The trials that are no finalists: the first seed of others has a better score, or an equal score earlier."""
         finalists, merit = self._study.budget.finalists, self._study.metric.merit
         if finalists is None or len(self._study.experiments) == 1:
             return []
@@ -224,7 +212,6 @@ class _Batch:
         return [number for number in known if number in self._runs and number not in best]
 
     def _prepare(self, number: int) -> None:
-        """Make a trial's experiments."""
         settings = self._study.trials[number].settings
         try:
             runs = [with_settings(each, settings) for each in self._study.experiments]
@@ -238,7 +225,7 @@ class _Batch:
         self._rounds |= dict.fromkeys((run.run_name for run in runs), rounds)
 
     def _carry_out(self, runs: Sequence[Experiment], judge: Judge) -> None:
-        """Run runs, but for those that are known to be given up; a trial fails with any of its runs."""
+        """Run runs, except those known to be stopped early; a trial fails with any of its runs."""
         requested = [PlannedRun.of(run, folder.path) for run in runs if not judge(folder := self._folder(run))]
         failed = attempt(requested, self._progress, judge, self._shard) if requested else {}
         for number, of_trial in list(self._runs.items()):
@@ -254,7 +241,7 @@ class _Batch:
     def _why_pruned(self, folder: Run) -> str:
         try:
             end = self._pruned_at(folder) if folder.begun else None
-        except DamagedError:  # it is set aside and made again
+        except DamagedError:  # it is set aside and repeated
             return ""
         return "" if end is None else f"pruned, as after round {end} it is worse than the median of earlier trials"
 
@@ -272,7 +259,7 @@ def _curve(folder: Run) -> Curve:
 
 
 class _ValidationProgress:
-    """Passes on the progress of trials without their test scores, which nobody should see while settings are chosen."""
+    """Passes on the progress of trials without their test scores, which must stay unseen while settings are chosen."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

@@ -1,4 +1,4 @@
-"""What studies found: the best settings as a TOML file, which experiments take, and all trials as tables and a page."""
+"""Results of studies: the best settings as a TOML file, which experiments read, and all trials as tables and a page."""
 
 from __future__ import annotations
 
@@ -40,16 +40,15 @@ class Found(File):
     """What a study found.
 
     Attributes:
-        method: the method's name.
-        hold_out: the domain that was held out, where one was.
+        hold_out: the held-out domain, if there is one.
         settings: the best settings, by dotted name.
         value: their validation score, in 0..1, by the metric that selects.
         trial: the number of the best trial, from 0.
         trials: the budget.
-        pruned: how many of them were given up early.
+        pruned: how many trials were stopped early.
         failed: how many failed.
-        repeated: how many had the settings of an earlier one, and cost nothing.
-        sampler: what chose settings.
+        repeated: how many had the settings of an earlier trial, and cost nothing.
+        sampler: that chose settings.
         seeds: of each trial.
         search: what was searched, by dotted name.
         study: the name of the study's folder.
@@ -71,7 +70,7 @@ class Found(File):
 
     @classmethod
     def of(cls, study: Study) -> Self:
-        """What a study found, of which a trial was carried to its end."""
+        """The result of a study with a complete trial."""
         there, number = study.trials, study.best()
         assert number is not None
         method, held_out = study.case
@@ -93,7 +92,7 @@ class Found(File):
 
     @property
     def case(self) -> tuple[str, str]:
-        """The method, and the held-out domain (empty where none is)."""
+        """The method, and the held-out domain (empty if there is none)."""
         return self.method, self.hold_out or ""
 
     @property
@@ -108,11 +107,11 @@ class Found(File):
 
 
 class TunedSettings(File):
-    """The best settings of methods on one experiment.
+    """The best settings of methods on an experiment.
 
     Attributes:
-        chosen_on: on what data they were chosen, for a reader.
-        digest: of the experiment without its method and what was searched.
+        chosen_on: the data on which they were chosen, for a reader.
+        digest: of the experiment without its method and searched settings.
         experiment: the same, by dotted name.
         tuned: an entry for each method and held-out domain.
     """
@@ -125,24 +124,16 @@ class TunedSettings(File):
 
     @classmethod
     def of(cls, experiment: Experiment, chosen_on: str, searched: Collection[str], entries: Iterable[Found]) -> Self:
-        """What was found on an experiment.
+        """The entries found on an experiment, any of the tuned ones.
 
-        Args:
-            experiment: one of those that were tuned.
-            chosen_on: on what data, for a reader.
-            searched: dotted names of the settings that some study searched.
-            entries: what was found.
+        ``searched`` has the dotted names that a study searched.
         """
         common = _common(experiment, searched)
         return cls(chosen_on=chosen_on, digest=_digest(experiment, common), experiment=common, tuned=list(entries))
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """Read a file.
-
-        Raises:
-            FedshiftError: it cannot be read, or is no such file.
-        """
+        """Read a file; raises a FedshiftError if it cannot be read, or is not such a file."""
         try:
             return checked(tomllib.loads(files.read(Path(path), LARGEST_TOML).decode("utf-8")), cls)
         except OSError as error:
@@ -155,16 +146,10 @@ class TunedSettings(File):
             ) from error
 
     def write(self, folder: Path) -> Path:
-        """Write it into a folder, beside the entries for other methods and domains that its file has already.
+        """Write it into a folder, together with the file's entries for other methods and domains; returns the file.
 
-        Returns:
-            The file, whose name has the digest.
-
-        Warns:
-            FedshiftWarning: it replaces an entry that another search, or a longer one, found.
-
-        Raises:
-            FedshiftError: the file is there and cannot be read, or it cannot be written.
+        Its name contains the digest. Warns if it replaces an entry of another, or a longer, search. Raises a
+        FedshiftError if an existing file cannot be read, or the file cannot be written.
         """
         path = folder / f"tuned-{self.digest[:8]}.toml"
         with locked(folder, TURN):  # other processes may add entries of other methods
@@ -190,19 +175,11 @@ class TunedSettings(File):
     def apply(
         self, experiments: Sequence[Experiment], given: Collection[str] = (), where: str = ""
     ) -> list[Experiment]:
-        """Experiments with the settings that were found for their method and held-out domain.
+        """Experiments with the tuned settings for their method and held-out domain.
 
-        Args:
-            experiments: any that have an entry.
-            given: dotted names of settings that keep their values.
-            where: the file's name in messages.
-
-        Warns:
-            FedshiftWarning: a setting keeps its value, budgets of the methods differ, or the experiments are not the
-                one on which settings were chosen.
-
-        Raises:
-            FedshiftError: a method or domain has no entry, or experiments become equal.
+        Settings in ``given`` (dotted) keep their values; ``where`` is the file's name in messages. Warns if a setting
+        keeps its value, budgets of the methods differ, or the experiments are not the one on which settings were
+        chosen. Raises a FedshiftError if a method or domain has no entry, or experiments become equal.
         """
         entries = {found.case: found for found in self.tuned}
         cases = dict.fromkeys(each.case for each in experiments)
@@ -312,14 +289,14 @@ class Tuning(Tabled):
             for study, found in zip(self.studies, self.found, strict=True)
         ]
         if any(found.repeated for found in self.found):
-            words.append("Trials that repeat the settings of an earlier one have its outcome, and cost nothing.")
+            words.append("Trials that repeat the settings of an earlier trial share its outcome, and cost nothing.")
         return [*words, f"Chosen on {self.tuned.chosen_on}.", *self.failed]
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write an HTML page with tables and plots, and the plots as PNG files into the studies' folders.
 
         Args:
-            path: the page; None: beside the TOML file.
+            path: the page; None: next to the TOML file.
 
         Returns:
             The page.
