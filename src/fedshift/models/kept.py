@@ -39,10 +39,7 @@ NOT_OF_A_CLASS = {
 
 
 def keep(given: Any, name: str, folder: Path) -> Path:
-    """Write an object into a file named by its meaning, unless the file exists, and trust it on this machine.
-
-    Raises a FedshiftError if it cannot be pickled, and a DiskError if the file cannot be written.
-    """
+    """Write an object into a file named by its meaning, unless the file exists, and trust it on this machine."""
     try:
         meaning = meaning_of(given)
         path = folder / f"{name}-{meaning[:12]}{SUFFIX}"

@@ -30,10 +30,7 @@ class Normed(Model):
     groups: Width = setting(2, help="groups of channels of a group norm", source="Reddi et al., ICLR 2021, Appendix C")
 
     def normalisation(self, channels: int, axes: int) -> list[nn.Module]:
-        """The layers (none or one) that normalise features (B, channels, ...) with ``axes`` axes per channel.
-
-        Raises a FedshiftError if the channels cannot be grouped.
-        """
+        """The layers (none or one) that normalise features (B, channels, ...) with ``axes`` axes per channel."""
         if self.norm == "none":
             return []
         if self.norm == "batch":

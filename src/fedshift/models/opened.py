@@ -23,22 +23,14 @@ SIDE = 64  # of images in pixels, where a network takes any
 
 
 class Opened(NamedTuple):
-    """A network as it was read; it is never changed.
+    """A network as it was read; it is never changed."""
 
-    Attributes:
-        network: in evaluation mode, float32.
-        kind: what it reads.
-        mean: per channel of images in 0..1, as is ``std``.
-        content: a digest of its folder, or its commit.
-        names: of its stages.
-    """
-
-    network: Any
-    kind: Kind
-    mean: tuple[float, ...]
+    network: Any  # in evaluation mode, float32
+    kind: Kind  # what it reads
+    mean: tuple[float, ...]  # per channel of images in 0..1, as is ``std``
     std: tuple[float, ...]
-    content: str
-    names: tuple[str, ...]
+    content: str  # a digest of its folder, or its commit
+    names: tuple[str, ...]  # of its stages
 
 
 @lru_cache(maxsize=4)

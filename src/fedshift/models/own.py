@@ -98,20 +98,14 @@ class Own(Model):
         return module if features == out else Widened(module, features, out)
 
     def body(self, shape: Shape) -> nn.Module:
-        """A new module without its head, for inputs (B, *shape).
-
-        Raises a FedshiftError if it cannot be created or has no such head.
-        """
+        """A new module without its head, for inputs (B, *shape)."""
         whole = self.whole()
         head = self.head_of(whole, shape)
         module = without(whole, head)
         return Before(module, head) if head and is_normalised(output(module, shape)) else module
 
     def head_of(self, whole: nn.Module, shape: Shape) -> str:
-        """The submodule that gives the logits; empty: the module is an encoder.
-
-        Raises a FedshiftError if the settings require a head and none is found.
-        """
+        """The submodule that gives the logits; empty: the module is an encoder."""
         if self.head != AUTO or hasattr(whole, AUTO):
             return self.head
         head = logits_of(whole, shape)
@@ -127,10 +121,7 @@ class Own(Model):
         return "" if self.head else _suspicion(self, shape, classes, digest(self.path))
 
     def filled(self, encoder: nn.Module, classifier: nn.Module | None, shape: Shape) -> nn.Module:
-        """A new module with an ``encoder``'s trained weights, and with the method's classifier in place of its head.
-
-        Raises a FedshiftError if the classifier does not fit the module's output.
-        """
+        """A new module with an ``encoder``'s trained weights, and with the method's classifier in place of its head."""
         with Streams(0).as_global("a module that is given other weights"):
             whole = self.whole()
             head = self.head_of(whole, shape)

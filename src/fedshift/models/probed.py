@@ -13,10 +13,7 @@ DRAWN = 16  # inputs, by which it is found which layer gives it
 
 
 def check_output(module: nn.Module, shape: Shape) -> int:
-    """The module's number of features for inputs (B, *shape).
-
-    Raises a FedshiftError if such inputs do not fit it, or its output is not (B, F).
-    """
+    """The module's number of features for inputs (B, *shape)."""
     return int(output(module, shape).shape[1])
 
 
@@ -28,10 +25,7 @@ def _probe(shape: Shape, drawn: bool) -> Tensor:
 
 @torch.no_grad()
 def output(module: nn.Module, shape: Shape, drawn: bool = False) -> Tensor:
-    """The module's output (B, F) in evaluation mode for two inputs of zeros, or for sixteen drawn inputs.
-
-    Raises a FedshiftError if such inputs do not fit it, or its output has another shape.
-    """
+    """The module's output (B, F) in evaluation mode for two inputs of zeros, or for sixteen drawn inputs."""
     name, was_training = type(module).__name__, module.training
     for called, tensor in module.named_parameters():
         if tensor.dtype is not torch.float32 and tensor.is_floating_point():

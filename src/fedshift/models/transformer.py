@@ -121,10 +121,7 @@ class Transformer(Freezing):
         return FrozenNetwork(name, opened.content, self._front, opened.mean, opened.std, opened.kind)
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
-        """Samples (B, *shape), or the output of the frozen stages, to (B, out).
-
-        Raises a FedshiftError if such samples do not fit, or the network cannot be cut or adapted as requested.
-        """
+        """Samples (B, *shape), or the output of the frozen stages, to (B, out)."""
         opened = self._opened()
         if self.freeze_until == len(opened.names):
             if self.adapter_rank:

@@ -40,25 +40,16 @@ _NAME = re.compile(r"manifest-(\d+)\.json")
 
 
 class Checkpoint(Manifest):
-    """The manifest of a run between two rounds.
+    """The manifest of a run between two rounds."""
 
-    Attributes:
-        position: rounds done, over all stages.
-        missing: clients that did not answer since the last record.
-        ended: the last rounds of stages that ended early, by name.
-        ledger: every kind of message so far.
-        engine: the engine of the run, which decides its last bits.
-        together: the runs that advance together, this run included, in order; their order decides last bits as well.
-        host: what else the run's host needs to continue.
-    """
-
-    position: NonNegativeInt
-    missing: list[dict[str, Any]]
-    ended: dict[str, NonNegativeInt]
-    ledger: list[Entry]
-    engine: dict[str, Any]
+    position: NonNegativeInt  # rounds done, over all stages
+    missing: list[dict[str, Any]]  # clients that did not answer since the last record
+    ended: dict[str, NonNegativeInt]  # the last rounds of stages that ended early, by name
+    ledger: list[Entry]  # every kind of message so far
+    engine: dict[str, Any]  # the engine of the run, which decides its last bits
+    # the runs that advance together, this run included, in order; their order decides last bits as well
     together: list[RunName]
-    host: dict[str, Any] = Field(default_factory=dict)
+    host: dict[str, Any] = Field(default_factory=dict)  # what else the run's host needs to continue
 
     @property
     def messages(self) -> dict[str, Any]:

@@ -26,20 +26,14 @@ LEAST = 0.25  # of the loss, from which a term other than the classification is 
 
 @dataclass(frozen=True)
 class Chance:
-    """A validation accuracy next to the accuracy of always predicting the same class.
+    """A validation accuracy next to the accuracy of always predicting the same class."""
 
-    Attributes:
-        accuracy: the mean over environments, in 0..1.
-        guessed: that mean for the best single class; for personalised models, for the best class of each site.
-        margin: by how much a run that learned nothing may exceed it: a tenth of what there is to learn, and for luck
-            1.645 standard errors, which one run in twenty exceeds.
-        n: validation samples; 0: unknown.
-    """
-
-    accuracy: float
-    guessed: float
+    accuracy: float  # the mean over environments, in 0..1
+    guessed: float  # that mean for the best single class; for personalised models, for the best class of each site
+    # by how much a run that learned nothing may exceed it: a tenth of what there is to learn, and for luck 1.645
+    # standard errors, which one run in twenty exceeds
     margin: float
-    n: int
+    n: int  # validation samples; 0: unknown
 
     @property
     def reached(self) -> bool:

@@ -31,24 +31,17 @@ DIGITS = 3
 
 @dataclass(frozen=True)
 class ColumnDrift:
-    """How a column differs from the rows that the model was trained on.
-
-    Attributes:
-        difference: for numbers, of the means, in the training rows' standard deviations; for categories, half the sum
-            of
-            the differences of shares, in 0..1. None: unknown, or few samples could be derived from it.
-        spread: the standard deviation as a fraction of the training rows'; None for categories, or as before.
-        missing: the share of empty cells, or a text in its place.
-        trained_missing: the same share in training; None: unknown.
-        remark: what to check; empty where nothing stands out.
-    """
+    """How a column differs from the rows that the model was trained on."""
 
     column: str
+    # for numbers, of the means, in the training rows' standard deviations; for categories, half the sum of the
+    # differences of shares, in 0..1. None: unknown, or few samples could be derived from it.
     difference: float | None = None
+    # the standard deviation as a fraction of the training rows'; None for categories, or as before
     spread: float | None = None
-    missing: float | str = 0.0
-    trained_missing: float | None = None
-    remark: str = ""
+    missing: float | str = 0.0  # the share of empty cells, or a text in its place
+    trained_missing: float | None = None  # the same share in training; None: unknown
+    remark: str = ""  # what to check; empty where nothing stands out
 
 
 def column_drift(model: Released, data: DomainData, trained: FederatedData | None, floor: int) -> list[ColumnDrift]:

@@ -33,42 +33,28 @@ FEW, SAMPLES = 40, 64  # environments by which an evaluation is timed, and about
 
 @dataclass(frozen=True)
 class StageCost:
-    """The cost of a stage of a run.
-
-    Attributes:
-        steps: local steps of all clients, and of the server, in all rounds.
-        bytes_down: bytes sent to clients in a round.
-        bytes_up: bytes sent by clients in a round.
-        scored: how often models are evaluated.
-        seconds: of its steps in one process, without evaluation; None if no step was timed.
-    """
+    """The cost of a stage of a run."""
 
     name: str
     rounds: int
-    steps: int
-    bytes_down: int
-    bytes_up: int
-    scored: int
-    seconds: float | None = None
+    steps: int  # local steps of all clients, and of the server, in all rounds
+    bytes_down: int  # bytes sent to clients in a round
+    bytes_up: int  # bytes sent by clients in a round
+    scored: int  # how often models are evaluated
+    seconds: float | None = None  # of its steps in one process, without evaluation; None if no step was timed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate(StageCost):
-    """The cost of a run: rounds, steps and seconds of all stages, and bytes of a round of the main stage.
+    """The cost of a run: rounds, steps and seconds of all stages, and bytes of a round of the main stage."""
 
-    Attributes:
-        clients: how many clients there are, and how many take part in a round of the main stage.
-        scoring: seconds of an evaluation in one process; None if it could not be timed.
-        memory: bytes: the peak so far (:func:`fedshift.memory.peak`), with the data and the model, and a round's
-            messages; a batch in training comes on top.
-        notes: what a reader of the results must know.
-    """
-
-    clients: tuple[int, int]
+    clients: tuple[int, int]  # how many clients there are, and how many take part in a round of the main stage
     stages: tuple[StageCost, ...]
+    # bytes: the peak so far (:func:`fedshift.memory.peak`), with the data and the model, and a round's messages; a
+    # batch in training comes on top
     memory: int
-    notes: list[str]
-    scoring: float | None = None
+    notes: list[str]  # what a reader of the results must know
+    scoring: float | None = None  # seconds of an evaluation in one process; None if it could not be timed
 
 
 def estimate(experiment: Experiment) -> Estimate:

@@ -66,47 +66,28 @@ class BeginEvent(Event):
 
 
 class TaskEvent(File):
-    """The current work of a round.
-
-    Attributes:
-        clients: how many clients work; 0: the server does.
-        steps: how many steps all of them take.
-        done: how many of these are done.
-        answered: how many clients have answered.
-    """
+    """The current work of a round."""
 
     exchange: str
-    clients: Few
-    steps: Size
-    done: int
-    answered: Few
+    clients: Few  # how many clients work; 0: the server does
+    steps: Size  # how many steps all of them take
+    done: int  # how many of these are done
+    answered: Few  # how many clients have answered
 
 
 class ProgressEvent(Event):
-    """The progress of a run.
-
-    Attributes:
-        position: rounds done, before a resumption too.
-        steps: steps taken since the run started or resumed.
-        bytes_down: sent to clients since the run's start.
-        bytes_up: sent by clients since the run's start.
-        stage: the stage of the newest round.
-        round: the newest round, within its stage.
-        under_way: whether that round is still running.
-        of_round: steps taken in it so far.
-        task: its current work.
-    """
+    """The progress of a run."""
 
     kind: Literal["progress"] = "progress"
-    position: Few
-    steps: int = 0
-    bytes_down: Size = 0
-    bytes_up: Size = 0
-    stage: str = ""
-    round: Few = 0
-    under_way: bool = False
-    of_round: int = 0
-    task: TaskEvent | None = None
+    position: Few  # rounds done, before a resumption too
+    steps: int = 0  # steps taken since the run started or resumed
+    bytes_down: Size = 0  # sent to clients since the run's start
+    bytes_up: Size = 0  # sent by clients since the run's start
+    stage: str = ""  # the stage of the newest round
+    round: Few = 0  # the newest round, within its stage
+    under_way: bool = False  # whether that round is still running
+    of_round: int = 0  # steps taken in it so far
+    task: TaskEvent | None = None  # its current work
 
 
 class EvaluatedEvent(Event):
@@ -150,28 +131,17 @@ class FailedEvent(Event):
 
 
 class SiteEvent(Event):
-    """An event of a member of a federation.
-
-    Attributes:
-        who: a site's name, or ``coordinator``.
-        what: "joined", "answered", "late", "failed", "refused", "offline", "back", or a few words.
-        why: the reason, if there is one.
-        stage: of the round, if the event belongs to a round.
-        round: within its stage.
-        seconds: how long it took.
-        bytes_down: sent to the site.
-        bytes_up: sent by the site.
-    """
+    """An event of a member of a federation."""
 
     kind: Literal["site"] = "site"
-    what: str
-    why: str = ""
-    stage: str = ""
-    round: Few = 0
+    what: str  # "joined", "answered", "late", "failed", "refused", "offline", "back", or a few words
+    why: str = ""  # the reason, if there is one
+    stage: str = ""  # of the round, if the event belongs to a round
+    round: Few = 0  # within its stage
     exchange: str = ""
-    seconds: FiniteFloat | None = None
-    bytes_down: Size | None = None
-    bytes_up: Size | None = None
+    seconds: FiniteFloat | None = None  # how long it took
+    bytes_down: Size | None = None  # sent to the site
+    bytes_up: Size | None = None  # sent by the site
 
 
 AnyEvent = BeginEvent | ProgressEvent | EvaluatedEvent | NoteEvent | EndEvent | FailedEvent | SiteEvent

@@ -43,21 +43,13 @@ SILENT = 60.0  # seconds without a beat after which a process of another machine
 
 @dataclass(frozen=True)
 class Claim:
-    """A process that is running in a folder.
+    """A process that is running in a folder."""
 
-    Attributes:
-        host: its machine's name.
-        machine: identifies the machine since its start, all of whose processes see the same system locks.
-        process: its number.
-        token: distinguishes this claim from every other.
-        beats: how often it was renewed.
-    """
-
-    host: str
-    machine: str
-    process: int
-    token: str
-    beats: int = 0
+    host: str  # its machine's name
+    machine: str  # identifies the machine since its start, all of whose processes see the same system locks
+    process: int  # its number
+    token: str  # distinguishes this claim from every other
+    beats: int = 0  # how often it was renewed
 
     @classmethod
     def of(cls, folder: Path) -> Claim | None:
@@ -137,10 +129,7 @@ _claims = _Claims()
 
 
 def _claim(folder: Path) -> Claim:
-    """Claim a folder of which this process has the system lock.
-
-    Raises a LockedError if a process of another machine is running there, and an OSError if it cannot be written.
-    """
+    """Claim a folder of which this process has the system lock."""
     before = Claim.of(folder)
     if before and before.machine != _machine():
         _wait_for_silence(folder, before)

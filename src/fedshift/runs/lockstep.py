@@ -122,10 +122,7 @@ def _serve(round: _Round, job: ServerJob, engine: Engine) -> None:
 
 
 def prepare(experiment: Experiment, label: str, progress: Progress) -> Simulation:
-    """Run, in memory, the stages at a run's beginning after which no model is scored.
-
-    Raises a FedshiftError if its method has nothing to prepare, or the experiment cannot run.
-    """
+    """Run, in memory, the stages at a run's beginning after which no model is scored."""
     simulation, unscored = _begun_with(experiment, progress.embedded)
     coordinator, stages = simulation.coordinator, planned_stages(simulation)[: len(unscored)]
     events = RunEvents(f"{label}-seed{experiment.seed}", progress)

@@ -31,21 +31,15 @@ TOLERANCE = 0.005
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Observed:
-    """An environment with the outputs of a model that was scored on it.
-
-    Attributes:
-        whose: "global", the client's "own", or an "unseen" client's.
-        log_probabilities: (n, classes).
-        z: what the method's ``encode`` gives, (n, d); of a probabilistic encoder the means. Where a personalised model
-            has an encoder in addition to the shared one (ditto, pfedme), of the shared encoder.
-        y: labels (n,).
-    """
+    """An environment with the outputs of a model that was scored on it."""
 
     environment: Environment
-    whose: str
-    log_probabilities: Tensor
+    whose: str  # "global", the client's "own", or an "unseen" client's
+    log_probabilities: Tensor  # (n, classes)
+    # what the method's ``encode`` gives, (n, d); of a probabilistic encoder the means. Where a personalised model has
+    # an encoder in addition to the shared one (ditto, pfedme), of the shared encoder.
     z: Tensor
-    y: Tensor
+    y: Tensor  # labels (n,)
 
     @property
     def right(self) -> Tensor:

@@ -58,10 +58,7 @@ class Origin:
     def create(
         cls, experiment: Experiment, path: Path, host: Literal["simulation", "federation"] = "simulation"
     ) -> Self:
-        """Create the folder of a new run, which only its host can resume.
-
-        Raises a FedshiftError if it exists; nothing is ever overwritten.
-        """
+        """Create the folder of a new run, which only its host can resume."""
         run = cls(path)
         run.check_new()
         files.make_folder(path)
@@ -141,19 +138,13 @@ class Origin:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """The resolved experiment, to rebuild the trained models; its data may have moved, changed or be missing.
-
-        Raises a FedshiftError if a plugin is not trusted, or if a plugin or a file that the models need changed.
-        """
+        """The resolved experiment, to rebuild the trained models; its data may have moved, changed or be missing."""
         experiment = self._resolved()
         self._check_contents(experiment, "gives no model", lambda what: not what.startswith(NOT_OF_MODELS))
         return experiment
 
     def experiment_to_go_on(self) -> Experiment:
-        """The resolved experiment, to resume it.
-
-        Raises a FedshiftError if a plugin is not trusted, or if anything that decides the result changed.
-        """
+        """The resolved experiment, to resume it."""
         experiment = self._resolved()
         self._check_contents(experiment, "cannot continue", lambda what: True)
         if experiment.fingerprint != self.identity.fingerprint:
@@ -265,11 +256,7 @@ def carried_on_by(path: Path) -> str:
 
 
 def trusted(table: Mapping[str, Any], plugins: Mapping[str, str], folder: Path, trust: bool) -> Experiment:
-    """A folder's experiment, once all its code is unchanged and may be imported.
-
-    Raises an UntrustedError if a code file has never run here, and a FedshiftError if one is missing, changed, or has
-    no digest.
-    """
+    """A folder's experiment, once all its code is unchanged and may be imported."""
     _check_named(table.get("plugins"), plugins, folder)
     check_plugins(plugins, folder, trust)
     try:

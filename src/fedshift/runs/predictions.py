@@ -70,11 +70,7 @@ class Predictions:
         ]
 
     def frame(self) -> Any:
-        """The :meth:`table` as a pandas data frame.
-
-        Raises:
-            FedshiftError: pandas is not installed.
-        """
+        """The :meth:`table` as a pandas data frame; raises a FedshiftError if pandas is not installed."""
         with needs("pandas", "A pandas table (table() gives the same as a list)"):
             import pandas as pd
         return pd.DataFrame(self.table())
@@ -193,10 +189,7 @@ def _probabilities(model: Trained, x: Tensor) -> Tensor:
 
 
 def files_of(dataset: Dataset, name: str, paths: Sequence[str | Path], problems: Problems) -> list[Path]:
-    """The files of paths, each once; problems with paths are collected.
-
-    Raises a FedshiftError if the data set cannot read files for predictions.
-    """
+    """The files of paths, each once; problems with paths are collected."""
     suffixes = dataset.suffixes()
     if not suffixes:
         raise FedshiftError(

@@ -45,8 +45,8 @@ class Recorder:
     """Writes a run's folder as its host advances the run.
 
     Attributes:
-        saved: the checkpoints on the disk, by position.
-        notes: what a reader of the next line of times must know.
+        saved: the checkpoints on the disk, by position
+        notes: what a reader of the next line of times must know
     """
 
     def __init__(self, folder: Run, coordinator: Coordinator, read: Collection[str], site: Site | None = None) -> None:
@@ -211,10 +211,7 @@ class Recorder:
         self._remove(before.files)
 
     def keep_only(self, *positions: int) -> None:
-        """Remove the checkpoints of other positions, and files that only they name.
-
-        Raises a DiskError if that fails; the run can continue from any checkpoint that is left.
-        """
+        """Remove the checkpoints of other positions, and files that only they name."""
         gone = {position: self.saved.pop(position) for position in self.saved.keys() - set(positions)}
         for position in sorted(gone):
             files.remove(self.folder.path / manifest_name(position))

@@ -39,38 +39,25 @@ MOST_SUBGROUPS = 20
 
 @dataclass(frozen=True, eq=False)
 class Released:
-    """A trained model, and what is needed to score it on files.
+    """A trained model, and what is needed to score it on files."""
 
-    Attributes:
-        name: for messages.
-        predict: samples (B, *shape), as the data set stores them, to log-probabilities (B, classes).
-        dataset: reads files of the kind that it was trained on.
-        columns: of rows of a table, in order; None for other samples.
-        inputs: how samples become inputs.
-        type: of samples, such as "uint8"; empty: any.
-        batch: how many samples it predicts for at once.
-        statistics: of its training rows, where they prepare rows; see
-            :data:`fedshift.clients.preparation.Statistics`.
-        trained_classes: training samples per class; empty if unknown.
-        reread: reads its training and validation samples again, or raises an error; None: unknown.
-        client: the id of the client whose model it is.
-        metrics: that its experiment declares.
-    """
-
-    name: str
+    name: str  # for messages
+    # samples (B, *shape), as the data set stores them, to log-probabilities (B, classes)
     predict: Callable[[Tensor], Tensor]
-    dataset: Dataset
+    dataset: Dataset  # reads files of the kind that it was trained on
     classes: tuple[str, ...]
     shape: tuple[int, ...]
-    columns: tuple[Column, ...] = ()
-    inputs: Inputs = field(default_factory=Inputs)
-    type: str = ""
-    batch: int = 256
+    columns: tuple[Column, ...] = ()  # of rows of a table, in order; None for other samples
+    inputs: Inputs = field(default_factory=Inputs)  # how samples become inputs
+    type: str = ""  # of samples, such as "uint8"; empty: any
+    batch: int = 256  # how many samples it predicts for at once
+    # of its training rows, where they prepare rows; see :data:`fedshift.clients.preparation.Statistics`
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
-    trained_classes: tuple[int, ...] = ()
+    trained_classes: tuple[int, ...] = ()  # training samples per class; empty if unknown
+    # reads its training and validation samples again, or raises an error; None: unknown
     reread: Callable[[], FederatedData] | None = None
-    client: int | None = None
-    metrics: tuple[str, ...] = ()
+    client: int | None = None  # the id of the client whose model it is
+    metrics: tuple[str, ...] = ()  # that its experiment declares
 
     @classmethod
     def of(cls, model: Trained, name: str = "", client: int | str | None = None, **more: Any) -> Released:
@@ -124,16 +111,11 @@ def _reread(run: Run) -> FederatedData:
 
 
 class Subgroups(NamedTuple):
-    """The subgroup of each sample.
+    """The subgroup of each sample."""
 
-    Attributes:
-        by: what defines them; empty: there are no subgroups.
-        which: the index of each sample's subgroup in ``names``, (n,), int64.
-    """
-
-    by: str
+    by: str  # what defines them; empty: there are no subgroups
     names: Sequence[str]
-    which: Tensor
+    which: Tensor  # the index of each sample's subgroup in ``names``, (n,), int64
 
 
 def read_labelled(

@@ -43,18 +43,12 @@ Picked = Literal["last", "selected"]
 
 @dataclass(frozen=True)
 class Times:
-    """The times of a run.
+    """The times of a run."""
 
-    Attributes:
-        training: seconds of rounds.
-        evaluation: seconds of scoring models.
-        engines: in the order of use; several if the run was resumed with another engine.
-        memory: peak bytes of everything its process did until then (:func:`fedshift.memory.peak`); None: unknown.
-    """
-
-    training: float
-    evaluation: float
-    engines: tuple[str, ...]
+    training: float  # seconds of rounds
+    evaluation: float  # seconds of scoring models
+    engines: tuple[str, ...]  # in the order of use; several if the run was resumed with another engine
+    # peak bytes of everything its process did until then (:func:`fedshift.memory.peak`); None: unknown
     memory: int | None = None
 
 
@@ -90,11 +84,7 @@ class Run(Origin):
 
     @cached_property
     def final(self) -> Summary:
-        """The summary of a finished run.
-
-        Raises:
-            DamagedError: it is damaged.
-        """
+        """The summary of a finished run; raises a DamagedError if it is damaged."""
         with self._fix():
             return Summary.read(self.path / SUMMARY, self.identity.fingerprint)
 
@@ -179,11 +169,7 @@ class Run(Origin):
 
     @cached_property
     def summary(self) -> Record:
-        """The choice of each selection rule.
-
-        Raises:
-            FedshiftError: the run is not finished.
-        """
+        """The choice of each selection rule; raises a FedshiftError if the run is not finished."""
         self._check_finished("summary")
         return summary(self.records)
 
@@ -259,11 +245,7 @@ class Run(Origin):
     # Damage -------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Read everything that a report shows.
-
-        Raises:
-            FedshiftError: a file is damaged.
-        """
+        """Read everything that a report shows; raises a FedshiftError if a file is damaged."""
         for name in ("table", "records", "notes", "messages", "data_facts", "times"):
             getattr(self, name)
 

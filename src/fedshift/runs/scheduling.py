@@ -30,17 +30,11 @@ LOOK_AGAIN = 1.0  # seconds, while other processes work on all remaining runs
 
 @dataclass(frozen=True, eq=False)
 class PlannedRun:
-    """A requested run.
+    """A requested run."""
 
-    Attributes:
-        folder: where it runs; it need not exist.
-        experiment: returns the experiment, which a finished run does not need.
-        fingerprint: the experiment's; None: the folder's.
-    """
-
-    folder: Run
-    experiment: Callable[[], Experiment]
-    fingerprint: str | None = None
+    folder: Run  # where it runs; it need not exist
+    experiment: Callable[[], Experiment]  # returns the experiment, which a finished run does not need
+    fingerprint: str | None = None  # the experiment's; None: the folder's
 
     @classmethod
     def of(cls, experiment: Experiment, path: Path | None = None) -> PlannedRun:

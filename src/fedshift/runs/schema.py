@@ -65,27 +65,16 @@ class Machine(File):
 
 
 class Identity(File):
-    """run.json: the identity of a folder's run; written when it is created and never changed.
-
-    Attributes:
-        format: the version of the folder's layout.
-        fingerprint: a digest of all that decides the result.
-        series: the same without seed and held-out domain.
-        table: a digest of experiment.toml without [run].
-        contents: digests of what decides the result and is not a setting; see :attr:`Experiment.contents`.
-        plugins: digests of the plugins, by path.
-        host: the kind of host, which alone can resume it.
-        environment: the versions and the machine at its start.
-    """
+    """run.json: the identity of a folder's run; written when it is created and never changed."""
 
     format: Literal[4] = 4  # raised whenever a file changes its meaning
-    fingerprint: str
-    series: str
-    table: str
-    contents: dict[str, str]
-    plugins: dict[str, str]
-    host: Literal["simulation", "federation"] = "simulation"
-    environment: Machine
+    fingerprint: str  # a digest of all that decides the result
+    series: str  # the same without seed and held-out domain
+    table: str  # a digest of experiment.toml without [run]
+    contents: dict[str, str]  # digests of what decides the result and is not a setting; see :attr:`Experiment.contents`
+    plugins: dict[str, str]  # digests of the plugins, by path
+    host: Literal["simulation", "federation"] = "simulation"  # the kind of host, which alone can resume it
+    environment: Machine  # the versions and the machine at its start
 
 
 class Scores(File):
@@ -152,40 +141,27 @@ class Recorded(File):
 
 
 class Blueprint(BaseModel):
-    """data.json: what modules are rebuilt from in addition to the experiment, and the numbers of samples.
-
-    Attributes:
-        shape: of a sample as the data set stores it.
-        clients: names, by id.
-        inputs: how samples become inputs of a network.
-        environments: the names of the environments that clients trained in.
-        type: of a stored sample, such as "uint8"; empty where only sites know it, as are the fields below.
-        columns: of rows of a table.
-        domains: each client's domain, by id.
-        samples: each client's number of training samples, by id.
-        trained_classes: by a client's id, its training samples per class.
-        scored_classes: by role and environment, the scored samples per class.
-        pooled: training samples of each client whose samples a single client contains; empty if not pooled.
-        oddity: the most serious finding about the data, a sentence; None: nothing.
-        norm_factor: in a federation, how much larger than usual an answer may be.
-    """
+    """data.json: what modules are rebuilt from in addition to the experiment, and the numbers of samples."""
 
     model_config = ConfigDict(frozen=True)
 
-    shape: tuple[Size, ...]
+    shape: tuple[Size, ...]  # of a sample as the data set stores it
     classes: tuple[str, ...]
-    clients: dict[int, str]
-    inputs: Inputs
-    environments: tuple[str, ...] = ()
-    type: str = ""
-    columns: tuple[str, ...] = ()
-    domains: dict[int, str] = Field(default_factory=dict)
-    samples: dict[int, Size] = Field(default_factory=dict)
+    clients: dict[int, str]  # names, by id
+    inputs: Inputs  # how samples become inputs of a network
+    environments: tuple[str, ...] = ()  # the names of the environments that clients trained in
+    type: str = ""  # of a stored sample, such as "uint8"; empty where only sites know it, as are the fields below
+    columns: tuple[str, ...] = ()  # of rows of a table
+    domains: dict[int, str] = Field(default_factory=dict)  # each client's domain, by id
+    samples: dict[int, Size] = Field(default_factory=dict)  # each client's number of training samples, by id
+    # by a client's id, its training samples per class
     trained_classes: dict[int, tuple[Size, ...]] = Field(default_factory=dict)
+    # by role and environment, the scored samples per class
     scored_classes: dict[str, dict[str, tuple[Size, ...]]] = Field(default_factory=dict)
+    # training samples of each client whose samples a single client contains; empty if not pooled
     pooled: tuple[Size, ...] = ()
-    oddity: str | None = None
-    norm_factor: float | None = None
+    oddity: str | None = None  # the most serious finding about the data, a sentence; None: nothing
+    norm_factor: float | None = None  # in a federation, how much larger than usual an answer may be
 
     @classmethod
     def of(cls, federated: FederatedData) -> Self:
@@ -212,10 +188,7 @@ class Blueprint(BaseModel):
         return model, make_parts(experiment.method, model) | preparation_part(self.inputs.preparation)
 
     def setup(self, experiment: Experiment, run: str, device: torch.device) -> Setup:
-        """What coordinator and sites of an experiment agree on; ``run`` is its name in orders.
-
-        Raises a FedshiftError if the model cannot be created, or the method cannot work with this training.
-        """
+        """What coordinator and sites of an experiment agree on; ``run`` is its name in orders."""
         model, parts = self.modules(experiment)
         train = experiment.train.pooling(self.pooled)
         agreed = train, experiment.evaluate, model.streams, device, self.classes, self.inputs.preparation, self.columns
@@ -272,33 +245,21 @@ class MessageTable(RootModel[dict[str, dict[Literal["down", "up", "telemetry"], 
 
 
 class Timed(File):
-    """A line of timings.jsonl: the time of consecutive rounds.
+    """A line of timings.jsonl: the time of consecutive rounds."""
 
-    Attributes:
-        start: rounds done before.
-        stop: rounds done after.
-        seconds: of training, on the clock.
-        evaluation: seconds of scoring, on the clock.
-        together: how many runs advanced in that time.
-        memory: the peak so far (:func:`fedshift.memory.peak`), in bytes, of the process and so of all its runs.
-        notes: messages of the engine, such as that a worker process died.
-    """
-
-    start: NonNegativeInt
-    stop: NonNegativeInt
-    seconds: Annotated[float, Ge(0)]
-    evaluation: Annotated[float, Ge(0)]
-    together: PositiveInt
+    start: NonNegativeInt  # rounds done before
+    stop: NonNegativeInt  # rounds done after
+    seconds: Annotated[float, Ge(0)]  # of training, on the clock
+    evaluation: Annotated[float, Ge(0)]  # seconds of scoring, on the clock
+    together: PositiveInt  # how many runs advanced in that time
     engine: str
+    # the peak so far (:func:`fedshift.memory.peak`), in bytes, of the process and so of all its runs
     memory: Size | None = None
-    notes: list[str] = []
+    notes: list[str] = []  # messages of the engine, such as that a worker process died
 
 
 def read_records(path: Path, data: bytes) -> list[Record]:
-    """The records in ``data``, the part of a file that a manifest names.
-
-    Raises a DamagedError if a line is not a record.
-    """
+    """The records in ``data``, the part of a file that a manifest names."""
     read_lines(path, data, Recorded)
     return [json.loads(line) for line in data.splitlines()]
 

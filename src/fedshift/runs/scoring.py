@@ -31,22 +31,14 @@ SEED = 0  # of resamples
 
 @dataclass(frozen=True)
 class MetricValue:
-    """A number with its interval.
-
-    Attributes:
-        value: None where it is withheld or undefined.
-        low: the lower end of the 95 % interval; None where there is none.
-        high: the upper end.
-        n: the denominator of a metric that is a share; None of others.
-        why: why there is no value.
-    """
+    """A number with its interval."""
 
     name: str
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
-    n: int | None = None
-    why: str = ""
+    value: float | None = None  # None where it is withheld or undefined
+    low: float | None = None  # the lower end of the 95 % interval; None where there is none
+    high: float | None = None  # the upper end
+    n: int | None = None  # the denominator of a metric that is a share; None of others
+    why: str = ""  # why there is no value
 
     @classmethod
     def of(cls, name: str, value: float, bounds: Bounds | Fitted | None, n: int | None = None) -> MetricValue:
@@ -57,53 +49,33 @@ class MetricValue:
 
 @dataclass(frozen=True)
 class Performance:
-    """An environment with its scores.
-
-    Attributes:
-        n: how many samples it has.
-        support: samples per class, or why it is withheld.
-        scores: by metric; empty where only the size is published.
-    """
+    """An environment with its scores."""
 
     name: str
-    n: int
-    support: Mapping[str, int | str] = field(default_factory=dict)
-    scores: tuple[MetricValue, ...] = ()
+    n: int  # how many samples it has
+    support: Mapping[str, int | str] = field(default_factory=dict)  # samples per class, or why it is withheld
+    scores: tuple[MetricValue, ...] = ()  # by metric; empty where only the size is published
 
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """The scores at a threshold that validation samples chose.
+    """The scores at a threshold that validation samples chose."""
 
-    Attributes:
-        rule: by which it was chosen.
-        threshold: of the second class's probability; None where it is withheld.
-        scores: sensitivity, specificity, and positive and negative predictive value.
-        why: why there are no scores.
-    """
-
-    rule: str
-    threshold: float | None = None
-    scores: tuple[MetricValue, ...] = ()
-    why: str = ""
+    rule: str  # by which it was chosen
+    threshold: float | None = None  # of the second class's probability; None where it is withheld
+    scores: tuple[MetricValue, ...] = ()  # sensitivity, specificity, and positive and negative predictive value
+    why: str = ""  # why there are no scores
 
 
 @dataclass(frozen=True, eq=False)
 class Predicted:
-    """A model's predictions for labelled samples.
+    """A model's predictions for labelled samples."""
 
-    Attributes:
-        log_probabilities: (n, classes), float64.
-        y: labels (n,).
-        group: the group of each sample, (n,).
-        floor: the least number of groups in a cell that is published.
-    """
-
-    log_probabilities: Tensor
-    y: Tensor
-    group: Array
+    log_probabilities: Tensor  # (n, classes), float64
+    y: Tensor  # labels (n,)
+    group: Array  # the group of each sample, (n,)
     classes: tuple[str, ...]
-    floor: int
+    floor: int  # the least number of groups in a cell that is published
 
     @cached_property
     def predicted(self) -> Array:

@@ -127,10 +127,7 @@ RULES: dict[str, Callable[[Sequence[Record]], Record]] = {
 
 
 def summary(records: Sequence[Record]) -> dict[str, Any]:
-    """The round that each rule selects, with the means of the selecting metric over test and validation.
-
-    Raises a FedshiftError if there is no record.
-    """
+    """The round that each rule selects, with the means of the selecting metric over test and validation."""
     if not records:
         raise FedshiftError("The run has no records yet.")
     chosen = {name: rule(records) for name, rule in RULES.items()}

@@ -26,10 +26,7 @@ class Shard:
 
     @classmethod
     def of(cls, text: str | None) -> Shard | None:
-        """The shard of a text such as "3/16"; None of None, a single process.
-
-        Raises a FedshiftError if the text is not a shard.
-        """
+        """The shard of a text such as "3/16"; None of None, a single process."""
         if text is None:
             return None
         found = re.fullmatch(r"(\d+)/(\d+)", text)

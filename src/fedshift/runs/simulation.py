@@ -43,10 +43,10 @@ class Simulation:
     """All objects of a run; an engine does its work.
 
     Attributes:
-        blueprint: what its modules are created from.
-        coordinator: selects, sends, checks, aggregates and counts.
-        site: every client, with its samples and state.
-        notes: what a reader of the results must know.
+        blueprint: what its modules are created from
+        coordinator: selects, sends, checks, aggregates and counts
+        site: every client, with its samples and state
+        notes: what a reader of the results must know
     """
 
     def __init__(
@@ -153,10 +153,7 @@ def refused_by_method(experiment: Experiment, tell: Embedding = silent) -> bool:
 
 
 def make_federated(experiment: Experiment, tell: Embedding = silent) -> FederatedData:
-    """The clients and environments of an experiment, on the CPU.
-
-    Raises a FedshiftError if the data are unavailable, cannot be divided as requested, or do not fit the model.
-    """
+    """The clients and environments of an experiment, on the CPU."""
     seed = experiment.seed_of_data
     experiment.model.check(experiment.data.inputs())
     network, streams = experiment.model.frozen_network(), Streams(seed)
@@ -185,10 +182,7 @@ def read_federated(experiment: Experiment) -> tuple[DomainData, FederatedData]:
 
 
 def divided(experiment: Experiment, data: DomainData, streams: Streams) -> FederatedData:
-    """Samples as clients and environments, some of which may be empty.
-
-    Raises a FedshiftError if they cannot be divided as requested.
-    """
+    """Samples as clients and environments, some of which may be empty."""
     inputs = experiment.inputs.counting(data.x)
     federated = experiment.protocol.federate(data, experiment.partition, inputs, streams)
     federated = replace(federated, columns=tuple(column.name for column in data.columns))
@@ -257,10 +251,7 @@ def _notes_on_classifiers(setup: Setup) -> list[str]:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of a name; 'auto' is the accelerator if there is one, else the CPU.
-
-    Raises a FedshiftError if there is no such device.
-    """
+    """The device of a name; 'auto' is the accelerator if there is one, else the CPU."""
     if name == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:

@@ -34,10 +34,7 @@ SAMPLES = 4  # on which it is seen whether a module predicts as a run does
 def rebuilt(
     experiment: Experiment, blueprint: Blueprint, weights: Mapping[str, Tensor], client: int | str | None
 ) -> Trained:
-    """The model of a client, by name or id, or the global model, from the tensors of a round of a run.
-
-    Raises a FedshiftError if there is no such client, it never trained, or only clients have models.
-    """
+    """The model of a client, by name or id, or the global model, from the tensors of a round of a run."""
     method = experiment.method
     model, parts = blueprint.modules(experiment)
     read = parts_predicted(method, model, parts, blueprint.inputs, blueprint.inputs.like(blueprint.shape))
@@ -134,9 +131,9 @@ class Trained(nn.Module):
     network (``model.freeze_until``) come first, as ``front``.
 
     Attributes:
-        experiment: the run's.
-        blueprint: describes a sample.
-        draws: whether it draws noise for a batch, so that the output for a sample depends on the sample's place.
+        experiment: the run's
+        blueprint: describes a sample
+        draws: whether it draws noise for a batch, so that the output for a sample depends on the sample's place
     """
 
     def __init__(

@@ -23,17 +23,11 @@ PAIRS = 128  # that a client sends, where the server trains on what clients send
 
 
 class Facts(NamedTuple):
-    """What an estimate needs about a scenario at a scale.
+    """What an estimate needs about a scenario at a scale."""
 
-    Attributes:
-        domains: that train, each divided by the partition.
-        step: seconds of a step of the model.
-        samples: of a client; 0 where no epoch is counted.
-    """
-
-    domains: int
-    step: float
-    samples: int = 0
+    domains: int  # that train, each divided by the partition
+    step: float  # seconds of a step of the model
+    samples: int = 0  # of a client; 0 where no epoch is counted
 
 
 @dataclass(frozen=True)

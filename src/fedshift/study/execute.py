@@ -31,21 +31,14 @@ from fedshift.study.tuned import Found
 
 @dataclass
 class CarriedOut:
-    """The outcome of a plan.
-
-    Attributes:
-        cells: those that could run, with their tuned settings.
-        runs: those that ran.
-        failed: errors of others.
-        lacking: why cells have no number, if it is their method's fault.
-        chosen: what tuning found, for each held-out domain, by scenario and row.
-    """
+    """The outcome of a plan."""
 
     shard: Shard | None = None
-    cells: list[Cell] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
-    failed: scheduling.Failures = field(default_factory=dict)
-    lacking: dict[Key, Lacking] = field(default_factory=dict)
+    cells: list[Cell] = field(default_factory=list)  # those that could run, with their tuned settings
+    runs: list[Run] = field(default_factory=list)  # those that ran
+    failed: scheduling.Failures = field(default_factory=dict)  # errors of others
+    lacking: dict[Key, Lacking] = field(default_factory=dict)  # why cells have no number, if it is their method's fault
+    # what tuning found, for each held-out domain, by scenario and row
     chosen: dict[tuple[str, str], list[Found]] = field(default_factory=dict)
 
     def tune(self, cell: Cell, progress: Progress) -> Cell:
@@ -105,11 +98,7 @@ class CarriedOut:
 
 
 def carry_out(plan: Plan, progress: Progress, shard: Shard | None = None) -> CarriedOut:
-    """Run the cells of a plan, perhaps shared with other processes, which begin with separate cells.
-
-    Raises a FedshiftError if runs cannot run for a reason other than their method, such as a full disk or another
-    process that runs them; or as :func:`fedshift.runs.runner.run_all`, where all run at once.
-    """
+    """Run the cells of a plan, perhaps shared with other processes, which begin with separate cells."""
     done = CarriedOut(shard)
     order: Callable[[Sequence[Cell]], list[Cell]] = shard.order if shard else list
     for _, group in groupby(plan.cells, key=lambda cell: cell.key[0]):

@@ -57,56 +57,39 @@ def printed(text: str) -> list[Printed | None]:
 
 @dataclass(frozen=True)
 class ExhibitRow:
-    """A row of a table, or a line of a curve.
+    """A row of a table, or a line of a curve."""
 
-    Attributes:
-        name: as it is printed.
-        method: by name; empty if it is not run here.
-        settings: dotted settings.
-        at: further settings of single scenarios, by name.
-        published: the printed numbers by scenario, in the order of the columns.
-        why: the reason why it is not run.
-        choices: values that tuning tries, by dotted setting.
-    """
-
-    name: str
-    method: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    at: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    name: str  # as it is printed
+    method: str = ""  # by name; empty if it is not run here
+    settings: Mapping[str, Any] = field(default_factory=dict)  # dotted settings
+    at: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # further settings of single scenarios, by name
+    # the printed numbers by scenario, in the order of the columns
     published: Mapping[str, Sequence[Printed | None]] = field(default_factory=dict)
-    why: str = ""
-    choices: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    why: str = ""  # the reason why it is not run
+    choices: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # values that tuning tries, by dotted setting
 
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A table or figure of a paper; see the module for its fields.
+    """A table or figure of a paper; see the module for its fields."""
 
-    Attributes:
-        name: the file's: the paper's method and the number.
-        title: "Table 1".
-        columns: what is read off the runs; empty: as each scenario defines.
-        settings: dotted settings by scale, or under "all".
-        states: the paper's statement about it.
-        panel: what messages call a scenario of it.
-        plain: a row whose method every scenario accepts, which shows which data are needed; by default the first.
-    """
-
-    name: str
+    name: str  # the file's: the paper's method and the number
     paper: str
-    title: str
+    title: str  # "Table 1"
     what: str
     kind: Literal["table", "curve", "analysis", "omitted"]
     scenarios: tuple[Scenario, ...] = ()
     rows: tuple[ExhibitRow, ...] = ()
+    # what is read off the runs; empty: as each scenario defines
     columns: Mapping[str, str] = field(default_factory=dict)
     along: str | Mapping[str, Mapping[str, Mapping[str, Any]]] = ""
     axis: str = ""
-    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # dotted settings by scale, or under "all"
     statement: Sequence[str] = ()
     analysis: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""
-    panel: str = "panel"
+    panel: str = "panel"  # what messages call a scenario of it
+    # a row whose method every scenario accepts, which shows which data are needed; by default the first
     plain: ExhibitRow | None = None
 
     @classmethod
@@ -179,29 +162,17 @@ def exhibit_of(name: str) -> Exhibit:
 
 @dataclass(frozen=True)
 class Published:
-    """A paper's figures for a column.
+    """A paper's figures for a column."""
 
-    Attributes:
-        column: the column's name.
-        tables: the paper's tables, by name; a method's first row there counts.
-        panel: the federation in these tables.
-        mean: their column of accuracies in %.
-        set_up: how large it was run there.
-        differs: how its set-up differs from the column's, at any scale.
-        worst: their column of accuracies on the worst environment, in %; empty if there is none.
-        rows: by method the name of its row, where it is not its first.
-        same: the scales at which figures can be compared.
-    """
-
-    column: str
-    tables: Sequence[str]
-    panel: str
-    mean: str
-    set_up: str
-    differs: str
-    worst: str = ""
-    rows: Mapping[str, str] = field(default_factory=dict)
-    same: Sequence[str] = ()
+    column: str  # the column's name
+    tables: Sequence[str]  # the paper's tables, by name; a method's first row there counts
+    panel: str  # the federation in these tables
+    mean: str  # their column of accuracies in %
+    set_up: str  # how large it was run there
+    differs: str  # how its set-up differs from the column's, at any scale
+    worst: str = ""  # their column of accuracies on the worst environment, in %; empty if there is none
+    rows: Mapping[str, str] = field(default_factory=dict)  # by method the name of its row, where it is not its first
+    same: Sequence[str] = ()  # the scales at which figures can be compared
 
     @property
     def source(self) -> str:

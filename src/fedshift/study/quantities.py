@@ -19,16 +19,11 @@ Values = Callable[[Run, Sequence[Record]], Iterable[float]]
 
 
 class Quantity(NamedTuple):
-    """A number for each seed of a cell.
-
-    Attributes:
-        read: values of a run and its records; a seed has the values of all its runs, a run per held-out domain.
-        of_seed: reduces a seed's values to a number.
-    """
+    """A number for each seed of a cell."""
 
     unit: str
-    read: Values
-    of_seed: Callable[[Sequence[float]], float] = mean
+    read: Values  # values of a run and its records; a seed has the values of all its runs, a run per held-out domain
+    of_seed: Callable[[Sequence[float]], float] = mean  # reduces a seed's values to a number
 
     def by_seed(self, runs: Sequence[Run], place: int | None = None) -> dict[int, float]:
         """Each seed's number, in order: at the end, or after ``place`` rounds; a seed without values is omitted."""

@@ -45,10 +45,7 @@ def plan_table(
     settings: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
 ) -> StudyPlan:
-    """The plan of what a user names, as for :func:`reproduce`.
-
-    Raises a FedshiftError if a name is unknown, the table is not reproduced, or a setting decides results.
-    """
+    """The plan of what a user names, as for :func:`reproduce`."""
     exhibit, size, folder = exhibit_of(table), scale_of("papers", scale), Path(out or OUT)
     if exhibit.why:
         raise FedshiftError(f"{exhibit.title} of {exhibit.paper} is not reproduced: {exhibit.why}")
@@ -206,7 +203,7 @@ class Reproduction(StudyResults):
         ]
         if not any(row.published for row in plan.exhibit.rows):
             words.append(
-                "The paper draws this figure without printing its numbers, so there is nothing to compare with."
+                "The paper draws this figure without printing its numbers; there is nothing to compare with."
             )
         for scenario in plan.known:
             if scenario.open:

@@ -24,30 +24,19 @@ AS_PRINTED = "paper"  # the scale that is as the papers have it
 
 @dataclass(frozen=True)
 class Scale:
-    """The size of a study.
-
-    Attributes:
-        about: its purpose.
-        seeds: of the results; tuning uses none of them.
-        settings: dotted settings of every scenario.
-        methods: settings of single methods, by their names, which are not searched.
-        rates: how many of a scenario's learning rates are tried, the highest; 0: nothing is tuned.
-        choices: how many values of a method's first setting are tried, at most.
-        tuning_seeds: seeds of each trial.
-        compared: whether numbers can be compared with a paper's.
-        scenarios: how many of a table's scenarios it has, the first ones; None: all.
-    """
+    """The size of a study."""
 
     name: str
-    about: str
-    seeds: Sequence[int]
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    about: str  # its purpose
+    seeds: Sequence[int]  # of the results; tuning uses none of them
+    settings: Mapping[str, Any] = field(default_factory=dict)  # dotted settings of every scenario
+    # settings of single methods, by their names, which are not searched
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    rates: int = 0
-    choices: int = 3
-    tuning_seeds: Sequence[int] = ()
-    compared: bool = True
-    scenarios: int | None = None
+    rates: int = 0  # how many of a scenario's learning rates are tried, the highest; 0: nothing is tuned
+    choices: int = 3  # how many values of a method's first setting are tried, at most
+    tuning_seeds: Sequence[int] = ()  # seeds of each trial
+    compared: bool = True  # whether numbers can be compared with a paper's
+    scenarios: int | None = None  # how many of a table's scenarios it has, the first ones; None: all
 
     def settings_of(self, method: str) -> dict[str, Any]:
         return {f"method.{name}": value for name, value in self.methods.get(method, {}).items()}
@@ -55,7 +44,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Size:
-    """A scenario at a scale: an experiment's tables, dotted settings that differ, and a title unless it is the paper's."""
+    """A scenario at a scale: an experiment's tables, dotted settings that differ, and a title if not the paper's."""
 
     experiment: Mapping[str, Any]
     settings: Mapping[str, Any]
@@ -68,30 +57,21 @@ class Size:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A federation of the benchmark, or of a paper.
-
-    Attributes:
-        columns: what :func:`fedshift.study.quantities.quantity` reads off its runs, by heading.
-        open: what the paper leaves open, or what differs here at any scale.
-        score: what the benchmark compares.
-        worst: whether the accuracy on the worst environment is shown next to the mean.
-        rates: the learning rates that are tried, ascending.
-        finalists: how many choices, the best by the first tuning seed, run with the others; None: all.
-        choices: by method, values to try of its settings, by dotted name, instead of the row's.
-        weight: its weight in means over scenarios, where several are of the same data.
-    """
+    """A federation of the benchmark, or of a paper."""
 
     name: str
     title: str
     sizes: Mapping[str, Size]
+    # what :func:`fedshift.study.quantities.quantity` reads off its runs, by heading
     columns: Mapping[str, str] = field(default_factory=dict)
-    open: str = ""
-    score: str = ""
-    worst: bool = False
-    rates: Sequence[float] = ()
-    finalists: int | None = None
+    open: str = ""  # what the paper leaves open, or what differs here at any scale
+    score: str = ""  # what the benchmark compares
+    worst: bool = False  # whether the accuracy on the worst environment is shown next to the mean
+    rates: Sequence[float] = ()  # the learning rates that are tried, ascending
+    finalists: int | None = None  # how many choices, the best by the first tuning seed, run with the others; None: all
+    # by method, values to try of its settings, by dotted name, instead of the row's
     choices: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)
-    weight: float = 1.0
+    weight: float = 1.0  # its weight in means over scenarios, where several are of the same data
 
     @classmethod
     def of(cls, name: str, text: str) -> Scenario:

@@ -49,25 +49,17 @@ Curve = Sequence[tuple[int, float]]  # validation scores by rounds done, ascendi
 
 
 class Budget(Spec):
-    """The budget and the ranges of studies, the same for all methods.
+    """The budget and the ranges of studies, the same for all methods."""
 
-    Attributes:
-        trials: of each study.
-        sampler: "tpe", "random" or "grid".
-        parallel: trials that are chosen, and run, side by side.
-        search: ranges by the dotted names of settings, in addition to the pages': a
-            :class:`~fedshift.spec.Range`, choices, or "0.001..0.1".
-        fixed: dotted names of settings that are not searched.
-        declared: whether the ranges that pages declare are searched too.
-        finalists: how many trials of a batch run with more seeds than the first; None: all that are not pruned.
-    """
-
-    trials: Trials = 20
-    sampler: Sampler = "tpe"
-    parallel: Trials = 4
+    trials: Trials = 20  # of each study
+    sampler: Sampler = "tpe"  # "tpe", "random" or "grid"
+    parallel: Trials = 4  # trials that are chosen, and run, side by side
+    # ranges by the dotted names of settings, in addition to the pages': a :class:`~fedshift.spec.Range`, choices, or
+    # "0.001..0.1"
     search: dict[str, Any] = Field(default={})
-    fixed: tuple[str, ...] = ()
-    declared: bool = True
+    fixed: tuple[str, ...] = ()  # dotted names of settings that are not searched
+    declared: bool = True  # whether the ranges that pages declare are searched too
+    # how many trials of a batch run with more seeds than the first; None: all that are not pruned
     finalists: Trials | None = None
 
     def runs(self, seeds: int) -> int:
@@ -77,25 +69,15 @@ class Budget(Spec):
 
 @dataclass(frozen=True)
 class Trial:
-    """A choice of the searched settings, and its outcome.
+    """A choice of the searched settings, and its outcome."""
 
-    Attributes:
-        settings: by dotted name.
-        state: "requested" until it is over.
-        value: the validation score, in 0..1, of a complete trial: the mean over its seeds at the end.
-        curve: the validation scores of its first seed by rounds done; of a pruned trial up to its end.
-        runs: the names of its run folders.
-        repeats: the number of an earlier trial with the same settings, whose outcome it shares.
-        reason: why it failed.
-    """
-
-    settings: dict[str, Any]
-    state: Literal["asked", "complete", "pruned", "failed"] = "asked"
-    value: float | None = None
-    curve: Curve = ()
-    runs: Sequence[str] = ()
-    repeats: int | None = None
-    reason: str = ""
+    settings: dict[str, Any]  # by dotted name
+    state: Literal["asked", "complete", "pruned", "failed"] = "asked"  # "requested" until it is over
+    value: float | None = None  # the validation score, in 0..1, of a complete trial: the mean over its seeds at the end
+    curve: Curve = ()  # the validation scores of its first seed by rounds done; of a pruned trial up to its end
+    runs: Sequence[str] = ()  # the names of its run folders
+    repeats: int | None = None  # the number of an earlier trial with the same settings, whose outcome it shares
+    reason: str = ""  # why it failed
 
     @property
     def percent(self) -> str:
@@ -108,20 +90,14 @@ class Trial:
 
 @dataclass(eq=False)
 class Study:
-    """A search over the settings of a method on a federation.
-
-    Attributes:
-        experiments: what is tuned, an experiment per seed.
-        digest: of all that decides its trials.
-        trials: requested so far, without those beyond the budget.
-    """
+    """A search over the settings of a method on a federation."""
 
     path: Path
-    experiments: Sequence[Experiment]
+    experiments: Sequence[Experiment]  # what is tuned, an experiment per seed
     space: Space
     budget: Budget
-    digest: str
-    trials: list[Trial] = field(default_factory=list)
+    digest: str  # of all that decides its trials
+    trials: list[Trial] = field(default_factory=list)  # requested so far, without those beyond the budget
 
     @property
     def case(self) -> tuple[str, str]:
@@ -146,10 +122,7 @@ class Study:
 
     @cached_property
     def combinations(self) -> list[dict[str, Any]]:
-        """The parameters of each trial of a grid; the last setting varies fastest.
-
-        Raises a FedshiftError if there are more than the budget has trials.
-        """
+        """The parameters of each trial of a grid; the last setting varies fastest."""
         axes = [self._points(key, search) for key, search in self.space.searched.items()]
         if (size := prod(map(len, axes))) > self.budget.trials:
             raise FedshiftError(
@@ -169,10 +142,7 @@ class Study:
 
     @cached_property
     def optuna_study(self) -> optuna.Study:
-        """Optuna's study, read from its journal; the caller has the folder's lock.
-
-        Raises a FedshiftError if the journal is damaged.
-        """
+        """Optuna's study, read from its journal; the caller has the folder's lock."""
         module, journal = import_optuna(), self.path / STUDY
         files.make_folder(self.path)
         journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)  # a kill may leave it, or part of a line
@@ -236,7 +206,7 @@ class Study:
         return dict(enumerate(self.trials[first : first + self.budget.parallel], first))
 
     def _choose(self, number: int) -> Any:
-        """A trial with all its parameters, in one line of the journal, so that an interruption leaves no partial trial."""
+        """A trial with all its parameters, in one line of the journal: an interruption leaves no partial trial."""
         module, spaces = import_optuna(), self._distributions()
         create, running = module.trial.create_trial, module.trial.TrialState.RUNNING
         if self.budget.sampler == "grid":

@@ -36,25 +36,16 @@ exec {command} --shard "$SLURM_ARRAY_TASK_ID/{shards}"
 
 @dataclass(frozen=True)
 class Slurm:
-    """What a cluster needs to know about a command.
+    """What a cluster needs to know about a command."""
 
-    Attributes:
-        folder: the command's, which all machines see; the script and the tasks' output lie there.
-        command: its words.
-        seconds: of all runs in one process.
-        longest: seconds of the longest run.
-        memory: bytes of a process.
-        options: how runs are run.
-    """
-
-    folder: Path
-    command: Sequence[str]
+    folder: Path  # the command's, which all machines see; the script and the tasks' output lie there
+    command: Sequence[str]  # its words
     shards: int
     runs: int
-    seconds: float
-    longest: float
-    memory: int
-    options: RunOptions
+    seconds: float  # of all runs in one process
+    longest: float  # seconds of the longest run
+    memory: int  # bytes of a process
+    options: RunOptions  # how runs are run
 
     @classmethod
     def of(

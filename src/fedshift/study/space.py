@@ -80,17 +80,11 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Space:
-    """What a search varies.
+    """What a search varies."""
 
-    Attributes:
-        searched: an interval or choices, by the setting's dotted name, in the order of names.
-        whole: the names of integer settings.
-        own: the experiment's values, as TOML values; they may lie outside of the space.
-    """
-
-    searched: Mapping[str, Search]
-    whole: frozenset[str]
-    own: Mapping[str, Any]
+    searched: Mapping[str, Search]  # an interval or choices, by the setting's dotted name, in the order of names
+    whole: frozenset[str]  # the names of integer settings
+    own: Mapping[str, Any]  # the experiment's values, as TOML values; they may lie outside of the space
 
     @classmethod
     def of(
@@ -169,10 +163,7 @@ def key_here(key: str, experiment: Experiment) -> str:
 
 
 def flat_ranges(table: Any, prefix: str = "") -> dict[str, Any]:
-    """The ranges of a table [search] by dotted name, also where TOML made tables of the dots.
-
-    Raises a FedshiftError if it is not a table.
-    """
+    """The ranges of a table [search] by dotted name, also where TOML made tables of the dots."""
     if not isinstance(table, Mapping):
         raise FedshiftError(f'search = {shown(table)}: give ranges by setting, as in {{"train.lr" = "0.001..0.1"}}.')
     found: dict[str, Any] = {}
@@ -183,10 +174,7 @@ def flat_ranges(table: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def unused_ranges(ranges: Mapping[str, Any], experiments: Sequence[Experiment]) -> list[str]:
-    """The dotted names in ``ranges`` that only untuned methods have.
-
-    Raises a FedshiftError if a name is not a setting of any method, or is the same for all trials.
-    """
+    """The dotted names in ``ranges`` that only untuned methods have."""
     known = [(experiment, settings_of(experiment)) for experiment in experiments]
     names = {name for _, settings in known for name in settings}
     of_any = {

@@ -37,27 +37,17 @@ ESTIMATED = (
 
 @dataclass(frozen=True)
 class State:
-    """The progress of a table at a scale.
-
-    Attributes:
-        count: how many runs are over; None before it has started.
-        damaged: what cannot be read, and the fix.
-        scenarios: how many it has at the scale.
-        needs: by scenario, what is not on this machine.
-        why: the reason why it is not run at all.
-        command: runs it, once what it needs is there.
-        cost: of all its runs, if requested and known.
-    """
+    """The progress of a table at a scale."""
 
     table: str
     scale: str
-    count: Count = Count()
-    damaged: str = ""
-    scenarios: int = 0
-    needs: Mapping[str, Need] = field(default_factory=dict)
-    why: str = ""
-    command: str = ""
-    cost: Cost | None = None
+    count: Count = Count()  # how many runs are over; None before it has started
+    damaged: str = ""  # what cannot be read, and the fix
+    scenarios: int = 0  # how many it has at the scale
+    needs: Mapping[str, Need] = field(default_factory=dict)  # by scenario, what is not on this machine
+    why: str = ""  # the reason why it is not run at all
+    command: str = ""  # runs it, once what it needs is there
+    cost: Cost | None = None  # of all its runs, if requested and known
 
     def __str__(self) -> str:
         if self.why or self.damaged or not self.scenarios:

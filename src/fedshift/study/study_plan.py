@@ -29,22 +29,15 @@ from fedshift.written import clock, shown
 
 @dataclass(frozen=True)
 class Cell:
-    """The runs of a row: a run for each seed and held-out domain.
+    """The runs of a row: a run for each seed and held-out domain."""
 
-    Attributes:
-        key: the scenario's name, the row's and, of a curve along settings, the point.
-        label: its name in messages.
-        make: returns the runs with some seeds, or raises the reason there are none.
-        budget: for tuning its settings first, if they are tuned.
-        tuning_seeds: of each trial.
-    """
-
-    key: Key
-    label: str
+    key: Key  # the scenario's name, the row's and, of a curve along settings, the point
+    label: str  # its name in messages
+    # returns the runs with some seeds, or raises the reason there are none
     make: Callable[[Collection[int]], list[Experiment]]
     seeds: Collection[int]
-    budget: Budget | None = None
-    tuning_seeds: Collection[int] = ()
+    budget: Budget | None = None  # for tuning its settings first, if they are tuned
+    tuning_seeds: Collection[int] = ()  # of each trial
 
     @cached_property
     def experiments(self) -> list[Experiment]:
@@ -118,26 +111,18 @@ class Forecast:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyPlan:
-    """A requested study.
+    """A requested study."""
 
-    Attributes:
-        exhibit: the table or curve that it fills.
-        folder: where its tables lie.
-        runs: where its runs lie.
-        data: files that a user gives, by the data set's name, or by NAME.SETTING.
-        settings: dotted settings that a user gives.
-        records: cells that were run elsewhere and are not run again.
-    """
-
-    exhibit: Exhibit
+    exhibit: Exhibit  # the table or curve that it fills
     scale: Scale
     scenarios: tuple[Scenario, ...]
     rows: tuple[ExhibitRow, ...]
-    folder: Path
-    runs: Path
+    folder: Path  # where its tables lie
+    runs: Path  # where its runs lie
+    # files that a user gives, by the data set's name, or by NAME.SETTING
     data: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    records: Records = Records()
+    settings: Mapping[str, Any] = field(default_factory=dict)  # dotted settings that a user gives
+    records: Records = Records()  # cells that were run elsewhere and are not run again
 
     @classmethod
     def of(
@@ -152,10 +137,7 @@ class StudyPlan:
         data: Mapping[str, str | Path] | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> Self:
-        """The plan of what a user names; None stands for all scenarios, or rows.
-
-        Raises a FedshiftError if a name is unknown or not of the scale, or ``data`` has no names.
-        """
+        """The plan of what a user names; None stands for all scenarios, or rows."""
         there = {scenario.name: scenario for scenario in exhibit.scenarios_at(scale)}
         another = f"is not of the scale {scale.name}: give another --scale."
         if not there:
@@ -227,10 +209,7 @@ class StudyPlan:
         )
 
     def experiments(self, scenario: Scenario, row: ExhibitRow, point: str, seeds: Collection[int]) -> list[Experiment]:
-        """The runs of a cell: for each held-out domain, if any, a run per seed.
-
-        Raises a FedshiftError if the method cannot run there, or a setting is wrong.
-        """
+        """The runs of a cell: for each held-out domain, if any, a run per seed."""
         size = scenario.sizes[self.scale.name]
         its = {
             "method.name": row.method,

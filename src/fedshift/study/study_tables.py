@@ -69,31 +69,22 @@ class Count:
 
 @dataclass(frozen=True, repr=False)
 class StudyResults(Tabled):
-    """A study's results; prints as its tables.
-
-    Attributes:
-        numbers: of every seed whose runs are all finished, by scenario, row, and column or point of a curve.
-        lacking: why cells have none.
-        count: how many runs are over.
-        chosen: what tuning found, for each held-out domain, by scenario and row.
-        left_out: why scenarios are excluded, by name.
-    """
+    """A study's results; prints as its tables."""
 
     WIDTH: ClassVar[int] = 200
 
     plan: StudyPlan
+    # of every seed whose runs are all finished, by scenario, row, and column or point of a curve
     numbers: Mapping[Key, Mapping[int, float]] = field(default_factory=dict)
-    lacking: Mapping[Key, Lacking] = field(default_factory=dict)
-    count: Count = Count()
+    lacking: Mapping[Key, Lacking] = field(default_factory=dict)  # why cells have none
+    count: Count = Count()  # how many runs are over
+    # what tuning found, for each held-out domain, by scenario and row
     chosen: Mapping[tuple[str, str], Sequence[Found]] = field(default_factory=dict)
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)  # why scenarios are excluded, by name
 
     @classmethod
     def carried_out(cls, plan: StudyPlan, progress: Progress | None = None, shard: Shard | None = None) -> Self:
-        """Run a plan, perhaps shared with other processes, and write the files of all results.
-
-        Raises a FedshiftError if no scenario has its data here; or as :func:`fedshift.study.execute.carry_out`.
-        """
+        """Run a plan, perhaps shared with other processes, and write the files of all results."""
         requested, tuned = plan.available, plan.scale.rates
         with display(progress, sum(map(_runs_of, requested.cells))) as shown:
             files.check_folder(plan.folder)
@@ -110,10 +101,7 @@ class StudyResults(Tabled):
 
     @classmethod
     def read(cls, plan: StudyPlan, cells: Sequence[Cell], done: CarriedOut) -> Self:
-        """The content of the cells' folders, whichever process ran them.
-
-        Raises a DamagedError if a folder cannot be read; the message shows the fix.
-        """
+        """The content of the cells' folders, whichever process ran them."""
         folders = {cell.key: [Run(run_path(each)) for each in cell.experiments] for cell in cells}
         numbers: dict[Key, dict[int, float]] = {}
         diverged: dict[Key, Lacking] = {}

@@ -127,10 +127,7 @@ def chosen_on(experiment: Experiment) -> str:
 
 
 def _carry_out(study: Study, progress: Progress, shard: Shard | None) -> None:
-    """Run the trials of a study, perhaps resumed.
-
-    Raises a FedshiftError if another process that shares nothing is running it, or its runs cannot run.
-    """
+    """Run the trials of a study, perhaps resumed."""
     with nullcontext() if shard else locked(study.path):
         while numbers := _asked(study, shard):
             outcomes = _Batch(study, numbers, progress, shard).outcomes()

@@ -37,36 +37,21 @@ Natural = Annotated[int, Ge(0)]
 
 
 class Found(File):
-    """What a study found.
-
-    Attributes:
-        hold_out: the held-out domain, if there is one.
-        settings: the best settings, by dotted name.
-        value: their validation score, in 0..1, by the metric that selects.
-        trial: the number of the best trial, from 0.
-        trials: the budget.
-        pruned: how many trials were stopped early.
-        failed: how many failed.
-        repeated: how many had the settings of an earlier trial, and cost nothing.
-        sampler: that chose settings.
-        seeds: of each trial.
-        search: what was searched, by dotted name.
-        study: the name of the study's folder.
-    """
+    """What a study found."""
 
     method: str
-    hold_out: str | None = None
-    settings: dict[str, Any]
-    value: FiniteFloat
-    trial: Natural
-    trials: Natural
-    pruned: Natural
-    failed: Natural
-    repeated: Natural
-    sampler: str
-    seeds: list[int]
-    search: dict[str, Any]
-    study: str
+    hold_out: str | None = None  # the held-out domain, if there is one
+    settings: dict[str, Any]  # the best settings, by dotted name
+    value: FiniteFloat  # their validation score, in 0..1, by the metric that selects
+    trial: Natural  # the number of the best trial, from 0
+    trials: Natural  # the budget
+    pruned: Natural  # how many trials were stopped early
+    failed: Natural  # how many failed
+    repeated: Natural  # how many had the settings of an earlier trial, and cost nothing
+    sampler: str  # that chose settings
+    seeds: list[int]  # of each trial
+    search: dict[str, Any]  # what was searched, by dotted name
+    study: str  # the name of the study's folder
 
     @classmethod
     def of(cls, study: Study) -> Self:
@@ -107,20 +92,13 @@ class Found(File):
 
 
 class TunedSettings(File):
-    """The best settings of methods on an experiment.
-
-    Attributes:
-        chosen_on: the data on which they were chosen, for a reader.
-        digest: of the experiment without its method and searched settings.
-        experiment: the same, by dotted name.
-        tuned: an entry for each method and held-out domain.
-    """
+    """The best settings of methods on an experiment."""
 
     format: Literal[2] = 2
-    chosen_on: str
-    digest: str
-    experiment: dict[str, Any]
-    tuned: list[Found]
+    chosen_on: str  # the data on which they were chosen, for a reader
+    digest: str  # of the experiment without its method and searched settings
+    experiment: dict[str, Any]  # the same, by dotted name
+    tuned: list[Found]  # an entry for each method and held-out domain
 
     @classmethod
     def of(cls, experiment: Experiment, chosen_on: str, searched: Collection[str], entries: Iterable[Found]) -> Self:
@@ -246,19 +224,12 @@ def _digest(experiment: Experiment, common: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Tuning(Tabled):
-    """What studies found; prints as tables.
+    """What studies found; prints as tables."""
 
-    Attributes:
-        path: the TOML file of the best settings, which ``compare`` takes.
-        tuned: its content.
-        studies: the studies that found something, with all their trials.
-        failed: a message for each study without a complete trial.
-    """
-
-    path: Path
-    tuned: TunedSettings
-    studies: tuple[Study, ...]
-    failed: tuple[str, ...] = ()
+    path: Path  # the TOML file of the best settings, which ``compare`` takes
+    tuned: TunedSettings  # its content
+    studies: tuple[Study, ...]  # the studies that found something, with all their trials
+    failed: tuple[str, ...] = ()  # a message for each study without a complete trial
 
     @property
     def found(self) -> list[Found]:
