@@ -99,7 +99,6 @@ def _pickled(given: Any) -> bytes:
 
 @contextmanager
 def _by_value() -> Iterator[None]:
-    """Pickle modules of the user by value, as another process may not find them."""
     as_given = {*cloudpickle.list_registry_pickle_by_value(), "__main__"}  # which is always written
     yours = {getattr(sys.modules[name], "__name__", "") for name in [*sys.modules] if _is_yours(name)}
     added = [sys.modules[name] for name in sorted(yours - as_given) if name in sys.modules]

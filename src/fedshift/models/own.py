@@ -142,7 +142,6 @@ class Own(Model):
         return whole.eval()
 
     def whole(self) -> nn.Module:
-        """A new module with its head; raises a FedshiftError if it cannot be created."""
         self.check_here()
         if not self.path.endswith(".py"):
             return made(read(Path(self.path).expanduser()))

@@ -105,7 +105,6 @@ class Freezing(Model):
         return self.freeze_until > 0
 
     def check(self, inputs: Inputs) -> None:
-        """Refuse methods and settings that work on images where frozen stages replace them."""
         for name in ("augment", "normalise"):
             if self.freezes and getattr(inputs, name):
                 raise FedshiftError(

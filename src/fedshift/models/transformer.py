@@ -84,7 +84,6 @@ class Transformer(Freezing):
             _peft()
 
     def check(self, inputs: Inputs) -> None:
-        """Refuse samples that the network cannot read."""
         super().check(inputs)
         if self.adapter_rank:
             _peft()
@@ -157,7 +156,6 @@ class Transformer(Freezing):
         return reader
 
     def _check_cut(self, opened: Opened) -> None:
-        """Refuse a network whose output changes when it is cut."""
         config = opened.network.config
         if opened.kind == "images":
             shape = image_shape(config)
@@ -180,7 +178,6 @@ class Transformer(Freezing):
             )
 
     def _adapt(self, network: Any) -> None:
-        """Add adapters to the network's linear layers; only they are trained."""
         peft = _peft()
         config = peft.LoraConfig(
             r=self.adapter_rank,

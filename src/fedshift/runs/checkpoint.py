@@ -53,11 +53,9 @@ class Checkpoint(Manifest):
 
     @property
     def messages(self) -> dict[str, Any]:
-        """The messages so far, by exchange."""
         return Ledger(self.ledger).declaration()
 
     def restore(self, coordinator: Coordinator, server: ServerState) -> None:
-        """Restore a coordinator's state; raises a DamagedError if the checkpoint does not fit it."""
         schedule = schedule_of(coordinator.setup.stages, self.ended)
         if self.position > len(schedule):
             raise DamagedError(f"The checkpoint is of round {self.position}, but the run has {len(schedule)} rounds.")
@@ -95,7 +93,6 @@ def saved_positions(folder: Path) -> set[int]:
 
 
 def read_checkpoint(folder: Path, run: str, position: int) -> Checkpoint:
-    """The checkpoint of a position; raises a DamagedError if it cannot be read."""
     path = folder / manifest_name(position)
     found = Checkpoint.read(path, run)
     if found.position != position:
@@ -117,7 +114,6 @@ def pack_server(state: ServerState) -> bytes:
 
 
 def unpack_server(data: bytes, device: torch.device) -> ServerState:
-    """The inverse of :func:`pack_server`; raises a DamagedError for any other file."""
     scopes: dict[str, dict[str, Tensor]] = {scope: {} for scope in (*_SCOPES, "optimisers")}
     try:
         for key, tensor in unpack(data).items():
@@ -186,7 +182,6 @@ def current_weights(
 
 
 def selected_name(position: int) -> str:
-    """The file of the weights after ``position`` rounds, where source validation selects them."""
     return f"selected@{position}.safetensors"
 
 

@@ -67,7 +67,6 @@ def notes_on_collapse(setup: Setup, blueprint: Blueprint, records: Sequence[Reco
 
 
 def chance_of(blueprint: Blueprint, record: Record) -> Chance:
-    """The validation accuracy of a record next to chance; each environment counts the same."""
     rows = [row for row in record["environments"] if row["role"] == "validation"]
     found = by_environment(record, "validation", ACCURACY)
     counts = blueprint.scored_classes.get("validation", {})
@@ -120,7 +119,6 @@ def _rebased(method: Method, change: Callable[[], Method]) -> Method:
 
 
 def _weights(setup: Setup, method: Method) -> Mapping[str, float]:
-    """The weights of all terms that clients minimise, by the terms' recorded names."""
     return {
         called[phase.name, objective.name, name]: term.weight
         for stage in setup.plan(method)

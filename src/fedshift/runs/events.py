@@ -152,7 +152,6 @@ class _Line(RootModel[Annotated[AnyEvent, Field(discriminator="kind")]]):
 
 
 def read_event(line: bytes) -> AnyEvent:
-    """Parse a line; raises a ValueError if it is not an event."""
     return checked(parsed(line), _Line).root
 
 
@@ -228,7 +227,6 @@ class RunEvents:
         self._count(BURST)
 
     def round(self, position: int, bytes_down: int, bytes_up: int) -> None:
-        """A round is done; bytes are totals since the start."""
         self._now |= {"position": position, "bytes_down": bytes_down, "bytes_up": bytes_up}
         self._now |= {"under_way": False, "of_round": 0}
         self._task = None
@@ -250,7 +248,6 @@ class RunEvents:
         self._emit(NoteEvent, text=text)
 
     def site(self, who: str, what: str, **more: Any) -> None:
-        """Emit an event of a member of a federation; see :class:`SiteEvent`."""
         self._emit(SiteEvent, who=who, what=what, **more)
 
     def end(self) -> None:

@@ -37,7 +37,6 @@ class Grid(File):
 
 
 def write_grid(experiments: Sequence[Experiment], folder: Path) -> None:
-    """List a comparison of several runs in a file, unless it exists; raises a FedshiftError if it cannot be written."""
     runs = [
         GridRun(folder=each.run_name, fingerprint=each.fingerprint, plugins=each.code, experiment=each.table())
         for each in experiments

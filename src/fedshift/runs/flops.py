@@ -77,7 +77,6 @@ class FlopCounter:
         return [self._simulation.site.job(order) for order in orders]
 
     def _of_job(self, job: Job | ServerJob, phases: Phases) -> int:
-        """The operations with one step of each phase, and of each further step."""
         steps = steps_by_phase(job)
         one, two = ([min(count, most) for count in steps] for most in (1, 2))
         samples = len(job.client.train) if isinstance(job, Job) and any(isinstance(p, Measure) for p in phases) else 0

@@ -129,7 +129,6 @@ _claims = _Claims()
 
 
 def _claim(folder: Path) -> Claim:
-    """Claim a folder of which this process has the system lock."""
     before = Claim.of(folder)
     if before and before.machine != _machine():
         _wait_for_silence(folder, before)

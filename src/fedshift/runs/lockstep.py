@@ -93,7 +93,6 @@ def advance(
 
 
 def _train(rounds: Sequence[_Round], engine: Engine) -> None:
-    """Run the clients' work that all runs request, and answer each run."""
     steps = [[_Steps(each.events) for _ in each.jobs] for each in rounds]
     jobs: list[Job] = []
     for each, of_run in zip(rounds, steps, strict=True):
@@ -137,7 +136,6 @@ def prepare(experiment: Experiment, label: str, progress: Progress) -> Simulatio
 
 
 def describe(experiment: Experiment) -> str:
-    """The stages that :func:`prepare` would run; raises a FedshiftError as it does."""
     simulation, unscored = _begun_with(experiment)
     clients = simulation.federated.clients
     lines = [

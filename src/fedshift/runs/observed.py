@@ -84,7 +84,6 @@ class TrainedSimulation:
 
     @property
     def round(self) -> Round:
-        """The last round."""
         return Round(self.simulation.coordinator.schedule[-1].stage, self.run.records[-1]["round"])
 
     @cached_property

@@ -46,7 +46,6 @@ class Origin:
 
     @classmethod
     def open(cls, path: str | Path, trust: bool = False) -> Self:
-        """Open a run folder; raises a FedshiftError if it is not a run folder."""
         run = cls(Path(path), trust)
         if not run.begun:
             below = ", ".join(f"'{file.parent}'" for file in sorted(run.path.glob(f"*/{RUN}"))[:SOME])
@@ -107,13 +106,11 @@ class Origin:
             )
 
     def check_is(self, fingerprint: str) -> None:
-        """Raise an error if another run has started here."""
         if self.begun and self.identity.fingerprint != fingerprint:
             raise FedshiftError(f"The run folder '{self.path}' contains another run; choose another --set name=...")
 
     @cached_property
     def identity(self) -> Identity:
-        """The run's identity; raises a FedshiftError if run.json is damaged."""
         fix = f"Restore it, or run '{self.experiment_file}' again in another folder (--set run.out=...)."
         try:
             return read_json(self.path / RUN, Identity)
@@ -144,7 +141,6 @@ class Origin:
         return experiment
 
     def experiment_to_go_on(self) -> Experiment:
-        """The resolved experiment, to resume it."""
         experiment = self._resolved()
         self._check_contents(experiment, "cannot continue", lambda what: True)
         if experiment.fingerprint != self.identity.fingerprint:
@@ -199,7 +195,6 @@ class Origin:
         return now
 
     def _check_contents(self, experiment: Experiment, problem: str, counts: Callable[[str], bool]) -> None:
-        """Raise an error if a file or class changed since the run started."""
         before, now = self.identity.contents, experiment.contents
         where = {".".join(names): f" ('{path}')" for names, path in experiment.paths()}
         reasons = [

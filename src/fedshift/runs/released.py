@@ -61,7 +61,6 @@ class Released:
 
     @classmethod
     def of(cls, model: Trained, name: str = "", client: int | str | None = None, **more: Any) -> Released:
-        """From a module that a run or a site returned."""
         experiment, blueprint = model.experiment, model.blueprint
         inputs, counts = blueprint.inputs, [*blueprint.trained_classes.values()]
         prepared = inputs.preparation
@@ -174,7 +173,6 @@ def _reader(model: Released, path: str, settings: Mapping[str, Any], by: str, ap
 
 
 def _of_classes(data: DomainData, model: Released) -> DomainData:
-    """The same samples with the model's class numbers; raises a FedshiftError for an unknown label."""
     problems = Problems("labels are no classes of the model")
     for number in torch.unique(data.y).tolist():
         if (name := data.classes[number]) not in model.classes:
@@ -187,7 +185,6 @@ def _of_classes(data: DomainData, model: Released) -> DomainData:
 
 
 def _of_columns(data: DomainData, model: Released) -> DomainData:
-    """The same rows with the model's category codes; raises a FedshiftError where numbers and categories mismatch."""
     if model.inputs.preparation is None:
         return data
     words = {True: "numbers", False: "categories"}
@@ -201,7 +198,6 @@ def _of_columns(data: DomainData, model: Released) -> DomainData:
 
 
 def _by_column(data: DomainData, column: Column, place: int) -> Subgroups:
-    """A subgroup for each value of an input column; raises a FedshiftError if there are many values."""
     cells = data.x[:, place].double()
     values = torch.unique(cells[~cells.isnan()])
     if len(values) > MOST_SUBGROUPS:

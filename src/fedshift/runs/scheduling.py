@@ -127,7 +127,6 @@ class Schedule:
         return fresh
 
     def _go_on(self, checkpoint: Checkpoint, members: Sequence[PlannedRun]) -> None:
-        """Resume runs that advanced together."""
         ready = [
             (requested, simulation) for requested in members if (simulation := self._simulation(requested)) is not None
         ]

@@ -182,7 +182,6 @@ def read_federated(experiment: Experiment) -> tuple[DomainData, FederatedData]:
 
 
 def divided(experiment: Experiment, data: DomainData, streams: Streams) -> FederatedData:
-    """Samples as clients and environments, some of which may be empty."""
     inputs = experiment.inputs.counting(data.x)
     federated = experiment.protocol.federate(data, experiment.partition, inputs, streams)
     federated = replace(federated, columns=tuple(column.name for column in data.columns))
@@ -279,7 +278,6 @@ def load_data(
 
 
 def read_data(dataset: Dataset, streams: Streams) -> DomainData:
-    """A data set in memory, checked; raises a FedshiftError if it cannot be read, or if its numbers are invalid."""
     inputs = dataset.inputs()
     with streams.as_global("global draws in data"):
         data = dataset.load(streams)

@@ -34,7 +34,6 @@ SAMPLES = 4  # on which it is seen whether a module predicts as a run does
 def rebuilt(
     experiment: Experiment, blueprint: Blueprint, weights: Mapping[str, Tensor], client: int | str | None
 ) -> Trained:
-    """The model of a client, by name or id, or the global model, from the tensors of a round of a run."""
     method = experiment.method
     model, parts = blueprint.modules(experiment)
     read = parts_predicted(method, model, parts, blueprint.inputs, blueprint.inputs.like(blueprint.shape))

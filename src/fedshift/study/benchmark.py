@@ -78,7 +78,6 @@ class Benchmark(StudyResults):
 
     @property
     def columns(self) -> list[Scenario]:
-        """The scenarios that have their data."""
         return [each for each in self.plan.scenarios if each.name not in self.left_out]
 
     @property
@@ -88,7 +87,6 @@ class Benchmark(StudyResults):
 
     @property
     def failed(self) -> bool:
-        """Whether a user's method failed somewhere."""
         return any(each.kind == "failed" for each in self.lacking.values())
 
     def trained(self, scenario: str, method: str) -> bool:
@@ -155,11 +153,9 @@ class Benchmark(StudyResults):
 
     @property
     def null_rows(self) -> list[str]:
-        """The rows that are FedAvg with other batches."""
         return [row.name for row in self.plan.rows if row.method == AGAIN]
 
     def _over_scenarios(self, method: str) -> dict[int, float]:
-        """By seed, the mean over scenarios of a method's differences."""
         found = [
             (each.weight, differences) for each in self.columns if (differences := self.differences(each.name, method))
         ]
@@ -283,7 +279,6 @@ class Benchmark(StudyResults):
         return Table(title, ["method", *(scenario.title for scenario in self.columns)], rows)
 
     def _published(self) -> list[Table]:
-        """For each column with rows of a paper, these next to ours."""
         columns, found = {scenario.name: scenario for scenario in self.columns}, []
         for paper in (each for each in papers.published() if each.column in columns):
             scenario = columns[paper.column]
@@ -303,7 +298,6 @@ class Benchmark(StudyResults):
 
     @cached_property
     def choices(self) -> dict[tuple[str, str], Sequence[Chosen]]:
-        """The chosen settings of each cell, here or elsewhere."""
         ours = {
             cell: [
                 Chosen(
@@ -333,7 +327,6 @@ class Benchmark(StudyResults):
         return [Table("Chosen settings, and their validation accuracy in %", heads, rows)] if rows else []
 
     def measurements(self) -> list[dict[str, Any]]:
-        """Every number; then, in the column "chosen", the tuned settings, and why cells have no number."""
         empty = {"value": "", "unit": "", "paper": "", "scale": self.plan.scale.name, "note": ""}
 
         def line(scenario: str, row: str, column: str, **its: Any) -> dict[str, Any]:

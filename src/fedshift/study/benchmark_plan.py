@@ -95,7 +95,6 @@ def plan_benchmark(
     out: str | Path | None = None,
     published: bool = False,
 ) -> StudyPlan:
-    """The plan of what a user names, as for :func:`benchmark`; None stands for all."""
     with needs("benchmark", "The benchmark"):  # before anything runs
         import optuna  # noqa: F401
     given = [plugins] if isinstance(plugins, str | Path) else plugins

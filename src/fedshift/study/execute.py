@@ -68,7 +68,6 @@ class CarriedOut:
         return failed
 
     def carry_out_seed(self, experiments: Sequence[Experiment], progress: Progress) -> None:
-        """Run a cell's runs of a seed; the first error is raised."""
         there = [Run(scheduling.run_path(each)) for each in experiments]
         if before := why_diverged(there):
             raise DivergedError(before)

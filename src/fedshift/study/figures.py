@@ -123,7 +123,6 @@ def as_png(figure: Figure) -> bytes:
 
 
 def make_plain(axis: Axes) -> None:
-    """Give an axis a light grid, small ticks and no frame."""
     axis.grid(alpha=0.3)
     axis.set_axisbelow(True)
     axis.tick_params(labelsize=8)

@@ -192,7 +192,6 @@ def _change_entry(document: Document, where: Sequence[str], entry: Document) -> 
 
 
 def _methods(document: Mapping[str, Any]) -> Iterator[Document]:
-    """A table for each method: its specific table over common settings over the preset of the data set."""
     given = _entry(document.get("method", {}))
     names = [str(name) for name in _as_list(given.pop("name", DEFAULT_NAMES["method"]))]
     if not names or len(set(names)) < len(names):

@@ -107,7 +107,6 @@ class Exhibit:
         return [row for row in self.rows if row.method]
 
     def quantities(self, scenario: Scenario) -> Mapping[str, str]:
-        """What is read off a scenario's runs, by heading."""
         return self.columns or scenario.columns
 
     def quantity(self, scenario: Scenario, column: str) -> Quantity:
@@ -144,7 +143,6 @@ class Exhibit:
 
 @cache
 def exhibits() -> Mapping[str, Exhibit]:
-    """Every table and figure by name, paper by paper."""
     texts = files_of("papers/tables")
     return {name: Exhibit.of(name, texts[name]) for name in sorted(texts, key=_order)}
 

@@ -64,7 +64,6 @@ def published_records(scale: str) -> Records:
 
 
 def records_of(text: str) -> Records:
-    """The cells of a benchmark's CSV file."""
     numbers: dict[Key, dict[int, float]] = {}
     lacking: dict[Key, Lacking] = {}
     chosen: dict[tuple[str, str], list[Chosen]] = {}

@@ -45,7 +45,6 @@ def plan_table(
     settings: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
 ) -> StudyPlan:
-    """The plan of what a user names, as for :func:`reproduce`."""
     exhibit, size, folder = exhibit_of(table), scale_of("papers", scale), Path(out or OUT)
     if exhibit.why:
         raise FedshiftError(f"{exhibit.title} of {exhibit.paper} is not reproduced: {exhibit.why}")
@@ -132,7 +131,6 @@ class Reproduction(StudyResults):
         return replace(found, analysed=analysed, not_analysed=failed)
 
     def tables(self) -> list[Table]:
-        """A table for each scenario, or those of its analysis."""
         if not self.plan.exhibit.analysis:
             return [self._table(scenario) for scenario in self.plan.known if self.columns(scenario)]
         return [
@@ -186,7 +184,6 @@ class Reproduction(StudyResults):
         return sorted({column for name, _, column in self.numbers if name == scenario.name}, key=place)
 
     def notes(self) -> list[str]:
-        """What was run, how it differs from the paper, and what has no number."""
         plan = self.plan
         seeds = ", ".join(map(str, plan.scale.seeds))
         over = f"Mean ± standard deviation over seeds {seeds}" if len(plan.scale.seeds) > 1 else f"Seed {seeds}"
@@ -202,9 +199,7 @@ class Reproduction(StudyResults):
             *plan.exhibit.statement,
         ]
         if not any(row.published for row in plan.exhibit.rows):
-            words.append(
-                "The paper draws this figure without printing its numbers; there is nothing to compare with."
-            )
+            words.append("The paper draws this figure without printing its numbers; there is nothing to compare with.")
         for scenario in plan.known:
             if scenario.open:
                 words.append(f"{scenario.title}, open: {scenario.open}.")
@@ -221,7 +216,6 @@ class Reproduction(StudyResults):
         return [*words, *self.what_is_lacking()]
 
     def measurements(self) -> list[dict[str, Any]]:
-        """Every number, or every number of the analysis."""
         if not self.plan.exhibit.analysis:
             return super().measurements()
         return [{"scenario": name} | row for name, its in self.analysed.items() for row in its.measurements()]
@@ -271,7 +265,6 @@ class Reproduction(StudyResults):
         return self.plan.exhibit.kind == "curve" and bool(self.numbers)
 
     def more_files(self) -> dict[str, str | bytes]:
-        """The figure of a curve, and the charts of an analysis with their numbers."""
         found: dict[str, str | bytes] = {
             f"{name}.{kind}": getattr(chart, kind)()
             for name, chart in self._charts.items()

@@ -101,7 +101,6 @@ class Study:
 
     @property
     def case(self) -> tuple[str, str]:
-        """The method, and the held-out domain (empty if there is none)."""
         return self.experiments[0].case
 
     @property
@@ -111,7 +110,6 @@ class Study:
 
     @property
     def metric(self) -> Metric:
-        """The metric that scores trials: the metric that selects."""
         return Metric(self.experiments[0].evaluate.select)
 
     def best(self, trials: int | None = None) -> int | None:
@@ -274,7 +272,6 @@ class Study:
 
 
 def import_optuna() -> Any:
-    """Import Optuna, which the extra ``tune`` provides."""
     with needs("tune", "Searching settings"):
         import optuna
     return optuna
@@ -296,7 +293,6 @@ def quiet() -> Iterator[None]:
 
 
 def all_trials(study: Study) -> Table:
-    """Every trial, with each loss term's share at the end of its first seed."""
     keys = [*study.space.searched]
     rows = [
         [

@@ -51,7 +51,6 @@ class Slurm:
     def of(
         cls, forecasts: Sequence[Forecast], folder: Path, command: Sequence[str], shards: int, options: RunOptions
     ) -> Slurm:
-        """From the forecasts of a command's runs; raises a FedshiftError if nothing is left to run."""
         costs = [(each.runs, each.cost) for each in forecasts if each.cost is not None and each.runs]
         if not costs:
             raise FedshiftError("There is nothing to run: all runs are finished, or none can run.")
@@ -90,7 +89,6 @@ class Slurm:
         )
 
     def write(self) -> Path:
-        """Write the script; returns its path. Raises a DiskError if it cannot be written."""
         files.make_folder(self.folder)
         path = self.folder / "slurm.sh"
         files.write(path, self.script)

@@ -143,7 +143,6 @@ def in_words(search: Search) -> str:
 
 
 def settings_of(experiment: Experiment) -> dict[str, Setting]:
-    """Every setting that can be searched, by dotted name."""
     return {
         key: Setting(type(spec), name, getattr(spec, name))
         for table in SEARCHED
@@ -198,7 +197,6 @@ def unused_ranges(ranges: Mapping[str, Any], experiments: Sequence[Experiment]) 
 
 
 def with_settings(spec: S, settings: Mapping[str, Any]) -> S:
-    """A spec with other values of some settings, by dotted name; raises a FedshiftError for wrong values."""
     changes: dict[str, Any] = {}
     for name, group in groupby(sorted(settings), key=lambda key: key.partition(".")[0]):
         below = {key.partition(".")[2]: settings[key] for key in group}

@@ -78,7 +78,6 @@ class States(Tabled):
     states: Sequence[State]
 
     def tables(self) -> list[Table]:
-        """A line for each table, a column for each scale; and what is left to run, with its cost."""
         by_table: dict[str, list[str]] = {}
         for each in self.states:
             by_table.setdefault(each.table, []).append(str(each))
@@ -100,7 +99,6 @@ class States(Tabled):
         return tables
 
     def notes(self) -> list[str]:
-        """How to get what is needed, once each; how costs are estimated; and what cannot run."""
         needs: dict[str, dict[str, None]] = {}
         reasons: dict[str, dict[str, None]] = {}
         for each in self.states:
@@ -121,7 +119,6 @@ class States(Tabled):
         ]
 
     def json(self) -> str:
-        """Everything as JSON, a list with an object for each table and scale."""
         found = [
             {**asdict(each), "needs": {name: need._asdict() for name, need in each.needs.items()}, "summary": str(each)}
             for each in self.states

@@ -288,14 +288,12 @@ class StudyPlan:
 
     @property
     def available(self) -> Plan:
-        """The cells to run, of the scenarios that lack nothing."""
         out = {*self.left_out}
         cells = [cell for cell in self.cells if cell.key[0] not in out and cell.key[:2] not in self.records.cells]
         return Plan(cells, seed_by_seed=True)
 
 
 def paths_by_name(data: Mapping[str, str | Path] | None) -> dict[str, str]:
-    """Files that a user gives, by the data set's name; raises a FedshiftError if they have no names."""
     if data is not None and not isinstance(data, Mapping):
         raise FedshiftError(f'data = {shown(data)}: give paths by data set, such as {{"pacs": "pacs.parquet"}}.')
     return {name: str(path) for name, path in (data or {}).items()}

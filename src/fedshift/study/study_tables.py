@@ -136,7 +136,6 @@ class StudyResults(Tabled):
         return found
 
     def what_is_lacking(self) -> list[str]:
-        """Why cells have no number, and scenarios are excluded."""
         titles = {scenario.name: self.plan.title(scenario) for scenario in self.plan.known}
         words = [
             f"{', '.join(filter(None, (titles[scenario], row, point)))}: {LACKING[why.kind]}. {why.reason}"
@@ -145,7 +144,6 @@ class StudyResults(Tabled):
         return [*words, *self.left_out.values()]
 
     def json(self) -> str:
-        """Everything in the tables, and every number."""
         whole = {
             "scale": self.plan.scale.name,
             **asdict(self.count),
@@ -185,7 +183,6 @@ def _runs_of(cell: Cell) -> int:
 
 
 def run_folders(plan: StudyPlan) -> list[list[str]]:
-    """The run folders of each cell of a whole table, below the folder of all tables."""
     out = plan.folder.parent
     return [[str(run_path(each).relative_to(out)) for each in cell.experiments] for cell in plan.whole.cells]
 

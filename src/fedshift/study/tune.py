@@ -127,7 +127,6 @@ def chosen_on(experiment: Experiment) -> str:
 
 
 def _carry_out(study: Study, progress: Progress, shard: Shard | None) -> None:
-    """Run the trials of a study, perhaps resumed."""
     with nullcontext() if shard else locked(study.path):
         while numbers := _asked(study, shard):
             outcomes = _Batch(study, numbers, progress, shard).outcomes()

@@ -55,7 +55,6 @@ class Found(File):
 
     @classmethod
     def of(cls, study: Study) -> Self:
-        """The result of a study with a complete trial."""
         there, number = study.trials, study.best()
         assert number is not None
         method, held_out = study.case
@@ -77,7 +76,6 @@ class Found(File):
 
     @property
     def case(self) -> tuple[str, str]:
-        """The method, and the held-out domain (empty if there is none)."""
         return self.method, self.hold_out or ""
 
     @property
@@ -111,7 +109,6 @@ class TunedSettings(File):
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """Read a file; raises a FedshiftError if it cannot be read, or is not such a file."""
         try:
             return checked(tomllib.loads(files.read(Path(path), LARGEST_TOML).decode("utf-8")), cls)
         except OSError as error:
@@ -236,7 +233,6 @@ class Tuning(Tabled):
         return [*map(Found.of, self.studies)]
 
     def tables(self) -> list[Table]:
-        """The best value of each study, and how its trials ended."""
         several = 1 + any(domain for _, domain in (study.case for study in self.studies))
         values, spent = [], []
         for study, found in zip(self.studies, self.found, strict=True):
@@ -254,7 +250,6 @@ class Tuning(Tabled):
         ]
 
     def notes(self) -> list[str]:
-        """The best settings of each study, where it searched, and on what they were chosen."""
         words = [
             f"{study.label}: {study.trials[found.trial].words}; searched {study.space}."
             for study, found in zip(self.studies, self.found, strict=True)
