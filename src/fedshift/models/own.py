@@ -116,7 +116,7 @@ class Own(Model):
             )
         return head
 
-    def looks_whole(self, shape: Shape, classes: int) -> str:
+    def whole_classifier_reason(self, shape: Shape, classes: int) -> str:
         """Why the module is probably a whole classifier, though it is used as an encoder; empty: it is not."""
         return "" if self.head else _suspicion(self, shape, classes, digest(self.path))
 

@@ -240,7 +240,7 @@ class Reader(nn.Module):
         """Samples (B, ...) to (B, F), or to the input of the layer at which it ends, (B, ...)."""
         known: Tensor | None = None
         if self.begins:
-            x, known = self._begun(x)
+            x, known = self._enter_at_layer(x)
         given, mask = self._given(x, known)
         try:
             outputs = self.network(**given)
@@ -252,7 +252,7 @@ class Reader(nn.Module):
             return _with_mask(hidden, mask)
         return self._pooled(outputs, mask)
 
-    def _begun(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _enter_at_layer(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Set the input of the first layer; returns samples that stand for it, and which tokens are not padding."""
         layer: Any = self.network.get_submodule(self.layer)
         if self.kind == "images":

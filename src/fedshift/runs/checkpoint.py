@@ -60,7 +60,7 @@ class Checkpoint(Manifest):
         if self.position > len(schedule):
             raise DamagedError(f"The checkpoint is of round {self.position}, but the run has {len(schedule)} rounds.")
         for scope in _SCOPES:
-            check_alike(getattr(coordinator.state, scope), getattr(server, scope), "checkpoint")
+            check_same_layout(getattr(coordinator.state, scope), getattr(server, scope), "checkpoint")
         for name in COUNTED:
             setattr(coordinator, name, copy(getattr(self, name)))
         coordinator.ledger = Ledger(self.ledger)
@@ -101,7 +101,7 @@ def read_checkpoint(folder: Path, run: str, position: int) -> Checkpoint:
 
 
 def common_position(folders: list[Path]) -> int:
-    """The newest position of which all runs have a checkpoint; 0 if there is none."""
+    """The newest position of which all runs have a checkpoint; 0 without any."""
     return max(set[int].intersection(*({0, *saved_positions(folder)} for folder in folders)), default=0)
 
 
@@ -126,12 +126,12 @@ def unpack_server(data: bytes, device: torch.device) -> ServerState:
     return ServerState(shared, down, server, optimisers)
 
 
-def check_alike(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], what: str) -> None:
-    """Raise a DamagedError unless tensors have the wanted names, types and shapes."""
-    if different := sorted(wanted.keys() ^ found.keys()):
-        problem = "lacks" if different[0] in wanted else "holds"
+def check_same_layout(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], what: str) -> None:
+    """Raise a DamagedError unless tensors have the expected names, types and shapes."""
+    if different := sorted(expected.keys() ^ found.keys()):
+        problem = "lacks" if different[0] in expected else "holds"
         raise DamagedError(f"The {what} {problem} the tensor '{different[0]}'.")
-    for name, tensor in wanted.items():
+    for name, tensor in expected.items():
         if (tensor.dtype, tensor.shape) != (found[name].dtype, found[name].shape):
             raise DamagedError(
                 f"The {what} has '{name}' as {found[name].dtype} {list(found[name].shape)} in the place of "

@@ -163,10 +163,10 @@ def _replies(simulation: Simulation, exchange: Exchange, jobs: Sequence[Job]) ->
     if not (of_any_length or trained_on):
         return Replies()
     replies = []
-    for came in Sequential().train(shorten(jobs, 0)):
-        if isinstance(came, Exception):
-            raise came
-        replies.append((came.client, came.up))
+    for outcome in Sequential().train(shorten(jobs, 0)):
+        if isinstance(outcome, Exception):
+            raise outcome
+        replies.append((outcome.client, outcome.up))
     return Replies(replies)
 
 

@@ -92,9 +92,9 @@ def find(path: Path, least: int = 1, trust: bool = False) -> list[Run]:
         for folder in found_in
         if not folder.name.startswith(ASIDE) and studies.isdisjoint(folder.parents) and not _linked_trial(folder, path)
     )
-    found = [run for path in paths if (run := Run(path, trust)).begun]
+    found = [run for path in paths if (run := Run(path, trust)).has_started]
     if len(found) < least:
-        raise FedshiftError(f"There is no run folder at or below '{path}'.")
+        raise FedshiftError(f"No run folder is at or below '{path}'.")
     return found
 
 

@@ -25,7 +25,7 @@ class Flops(NamedTuple):
 
 
 class FlopCounter:
-    """Counts the operations of a simulation's rounds, client after client, whichever engine runs them.
+    """Counts the operations of a simulation's rounds, client after client, for any engine.
 
     Matrix products, convolutions and attention count, forward and backward, a multiplication with an addition as 2:
     see :class:`torch.utils.flop_counter.FlopCounterMode`. Activations, norms, optimisers, aggregation and other
@@ -63,10 +63,10 @@ class FlopCounter:
         key = *round.key, exchange.name
         if key not in self._by_server:
             replies = []
-            for came in self._engine.train(shorten(self._jobs(round, exchange, cohort), 0)):
-                if isinstance(came, Exception):
-                    raise came
-                replies.append((came.client, came.up))
+            for outcome in self._engine.train(shorten(self._jobs(round, exchange, cohort), 0)):
+                if isinstance(outcome, Exception):
+                    raise outcome
+                replies.append((outcome.client, outcome.up))
             state = self._simulation.coordinator.state
             job = ServerJob(self._simulation.setup, exchange, round, state, Replies(replies))
             self._by_server[key] = self._of_job(job, exchange.server_phases)
@@ -100,9 +100,9 @@ class FlopCounter:
             if isinstance(job, ServerJob):
                 self._engine.serve(replace(job, exchange=replace(job.exchange, server_phases=cut)))
             else:
-                for came in self._engine.train([replace(job, exchange=replace(job.exchange, phases=cut))]):
-                    if isinstance(came, Exception):
-                        raise came
+                for outcome in self._engine.train([replace(job, exchange=replace(job.exchange, phases=cut))]):
+                    if isinstance(outcome, Exception):
+                        raise outcome
         return int(counter.get_total_flops())
 
 

@@ -34,16 +34,16 @@ class _Round:
         self.server: ServerJob | None = None
         self.error: Exception | None = None
         self._asking = coordinator.round()
-        self.go_on(None)
+        self.proceed(None)
 
-    def go_on(self, came: Any) -> None:
+    def proceed(self, result: Any) -> None:
         """Pass the coordinator the results of its request (outcomes, or a server's), and take the next request."""
         orders, jobs = self.orders, self.jobs
         self.orders, self.jobs, self.server = [], [], None
         try:
             if jobs:
-                came = self.simulation.received(orders, jobs, came)
-            request = self._asking.throw(came) if isinstance(came, Exception) else self._asking.send(came)
+                result = self.simulation.received(orders, jobs, result)
+            request = self._asking.throw(result) if isinstance(result, Exception) else self._asking.send(result)
             while not isinstance(request, ServerJob):
                 self.orders, self.jobs = request, self.simulation.jobs(request)
                 if self.jobs:
@@ -104,17 +104,17 @@ def _train(rounds: Sequence[_Round], engine: Engine) -> None:
         for tell in of_run:
             outcomes.append(next(answers))
             tell.answered(outcomes[-1])
-        each.go_on(outcomes)
+        each.proceed(outcomes)
 
 
 def _serve(round: _Round, job: ServerJob, engine: Engine) -> None:
     if job.exchange.server_phases:
         round.begin_task([job])
     try:
-        came: Any = engine.serve(job)
+        result: Any = engine.serve(job)
     except Exception as error:  # it is this run's
-        came = error
-    round.go_on(came)
+        result = error
+    round.proceed(result)
 
 
 # Stages before training -----------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def _serve(round: _Round, job: ServerJob, engine: Engine) -> None:
 
 def prepare(experiment: Experiment, label: str, progress: Progress) -> Simulation:
     """Run, in memory, the stages at a run's beginning after which no model is scored."""
-    simulation, unscored = _begun_with(experiment, progress.embedded)
+    simulation, unscored = _preparation_stages(experiment, progress.embedded)
     coordinator, stages = simulation.coordinator, planned_stages(simulation)[: len(unscored)]
     events = RunEvents(f"{label}-seed{experiment.seed}", progress)
     events.begin(stages)
@@ -136,7 +136,7 @@ def prepare(experiment: Experiment, label: str, progress: Progress) -> Simulatio
 
 
 def describe(experiment: Experiment) -> str:
-    simulation, unscored = _begun_with(experiment)
+    simulation, unscored = _preparation_stages(experiment)
     clients = simulation.federated.clients
     lines = [
         f"Seed {experiment.seed}: {len(clients)} clients of {len({client.domain for client in clients})} domains, "
@@ -148,7 +148,7 @@ def describe(experiment: Experiment) -> str:
     return "\n".join([*lines, "Nothing was written."])
 
 
-def _begun_with(experiment: Experiment, tell: Embedding = silent) -> tuple[Simulation, list[Stage]]:
+def _preparation_stages(experiment: Experiment, tell: Embedding = silent) -> tuple[Simulation, list[Stage]]:
     """A run, and the stages at its beginning after which no model is scored."""
     if experiment.method.prepares is None:
         raise FedshiftError(

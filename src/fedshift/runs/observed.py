@@ -78,7 +78,9 @@ class TrainedSimulation:
             {n: tensors[n] for n in coordinator.state.tensors if n in tensors}
         )
         for id in coordinator.names:
-            if private := {name: its for name, its in self._own(tensors, id).items() if name in site.initial}:
+            if private := {
+                name: its for name, its in self._client_tensors(tensors, id).items() if name in site.initial
+            }:
                 site.store.put(id, ClientState(dict(site.initial | private)))
         return simulation
 
@@ -104,7 +106,7 @@ class TrainedSimulation:
         state = unpack_server(read_file(self.run.path / name, saved.files.get(name)), self.simulation.setup.device)
         return preparing.prepared(self.simulation.federated, state, saved.messages)
 
-    def _own(self, tensors: Mapping[str, Tensor], client: int) -> dict[str, Tensor]:
+    def _client_tensors(self, tensors: Mapping[str, Tensor], client: int) -> dict[str, Tensor]:
         prefix = f"client.{client}."
         return {name.removeprefix(prefix): its for name, its in tensors.items() if name.startswith(prefix)}
 
@@ -113,9 +115,9 @@ class TrainedSimulation:
         strangers: list[Tensors] = []
         for environment in self.simulation.federated.environments:
             if role in (None, environment.role):
-                yield self._ask(environment, strangers)
+                yield self._question(environment, strangers)
 
-    def under_each_client(self, environment: Environment, most: int) -> dict[str, Observed]:
+    def observe_by_client(self, environment: Environment, most: int) -> dict[str, Observed]:
         """An environment's samples under the personalised models of the first clients, by the client's name.
 
         Raises:
@@ -130,17 +132,17 @@ class TrainedSimulation:
                     f"'{self.run.path}' ends with a single model for all clients, so there is nothing to compare "
                     "between them. Analyse a run of a method with personal models, such as fedbn."
                 )
-            observed[name] = Observed(its, evaluation.whose(its), *self._engine.observe(self._ask(its, [])[0]))
+            observed[name] = Observed(its, evaluation.whose(its), *self._engine.observe(self._question(its, [])[0]))
         return observed
 
-    def _ask(self, environment: Environment, strangers: list[Tensors]) -> list[Question]:
+    def _question(self, environment: Environment, strangers: list[Tensors]) -> list[Question]:
         """An environment with each model that is scored on it; ``strangers`` caches the models of unseen clients."""
         simulation, inputs = self.simulation, self.simulation.federated.inputs
         state, device = simulation.coordinator.state, simulation.setup.device
         sent = state.shared | state.down
 
         def send(client: int) -> Tensors:
-            own = self._own(self._weights, client)
+            own = self._client_tensors(self._weights, client)
             return sent | {name: tensor.to(device) for name, tensor in own.items()}
 
         return [

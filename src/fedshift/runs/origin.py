@@ -47,7 +47,7 @@ class Origin:
     @classmethod
     def open(cls, path: str | Path, trust: bool = False) -> Self:
         run = cls(Path(path), trust)
-        if not run.begun:
+        if not run.has_started:
             below = ", ".join(f"'{file.parent}'" for file in sorted(run.path.glob(f"*/{RUN}"))[:SOME])
             fix = f" Those in it: {below}." if below else ""
             raise FedshiftError(f"'{path}' is not a run folder: it has no {RUN}.{fix}")
@@ -86,19 +86,19 @@ class Origin:
         return (self.path / SUMMARY).exists()
 
     @property
-    def begun(self) -> bool:
+    def has_started(self) -> bool:
         """Whether it contains a run; experiment.toml is written last, so that an interrupted start is not a run."""
         return any((self.path / name).exists() for name in (EXPERIMENT, SUMMARY, RECORDS, CLIENTS))
 
     @property
-    def carried_on_by(self) -> str:
+    def resume_command(self) -> str:
         if self.readable and self.identity.host == "federation":
             return "`fedshift federation run` in the coordinator's folder"
-        return carried_on_by(self.path)
+        return resume_command(self.path)
 
     def check_new(self) -> None:
-        if self.begun:
-            state = "is finished" if self.finished else "has begun"
+        if self.has_started:
+            state = "is finished" if self.finished else "has has_started"
             fix = "fedshift report" if self.finished else "fedshift resume"
             raise FedshiftError(
                 f"The run folder '{self.path}' exists and is not overwritten; its run {state}. "
@@ -106,7 +106,7 @@ class Origin:
             )
 
     def check_is(self, fingerprint: str) -> None:
-        if self.begun and self.identity.fingerprint != fingerprint:
+        if self.has_started and self.identity.fingerprint != fingerprint:
             raise FedshiftError(f"The run folder '{self.path}' contains another run; choose another --set name=...")
 
     @cached_property
@@ -140,7 +140,7 @@ class Origin:
         self._check_contents(experiment, "gives no model", lambda what: not what.startswith(NOT_OF_MODELS))
         return experiment
 
-    def experiment_to_go_on(self) -> Experiment:
+    def resumable_experiment(self) -> Experiment:
         experiment = self._resolved()
         self._check_contents(experiment, "cannot continue", lambda what: True)
         if experiment.fingerprint != self.identity.fingerprint:
@@ -161,11 +161,11 @@ class Origin:
             return bool(self.identity)
         return False
 
-    def check_may_go_on(self) -> None:
+    def check_resumable(self) -> None:
         """Raise an error unless a simulation can resume the run, and its code is unchanged and trusted."""
         if self.identity.host == "federation":
             raise FedshiftError(
-                f"'{self.path}' is a federation's run, which its coordinator alone can resume: {self.carried_on_by}."
+                f"'{self.path}' is a federation's run, which its coordinator alone can resume: {self.resume_command}."
             )
         check_plugins(self._plugins(), self.path, self.trust)
 
@@ -240,13 +240,13 @@ def check_no_study(path: Path) -> None:
     """Raise an error if a path is a study's or a trial's, whose scores are not results."""
     if study := study_of(path):
         raise FedshiftError(
-            f"'{path}' contains trials of a study, some of which were stopped early, and whose test scores nobody "
-            f"inspects while settings are chosen. What it found is in '{study.parent / 'tuned-*.html'}', which "
-            f"`fedshift tune` writes; {carried_on_by(path)} carries it on."
+            f"'{path}' contains trials of a study, some of which were stopped early, and whose test scores must "
+            f"stay unseen while settings are chosen. The results are in '{study.parent / 'tuned-*.html'}', which "
+            f"`fedshift tune` writes; {resume_command(path)} resumes it."
         )
 
 
-def carried_on_by(path: Path) -> str:
+def resume_command(path: Path) -> str:
     return "the command that began the search" if study_of(path) else f"`fedshift resume {path}`"
 
 

@@ -28,7 +28,7 @@ NAMED = 8  # kinds of files that an error lists
 COLUMNS = ("file", "row", "predicted")
 
 
-def nobody(done: int, of: int) -> None:
+def ignore_progress(done: int, of: int) -> None:
     """Shows no progress."""
 
 
@@ -109,7 +109,7 @@ def predictions(
     paths: Sequence[str | Path],
     client: int | str | None = None,
     round: Picked = "last",
-    tell: Done = nobody,
+    tell: Done = ignore_progress,
 ) -> Predictions:
     """Predict for files of the kind that a run was trained on; unreadable files are reported in the result.
 

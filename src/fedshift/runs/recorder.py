@@ -18,7 +18,7 @@ from fedshift.runs.checkpoint import (
     Checkpoint,
     Summary,
     Weights,
-    check_alike,
+    check_same_layout,
     current_weights,
     manifest_name,
     pack_server,
@@ -113,7 +113,7 @@ class Recorder:
             position, {name.removeprefix(below): each for name, each in named.items() if name.startswith(below)}
         )
         for client, state in self._store.items():
-            check_alike(self._site.initial, state.tensors, f"state of client '{self.coordinator.names[client]}'")
+            check_same_layout(self._site.initial, state.tensors, f"state of client '{self.coordinator.names[client]}'")
 
     def _remove_all_but(self, kept: Mapping[int, Checkpoint]) -> None:
         """Remove every checkpoint file that these do not name, and temporary files of interrupted writes."""

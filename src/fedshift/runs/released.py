@@ -102,7 +102,7 @@ def released(path: Path, client: int | str | None, round: Picked, trust: bool) -
 def _reread(run: Run) -> FederatedData:
     if run.identity.host == "federation":
         raise FedshiftError("it ran between institutions, where its samples are")
-    experiment: Experiment = run.experiment_to_go_on()
+    experiment: Experiment = run.resumable_experiment()
     return make_federated(experiment)
 
 
@@ -127,8 +127,8 @@ def read_labelled(
     the message names them and the fix.
     """
     places = [column.name for column in model.columns]
-    apart = {DOMAIN: by} if by and by != DOMAIN and by not in places else {}
-    dataset = _reader(model, path, settings, by, apart)
+    grouping = {DOMAIN: by} if by and by != DOMAIN and by not in places else {}
+    dataset = _reader(model, path, settings, by, grouping)
     streams = Streams(0)
     with streams.as_global("global draws in data"):
         data = dataset.load(streams)
@@ -145,8 +145,8 @@ def read_labelled(
     return data, Subgroups(by, data.domains if by else (), data.domain)
 
 
-def _reader(model: Released, path: str, settings: Mapping[str, Any], by: str, apart: Mapping[str, str]) -> Dataset:
-    """The model's data set with other files, but the model's columns; ``apart`` names the subgroups' setting."""
+def _reader(model: Released, path: str, settings: Mapping[str, Any], by: str, grouping: Mapping[str, str]) -> Dataset:
+    """The model's data set with other files, but the model's columns; ``grouping`` names the subgroups' setting."""
     dataset, name = model.dataset, DATASETS.name_of(model.dataset)
     known = dataset.settings()
     own = [each for each, about in known.items() if about.path and each not in dataset.readers]
@@ -164,12 +164,12 @@ def _reader(model: Released, path: str, settings: Mapping[str, Any], by: str, ap
         changes["columns"] = tuple(column.name for column in model.columns)
     if isinstance(dataset, TableFile) and "categories" in known:
         changes["categories"] = tuple(column.name for column in model.columns if column.categories is not None)
-    if apart and not (isinstance(dataset, ColumnFiles) and DOMAIN in known):
+    if grouping and not (isinstance(dataset, ColumnFiles) and DOMAIN in known):
         raise FedshiftError(
-            f"--by {apart[DOMAIN]}: the data set '{name}' reads no such column; give --by domain"
+            f"--by {grouping[DOMAIN]}: the data set '{name}' reads no such column; give --by domain"
             + (f", or a column of the inputs: {', '.join(each.name for each in model.columns)}." * bool(model.columns))
         )
-    return dataset.replace(**{**changes, **settings, **apart})
+    return dataset.replace(**{**changes, **settings, **grouping})
 
 
 def _of_classes(data: DomainData, model: Released) -> DomainData:

@@ -282,7 +282,7 @@ class Run(Origin):
     def _check_finished(self, what: str) -> None:
         if not self.finished:
             raise FedshiftError(
-                f"The run '{self.path}' is not finished, so it has no {what} yet; {self.carried_on_by} carries it on."
+                f"The run '{self.path}' is not finished, so it has no {what} yet; {self.resume_command} carries it on."
             )
 
     @contextmanager
@@ -290,5 +290,5 @@ class Run(Origin):
         try:
             yield
         except DamagedError as error:
-            first = "Move it away, and " if "federation" in self.carried_on_by else ""
-            raise DamagedError(f"{error} {first}{self.carried_on_by} makes it again.") from error
+            first = "Move it away, and " if "federation" in self.resume_command else ""
+            raise DamagedError(f"{error} {first}{self.resume_command} makes it again.") from error

@@ -18,7 +18,7 @@ from fedshift.runs.run import Run
 from fedshift.runs.scheduling import Failures, PlannedRun, Schedule, SharedSchedule, run_path
 from fedshift.runs.shard import Shard
 from fedshift.runs.simulation import Simulation
-from fedshift.runs.together import Judge, carry_out
+from fedshift.runs.together import Judge, run_together
 
 
 def start(experiment: Experiment, progress: Progress) -> Run:
@@ -30,7 +30,7 @@ def start(experiment: Experiment, progress: Progress) -> Run:
     if simulation.blueprint.oddity:
         progress.note(simulation.blueprint.oddity)
     choice = simulation.choice(progress.note)
-    for error in carry_out([(simulation, folder)], choice, progress).values():
+    for error in run_together([(simulation, folder)], choice, progress).values():
         raise error
     return folder
 
@@ -49,21 +49,21 @@ def run_all(
         files.check_folder(folder)
     write = partial(write_grid, experiments, run_path(experiments[0]).parent)
     schedule = SharedSchedule(shard, progress, before_first=write) if shard else Schedule(progress, before_first=write)
-    return schedule.carry_out(requested)
+    return schedule.run_all(requested)
 
 
 def resume(requested: Sequence[PlannedRun], progress: Progress) -> tuple[list[Run], Failures]:
     """Resume every unfinished run that :func:`below` found; returns and raises as :func:`run_all`."""
-    return Schedule(progress).carry_out(requested)
+    return Schedule(progress).run_all(requested)
 
 
 def attempt(requested: Sequence[PlannedRun], progress: Progress, judge: Judge, shard: Shard | None = None) -> Failures:
-    """Run runs, some of which ``judge`` may stop; see :func:`fedshift.runs.together.carry_out`.
+    """Run runs, some of which ``judge`` may stop; see :func:`fedshift.runs.together.run_together`.
 
     Returns the errors; a run that was stopped is not among them, and stays unfinished. Raises as :func:`run_all`.
     """
     schedule = SharedSchedule(shard, progress, judge) if shard else Schedule(progress, judge)
-    schedule.carry_out(requested)
+    schedule.run_all(requested)
     return schedule.failed
 
 
@@ -78,18 +78,18 @@ def below(path: Path, trust: bool = False) -> list[PlannedRun]:
     for file in grid_files(path):
         for run in read_grid(file).runs:
             folder = Run(file.parent / run.folder, trust)
-            if not folder.begun:
+            if not folder.has_started:
                 check_plugins(run.plugins, folder.path, trust)
                 begin = partial(experiment_of, run, file, trust)
                 requested.setdefault(folder.path, PlannedRun(folder, begin, run.fingerprint))
             else:
-                requested.setdefault(folder.path, _begun(folder))
+                requested.setdefault(folder.path, _planned(folder))
     for folder in find(path, 0 if requested else 1, trust):
-        requested.setdefault(folder.path, _begun(folder))
+        requested.setdefault(folder.path, _planned(folder))
     return list(requested.values())
 
 
-def _begun(folder: Run) -> PlannedRun:
+def _planned(folder: Run) -> PlannedRun:
     if not folder.finished and folder.readable:
-        folder.check_may_go_on()
-    return PlannedRun(folder, folder.experiment_to_go_on)
+        folder.check_resumable()
+    return PlannedRun(folder, folder.resumable_experiment)

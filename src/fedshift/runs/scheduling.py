@@ -21,7 +21,7 @@ from fedshift.runs.locks import locked
 from fedshift.runs.run import DIVERGED, Run
 from fedshift.runs.shard import Shard
 from fedshift.runs.simulation import Simulation, refused_by_method
-from fedshift.runs.together import Judge, carry_out, choice_of, to_the_end
+from fedshift.runs.together import Judge, choice_of, run_together, to_the_end
 
 Failures = dict[Path, FedshiftError]  # what went wrong with runs, by their folders
 TOLD_APART = (DiskError, LockedError)  # kinds of failure that callers may distinguish
@@ -64,20 +64,20 @@ class Schedule:
         self._odd = False  # whether the oddities of the data were noted
         self.failed: Failures = {}
 
-    def carry_out(self, requested: Sequence[PlannedRun]) -> tuple[list[Run], Failures]:
+    def run_all(self, requested: Sequence[PlannedRun]) -> tuple[list[Run], Failures]:
         """Run all; returns and raises as :func:`fedshift.runs.runner.run_all`."""
-        self._carry_out_all(requested)
+        self._run_all(requested)
         folders = [self._folders[each.folder.path] for each in requested if each.folder.path in self._folders]
         if self._refusal and len(self.failed) == len(requested):
             raise self._refusal
         return folders, self.failed
 
-    def _carry_out_all(self, requested: Sequence[PlannedRun]) -> None:
+    def _run_all(self, requested: Sequence[PlannedRun]) -> None:
         unfinished = [each for each in requested if not self._is_finished(each)]
-        fresh = self._go_on_with_groups(unfinished)
-        self._carry_out_fresh(fresh)
+        fresh = self._resume_groups(unfinished)
+        self._run_fresh(fresh)
         damaged, self._damaged = self._damaged, []
-        self._carry_out_fresh(damaged)
+        self._run_fresh(damaged)
         for again in self._damaged:
             self._note_failure(again, FedshiftError("its files are damaged repeatedly; inspect the disk."))
 
@@ -87,7 +87,7 @@ class Schedule:
         """Whether a run is finished, or to be skipped for now: a damaged run is repeated after the others."""
         folder = requested.folder
         try:
-            if requested.fingerprint is not None and folder.begun:
+            if requested.fingerprint is not None and folder.has_started:
                 folder.check_is(requested.fingerprint)
                 _ = folder.table  # or an error: what was requested must be as it was
             if not folder.finished:
@@ -102,7 +102,7 @@ class Schedule:
         self._progress.reused(folder.path.name)
         return True
 
-    def _go_on_with_groups(self, unfinished: Sequence[PlannedRun]) -> list[PlannedRun]:
+    def _resume_groups(self, unfinished: Sequence[PlannedRun]) -> list[PlannedRun]:
         """Resume the runs that have a checkpoint, with the runs of their group; returns the other runs."""
         fresh: list[PlannedRun] = []
         groups: dict[tuple[Path, tuple[str, ...]], tuple[Checkpoint, list[PlannedRun]]] = {}
@@ -117,16 +117,16 @@ class Schedule:
                 fresh.append(requested)
                 continue
             mates = [Run(folder.parent / name) for name in checkpoint.together]
-            if all(saved_positions(mate.path) for mate in mates if mate.begun and not mate.finished):
+            if all(saved_positions(mate.path) for mate in mates if mate.has_started and not mate.finished):
                 names = tuple(checkpoint.together)
                 groups.setdefault((folder.parent, names), (checkpoint, []))[1].append(requested)
             else:  # it begins again with its group, of which not all have written their first checkpoint
                 fresh.append(requested)
         for checkpoint, members in groups.values():
-            self._go_on(checkpoint, members)
+            self._resume_group(checkpoint, members)
         return fresh
 
-    def _go_on(self, checkpoint: Checkpoint, members: Sequence[PlannedRun]) -> None:
+    def _resume_group(self, checkpoint: Checkpoint, members: Sequence[PlannedRun]) -> None:
         ready = [
             (requested, simulation) for requested in members if (simulation := self._simulation(requested)) is not None
         ]
@@ -140,32 +140,32 @@ class Schedule:
         if missing and position < simulation.rounds and choice.engine == "vectorised":
             self._progress.note(
                 f"{first.folder.path.name} was stacked with {missing} runs that do not continue with it: its last "
-                "digits may differ from those of a run that was never interrupted."
+                "digits may differ from an uninterrupted run's."
             )
-        self._carry_out(ready, choice)
+        self._run(ready, choice)
 
     # Runs that begin ----------------------------------------------------------------------------
 
-    def _carry_out_fresh(self, requested: Iterable[PlannedRun]) -> None:
+    def _run_fresh(self, requested: Iterable[PlannedRun]) -> None:
         for each in requested:
             simulation = self._simulation(each)
             if simulation is not None:
                 self._add(each, simulation, simulation.choice(self._progress.note))
-        self._carry_out_waiting()
+        self._run_waiting()
 
     def _add(self, requested: PlannedRun, simulation: Simulation, choice: Choice) -> None:
         """Queue a run; the queue is run first if it is of another kind or full."""
-        if self._waiting and not (choice == self.choice_of and _alike(self._waiting[0][1], simulation)):
-            self._carry_out_waiting()
+        if self._waiting and not (choice == self.choice_of and _can_stack(self._waiting[0][1], simulation)):
+            self._run_waiting()
         self.choice_of = choice
         self._waiting.append((requested, simulation))
         if len(self._waiting) >= (simulation.experiment.run.together or choice.together):
-            self._carry_out_waiting()
+            self._run_waiting()
 
-    def _carry_out_waiting(self) -> None:
+    def _run_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         if waiting and self.choice_of:
-            self._carry_out(waiting, self.choice_of)
+            self._run(waiting, self.choice_of)
 
     # All ----------------------------------------------------------------------------------------
 
@@ -186,12 +186,12 @@ class Schedule:
             self._progress.note(oddity)
         return simulation
 
-    def _carry_out(self, runs: Sequence[tuple[PlannedRun, Simulation]], choice: Choice) -> None:
+    def _run(self, runs: Sequence[tuple[PlannedRun, Simulation]], choice: Choice) -> None:
         self._before_first()
         by_simulation = {simulation: requested for requested, simulation in runs}
         self._folders |= {requested.folder.path: requested.folder for requested, _ in runs}
         group = [(simulation, requested.folder) for requested, simulation in runs]
-        failed = carry_out(group, choice, self._progress, self._judge)
+        failed = run_together(group, choice, self._progress, self._judge)
         for simulation, error in failed.items():
             requested = by_simulation[simulation]
             if isinstance(error, DamagedError):
@@ -248,7 +248,7 @@ class SharedSchedule(Schedule):
         self._shard = shard
         self._busy: set[Path] = set()  # runs that other processes are busy with
 
-    def _carry_out_all(self, requested: Sequence[PlannedRun]) -> None:
+    def _run_all(self, requested: Sequence[PlannedRun]) -> None:
         self._share(self._shard.order(requested))
 
     def _share(self, requested: Sequence[PlannedRun]) -> None:
@@ -270,7 +270,7 @@ class SharedSchedule(Schedule):
             self._folders[path] = requested.folder
             self.failed[path] = DivergedError(f"{path.name}: {(path / DIVERGED).read_text(encoding='utf-8')}")
             return True
-        if requested.folder.begun and not requested.folder.finished and self._judge(requested.folder):
+        if requested.folder.has_started and not requested.folder.finished and self._judge(requested.folder):
             return True
         try:
             if not requested.folder.finished:
@@ -279,7 +279,7 @@ class SharedSchedule(Schedule):
         except LockedError:
             return False
         self._busy.discard(path)
-        super()._carry_out_all([requested])
+        super()._run_all([requested])
         if isinstance(error := self.failed.get(path), DivergedError):
             files.write(path / DIVERGED, error.what.removeprefix(f"{path.name}: "))
         return path not in self._busy
@@ -292,7 +292,7 @@ class SharedSchedule(Schedule):
             super()._note_failure(requested, error)
 
 
-def _alike(current: Simulation, other: Simulation) -> bool:
+def _can_stack(current: Simulation, other: Simulation) -> bool:
     return kind(current.setup) == kind(other.setup) and current.experiment.run == other.experiment.run
 
 

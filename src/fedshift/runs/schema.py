@@ -133,7 +133,7 @@ class Recorded(File):
         return rows
 
     @model_validator(mode="after")
-    def _measured_alike(self) -> Self:
+    def _check_same_metrics(self) -> Self:
         names = self.environments[0].metrics.keys()
         if self.select not in (ACCURACY, *names) or any(row.metrics.keys() != names for row in self.environments):
             raise ValueError("its rows differ in their metrics, or lack the metric that selects")
@@ -233,7 +233,7 @@ class CountedTensor(MessageCount):
 
 
 class CountedDirection(MessageCount):
-    """All messages of an exchange in one direction: their bytes, and those of the largest."""
+    """All messages of an exchange in one direction: their bytes, and the largest message's."""
 
     bytes: Size
     largest: Size

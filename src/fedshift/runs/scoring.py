@@ -35,7 +35,7 @@ class MetricValue:
 
     name: str
     value: float | None = None  # None where it is withheld or undefined
-    low: float | None = None  # the lower end of the 95 % interval; None where there is none
+    low: float | None = None  # the lower end of the 95 % interval; None without an interval
     high: float | None = None  # the upper end
     n: int | None = None  # the denominator of a metric that is a share; None of others
     why: str = ""  # why there is no value
@@ -202,7 +202,7 @@ def coefficients(scored: Predicted) -> list[MetricValue]:
 
 
 def chosen_on_validation(model: Released, federated: FederatedData) -> list[Point]:
-    """The thresholds that a run's validation samples choose; empty if there are none, or all are of one class.
+    """The thresholds that a run's validation samples choose; empty without such samples, or if all are of one class.
 
     For a client's model these are the client's samples; for the global model all.
     """

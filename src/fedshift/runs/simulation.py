@@ -55,7 +55,7 @@ class Simulation:
         """Load the data and build the model.
 
         ``tell`` is called as a frozen network embeds images; ``federated`` are existing clients and environments (None:
-        those of the experiment's data). Raises a FedshiftError with the reason if the experiment cannot run.
+        from the experiment's data). Raises a FedshiftError with the reason if the experiment cannot run.
         """
         self.experiment = experiment
         experiment.check()
@@ -97,13 +97,13 @@ class Simulation:
         self, orders: Sequence[Order], jobs: Sequence[Job], outcomes: Sequence[Outcome | Exception]
     ) -> list[Received]:
         """The answers to orders, from the outcomes of their jobs; some are late."""
-        came: dict[int, Received] = {order.client: Missing(order.client, "absent") for order in orders}
+        received: dict[int, Received] = {order.client: Missing(order.client, "absent") for order in orders}
         for job, outcome in zip(jobs, outcomes, strict=True):
-            came[job.client.id] = self.site.answer(job, outcome)
+            received[job.client.id] = self.site.answer(job, outcome)
         for order in orders:
-            if not isinstance(came[order.client], Missing) and self._is(order, "late"):
-                came[order.client] = Missing(order.client, "late")
-        return list(came.values())
+            if not isinstance(received[order.client], Missing) and self._is(order, "late"):
+                received[order.client] = Missing(order.client, "late")
+        return list(received.values())
 
     def _is(self, order: Order, what: str) -> bool:
         likely = getattr(self.experiment.train, what)
@@ -245,7 +245,7 @@ def _notes_on_widths(setup: Setup) -> list[str]:
 
 def _notes_on_classifiers(setup: Setup) -> list[str]:
     model = setup.model.model
-    note = model.looks_whole(setup.model.shape, setup.model.classes) if isinstance(model, Own) else ""
+    note = model.whole_classifier_reason(setup.model.shape, setup.model.classes) if isinstance(model, Own) else ""
     return [note] if note else []
 
 

@@ -83,7 +83,7 @@ class _Run:
         self.finished = True
 
 
-def carry_out(
+def run_together(
     runs: Sequence[tuple[Simulation, Run]], choice: Choice, progress: Progress, judge: Judge = to_the_end
 ) -> Failed:
     """Run runs together to their ends, from the newest position of which all have a checkpoint.
@@ -106,7 +106,7 @@ def carry_out(
         try:
             for simulation, folder in runs:
                 stack.enter_context(_locked_unfinished(folder))
-                if not folder.begun:
+                if not folder.has_started:
                     Run.create(simulation.experiment, folder.path)
                 folder.check_is(simulation.experiment.fingerprint)
             position = common_position([folder.path for _, folder in runs])
@@ -117,7 +117,7 @@ def carry_out(
         for simulation, folder in runs:
             with _noting(failed, simulation):
                 group.append(_begin(simulation, folder, position, str(choice), progress, judge))
-        _go_on(group, engine, choice, failed)
+        _run_rounds(group, engine, choice, failed)
     return failed
 
 
@@ -137,37 +137,37 @@ def _begin(simulation: Simulation, folder: Run, position: int, engine: str, prog
     return _Run(simulation, recorder, events, engine, judge)
 
 
-def _go_on(group: Sequence[_Run], engine: Engine, choice: Choice, failed: Failed) -> None:
+def _run_rounds(group: Sequence[_Run], engine: Engine, choice: Choice, failed: Failed) -> None:
     """Run rounds until every run is at its end or has failed."""
-    while going := [run for run in group if not run.finished and run.simulation not in failed]:
+    while active := [run for run in group if not run.finished and run.simulation not in failed]:
         if disk := next((error for error in failed.values() if isinstance(error, DiskError)), None):
-            for run in going:
+            for run in active:
                 failed[run.simulation] = disk
                 run.events.failed(str(disk))
             return
-        if at_their_ends := [run for run in going if not run.open]:
-            _each(at_their_ends, failed, _Run.finish)
+        if at_their_ends := [run for run in active if not run.open]:
+            _apply(at_their_ends, failed, _Run.finish)
             continue
         started = time.perf_counter()
-        errors = advance([run.simulation for run in going], engine, {run.simulation: run.events for run in going})
+        errors = advance([run.simulation for run in active], engine, {run.simulation: run.events for run in active})
         seconds = time.perf_counter() - started
-        for run in going:
+        for run in active:
             with _noting(failed, run.simulation, run.events):
                 if error := errors.get(run.simulation):
                     raise error
-                run.after_round(seconds, len(going), engine)
-        if any(run.due for run in going):
-            _save(going, choice, failed)
+                run.after_round(seconds, len(active), engine)
+        if any(run.due for run in active):
+            _save(active, choice, failed)
 
 
-def _save(going: Sequence[_Run], choice: Choice, failed: Failed) -> None:
-    names = [run.recorder.folder.path.name for run in going]
-    _each(going, failed, lambda run: run.recorder.save(choice.table(), names))
-    if failed.keys().isdisjoint(run.simulation for run in going):  # or no position would be common to all
-        _each(going, failed, lambda run: run.recorder.keep_only(run.recorder.position))
+def _save(active: Sequence[_Run], choice: Choice, failed: Failed) -> None:
+    names = [run.recorder.folder.path.name for run in active]
+    _apply(active, failed, lambda run: run.recorder.save(choice.table(), names))
+    if failed.keys().isdisjoint(run.simulation for run in active):  # or no position would be common to all
+        _apply(active, failed, lambda run: run.recorder.keep_only(run.recorder.position))
 
 
-def _each(runs: Sequence[_Run], failed: Failed, act: Callable[[_Run], None]) -> None:
+def _apply(runs: Sequence[_Run], failed: Failed, act: Callable[[_Run], None]) -> None:
     for run in runs:
         if run.simulation not in failed:
             with _noting(failed, run.simulation, run.events):

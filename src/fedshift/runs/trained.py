@@ -24,7 +24,7 @@ from fedshift.models import MODELS
 from fedshift.models.own import Own
 from fedshift.models.probed import log_probabilities
 from fedshift.rounds.evaluation import parts_predicted
-from fedshift.runs.checkpoint import check_alike
+from fedshift.runs.checkpoint import check_same_layout
 from fedshift.runs.schema import Blueprint
 from fedshift.streams import sample_draws
 
@@ -52,7 +52,7 @@ def rebuilt(
                 if have
                 else "No model is here: in a federation each stays at its site, in fedshift.site_model(FOLDER)."
             )
-            raise FedshiftError(f"{whose}: {_why_own(experiment, kept)} {fix}")
+            raise FedshiftError(f"{whose}: {_reason_personalised(experiment, kept)} {fix}")
     # What a client keeps, or is sent in the place of what others are, comes before what all have.
     names = {name: f"client.{id}.{name}" for name in scopes}
     found = {name: mine if mine in weights else name for name, mine in names.items()}
@@ -96,7 +96,7 @@ def _loaded(
     for part in parts.values():
         prepare(part.module, Kernels(), experiment.train.precision)
     held = {name: part.module.state_dict() for name, part in parts.items()}
-    check_alike(
+    check_same_layout(
         {f"{name}.{own}": like for name, state in held.items() for own, like in state.items()}, tensors, "weights file"
     )
     for name, part in parts.items():
@@ -113,11 +113,11 @@ def _preparation_of_unseen(blueprint: Blueprint, parts: Mapping[str, Part], weig
     if preparation is None or preparation.statistics != "combat":
         return Tensors()
     common = Tensors(weights).of(COMMON)
-    check_alike(parts[COMMON].module.state_dict(), common, "weights file")
+    check_same_layout(parts[COMMON].module.state_dict(), common, "weights file")
     return Tensors(preparation.of_unseen((), common)).under(PREPARATION)
 
 
-def _why_own(experiment: Experiment, kept: Iterable[str]) -> str:
+def _reason_personalised(experiment: Experiment, kept: Iterable[str]) -> str:
     if {part_of(name) for name in kept} == {PREPARATION}:
         return "each client's rows are prepared by its local statistics (data.statistics = 'site')."
     return f"'{experiment.method_name}' leaves every client with a model."

@@ -1,8 +1,8 @@
 """The commands as Python functions; the command line itself calls these functions.
 
 Every function that runs or plans experiments takes a *source* and *options*. A source is a TOML file, the name of a
-shipped experiment, a table like such a file's, an :class:`Experiment`, or a list of these. The options are those of
-:class:`Options` and change the source.
+shipped experiment, a table like such a file's, an :class:`Experiment`, or a list of these. The options, see
+:class:`Options`, change the source.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fedshift.reporting.comparison import Comparison as Comparison
 from fedshift.reporting.live import display
 from fedshift.runs import runner
 from fedshift.runs.events import Progress
-from fedshift.runs.predictions import Predictions, nobody, predictions
+from fedshift.runs.predictions import Predictions, ignore_progress, predictions
 from fedshift.runs.run import Picked, Run
 from fedshift.runs.shard import Shard
 from fedshift.runs.spread import spread
-from fedshift.study.execute import carry_out, forecast
+from fedshift.study.execute import forecast, run_plan
 from fedshift.study.grid import SEARCH, read
 from fedshift.study.sources import DEFAULT, Source, sources
 from fedshift.study.sources import FIELDS as FIELDS
@@ -85,8 +85,8 @@ def compare(
     experiments = grid(source, **options)
     with display(progress, len(experiments)) as shown:
         plan = Plan.of(experiments)
-        share = spread(partial(carry_out, plan, Progress()), experiments, Shard.of(shard), shown)
-        done = carry_out(plan, shown, share)
+        share = spread(partial(run_plan, plan, Progress()), experiments, Shard.of(shard), shown)
+        done = run_plan(plan, shown, share)
     rows = [(cell.label, cell.experiments) for cell in done.cells]
     return Comparison.of(done.runs, done.failed, len(experiments), rows)
 
@@ -120,7 +120,7 @@ def load(*paths: str | Path, trust: bool = False) -> Comparison:
         trust: whether ``model()`` of these runs may import plugins that never ran on this machine.
 
     Raises:
-        FedshiftError: there is no run, none has a record, all are damaged, or they are trials of a study.
+        FedshiftError: there are no runs, none has a record, all are damaged, or they are trials of a study.
     """
     if not paths:
         raise FedshiftError("No path is given; give a run folder, or a folder of them.")
@@ -161,7 +161,7 @@ def predict(
     client: int | str | None = None,
     round: Picked = "last",
     trust: bool = False,
-    tell: Callable[[int, int], None] = nobody,
+    tell: Callable[[int, int], None] = ignore_progress,
 ) -> Predictions:
     """Predict for files of the kind that a run was trained on: images, .npz arrays, CSV or Parquet, as its data are.
 
@@ -206,7 +206,7 @@ def validate(
             returned.
         data: a file or folder of the kind that the model was trained on, with labels that are the model's classes.
         client: of a run's folder, whose model, by name or id; None: the global model.
-        round: of a run's folder, "last": the final model; "selected": that of the round which source validation
+        round: of a run's folder, "last": the final model; "selected": the model of the round that source validation
             selects.
         against: another model of the same classes, to compare with on the same samples.
         metrics: as ``evaluate.metrics`` names them; none: those that the run declares, or else balanced accuracy,
@@ -368,7 +368,7 @@ def inspect_data(
 
     Args:
         source: the experiment; of several runs the first run's data and division are inspected.
-        test: inspect test samples too, those of a held-out domain included; by default only their labels are used, and
+        test: inspect test samples too, including a held-out domain; by default only their labels are used, and
             whether they equal other samples.
         progress: receives the progress; by default a live display.
         options: changes of the source, see :class:`Options`.

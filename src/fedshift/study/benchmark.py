@@ -69,7 +69,7 @@ def benchmark(
             method, such as a full disk; finished work is kept, and no table is written.
     """
     plan = plan_benchmark(scale, methods, federations, data=data, plugins=plugins, out=out, published=published)
-    return Benchmark.carried_out(plan, progress, Shard.of(shard))
+    return Benchmark.run(plan, progress, Shard.of(shard))
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,7 +78,7 @@ class Benchmark(StudyResults):
 
     @property
     def columns(self) -> list[Scenario]:
-        return [each for each in self.plan.scenarios if each.name not in self.left_out]
+        return [each for each in self.plan.scenarios if each.name not in self.excluded]
 
     @property
     def methods(self) -> list[str]:
@@ -147,7 +147,7 @@ class Benchmark(StudyResults):
     def by_column(self) -> list[tuple[str, list[Interval | str]]]:
         """Each method's difference to FedAvg on every column, or a word why there is no difference."""
         return [
-            (name, [self.difference(each.name, name) or self._why_none(each.name, name) for each in self.columns])
+            (name, [self.difference(each.name, name) or self._reason_for_gap(each.name, name) for each in self.columns])
             for name in self.mean_ranks()
         ]
 
@@ -207,7 +207,7 @@ class Benchmark(StudyResults):
             "root of the sum of both squares. 'overall' is the mean over the columns that both have: it is of these "
             "federations.",
         ]
-        return [*words, *self.equal_to_base(), *self.what_is_lacking()]
+        return [*words, *self.equal_to_base(), *self.lacking_notes()]
 
     def tables(self) -> list[Table]:
         """Accuracy with ranks, differences to FedAvg, its plateau, cost, and the papers' rows with ours."""
@@ -238,7 +238,7 @@ class Benchmark(StudyResults):
         note = f" ({rank:g})" if rank else " (did not train)" if found else ""
         return f"{found.text() if found else words}{note}"
 
-    def _why_none(self, scenario: str, method: str) -> str:
+    def _reason_for_gap(self, scenario: str, method: str) -> str:
         lacking = self.lacking.get((scenario, method, ""))
         if lacking is not None:
             return NONE if lacking.kind == "refused" else LACKING[lacking.kind]

@@ -52,7 +52,7 @@ def rows(names: Sequence[str] | None = None) -> list[str]:
 def choices_of(method: str) -> dict[str, Sequence[Any]]:
     """The grid's values of a method's first setting, by its dotted name.
 
-    They are those of the benchmark's file, or of the first setting for which the method's page declares a search.
+    They are from the benchmark's file, or from the first setting for which the method's page declares a search.
     """
     if method in contents()["choices"]:
         return {f"method.{name}": values for name, values in contents()["choices"][method].items()}

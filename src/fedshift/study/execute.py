@@ -30,7 +30,7 @@ from fedshift.study.tuned import Found
 
 
 @dataclass
-class CarriedOut:
+class PlanOutcome:
     """The outcome of a plan."""
 
     shard: Shard | None = None
@@ -56,22 +56,22 @@ class CarriedOut:
                 requested = tuning.tuned.apply(requested, where=str(tuning.path))
         return replace(cell, make=of_seeds(requested), budget=None)
 
-    def carry_out(self, experiments: Sequence[Experiment], progress: Progress) -> scheduling.Failures:
+    def run(self, experiments: Sequence[Experiment], progress: Progress) -> scheduling.Failures:
         """Run runs; a run that cannot start records the reason in its folder. Returns the errors."""
         runs, failed = runner.run_all(experiments, progress, self.shard)
         for path, error in failed.items():
-            if not (Run(path).begun or isinstance(error, DiskError | LockedError)):
+            if not (Run(path).has_started or isinstance(error, DiskError | LockedError)):
                 files.make_folder(path)
                 files.write(path / REFUSED, str(error).removeprefix(f"{path.name}: "))
         self.runs += runs
         self.failed |= failed
         return failed
 
-    def carry_out_seed(self, experiments: Sequence[Experiment], progress: Progress) -> None:
+    def run_seed(self, experiments: Sequence[Experiment], progress: Progress) -> None:
         there = [Run(scheduling.run_path(each)) for each in experiments]
-        if before := why_diverged(there):
+        if before := divergence_reason(there):
             raise DivergedError(before)
-        failed = self.carry_out(experiments, progress).values()
+        failed = self.run(experiments, progress).values()
         if other := next((error for error in failed if not isinstance(error, DivergedError)), None):
             raise other
         for error in failed:
@@ -86,7 +86,7 @@ class CarriedOut:
         try:
             yield
         except Exception as error:
-            why = why_lacking(error, cell)
+            why = lacking_reason(error, cell)
             if why is not None:
                 self.lacking[cell.key] = why
             elif isinstance(error, FedshiftError):
@@ -96,9 +96,9 @@ class CarriedOut:
                 raise
 
 
-def carry_out(plan: Plan, progress: Progress, shard: Shard | None = None) -> CarriedOut:
+def run_plan(plan: Plan, progress: Progress, shard: Shard | None = None) -> PlanOutcome:
     """Run the cells of a plan, perhaps shared with other processes, which begin with separate cells."""
-    done = CarriedOut(shard)
+    done = PlanOutcome(shard)
     order: Callable[[Sequence[Cell]], list[Cell]] = shard.order if shard else list
     for _, group in groupby(plan.cells, key=lambda cell: cell.key[0]):
         there, tuned = [*group], dict[Key, Cell]()
@@ -108,18 +108,18 @@ def carry_out(plan: Plan, progress: Progress, shard: Shard | None = None) -> Car
         cells = [tuned[cell.key] for cell in there if cell.key in tuned]
         done.cells += cells
         if not plan.seed_by_seed:
-            done.carry_out([each for cell in cells for each in cell.experiments], progress)
+            done.run([each for cell in cells for each in cell.experiments], progress)
             continue
         for seed in dict.fromkeys(seed for cell in cells for seed in cell.seeds):
             for cell in order(cells):
                 of_seed = replace(cell, seeds=(seed,))
                 if cell.key not in done.lacking:
                     with done.noting(of_seed):
-                        done.carry_out_seed(of_seed.experiments, progress)
+                        done.run_seed(of_seed.experiments, progress)
     return done
 
 
-def why_lacking(error: Exception, cell: Cell) -> Lacking | None:
+def lacking_reason(error: Exception, cell: Cell) -> Lacking | None:
     """Why an error leaves a cell without a number; None if it is not the method's fault."""
     if isinstance(error, DivergedError):
         return Lacking(error.what, "diverged")
@@ -136,7 +136,7 @@ def why_lacking(error: Exception, cell: Cell) -> Lacking | None:
     return Lacking(f"{name}{error}", "failed")
 
 
-def why_diverged(folders: Iterable[Run]) -> str:
+def divergence_reason(folders: Iterable[Run]) -> str:
     """Why the first diverged run diverged; empty if none did."""
     notes = (folder.path / DIVERGED for folder in folders if not folder.finished)
     return next((note.read_text(encoding="utf-8") for note in notes if note.is_file()), "")
@@ -157,7 +157,7 @@ def forecast(plan: Plan, count: Callable[[Cell], int]) -> list[Forecast]:
             left = count(cell)
             found.append(Forecast(cell.label, left, estimate(cell.experiments[0]) if left else None))
         except FedshiftError as error:
-            why = why_lacking(error, cell)
+            why = lacking_reason(error, cell)
             if why is None:
                 raise
             refused.append(error)

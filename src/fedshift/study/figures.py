@@ -93,7 +93,7 @@ def draw_search(study: Study) -> dict[str, bytes]:
     values = {trial.value for trial in study.trials if trial.value is not None}
     searched, about = [*study.space.searched], f"validation {study.metric.title}"
     drawn: dict[str, Any] = {}
-    with quiet(), _own_style():
+    with quiet(), _plot_style():
         known = optuna.create_study(direction=study.optuna_study.direction)
         known.add_trials([trial for trial in first if trial.state.is_finished()])
         if values:
@@ -107,7 +107,7 @@ def draw_search(study: Study) -> dict[str, bytes]:
 
 
 @contextmanager
-def _own_style() -> Iterator[None]:
+def _plot_style() -> Iterator[None]:
     before = {*pyplot.get_fignums()}
     with rc_context(), pyplot.ioff():
         yield

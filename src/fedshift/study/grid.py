@@ -78,7 +78,7 @@ def override(
                 f"not used: {', '.join(lost)}"
             )
         if where[0] == "method" and where[1:] not in ((), ("name",)):
-            for method in _own_tables(result):
+            for method in _method_tables(result):
                 if where[1] in result["method"][method]:
                     _change(result, ("method", method, *where[1:]), keys[where])
     return result
@@ -140,7 +140,7 @@ def _given(document: Document) -> Iterator[tuple[Document, str, type[Spec]]]:
                 yield table, name, owner
 
 
-def _own_tables(document: Document) -> list[str]:
+def _method_tables(document: Document) -> list[str]:
     held = document.get("method")
     return (
         [name for name in held if name in [*METHODS] and isinstance(held[name], dict)] if isinstance(held, dict) else []
@@ -184,7 +184,7 @@ def _change_entry(document: Document, where: Sequence[str], entry: Document) -> 
         new = [choice.get(str(name)) for name in _as_list(entry["name"])]
         settings = {name for cls in new for name in cls.settings()}
         stays = {*getattr(choice.base(), "common", choice.base().settings())} & settings
-        stays |= {*(_own_tables(document) if choice is METHODS else ())}
+        stays |= {*(_method_tables(document) if choice is METHODS else ())}
         again = all(cls in classes for cls in new)
         kept = {name: value for name, value in held.items() if again or name in stays}
     _table(document, where[:-1])[where[-1]] = kept | entry
@@ -197,7 +197,7 @@ def _methods(document: Mapping[str, Any]) -> Iterator[Document]:
     if not names or len(set(names)) < len(names):
         raise FedshiftError(f"method.name = {shown(names)}: give at least one method, each once.")
     entries = {name: METHODS.get(name) for name in names}
-    own = {name: given.pop(name) for name in _own_tables({"method": given})}
+    own = {name: given.pop(name) for name in _method_tables({"method": given})}
     for name, settings in own.items():
         check_names(settings, METHODS.get(name).settings(), f"method.{name}")
     presets = sorted({data for entry in entries.values() for data in entry.presets})

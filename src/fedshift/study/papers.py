@@ -8,8 +8,8 @@
   "all", which a table may have as well; ``axis`` is what labels along a curve name.
 - ``settings``: dotted settings by scale, or under "all".
 - ``statement``: the paper's statement about it, where it prints no numbers.
-- ``[[row]]``: ``name`` as printed; ``method`` with dotted ``settings`` and those of single scenarios (``at``), or the
-  reason ``why`` there is none here; ``published``: by scenario the printed numbers in the order of the columns. Where a
+- ``[[row]]``: ``name`` as printed; ``method`` with dotted ``settings`` and settings of single scenarios (``at``), or
+  the reason ``why`` it is not run here; ``published``: by scenario the printed numbers in the order of the columns. Where a
   row has any, its other cells are not run.
 """
 
@@ -103,7 +103,7 @@ class Exhibit:
         return cls(name=name, paper=PAPERS[about.pop("paper")], scenarios=its, rows=rows, **about)
 
     @property
-    def carried_out(self) -> list[ExhibitRow]:
+    def reproduced(self) -> list[ExhibitRow]:
         return [row for row in self.rows if row.method]
 
     def quantities(self, scenario: Scenario) -> Mapping[str, str]:
@@ -131,13 +131,13 @@ class Exhibit:
         columns = self.quantities(scenario) if isinstance(self.along, str) else self.points(AS_PRINTED)
         return dict(zip(columns, row.published.get(scenario.name, ()), strict=False)).get(column)
 
-    def asks_for(self, scenario: Scenario, row: ExhibitRow, point: str) -> bool:
+    def includes_cell(self, scenario: Scenario, row: ExhibitRow, point: str) -> bool:
         """Whether a cell is run: of a row with printed numbers only cells with a printed number."""
         if not row.published:
             return True
         return scenario.name in row.published and (not point or self.number(scenario, row, point) is not None)
 
-    def own(self, scale: str) -> dict[str, Any]:
+    def settings_at(self, scale: str) -> dict[str, Any]:
         return {**self.settings.get(EVERY_SCALE, {}), **self.settings.get(scale, {})}
 
 
@@ -168,7 +168,7 @@ class Published:
     mean: str  # their column of accuracies in %
     set_up: str  # how large it was run there
     differs: str  # how its set-up differs from the column's, at any scale
-    worst: str = ""  # their column of accuracies on the worst environment, in %; empty if there is none
+    worst: str = ""  # their column of accuracies on the worst environment, in %; empty without it
     rows: Mapping[str, str] = field(default_factory=dict)  # by method the name of its row, where it is not its first
     same: Sequence[str] = ()  # the scales at which figures can be compared
 
@@ -185,7 +185,7 @@ class Published:
     def numbers(self, column: str) -> dict[str, Printed]:
         scenario, found = scenarios("papers")[self.panel], dict[str, Printed]()
         for exhibit in map(exhibit_of, self.tables):
-            for row in exhibit.carried_out:
+            for row in exhibit.reproduced:
                 number = exhibit.number(scenario, row, column)
                 if number is not None and row.name == self.rows.get(row.method, row.name):
                     found.setdefault(row.method, number)

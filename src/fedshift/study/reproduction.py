@@ -15,7 +15,7 @@ from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.scheduling import run_path
 from fedshift.runs.shard import Shard
-from fedshift.study.execute import CarriedOut
+from fedshift.study.execute import PlanOutcome
 from fedshift.study.papers import ExhibitRow, exhibit_of
 from fedshift.study.records import LACKING
 from fedshift.study.scenarios import AS_PRINTED, Scenario, scale_of
@@ -102,7 +102,7 @@ def reproduce(
             than their method, such as a full disk; finished work is kept.
     """
     plan = plan_table(table, scale, panels=panels, rows=rows, data=data, settings=settings, out=out)
-    return Reproduction.carried_out(plan, progress, Shard.of(shard))
+    return Reproduction.run(plan, progress, Shard.of(shard))
 
 
 @dataclass(frozen=True, repr=False)
@@ -118,7 +118,7 @@ class Reproduction(StudyResults):
     not_analysed: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, plan: StudyPlan, cells: Sequence[Cell], done: CarriedOut) -> Self:
+    def read(cls, plan: StudyPlan, cells: Sequence[Cell], done: PlanOutcome) -> Self:
         found = super().read(plan, cells, done)
         analysed: dict[str, Analysed] = {}
         failed: dict[str, str] = {}
@@ -213,7 +213,7 @@ class Reproduction(StudyResults):
             words += its.notes()
         for name, why in self.not_analysed.items():
             words.append(f"{name} could not be analysed: {why} The same command tries again.")
-        return [*words, *self.what_is_lacking()]
+        return [*words, *self.lacking_notes()]
 
     def measurements(self) -> list[dict[str, Any]]:
         if not self.plan.exhibit.analysis:
@@ -248,7 +248,7 @@ class Reproduction(StudyResults):
         numbered = isinstance(exhibit.along, str)
         places = {name: place(name) if numbered else float(number) for number, name in enumerate(columns)}
         lines = []
-        for row in exhibit.carried_out:
+        for row in exhibit.reproduced:
             ours = {places[name]: self.mean(scenario.name, row.name, name) for name in columns}
             lines.append(Line(row.name, {where: found for where, found in ours.items() if found}))
         (heading,) = exhibit.quantities(scenario)
@@ -308,13 +308,13 @@ def place(column: str) -> float:
 def differences_from_paper(plan: StudyPlan, scenario: Scenario) -> dict[str, list[str]]:
     """The settings in which a scale differs from the paper's, such as "train.rounds 2 (600)".
 
-    Keys are "" for the settings of all rows, and for example "rows of fraug" for those of some methods.
+    Keys are "" for the settings of all rows, and for example "rows of fraug" for some methods.
     """
     if plan.scale.name == AS_PRINTED or AS_PRINTED not in scenario.sizes:
         return {}
     paper = replace(plan, scale=scale_of("papers", AS_PRINTED), data={}, settings={})
     ours = replace(plan, data={}, settings={})
-    rows = [row for row in plan.exhibit.carried_out if plan.exhibit.asks_for(scenario, row, "")]
+    rows = [row for row in plan.exhibit.reproduced if plan.exhibit.includes_cell(scenario, row, "")]
     methods = dict.fromkeys(row.method for row in rows)
     changes: dict[str, dict[str, None]] = {}
     for row in rows:

@@ -36,7 +36,7 @@ from fedshift.runs.origin import STUDY
 from fedshift.runs.run import Run
 from fedshift.runs.selection import shares
 from fedshift.spec import Range, Search, Spec
-from fedshift.study.space import Space, in_words, labelled
+from fedshift.study.space import Space, describe_range, labelled
 
 if TYPE_CHECKING:
     import optuna
@@ -72,7 +72,7 @@ class Trial:
     """A choice of the searched settings, and its outcome."""
 
     settings: dict[str, Any]  # by dotted name
-    state: Literal["asked", "complete", "pruned", "failed"] = "asked"  # "requested" until it is over
+    state: Literal["requested", "complete", "pruned", "failed"] = "requested"  # "requested" until it is over
     value: float | None = None  # the validation score, in 0..1, of a complete trial: the mean over its seeds at the end
     curve: Curve = ()  # the validation scores of its first seed by rounds done; of a pruned trial up to its end
     runs: Sequence[str] = ()  # the names of its run folders
@@ -85,7 +85,7 @@ class Trial:
 
     @property
     def words(self) -> str:
-        return ", ".join(f"{key}={in_words((value,))}" for key, value in self.settings.items()) or "as it stands"
+        return ", ".join(f"{key}={describe_range((value,))}" for key, value in self.settings.items()) or "as it stands"
 
 
 @dataclass(eq=False)
@@ -170,7 +170,7 @@ class Study:
             settings = dict(self.space.own) if stands else self.space.settings(known.params)
             earlier = [trial.settings for trial in self.trials]
             reason: str = known.user_attrs.get("reason", "")
-            states = {"RUNNING": "asked", "COMPLETE": "complete", "PRUNED": "failed" if reason else "pruned"}
+            states = {"RUNNING": "requested", "COMPLETE": "complete", "PRUNED": "failed" if reason else "pruned"}
             state: Any = states[known.state.name]
             self.trials.append(
                 Trial(
@@ -184,22 +184,22 @@ class Study:
                 )
             )
 
-    # Asking and showing ------------------------------------------------------------------------------
+    # Batches and outcomes ----------------------------------------------------------------------------
 
     def ask(self) -> list[int]:
         """The numbers of the trials of the next batch, or the rest of an unfinished batch; empty once all are over."""
-        waiting = (number for number, trial in enumerate(self.trials) if trial.state == "asked")
+        waiting = (number for number, trial in enumerate(self.trials) if trial.state == "requested")
         end = self._batch_of(next(waiting, len(self.trials))) + self.budget.parallel
         with quiet():
             for number in range(len(self.trials), min(end, self.count)):
                 self.optuna_study.add_trial(self._choose(number))
         self.read()
-        return [number for number, trial in enumerate(self.trials) if trial.state == "asked"]
+        return [number for number, trial in enumerate(self.trials) if trial.state == "requested"]
 
     def _batch_of(self, number: int) -> int:
         return number - number % self.budget.parallel
 
-    def beside(self, number: int) -> Mapping[int, Trial]:
+    def batch_trials(self, number: int) -> Mapping[int, Trial]:
         first = self._batch_of(number)
         return dict(enumerate(self.trials[first : first + self.budget.parallel], first))
 
@@ -300,7 +300,7 @@ def all_trials(study: Study) -> Table:
             trial.state + (f" (as trial {trial.repeats + 1})" if trial.repeats is not None else ""),
             trial.percent if trial.value is not None else "",
             str(trial.curve[-1][0]) if trial.curve else "",
-            *(in_words((trial.settings[key],)) for key in keys),
+            *(describe_range((trial.settings[key],)) for key in keys),
             _shares(study, trial),
             trial.reason,
         ]

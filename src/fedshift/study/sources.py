@@ -102,15 +102,15 @@ def grid(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Options]
     if not isinstance(settings, Mapping) or not all(isinstance(field, str) for field in settings):
         raise FedshiftError(f'settings = {settings!r}: give dotted fields and values, as in {{"method.l2r": 0.05}}.')
     found: list[Experiment] = []
-    said: dict[str, None] = {}
+    lines: dict[str, None] = {}
     for item in sources(source):
         for choice in _methods(method):
             changes = _changes({**given, **choice}, settings)
             if isinstance(item, Experiment) and not changes:
                 found.append(item)
             else:
-                found += expand(override(_document(item, changes), changes, lambda line: said.update({line: None})))
-    for line in said:
+                found += expand(override(_document(item, changes), changes, lambda line: lines.update({line: None})))
+    for line in lines:
         warnings.warn(line, FedshiftWarning, stacklevel=2)
     if len({experiment.fingerprint for experiment in found}) < len(found):
         raise FedshiftError("The grid contains the same run twice; give every experiment and every method once.")

@@ -128,7 +128,7 @@ class Space:
         return settings
 
     def __str__(self) -> str:
-        return ", ".join(f"{key}: {in_words(search)}" for key, search in self.searched.items()) or "nothing"
+        return ", ".join(f"{key}: {describe_range(search)}" for key, search in self.searched.items()) or "nothing"
 
 
 def labelled(choice: Any) -> Any:
@@ -136,7 +136,7 @@ def labelled(choice: Any) -> Any:
     return shown(as_toml(choice)) if isinstance(choice, tuple | list) else choice
 
 
-def in_words(search: Search) -> str:
+def describe_range(search: Search) -> str:
     if isinstance(search, Range):
         return str(search)
     return " | ".join(str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in search)

@@ -1,7 +1,7 @@
 """A plan of cells, each the runs of a row on a federation, and what of it this machine lacks.
 
-The cells of a comparison are its rows. A :class:`StudyPlan` creates those of a paper's table, and those of the
-benchmark, which are tuned if its scale has trials.
+The cells of a comparison are its rows. A :class:`StudyPlan` creates the cells of a paper's table, and of the benchmark,
+which are tuned if its scale has trials.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Cell:
 
     key: Key  # the scenario's name, the row's and, of a curve along settings, the point
     label: str  # its name in messages
-    # returns the runs with some seeds, or raises the reason there are none
+    # returns the runs with some seeds, or raises the reason why it cannot run
     make: Callable[[Collection[int]], list[Experiment]]
     seeds: Collection[int]
     budget: Budget | None = None  # for tuning its settings first, if they are tuned
@@ -78,7 +78,7 @@ class Plan:
 class Need(NamedTuple):
     """A data set, network or method (``what``) that is not on this machine.
 
-    ``why``: what is missing, and how to get it.
+    ``why``: what it lacks, and how to get it.
     """
 
     what: str
@@ -148,7 +148,7 @@ class StudyPlan:
             exhibit=exhibit,
             scale=scale,
             scenarios=tuple(choose(exhibit.panel, there, scenarios, elsewhere)),
-            rows=tuple(choose("row", {row.name: row for row in exhibit.carried_out}, rows, refused)),
+            rows=tuple(choose("row", {row.name: row for row in exhibit.reproduced}, rows, refused)),
             folder=folder,
             runs=runs,
             data=paths_by_name(data),
@@ -166,7 +166,7 @@ class StudyPlan:
 
     @property
     def whole(self) -> StudyPlan:
-        return replace(self, scenarios=tuple(self.known), rows=tuple(self.exhibit.carried_out))
+        return replace(self, scenarios=tuple(self.known), rows=tuple(self.exhibit.reproduced))
 
     def title(self, scenario: Scenario) -> str:
         return scenario.title_at(self.scale.name)
@@ -180,7 +180,7 @@ class StudyPlan:
         """The cells of a scenario, row by row, with their initial settings."""
         for row in self.rows:
             for point in self.exhibit.points(self.scale.name):
-                if self.exhibit.asks_for(scenario, row, point):
+                if self.exhibit.includes_cell(scenario, row, point):
                     label = ", ".join(filter(None, (self.title(scenario), row.name, point)))
                     make = partial(self.experiments, scenario, row, point)
                     budget, tuned_on = self._budget(scenario, row), self.scale.tuning_seeds
@@ -216,7 +216,7 @@ class StudyPlan:
             **self.scale.settings,
             **self.scale.settings_of(row.method),
             **size.settings,
-            **self.exhibit.own(self.scale.name),
+            **self.exhibit.settings_at(self.scale.name),
             **self.exhibit.points(self.scale.name)[point],
             **row.settings,
             **row.at.get(scenario.name, {}),
@@ -241,7 +241,7 @@ class StudyPlan:
         None if nothing.
         """
         data = self.data_of(scenario)
-        rows = [row for row in self.rows if self.exhibit.asks_for(scenario, row, "")]
+        rows = [row for row in self.rows if self.exhibit.includes_cell(scenario, row, "")]
         try:
             first = self.first_of(scenario, self.exhibit.plain or rows[0])
             specs: list[Spec] = [first.data, first.partition, first.protocol, first.model]
@@ -274,7 +274,7 @@ class StudyPlan:
         return {f"data.{'.'.join(rest) or 'path'}": path for (name, *rest), path in named.items() if name == own}
 
     @cached_property
-    def left_out(self) -> dict[str, str]:
+    def excluded(self) -> dict[str, str]:
         """Why scenarios that lack something are excluded, by name; raises a FedshiftError if all are."""
         requested = [each for each in self.scenarios if not self._recorded(each)]
         needs = [(scenario, need) for scenario in requested if (need := self.need(scenario))]
@@ -288,7 +288,7 @@ class StudyPlan:
 
     @property
     def available(self) -> Plan:
-        out = {*self.left_out}
+        out = {*self.excluded}
         cells = [cell for cell in self.cells if cell.key[0] not in out and cell.key[:2] not in self.records.cells]
         return Plan(cells, seed_by_seed=True)
 

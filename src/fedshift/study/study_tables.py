@@ -22,7 +22,7 @@ from fedshift.runs.run import Run
 from fedshift.runs.scheduling import run_path
 from fedshift.runs.selection import by_environment, last
 from fedshift.runs.shard import Shard
-from fedshift.study.execute import CarriedOut, carry_out, why_diverged
+from fedshift.study.execute import PlanOutcome, divergence_reason, run_plan
 from fedshift.study.quantities import quantity
 from fedshift.study.records import LACKING, Key, Lacking
 from fedshift.study.study_plan import Cell, StudyPlan
@@ -55,7 +55,7 @@ class Count:
             times = [folder.times for folder in folders if folder.finished]
             runs += len(folders)
             finished += len(times)
-            diverged += len(folders) - len(times) if why_diverged(folders) else 0
+            diverged += len(folders) - len(times) if divergence_reason(folders) else 0
             seconds += sum(each.training + each.evaluation for each in times)
         return cls(runs, finished, diverged, seconds)
 
@@ -80,10 +80,10 @@ class StudyResults(Tabled):
     count: Count = Count()  # how many runs are over
     # what tuning found, for each held-out domain, by scenario and row
     chosen: Mapping[tuple[str, str], Sequence[Found]] = field(default_factory=dict)
-    left_out: Mapping[str, str] = field(default_factory=dict)  # why scenarios are excluded, by name
+    excluded: Mapping[str, str] = field(default_factory=dict)  # why scenarios are excluded, by name
 
     @classmethod
-    def carried_out(cls, plan: StudyPlan, progress: Progress | None = None, shard: Shard | None = None) -> Self:
+    def run(cls, plan: StudyPlan, progress: Progress | None = None, shard: Shard | None = None) -> Self:
         """Run a plan, perhaps shared with other processes, and write the files of all results."""
         requested, tuned = plan.available, plan.scale.rates
         with display(progress, sum(map(_runs_of, requested.cells))) as shown:
@@ -91,23 +91,23 @@ class StudyResults(Tabled):
             if not tuned:  # a tuned study's runs are unknown before their settings are chosen
                 files.make_folder(plan.folder)
                 files.write(plan.folder / RUNS_FILE, json.dumps(run_folders(plan), indent=1))
-            for why in plan.left_out.values():
+            for why in plan.excluded.values():
                 shown.note(why)
-            carried_out = carry_out(requested, shown, shard)
+            outcome = run_plan(requested, shown, shard)
         with locked(plan.folder, WAIT):  # another process may have finished more runs since these were read
-            done = cls.read(plan, carried_out.cells if tuned else plan.whole.cells, carried_out)
+            done = cls.read(plan, outcome.cells if tuned else plan.whole.cells, outcome)
             done.write()
         return done
 
     @classmethod
-    def read(cls, plan: StudyPlan, cells: Sequence[Cell], done: CarriedOut) -> Self:
-        """The content of the cells' folders, whichever process ran them."""
+    def read(cls, plan: StudyPlan, cells: Sequence[Cell], done: PlanOutcome) -> Self:
+        """The content of the cells' folders, of all processes."""
         folders = {cell.key: [Run(run_path(each)) for each in cell.experiments] for cell in cells}
         numbers: dict[Key, dict[int, float]] = {}
         diverged: dict[Key, Lacking] = {}
         with naming_damage():
             for cell in cells:
-                if why := why_diverged(folders[cell.key]):
+                if why := divergence_reason(folders[cell.key]):
                     diverged[cell.key] = Lacking(why, "diverged")
                 elif cell.key not in done.lacking:
                     runs = [run for run in folders[cell.key] if run.finished]
@@ -115,7 +115,7 @@ class StudyResults(Tabled):
             count = Count.of(folders.values())
         known = plan.records.of([each.name for each in plan.scenarios], [row.name for row in plan.rows])
         lacking = {**known.lacking, **diverged, **done.lacking}
-        return cls(plan, {**known.numbers, **numbers}, lacking, count, done.chosen, plan.left_out)
+        return cls(plan, {**known.numbers, **numbers}, lacking, count, done.chosen, plan.excluded)
 
     def by_seed(self, scenario: str, row: str, column: str) -> Mapping[int, float]:
         return self.numbers.get((scenario, row, column), {})
@@ -135,13 +135,13 @@ class StudyResults(Tabled):
                 found.append({**of, "value": value, "unit": unit, **about})
         return found
 
-    def what_is_lacking(self) -> list[str]:
+    def lacking_notes(self) -> list[str]:
         titles = {scenario.name: self.plan.title(scenario) for scenario in self.plan.known}
         words = [
             f"{', '.join(filter(None, (titles[scenario], row, point)))}: {LACKING[why.kind]}. {why.reason}"
             for (scenario, row, point), why in self.lacking.items()
         ]
-        return [*words, *self.left_out.values()]
+        return [*words, *self.excluded.values()]
 
     def json(self) -> str:
         whole = {

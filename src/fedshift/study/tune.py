@@ -94,7 +94,7 @@ def search_all(
     done: list[Study] = []
     for study in studies:
         try:
-            _carry_out(study, cast(Progress, _ValidationProgress(progress)), shard)
+            _run(study, cast(Progress, _ValidationProgress(progress)), shard)
         except NO_TRIALS_FAULT:
             raise
         except FedshiftError as error:
@@ -126,14 +126,14 @@ def chosen_on(experiment: Experiment) -> str:
 # One study ---------------------------------------------------------------------------------------
 
 
-def _carry_out(study: Study, progress: Progress, shard: Shard | None) -> None:
+def _run(study: Study, progress: Progress, shard: Shard | None) -> None:
     with nullcontext() if shard else locked(study.path):
-        while numbers := _asked(study, shard):
+        while numbers := _next_batch(study, shard):
             outcomes = _Batch(study, numbers, progress, shard).outcomes()
             with _turn(study, shard):
                 study.read()
                 for number, outcome in outcomes.items():
-                    if study.trials[number].state == "asked":  # no other process was before us
+                    if study.trials[number].state == "requested":  # no other process was before us
                         study.tell(number, outcome)
             for number, outcome in outcomes.items():
                 pruned = f"pruned after round {outcome.curve[-1][0]}" if outcome.state == "pruned" else ""
@@ -145,7 +145,7 @@ def _carry_out(study: Study, progress: Progress, shard: Shard | None) -> None:
                 )
 
 
-def _asked(study: Study, shard: Shard | None) -> list[int]:
+def _next_batch(study: Study, shard: Shard | None) -> list[int]:
     with _turn(study, shard):
         study.read()
         return study.ask()
@@ -174,13 +174,13 @@ class _Batch:
         for number in self._numbers:
             if trials[number].repeats is None:
                 self._prepare(number)
-        self._carry_out([runs[0] for runs in self._runs.values()], self._why_pruned)
+        self._run([runs[0] for runs in self._runs.values()], self._pruning_reason)
         for number, runs in list(self._runs.items()):
             if (end := self._pruned_at(folder := self._folder(runs[0]))) is not None:
                 self._end(number, state="pruned", curve=[scored for scored in _curve(folder) if scored[0] <= end])
         for number in self._behind():
             self._end(number, state="pruned", curve=_curve(self._folder(self._runs[number][0])))
-        self._carry_out([run for runs in self._runs.values() for run in runs[1:]], to_the_end)
+        self._run([run for runs in self._runs.values() for run in runs[1:]], to_the_end)
         for number, runs in list(self._runs.items()):
             values = [mean_score(last(self._folder(run).records), ROLE) for run in runs]
             there = [value for value in values if value is not None]
@@ -199,7 +199,9 @@ class _Batch:
         finalists, merit = self._study.budget.finalists, self._study.metric.merit
         if finalists is None or len(self._study.experiments) == 1:
             return []
-        first = {number: trial.runs[0] for number, trial in self._study.beside(self._numbers[0]).items() if trial.runs}
+        first = {
+            number: trial.runs[0] for number, trial in self._study.batch_trials(self._numbers[0]).items() if trial.runs
+        }
         first |= {number: runs[0].run_name for number, runs in self._runs.items()}
         folders = {number: Run(self._study.path / name) for number, name in first.items()}
         scores = {number: mean_score(last(run.records), ROLE) for number, run in folders.items() if run.finished}
@@ -220,7 +222,7 @@ class _Batch:
         rounds = sum(stage.rounds for stage in runs[0].method.stages(runs[0].train.rounds))
         self._rounds |= dict.fromkeys((run.run_name for run in runs), rounds)
 
-    def _carry_out(self, runs: Sequence[Experiment], judge: Judge) -> None:
+    def _run(self, runs: Sequence[Experiment], judge: Judge) -> None:
         """Run runs, except those known to be stopped early; a trial fails with any of its runs."""
         requested = [PlannedRun.of(run, folder.path) for run in runs if not judge(folder := self._folder(run))]
         failed = attempt(requested, self._progress, judge, self._shard) if requested else {}
@@ -234,9 +236,9 @@ class _Batch:
     def _pruned_at(self, folder: Run) -> int | None:
         return self._study.pruned_at(self._numbers[0], _curve(folder), self._rounds[folder.path.name])
 
-    def _why_pruned(self, folder: Run) -> str:
+    def _pruning_reason(self, folder: Run) -> str:
         try:
-            end = self._pruned_at(folder) if folder.begun else None
+            end = self._pruned_at(folder) if folder.has_started else None
         except DamagedError:  # it is set aside and repeated
             return ""
         return "" if end is None else f"pruned, as after round {end} it is worse than the median of earlier trials"

@@ -137,7 +137,7 @@ class TunedSettings(File):
             before = entries.get(now.case, now)
             if before.study != now.study or before.trials > now.trials:
                 warnings.warn(
-                    f"The entry for {_in_words(now.case)} in '{path}' is replaced: there were {before.budget}, now "
+                    f"The entry for {_describe(now.case)} in '{path}' is replaced: there were {before.budget}, now "
                     f"{now.budget}.",
                     FedshiftWarning,
                     stacklevel=3,
@@ -153,7 +153,7 @@ class TunedSettings(File):
         """Experiments with the tuned settings for their method and held-out domain.
 
         Settings in ``given`` (dotted) keep their values; ``where`` is the file's name in messages. Warns if a setting
-        keeps its value, budgets of the methods differ, or the experiments are not the one on which settings were
+        keeps its value, budgets of the methods differ, or the experiments differ from that on which settings were
         chosen. Raises a FedshiftError if a method or domain has no entry, or experiments become equal.
         """
         entries = {found.case: found for found in self.tuned}
@@ -162,13 +162,13 @@ class TunedSettings(File):
             methods, domains = (",".join(dict.fromkeys(filter(None, names))) for names in zip(*missing, strict=True))
             held_out = f" --hold-out {domains}" if domains else ""
             raise FedshiftError(
-                f"'{where}' has no settings for {'; '.join(map(_in_words, missing))}. `fedshift tune EXPERIMENT "
+                f"'{where}' has no settings for {'; '.join(map(_describe, missing))}. `fedshift tune EXPERIMENT "
                 f"--method {methods}{held_out}`, with its other options, makes them."
             )
         budgets = {entries[case].budget: entries[case] for case in cases}
         notes = [*self._differences(experiments)]
         if len(budgets) > 1:
-            words = (f"{_in_words(found.case)} {budget}" for budget, found in budgets.items())
+            words = (f"{_describe(found.case)} {budget}" for budget, found in budgets.items())
             notes.append(f"The methods were not tuned with the same budget: {'; '.join(words)}.")
         applied = []
         for each in experiments:
@@ -200,7 +200,7 @@ class TunedSettings(File):
                 yield f"Settings were tuned on another experiment: {', '.join(differing[:MOST_SHOWN] + more)}."
 
 
-def _in_words(case: tuple[str, str]) -> str:
+def _describe(case: tuple[str, str]) -> str:
     return f"{case[0]} with {case[1]} held out" if case[1] else case[0]
 
 
