@@ -58,7 +58,7 @@ class Backbone(Normed, Staged):
         super().__post_init__()
         if self.norm != "batch" and self.weights != "random":
             raise FedshiftError(
-                f"model.norm = '{self.norm}' does not go with model.weights = '{self.weights}', which were trained "
+                f"model.norm = '{self.norm}' does not fit model.weights = '{self.weights}', which were trained "
                 "behind batch norms: leave it at 'batch', or --set model.weights=random"
             )
 

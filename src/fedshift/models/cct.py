@@ -128,7 +128,7 @@ class CCT7(Model):
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         if self.width % self.heads:
             raise FedshiftError(
-                f"model.width = {self.width} is no multiple of model.heads = {self.heads}: --set model.heads=1"
+                f"model.width = {self.width} is not a multiple of model.heads = {self.heads}: --set model.heads=1"
             )
         return CompactTransformer(
             shape, out, self.layers, self.heads, self.width, self.ratio * self.width, self.positions

@@ -53,7 +53,7 @@ def keep(given: Any, name: str, folder: Path) -> Path:
     except Exception as error:  # whatever the user's objects raise
         raise FedshiftError(
             f"'{name}' cannot be kept for the processes that run it ({type(error).__name__}: {error}). Give a function "
-            "that makes the module, and make in it what cannot be pickled."
+            "that makes the module, and create in it what cannot be pickled."
         ) from error
     remember_code(path)
     return path
@@ -63,11 +63,11 @@ def read(path: Path) -> Any:
     """Load an object; raises a FedshiftError if the file is damaged, of another Python, or needs a missing package."""
     words, pickled = _parts(path)
     if len(words) != 4 or files.digest_of(pickled) != words[1]:
-        raise FedshiftError(f"'{path}' is not what fedshift.own_model wrote. Make it again with that.")
+        raise FedshiftError(f"'{path}' is not a file of fedshift.own_model. Write it again with that function.")
     if words[3] != PYTHON:
         raise FedshiftError(
-            f"'{path}' was written by Python {words[3]}, whose compiled code Python {PYTHON} cannot run: use that, or "
-            "make it again with fedshift.own_model."
+            f"'{path}' was written by Python {words[3]}, whose compiled code Python {PYTHON} cannot run: use that "
+            "version, or write it again with fedshift.own_model."
         )
     try:
         return torch.load(BytesIO(pickled), map_location="cpu", weights_only=False)

@@ -132,7 +132,7 @@ class Own(Model):
         linear = classifier if isinstance(classifier, nn.Linear) and trained is encoder else None
         if head and linear is None:
             raise FedshiftError(
-                f"The method puts more than a linear layer in the place of '{head}', so {type(whole).__name__} alone "
+                f"The method replaces '{head}' by more than a linear layer, so {type(whole).__name__} alone "
                 "does not predict as the run does; run.model() does."
             )
         trained = trained.body if isinstance(trained, Before) else trained
@@ -236,11 +236,11 @@ def made(what: Any) -> nn.Module:
         raise
     except Exception as error:  # whatever the user's code raises
         raise FedshiftError(
-            f"'{name}' makes no module when it is called without arguments ({type(error).__name__}: {error}). If it "
+            f"'{name}' returns no module when it is called without arguments ({type(error).__name__}: {error}). If it "
             f"takes some, give a function: lambda: {name}(...)"
         ) from error
     if not isinstance(module, nn.Module):
-        raise FedshiftError(f"'{name}' makes a {type(module).__name__}; it should make an nn.Module.")
+        raise FedshiftError(f"'{name}' returns a {type(module).__name__}; it should return an nn.Module.")
     return module
 
 

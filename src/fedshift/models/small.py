@@ -104,7 +104,7 @@ class CNN1d(Normed):
     axes: ClassVar[int | None] = 2
 
     channels: tuple[Width, ...] = setting((32, 64, 64), help="channels of the convolutions, in order")
-    kernel: Count = setting(5, help="steps of time that a convolution inspects")
+    kernel: Count = setting(5, help="steps of time that a convolution covers")
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         layers: list[nn.Module] = []

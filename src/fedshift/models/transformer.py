@@ -63,10 +63,10 @@ class Transformer(Freezing):
         "of an image; the first token's; or the output of the network's pooler",
     )
     vectors: bool = setting(
-        False, help="read vectors (width,) or sequences of them (length, width) in the place of embedded tokens"
+        False, help="read vectors (width,) or sequences of them (length, width) instead of embedded tokens"
     )
     adapter_rank: Rank = setting(
-        0, help="rank of the low-rank adapters that are trained in the network's place; 0: none"
+        0, help="rank of the low-rank adapters that are trained instead of the network; 0: none"
     )
     adapter_alpha: Positive = setting(
         16.0, help="adapters are scaled by alpha / rank", source="LoRA, Sec. 4.1; the value varies with the network"
@@ -172,8 +172,8 @@ class Transformer(Freezing):
             alike = False
         if not alike:
             raise FedshiftError(
-                f"model.freeze_until = {self.freeze_until}: {type(opened.network).__name__} gives something else where "
-                f"it is cut there; train it whole (0), freeze all of it ({len(opened.names)}), or train adapters "
+                f"model.freeze_until = {self.freeze_until}: {type(opened.network).__name__} has a different output "
+                f"when it is cut there; train it whole (0), freeze all of it ({len(opened.names)}), or train adapters "
                 "(model.adapter_rank)."
             )
 
@@ -195,8 +195,8 @@ class Transformer(Freezing):
             }
             ends = sorted(name for name, weight in layers.items() if weight is not None and weight.ndim >= 2)
             raise FedshiftError(
-                f"model.adapter_targets = {list(self.adapter_targets)}: {type(network).__name__} gets no adapters "
-                f"there; its layers with a matrix end in {', '.join(ends)}."
+                f"model.adapter_targets = {list(self.adapter_targets)}: {type(network).__name__} has no such "
+                f"layers; its layers with a matrix end in {', '.join(ends)}."
             ) from error
 
 

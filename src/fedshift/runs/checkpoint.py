@@ -134,7 +134,7 @@ def check_same_layout(expected: Mapping[str, Tensor], found: Mapping[str, Tensor
     for name, tensor in expected.items():
         if (tensor.dtype, tensor.shape) != (found[name].dtype, found[name].shape):
             raise DamagedError(
-                f"The {what} has '{name}' as {found[name].dtype} {list(found[name].shape)} in the place of "
+                f"The {what} has '{name}' as {found[name].dtype} {list(found[name].shape)} instead of "
                 f"{tensor.dtype} {list(tensor.shape)}."
             )
 

@@ -72,7 +72,7 @@ def experiment_of(run: GridRun, path: Path, trust: bool) -> Experiment:
     experiment = trusted(run.experiment, run.plugins, path.parent / run.folder, trust)
     if experiment.fingerprint != run.fingerprint:
         raise FedshiftError(
-            f"The run '{run.folder}' of '{path}' cannot begin: the data or fedshift itself changed since the "
+            f"The run '{run.folder}' of '{path}' cannot start: the data or fedshift itself changed since the "
             "comparison did. Restore what it was, or start a new comparison."
         )
     return experiment

@@ -202,7 +202,7 @@ def check_locked(path: Path) -> None:
     """Raise a LockedError if another process has taken over a folder, as this process stood still for too long."""
     if not _claims.stands(path):
         raise LockedError(
-            f"'{path}' was taken over by another process, as this one gave no sign of life for {SILENT:g} seconds."
+            f"'{path}' was taken over by another process, as this one did not renew its claim for {SILENT:g} seconds."
         )
 
 

@@ -152,7 +152,7 @@ def _preparation_stages(experiment: Experiment, tell: Embedding = silent) -> tup
     """A run, and the stages at its beginning after which no model is scored."""
     if experiment.method.prepares is None:
         raise FedshiftError(
-            f"The method '{experiment.method_name}' makes no index of clients: --set method.name={INDEXING}"
+            f"The method '{experiment.method_name}' has no index of clients: --set method.name={INDEXING}"
         )
     simulation = Simulation(experiment, tell)
     return simulation, list(takewhile(lambda stage: not stage.scored, simulation.setup.stages))

@@ -98,7 +98,7 @@ class TrainedSimulation:
         preparing, saved = self.simulation.experiment.method.prepares, self.run.checkpoint
         if preparing is None:
             raise FedshiftError(
-                f"'{self.run.path}' describes no clients before it trains; a run of '{INDEXING}', for one, does."
+                f"'{self.run.path}' describes no clients before it trains; a run of '{INDEXING}', for example, does."
             )
         if saved is None:
             raise FedshiftError(f"'{self.run.path}' has no checkpoint any more, where its index was. Run it again.")
@@ -171,6 +171,6 @@ class TrainedSimulation:
         if not any(abs(recorded - accuracy) <= TOLERANCE for recorded in its):
             raise FedshiftError(
                 f"'{self.run.path}': the accuracy on '{environment.name}' is {accuracy:.3f}, but the record has "
-                f"{', '.join(f'{recorded:.3f}' for recorded in its)}: the data or a plugin are not what they were when "
+                f"{', '.join(f'{recorded:.3f}' for recorded in its)}: the data or a plugin changed since "
                 "the run was started. Run it again to analyse it."
             )

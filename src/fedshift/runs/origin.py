@@ -145,7 +145,7 @@ class Origin:
         self._check_contents(experiment, "cannot continue", lambda what: True)
         if experiment.fingerprint != self.identity.fingerprint:
             raise FedshiftError(
-                f"'{self.path}' cannot continue: fedshift itself changed since it began. Restore what it was, or "
+                f"'{self.path}' cannot continue: fedshift itself changed since it started. Restore what it was, or "
                 "start a new run."
             )
         return experiment
@@ -198,13 +198,13 @@ class Origin:
         before, now = self.identity.contents, experiment.contents
         where = {".".join(names): f" ('{path}')" for names, path in experiment.paths()}
         reasons = [
-            f"{what}{where.get(what, '')} {'changed since it began' if what in now else 'is not there any more'}"
+            f"{what}{where.get(what, '')} {'changed since it started' if what in now else 'is missing now'}"
             for what in sorted(before.keys() | now.keys())
             if before.get(what) != now.get(what) and counts(what)
         ]
         if reasons:
             gone = any(what in where and what not in now for what in before)
-            copy = ", put a copy of what is gone into that folder" if gone else ""
+            copy = ", put a copy of the missing file into that folder" if gone else ""
             raise FedshiftError(
                 f"'{self.path}' {problem}: {', '.join(reasons)}. Restore what it was{copy}, or start a new run."
             )
@@ -247,7 +247,7 @@ def check_no_study(path: Path) -> None:
 
 
 def resume_command(path: Path) -> str:
-    return "the command that began the search" if study_of(path) else f"`fedshift resume {path}`"
+    return "the command that started the search" if study_of(path) else f"`fedshift resume {path}`"
 
 
 def trusted(table: Mapping[str, Any], plugins: Mapping[str, str], folder: Path, trust: bool) -> Experiment:
@@ -257,7 +257,7 @@ def trusted(table: Mapping[str, Any], plugins: Mapping[str, str], folder: Path, 
     try:
         experiment = Experiment.from_table(table)
     except UnknownNameError as error:
-        raise FedshiftError(f"'{folder / EXPERIMENT}' names what there is not. {error}") from error
+        raise FedshiftError(f"'{folder / EXPERIMENT}' names something that does not exist. {error}") from error
     _check_named(experiment.code, plugins, folder)  # what settings name, none of which has run yet
     return experiment
 
@@ -280,7 +280,7 @@ def check_plugins(plugins: Mapping[str, str], folder: Path, trust: bool) -> None
     for path, content in plugins.items():
         now = digest(path)
         if now != content:
-            state = "is not what it was" if now else "is missing"
+            state = "changed" if now else "is missing"
             fix = "Restore it" if now or not folder.is_dir() else "Restore it, put a copy into that folder"
             raise FedshiftError(
                 f"The plugin '{path}' of the run '{folder}' {state} (then {content[:12]}, now {now[:12] or 'none'}). "

@@ -208,7 +208,9 @@ def files_of(dataset: Dataset, name: str, paths: Sequence[str | Path], problems:
             elif not path.exists():
                 raise FedshiftError(f"'{path}' does not exist.")
             elif not dataset.reads(path):
-                raise FedshiftError(f"'{path}' is of no kind that '{name}' reads: give files that end in {kinds}.")
+                raise FedshiftError(
+                    f"'{path}' is not a kind of file that '{name}' reads: give files that end in {kinds}."
+                )
             else:
                 found[path] = None
     return list(found)

@@ -152,8 +152,8 @@ def _reader(model: Released, path: str, settings: Mapping[str, Any], by: str, gr
     own = [each for each, about in known.items() if about.path and each not in dataset.readers]
     if own != ["path"]:
         raise FedshiftError(
-            f"The data set '{name}' reads no single file or folder (data.path), so it cannot read '{path}'; in Python "
-            "score run.model() on your samples."
+            f"The data set '{name}' does not read a single file or folder (data.path), so it cannot read '{path}'; "
+            "in Python score run.model() on your samples."
         )
     changes: dict[str, Any] = {"path": path}
     if isinstance(dataset, ColumnFiles) and DOMAIN in known and by != DOMAIN:
@@ -166,14 +166,14 @@ def _reader(model: Released, path: str, settings: Mapping[str, Any], by: str, gr
         changes["categories"] = tuple(column.name for column in model.columns if column.categories is not None)
     if grouping and not (isinstance(dataset, ColumnFiles) and DOMAIN in known):
         raise FedshiftError(
-            f"--by {grouping[DOMAIN]}: the data set '{name}' reads no such column; give --by domain"
+            f"--by {grouping[DOMAIN]}: the data set '{name}' does not read such a column; give --by domain"
             + (f", or a column of the inputs: {', '.join(each.name for each in model.columns)}." * bool(model.columns))
         )
     return dataset.replace(**{**changes, **settings, **grouping})
 
 
 def _of_classes(data: DomainData, model: Released) -> DomainData:
-    problems = Problems("labels are no classes of the model")
+    problems = Problems("labels are not classes of the model")
     for number in torch.unique(data.y).tolist():
         if (name := data.classes[number]) not in model.classes:
             first = int((data.y == number).nonzero()[0])

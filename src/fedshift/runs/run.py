@@ -203,7 +203,7 @@ class Run(Origin):
         name = next((name for name in self.final.files if name.startswith("selected@")), None)
         if name is None:
             raise FedshiftError(
-                f"'{self.path}' keeps no weights of the round that validation picks: nothing was scored. Its final "
+                f"'{self.path}' has no weights of a round that validation selects: nothing was scored. Its final "
                 'model is there: round="last".'
             )
         return WeightsFile(self._intact(name, "selected weights"))
@@ -282,7 +282,7 @@ class Run(Origin):
     def _check_finished(self, what: str) -> None:
         if not self.finished:
             raise FedshiftError(
-                f"The run '{self.path}' is not finished, so it has no {what} yet; {self.resume_command} carries it on."
+                f"The run '{self.path}' is not finished, so it has no {what} yet; {self.resume_command} resumes it."
             )
 
     @contextmanager
@@ -291,4 +291,4 @@ class Run(Origin):
             yield
         except DamagedError as error:
             first = "Move it away, and " if "federation" in self.resume_command else ""
-            raise DamagedError(f"{error} {first}{self.resume_command} makes it again.") from error
+            raise DamagedError(f"{error} {first}{self.resume_command} repeats it.") from error

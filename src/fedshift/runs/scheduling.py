@@ -212,7 +212,7 @@ class Schedule:
         self._damaged.append(requested)
         self._progress.note(
             f"{requested.folder.path.name} is repeated from its first round, alone: {reason} The old files are kept "
-            f"in '{aside.name}'. If it was stacked with others, its last digits may differ from what it was."
+            f"in '{aside.name}'. If it was stacked with others, its last digits may differ from before."
         )
 
     def _note_failure(self, requested: PlannedRun, error: FedshiftError) -> None:

@@ -37,7 +37,7 @@ def spread(
     work, plugins = cloudpickle.dumps(call), list(dict.fromkeys(path for each in experiments for path in each.plugins))
     waiting = {task.remote(str(Path.cwd()), plugins, work, each): each for each in shards}
     out = f"{options.out}/{experiments[0].name}"
-    progress.note(f"{count} Ray tasks carry the runs out; `fedshift watch {out}` shows how far they are.")
+    progress.note(f"{count} Ray tasks run the runs; `fedshift watch {out}` shows their progress.")
     while waiting:
         (done,), _ = ray.wait([*waiting], num_returns=1)
         its = waiting.pop(done)

@@ -125,7 +125,7 @@ def run_together(
 def _locked_unfinished(folder: Run) -> Iterator[None]:
     with locked(folder.path):
         if folder.finished:
-            raise LockedError(f"Another process has just finished '{folder.path}'; begin again to read it.")
+            raise LockedError(f"Another process has just finished '{folder.path}'; run the command again to read it.")
         yield
 
 

@@ -199,8 +199,8 @@ class Benchmark(StudyResults):
             "and no difference.",
             f"'{AGAIN}' is {BASE} with other batches: its rows differ from {BASE} by chance, and so calibrate the "
             "intervals.",
-            "Mean rank: over the columns on which a method has a rank, so it is no comparison of methods with other "
-            "columns: those with most columns stand first. Equal means share a rank, and what diverged is last. "
+            "Mean rank: over the columns on which a method has a rank, so it does not compare methods with "
+            "different columns: methods with most columns come first. Equal means share a rank, what diverged is last. "
             "Columns of the same data count once.",
             f"Differences to {BASE} are paired by seed, whose data and split are the same. An interval, 95 % each, is "
             "Student's over seeds, widened by how far from 0 the null rows are, which are tuned as all others: the "

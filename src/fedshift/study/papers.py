@@ -9,8 +9,8 @@
 - ``settings``: dotted settings by scale, or under "all".
 - ``statement``: the paper's statement about it, where it prints no numbers.
 - ``[[row]]``: ``name`` as printed; ``method`` with dotted ``settings`` and settings of single scenarios (``at``), or
-  the reason ``why`` it is not run here; ``published``: by scenario the printed numbers in the order of the columns. Where a
-  row has any, its other cells are not run.
+  the reason ``why`` it is not run here; ``published``: by scenario the printed numbers in the order of the columns.
+  Where a row has any, its other cells are not run.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _order(name: str) -> tuple[int, bool, int]:
 
 def exhibit_of(name: str) -> Exhibit:
     if name not in exhibits():
-        raise UnknownNameError("table", name, exhibits(), "`fedshift reproduce --list` states what each shows.")
+        raise UnknownNameError("table", name, exhibits(), "`fedshift reproduce --list` lists what each shows.")
     return exhibits()[name]
 
 

@@ -89,7 +89,7 @@ class Scenario:
         size = self.sizes[scale]
         if self.has_its_data(scale):
             return size.title or self.title
-        return f"{size.title or size.data} in the place of {self.title}"
+        return f"{size.title or size.data} instead of {self.title}"
 
     def has_its_data(self, scale: str) -> bool:
         """Whether the data set of a scale is the paper's, so that numbers can be compared."""

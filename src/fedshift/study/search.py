@@ -158,7 +158,7 @@ class Study:
                 )
         except (KeyError, TypeError, ValueError) as error:
             raise FedshiftError(
-                f"'{journal}' is damaged ({error}). Remove it: the study begins again, and its finished runs are not "
+                f"'{journal}' is damaged ({error}). Remove it: the study restarts, and its finished runs are not "
                 "repeated."
             ) from error
         return found

@@ -162,7 +162,7 @@ def sources(source: Any) -> list[str | Mapping[str, Any] | Experiment]:
     source, kinds = plain(source), (str, Mapping, Experiment)
     sources = [source] if isinstance(source, kinds) else source
     if not isinstance(sources, list) or not sources or not all(isinstance(item, kinds) for item in sources):
-        raise FedshiftError(f"{source!r} is no experiment; give a TOML file, a name, a table, or Experiments.")
+        raise FedshiftError(f"{source!r} is not an experiment; give a TOML file, a name, a table, or Experiments.")
     return sources
 
 

@@ -195,6 +195,6 @@ def _state(table: str, scale: str, plan: StudyPlan | None, data: Mapping[str, st
                 cells = TypeAdapter(list[list[str]]).validate_json(files.read(file))
             return replace(state, count=Count.of([Run(plan.folder.parent / name) for name in names] for names in cells))
     except (OSError, ValueError):
-        return replace(state, damaged=f"'{file}' is not what was written.")
+        return replace(state, damaged=f"'{file}' was changed since it was written.")
     except DamagedError as error:
         return replace(state, damaged=str(error))

@@ -193,7 +193,7 @@ def naming_damage() -> Iterator[None]:
     try:
         yield
     except FedshiftError as error:
-        raise DamagedError(f"{error} Or delete the run's folder: the same command makes it again.") from error
+        raise DamagedError(f"{error} Or delete the run's folder: the same command repeats it.") from error
 
 
 def _whole_seeds(cell: Cell, runs: Sequence[Run]) -> list[Run]:

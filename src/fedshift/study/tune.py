@@ -38,7 +38,7 @@ def plan_studies(experiments: Sequence[Experiment], budget: Budget) -> tuple[lis
     protocol's validation is a test, or every method refuses its settings.
     """
     for key in unused_ranges(budget.search, experiments):
-        words = f"{key} is a setting of no method that is tuned, so it is not searched."
+        words = f"{key} is not a setting of any tuned method, so it is not searched."
         warnings.warn(words, FedshiftWarning, stacklevel=2)
     groups: dict[tuple[str, str], list[Experiment]] = {}
     refused: dict[str, FedshiftError] = {}
@@ -62,7 +62,7 @@ def _study(experiments: Sequence[Experiment], budget: Budget) -> Study:
     if len({each.series for each in experiments}) > 1 or len({each.seed for each in experiments}) < len(experiments):
         raise FedshiftError(
             f"{first.method_name}: a setting has a list of values, which make a grid; to search among them write "
-            "--search train.lr=0.1,0.01 in the place of --set train.lr=0.1,0.01."
+            "--search train.lr=0.1,0.01 instead of --set train.lr=0.1,0.01."
         )
     space = Space.of(first, budget.search, budget.fixed, budget.declared)
     decides = [
@@ -102,7 +102,7 @@ def search_all(
             continue
         if study.best() is None:
             reason = next((trial.reason for trial in study.trials if trial.reason), "")
-            failed.append(DivergedError(f"No trial of {study.label} was carried to its end. {reason}"))
+            failed.append(DivergedError(f"No trial of {study.label} completed. {reason}"))
         else:
             done.append(study)
     if not done:
@@ -119,7 +119,7 @@ def chosen_on(experiment: Experiment) -> str:
     words = ROLE if label == ROLE else f"{label} {ROLE}"
     return (
         f"{words} {Metric(experiment.evaluate.select).title} at the end, the mean over environments and "
-        "seeds; no test environment is inspected"
+        "seeds; test environments are not used"
     )
 
 

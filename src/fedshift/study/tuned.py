@@ -163,7 +163,7 @@ class TunedSettings(File):
             held_out = f" --hold-out {domains}" if domains else ""
             raise FedshiftError(
                 f"'{where}' has no settings for {'; '.join(map(_describe, missing))}. `fedshift tune EXPERIMENT "
-                f"--method {methods}{held_out}`, with its other options, makes them."
+                f"--method {methods}{held_out}`, with its other options, finds them."
             )
         budgets = {entries[case].budget: entries[case] for case in cases}
         notes = [*self._differences(experiments)]
@@ -176,14 +176,14 @@ class TunedSettings(File):
             kept = {key_here(key, each) for key in given}
             for key in sorted(kept & entry.settings.keys()):
                 value, tuned = shown(settings_of(each)[key].value), shown(entry.settings[key])
-                notes.append(f"{each.method_name}: {key} = {value} is given, and counts before the tuned {tuned}.")
+                notes.append(f"{each.method_name}: {key} = {value} is given, and overrides the tuned {tuned}.")
             applied.append(with_settings(each, {key: v for key, v in entry.settings.items() if key not in kept}))
         for note in dict.fromkeys(notes):
             warnings.warn(note, FedshiftWarning, stacklevel=2)
         if len({each.fingerprint for each in applied}) < len(applied):
             raise FedshiftError(
                 "With tuned settings, two of these runs are the same: give no list for a setting that was tuned, or "
-                "give it by --set, which counts before what was found."
+                "give it by --set, which overrides the tuned value."
             )
         return applied
 
