@@ -306,7 +306,7 @@ def simulate(
 def attach(simulation: Simulation, path: Path) -> Recorder:
     """Keep client states and checkpoints in a folder, and continue from the newest one there."""
     folder = Run(path)
-    if not folder.begun:
+    if not folder.has_started:
         Run.create(simulation.experiment, path)
     recorder = Recorder(folder, simulation.coordinator, simulation.evaluation.read, simulation.site)
     recorder.begin(simulation.blueprint)

@@ -1,4 +1,4 @@
-"""The benchmark: its statistics by hand, its set and its scales, and a small one run and continued with."""
+"""The benchmark: its statistics by hand, its set and its scales, and a small one carried out and gone on with."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def test_a_scenario_without_its_data_is_left_out_with_the_fix(tmp_path: Path):
     nowhere = {"pacs": tmp_path / "no.parquet"}
     plan = plan_benchmark("short", ["fedavg"], ["rotated-mnist-0", "pacs-leave-one-out"], data=nowhere)
     assert [cell.key[0] for cell in plan.available.cells] == ["rotated-mnist-0"]
-    assert "no.parquet" in plan.left_out["pacs-leave-one-out"]
-    assert "--data pacs=" in plan.left_out["pacs-leave-one-out"]
+    assert "no.parquet" in plan.excluded["pacs-leave-one-out"]
+    assert "--data pacs=" in plan.excluded["pacs-leave-one-out"]
     words = ["benchmark", "--scale", "short", "--federation", "pacs-leave-one-out", "--dry-run"]
     dry = CliRunner().invoke(app, [*words, "--data", f"pacs={nowhere['pacs']}"])
     assert "no.parquet" in str(dry.exception)
@@ -212,7 +212,7 @@ def test_tables_name_what_cannot_run_and_what_diverged(small: Benchmark):
 
 
 def test_a_picture_says_why_a_method_has_no_difference(small: Benchmark):
-    """FedSR does not train on b; Ditto cannot run there; nobody run GroupDRO."""
+    """FedSR does not train on b; Ditto cannot run there; nobody carried out GroupDRO."""
     plan = planned(SCALE, SCENARIOS, (*small.methods, "groupdro"), Path("nowhere"))
     numbers = dict(small.numbers)
     numbers["b", "fedavg", "validation"] = dict.fromkeys(SEEDS, 80.0)
@@ -293,15 +293,15 @@ def test_null_rows_are_fedavg_with_other_batches():
 
 
 def test_numbers_of_a_file_take_the_place_of_runs(on_tiny_data: StudyPlan):
-    """What a benchmark wrote is read back whole, and only the row that it lacks is run."""
-    before = Benchmark.carried_out(with_rows(on_tiny_data, "fedavg"), Progress())
+    """What a benchmark wrote is read back whole, and only the row that it lacks is carried out."""
+    before = Benchmark.run(with_rows(on_tiny_data, "fedavg"), Progress())
     (csv_file,) = (path for path in before.write() if path.suffix == ".csv")
     records, heard = records_of(csv_file.read_text()), Begun()
     assert records.numbers == before.numbers
     elsewhere = planned(
         on_tiny_data.scale, on_tiny_data.scenarios[:1], ["fedavg", "fedprox"], on_tiny_data.folder / "b"
     )
-    done = Benchmark.carried_out(replace(elsewhere, records=records), heard)
+    done = Benchmark.run(replace(elsewhere, records=records), heard)
     assert {name.partition("-")[0] for name in heard.begun if name.startswith("fed")} == {"fedprox"}
     assert {key: its for key, its in done.numbers.items() if key[1] == "fedavg"} == before.numbers
     assert done.choices["tiny-sgd", "fedavg"] == before.choices["tiny-sgd", "fedavg"]
@@ -368,17 +368,17 @@ def with_rows(plan: StudyPlan, *methods: str) -> StudyPlan:
 
 def test_a_benchmark_is_carried_out_once(on_tiny_data: StudyPlan):
     first, second = Begun(), Begun()
-    found = Benchmark.carried_out(on_tiny_data, first)
+    found = Benchmark.run(on_tiny_data, first)
     assert len(first.begun) == len({*first.begun}) == 24  # but for choices that a sampler repeats
-    assert Benchmark.carried_out(on_tiny_data, second).numbers == found.numbers
+    assert Benchmark.run(on_tiny_data, second).numbers == found.numbers
     assert second.begun == []
     assert found.lacking == {}
     assert {len(by_seed) for by_seed in found.numbers.values()} == {2}
 
 
 def test_files_hold_what_the_tables_say_and_a_row_that_is_added_is_all_that_is_carried_out(on_tiny_data: StudyPlan):
-    before, heard = Benchmark.carried_out(with_rows(on_tiny_data, "fedavg"), Progress()), Begun()
-    done = Benchmark.carried_out(with_rows(on_tiny_data, "fedavg", "fedprox"), heard)
+    before, heard = Benchmark.run(with_rows(on_tiny_data, "fedavg"), Progress()), Begun()
+    done = Benchmark.run(with_rows(on_tiny_data, "fedavg", "fedprox"), heard)
     assert {name.partition("-")[0] for name in heard.begun if name.startswith("fed")} == {"fedprox"}
     assert {key: its for key, its in done.numbers.items() if key[1] == "fedavg"} == before.numbers
     written = {path.name: path for path in done.write()}
@@ -396,21 +396,21 @@ def test_files_hold_what_the_tables_say_and_a_row_that_is_added_is_all_that_is_c
 
 
 def test_what_is_no_fault_of_a_method_ends_the_command_and_leaves_the_tables_alone(on_tiny_data: StudyPlan):
-    """Another process busy with a study: the command ends, and resumes."""
+    """Another process at work on a study: the command ends, and carries on."""
     plan = replace(on_tiny_data, scenarios=on_tiny_data.scenarios[:1])
     cell = plan.cells[0]
     assert cell.budget
     ((study,), _) = plan_studies(cell.make((0,)), cell.budget)
     with locked(study.path), refuses("tiny-sgd, fedavg", "Another process", "same command"):
-        Benchmark.carried_out(plan, Progress())
-    assert Benchmark.carried_out(plan, Progress()).lacking == {}
+        Benchmark.run(plan, Progress())
+    assert Benchmark.run(plan, Progress()).lacking == {}
 
 
 def test_what_cannot_run_or_diverged_leaves_the_others_alone_and_is_not_tried_again(
     on_tiny_data: StudyPlan, monkeypatch: pytest.MonkeyPatch
 ):
-    """A check of [train] refuses FedLC; FedProx blows up after its tuning, as a file in the run's folder states."""
-    tuned = execute.CarriedOut.tune
+    """A check of [train] refuses FedLC; FedProx blows up after its tuning, as a file in the run's folder says."""
+    tuned = execute.PlanOutcome.tune
 
     def refuse(self, train):
         raise FedshiftError("It takes no batches of 4.")
@@ -424,20 +424,20 @@ def test_what_cannot_run_or_diverged_leaves_the_others_alone_and_is_not_tried_ag
         return found
 
     monkeypatch.setattr(METHODS.get("fedlc"), "check", refuse)
-    monkeypatch.setattr(execute.CarriedOut, "tune", then_blow_up)
+    monkeypatch.setattr(execute.PlanOutcome, "tune", then_blow_up)
     plan = planned(on_tiny_data.scale, on_tiny_data.scenarios[:1], ["fedlc", "fedprox"], on_tiny_data.folder.parent)
     first, second, third = Begun(), Begun(), Begun()
-    done = Benchmark.carried_out(plan, first)
+    done = Benchmark.run(plan, first)
     assert done.lacking["tiny-sgd", "fedlc", ""] == Lacking("It takes no batches of 4.", "refused")
     assert done.lacking["tiny-sgd", "fedprox", ""].kind == "diverged"
     assert done.chosen["tiny-sgd", "fedprox"]
     assert done.ranks("tiny-sgd") == {"fedprox": 1.0}
     (run,) = plan.folder.glob("tiny-sgd/fedprox-dark-seed*")
     assert run.name in first.begun
-    assert Benchmark.carried_out(plan, second).lacking == done.lacking
+    assert Benchmark.run(plan, second).lacking == done.lacking
     assert second.begun == []
     (run / DIVERGED).unlink()
-    Benchmark.carried_out(plan, third)
+    Benchmark.run(plan, third)
     assert third.begun == [run.name]
 
 
@@ -477,7 +477,7 @@ def test_a_plugin_that_fails_is_noted_and_the_others_go_on_to_exit_code_1(
 
 def test_the_command_and_the_function_do_the_same(on_tiny_data: StudyPlan, small_command: list[str]):
     call = [*small_command, "--method", "fedavg,fedprox"]
-    assert "8 runs would run" in ok(*call, "--dry-run")
+    assert "8 runs would be carried out" in ok(*call, "--dry-run")
     assert "Accuracy less fedavg's" in ok(*call)
     out = on_tiny_data.folder.parent
     again = fedshift.benchmark("small", ["fedavg", "fedprox"], out=out, progress=Progress())

@@ -186,4 +186,4 @@ def test_the_demonstration_with_real_processes(tmp_path: Path):
     assert {row["environment"] for row in run.records[0]["environments"]} == set(CITIES[:2])
     assert difference(run, rehearse(folder, Progress())) == 0.0
     assert "Messages: 4 of" in said("sent", str(folder / "sites/oslo"))
-    assert run.experiment_to_go_on().evaluate.every == EXPERIMENT["evaluate"]["every"]
+    assert run.resumable_experiment().evaluate.every == EXPERIMENT["evaluate"]["every"]

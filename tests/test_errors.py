@@ -76,7 +76,7 @@ def test_a_loss_that_is_not_finite_names_its_place_and_keeps_the_checkpoint(make
     experiment = make({"train.rounds": 6, "run.checkpoint_every": 3})
     simulation = Simulation(experiment)
     folder = Run.create(experiment, scheduling.run_path(experiment))
-    (error,) = runner.carry_out(
+    (error,) = runner.run_together(
         [(simulation, folder)], simulation.choice(lambda text: None), AfterRound(poison)
     ).values()
     assert re.search(r"client 'gray', round 5, phase 'train', step 1.*train.lr=0.01", str(error))
@@ -190,7 +190,7 @@ def test_an_experiment_that_was_changed_after_its_run_began(make: Make):
     folder.experiment_file.write_text(text.replace("checkpoint_every = 10", "checkpoint_every = 7"))
     assert Run(folder.path).table["run"]["checkpoint_every"] == 7
     folder.experiment_file.write_text(text.replace("lr = 0.1", "lr = 0.2"))
-    for ask in (lambda: load(folder.path), Run(folder.path).experiment_to_go_on):
+    for ask in (lambda: load(folder.path), Run(folder.path).resumable_experiment):
         with refuses("experiment.toml", "another experiment", "Undo"):
             ask()
 

@@ -135,8 +135,8 @@ def test_of_a_whole_classifier_the_layer_that_gives_the_logits_is_found(end: str
     torch.testing.assert_close(found(x), expected)
     assert found(x).equal(named(x))
     for head in ("auto", "classify"):
-        assert fedshift.own_model(net, head=head).looks_whole((1, 10, 10), 3) == ""
-    why = fedshift.own_model(net).looks_whole((1, 10, 10), 3)
+        assert fedshift.own_model(net, head=head).whole_classifier_reason((1, 10, 10), 3) == ""
+    why = fedshift.own_model(net).whole_classifier_reason((1, 10, 10), 3)
     assert why.startswith("Ended gives 3 numbers for 3 classes")
     assert ("softmax" in why) == (end != "logits")
     assert "head='classify'" in why
@@ -148,10 +148,10 @@ def test_an_encoder_is_not_taken_for_a_classifier():
     nn.init.ones_(layers[1].bias)  # so that a ReLU changes nothing of what zeros give
     encoders = [([*layers], 4), ([*layers, nn.ReLU()], 3), ([nn.Flatten(), nn.Linear(100, 3), nn.BatchNorm1d(3)], 3)]
     for modules, classes in encoders:
-        assert fedshift.own_model(nn.Sequential(*modules)).looks_whole((1, 10, 10), classes) == ""
-    assert "head='1'" in fedshift.own_model(nn.Sequential(*layers)).looks_whole((1, 10, 10), 3)
+        assert fedshift.own_model(nn.Sequential(*modules)).whole_classifier_reason((1, 10, 10), classes) == ""
+    assert "head='1'" in fedshift.own_model(nn.Sequential(*layers)).whole_classifier_reason((1, 10, 10), 3)
     many = nn.Sequential(*layers, nn.Softmax(dim=1))
-    assert "after a softmax" in fedshift.own_model(many).looks_whole((1, 10, 10), 20)
+    assert "after a softmax" in fedshift.own_model(many).whole_classifier_reason((1, 10, 10), 20)
     with refuses("model.head = 'auto'", "0, 1, 2"):
         builder(fedshift.own_model(nn.Sequential(*encoders[1][0]), head="auto")).encoder()
 

@@ -185,7 +185,7 @@ def test_a_table_s_run_predicts_without_its_data(table: Run, tmp_path: Path):
     moved = table.path.rename(tmp_path / "moved")
     assert torch.equal(fedshift.predict(moved, [new]).probabilities, before.probabilities)
     with refuses("data.path", "changed since it began", "Restore"):
-        Run.open(moved).experiment_to_go_on()
+        Run.open(moved).resumable_experiment()
 
 
 def test_what_a_model_does_not_know_of_a_row_is_said(tmp_path: Path):

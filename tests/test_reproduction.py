@@ -24,7 +24,7 @@ from fedshift.runs.events import Progress
 from fedshift.runs.find import find
 from fedshift.runs.run import Run
 from fedshift.study import study_plan as planning
-from fedshift.study.execute import DIVERGED, CarriedOut
+from fedshift.study.execute import DIVERGED, PlanOutcome
 from fedshift.study.grid import Document, expand
 from fedshift.study.papers import PAPERS, exhibit_of, exhibits
 from fedshift.study.quantities import quantity
@@ -51,7 +51,7 @@ def test_every_file_is_read_and_says_what_it_is():
     assert used == {*scenarios("papers")}
     for name, exhibit in exhibits().items():
         assert exhibit.paper in PAPERS.values()
-        assert bool(exhibit.why) == (exhibit.kind == "omitted") == (not exhibit.carried_out), name
+        assert bool(exhibit.why) == (exhibit.kind == "omitted") == (not exhibit.reproduced), name
         assert exhibit.kind != "curve" or exhibit.across
         assert (exhibit.kind == "analysis") == bool(exhibit.analysis)
         if exhibit.analysis:
@@ -275,7 +275,7 @@ def test_a_cell_that_diverged_is_counted_alike_everywhere(tmp_path: Path):
     (folder.path / DIVERGED).write_text("The loss is not finite.")
     runs, over = sum(map(len, folders)), len(plan.cells[0].experiments)
     assert str(Count.of(folders)) == f"0 of {runs} runs finished, {over} diverged"
-    done = Reproduction.read(plan, plan.whole.cells, CarriedOut())
+    done = Reproduction.read(plan, plan.whole.cells, PlanOutcome())
     assert str(done.count) == str(Count.of(folders))
     assert f"{done.count}; they took" in done.table()
     assert "RotatedMNIST, FedAVG: diverged. The loss is not finite." in done.table()

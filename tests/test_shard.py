@@ -140,7 +140,7 @@ def test_a_run_that_another_process_has_just_finished_is_not_begun_again(make: M
     done = runner.start(experiment, Progress())
     simulation = Simulation(experiment)
     choice = simulation.choice(lambda text: None)
-    (error,) = together.carry_out([(simulation, Run(done.path))], choice, Progress()).values()
+    (error,) = together.run_together([(simulation, Run(done.path))], choice, Progress()).values()
     assert isinstance(error, LockedError)
     assert len(begun.read_text().split("\n")[:-1]) == 1
 

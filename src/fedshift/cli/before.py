@@ -75,7 +75,7 @@ def print_study(plan: StudyPlan) -> None:
     """Print what the cells of a study would cost, and why scenarios are skipped."""
     from fedshift.study.execute import forecast, unfinished_runs
 
-    print_forecasts(forecast(plan.available, unfinished_runs), plan.left_out.values())
+    print_forecasts(forecast(plan.available, unfinished_runs), plan.excluded.values())
 
 
 def print_forecasts(forecasts: Sequence[Forecast], more: Iterable[str] = ()) -> None:

@@ -96,7 +96,7 @@ def benchmark(
     plan = plan_benchmark(
         scale, listed(method), columns, data=data_by_name, plugins=plugin or [], out=out, published=published
     )
-    done = _carry_out_or_estimate(plan, partial(Benchmark.carried_out, shard=Shard.of(shard)), dry_run, slurm)
+    done = _run_or_estimate(plan, partial(Benchmark.run, shard=Shard.of(shard)), dry_run, slurm)
     if done and done.failed:
         raise typer.Exit(1)
 
@@ -161,10 +161,10 @@ def reproduce(
     plan = plan_table(
         table, scale or "smoke", panels=panel or None, rows=row or None, data=paths, settings=run, out=out
     )
-    _carry_out_or_estimate(plan, partial(Reproduction.carried_out, shard=Shard.of(shard)), dry_run, slurm)
+    _run_or_estimate(plan, partial(Reproduction.run, shard=Shard.of(shard)), dry_run, slurm)
 
 
-def _carry_out_or_estimate(
+def _run_or_estimate(
     plan: StudyPlan, carry_out: Callable[[StudyPlan], R], dry_run: bool, slurm: int | None
 ) -> R | None:
     """Run a study and print its tables, or print its cost, or write a cluster's script."""

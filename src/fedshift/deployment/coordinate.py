@@ -55,7 +55,7 @@ def coordinate(folder: Path, link: Link, progress: Progress) -> Run:
     with locked(run.path):
         if run.finished:  # by another process meanwhile
             return run
-        if not run.begun:
+        if not run.has_started:
             Run.create(agreement.experiment, run.path, host="federation")
         run.check_is(agreement.experiment.fingerprint)
         setup = agreement.setup(choose_device(agreement.experiment.run.device))

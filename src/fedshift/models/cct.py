@@ -1,16 +1,14 @@
 """The Compact Convolutional Transformer CCT-7/3x1 (Hassani et al., arXiv:2104.05704).
 
-An image becomes tokens by one 3x3 convolution, ReLU and a 3x3 max-pool of stride 2; positions are added; seven
-layers follow, each with normalisation, attention, normalisation and a feed-forward part; and the tokens are pooled by
-a softmax over a learned score of each.
+A 3x3 convolution, ReLU and a 3x3 max-pool of stride 2 turn an image into tokens; positions are added; seven transformer
+layers follow; the tokens are pooled by a softmax over a learned score of each.
 
-Choices: a linear layer to z follows the pooling, as with every backbone here, and the head is another. The paper's
-dropout, attention dropout and stochastic depth are excluded. As in the authors' code, a layer's second residual starts
+Choices: a linear layer to z follows the pooling, as with every backbone here, and the head is separate. The paper's
+dropout, attention dropout and stochastic depth are omitted. As in the authors' code, a layer's second residual starts
 after its second normalisation, queries, keys and values have no bias, linear layers start from a truncated normal of
 deviation 0.02, the convolution from He's normal, and learned positions from a truncated normal of deviation 0.2.
 Attention is written as plain products: the fused kernels' gradients may differ from run to run on a GPU, and clients
-cannot be stacked over them under vmap. It needs memory for heads x tokens x tokens weights an image and layer, 16 MiB
-at 64x64 images.
+cannot be stacked over them under vmap. It stores heads x tokens x tokens weights per image and layer, 16 MiB at 64x64.
 """
 
 from __future__ import annotations
@@ -59,7 +57,6 @@ class Layer(nn.Module):
         self.feed_forward = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens (B, n, width) to (B, n, width)."""
         x = self.norm2(x + self.attention(self.norm1(x)))
         fed: Tensor = x + self.feed_forward(x)
         return fed
@@ -129,10 +126,9 @@ class CCT7(Model):
     dim: Width = setting(256, help="dimension d of the representation z")
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
-        """Inputs (B, channels, height, width) of one fixed size to (B, out)."""
         if self.width % self.heads:
             raise FedshiftError(
-                f"model.width = {self.width} is no multiple of model.heads = {self.heads}: --set model.heads=1"
+                f"model.width = {self.width} is not a multiple of model.heads = {self.heads}: --set model.heads=1"
             )
         return CompactTransformer(
             shape, out, self.layers, self.heads, self.width, self.ratio * self.width, self.positions

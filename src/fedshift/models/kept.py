@@ -1,8 +1,8 @@
-"""A module of the user's, or what makes one, kept in a file that any process can read it from.
+"""A user's module, or a function that creates it, kept in a file that any process can load.
 
-cloudpickle writes it, so it may be defined in a script or a notebook. What it writes differs from process to process,
-so a file is named, and counts in a run's fingerprint, by what the object *means*: the source text of the user's classes
-and functions, and the values of all else.
+cloudpickle writes it, so it may be defined in a script or a notebook. Its bytes differ from process to process, so the
+file's name and a run's fingerprint use what the object *means*: the source text of the user's classes and functions,
+and the values of everything else.
 """
 
 from __future__ import annotations
@@ -34,17 +34,12 @@ SUFFIX = ".kept"
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 NOT_OF_A_CLASS = {
     *("__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__"),
-    *("__annotations__", "__dataclass_fields__", "__dataclass_params__"),  # which functions are made of, that count
+    *("__annotations__", "__dataclass_fields__", "__dataclass_params__"),  # attributes of functions that count
 }
 
 
 def keep(given: Any, name: str, folder: Path) -> Path:
-    """Write an object into a file that is named by what it means, unless it is there; it may be run here from now on.
-
-    Raises:
-        FedshiftError: it cannot be pickled.
-        DiskError: the file cannot be written.
-    """
+    """Write an object into a file named by its meaning, unless the file exists, and trust it on this machine."""
     try:
         meaning = meaning_of(given)
         path = folder / f"{name}-{meaning[:12]}{SUFFIX}"
@@ -58,25 +53,21 @@ def keep(given: Any, name: str, folder: Path) -> Path:
     except Exception as error:  # whatever the user's objects raise
         raise FedshiftError(
             f"'{name}' cannot be kept for the processes that run it ({type(error).__name__}: {error}). Give a function "
-            "that makes the module, and make in it what cannot be pickled."
+            "that makes the module, and create in it what cannot be pickled."
         ) from error
     remember_code(path)
     return path
 
 
 def read(path: Path) -> Any:
-    """What a file contains, made again.
-
-    Raises:
-        FedshiftError: it is not whole, or of another Python, or what it needs is not here.
-    """
+    """Load an object; raises a FedshiftError if the file is damaged, of another Python, or needs a missing package."""
     words, pickled = _parts(path)
     if len(words) != 4 or files.digest_of(pickled) != words[1]:
-        raise FedshiftError(f"'{path}' is not what fedshift.own_model wrote. Make it again with that.")
+        raise FedshiftError(f"'{path}' is not a file of fedshift.own_model. Write it again with that function.")
     if words[3] != PYTHON:
         raise FedshiftError(
-            f"'{path}' was written by Python {words[3]}, whose compiled code Python {PYTHON} cannot run: use that, or "
-            "make it again with fedshift.own_model."
+            f"'{path}' was written by Python {words[3]}, whose compiled code Python {PYTHON} cannot run: use that "
+            "version, or write it again with fedshift.own_model."
         )
     try:
         return torch.load(BytesIO(pickled), map_location="cpu", weights_only=False)
@@ -85,15 +76,13 @@ def read(path: Path) -> Any:
 
 
 def _is_whole(path: Path, meaning: str) -> bool:
-    """Whether a file is there, and is what this Python once wrote for that, on this machine."""
-    if digest(path) != meaning or not ran_here(path):  # its first line is its own word
+    if digest(path) != meaning or not ran_here(path):  # the first line identifies the format
         return False
     words, pickled = _parts(path)
     return words[1:] == [files.digest_of(pickled), "python", PYTHON]
 
 
 def _parts(path: Path) -> tuple[list[str], bytes]:
-    """The words of a file's first line, and what was pickled."""
     head, _, pickled = path.read_bytes().partition(b"\n")
     return head.removeprefix(KEPT).decode(errors="replace").split(), pickled
 
@@ -102,7 +91,6 @@ def _parts(path: Path) -> tuple[list[str], bytes]:
 
 
 def _pickled(given: Any) -> bytes:
-    """An object with all that other processes lack: what is installed is named, and what is the user's is written."""
     buffer = BytesIO()
     with _by_value():
         torch.save(given, buffer, pickle_module=cloudpickle)
@@ -111,7 +99,6 @@ def _pickled(given: Any) -> bytes:
 
 @contextmanager
 def _by_value() -> Iterator[None]:
-    """Write modules of the user's, which another process may not find, as those of a script are written."""
     as_given = {*cloudpickle.list_registry_pickle_by_value(), "__main__"}  # which is always written
     yours = {getattr(sys.modules[name], "__name__", "") for name in [*sys.modules] if _is_yours(name)}
     added = [sys.modules[name] for name in sorted(yours - as_given) if name in sys.modules]
@@ -125,7 +112,6 @@ def _by_value() -> Iterator[None]:
 
 
 def _is_yours(module: str | None) -> bool:
-    """Whether a module is the user's own: neither Python's, nor of an installed package, nor fedshift's."""
     return not module or module.partition(".")[0] not in _installed()
 
 
@@ -138,28 +124,24 @@ def _installed() -> frozenset[str]:
 
 
 def meaning_of(value: Any) -> str:
-    """A digest of what an object means, equal in every process: functions and classes of the user's by their source.
-
-    Raises:
-        Exception: whatever an object raises that cannot be pickled.
-    """
+    """A digest of an object's meaning, equal in every process; raises what an object raises that cannot be pickled."""
     buffer = BytesIO()
     _Meaning(buffer).dump(value)
     return files.digest_of(buffer.getvalue())
 
 
 class _Meaning(pickle.Pickler):
-    """Writes an object as pickle does, but what is the user's own or a tensor by its parts."""
+    """Writes an object as pickle does, but the user's code by its source and tensors by their values."""
 
     dispatch_table = cloudpickle.CloudPickler.dispatch_table
 
     def __init__(self, buffer: BytesIO) -> None:
         super().__init__(buffer, protocol=4)
-        self.fast = True  # writes equal words equally, whether they are one object or two
+        self.fast = True  # writes equal strings equally, whether they are the same object or not
         self._seen: dict[int, tuple[int, Any]] = {}  # by id: which in order it was, and itself, so that it stays
 
     def persistent_id(self, value: Any) -> Any:
-        """What is written in the place of a value; None: the value as it is."""
+        """What is written in place of a value; None: the value itself."""
         if value is None or type(value) in (bool, int, float, complex, str, bytes, tuple):
             return None
         count = len(self._seen)
@@ -204,7 +186,6 @@ def _function_parts(function: Any) -> list[Any]:
 
 
 def _names(code: CodeType) -> set[str]:
-    """The global names that code reads, that of functions within it too."""
     inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
     own = {each.argval for each in get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     return own.union(*map(_names, inner))

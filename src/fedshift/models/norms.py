@@ -1,13 +1,11 @@
-"""What normalises a network's features: batch norm, group norm (Wu and He, ECCV 2018), or nothing.
+"""Normalisation of a network's features: batch norm, group norm (Wu and He, ECCV 2018), or nothing.
 
-Group norm takes mean and variance over a group of a single sample's channels, so it has no statistics that a client's
-batches move: training and prediction are the same function, and every tensor of it is a weight that is averaged. The
-method's ``bn`` is about batch norm alone.
+Group norm takes mean and variance over a group of a single sample's channels, so it has no running statistics: training
+and prediction are the same function, and all its tensors are averaged. The method's ``bn`` concerns batch norm alone.
 
-*Choices*: two groups a layer, as in federated learning (Reddi et al., ICLR 2021, replace a ResNet's batch norms so); Wu
-and He have 32. A layer keeps the place and the epsilon of the batch norm. A network of the transformers library from
-which batch norms are taken out has no bias in their place. Pretrained weights were trained behind batch norms and take
-nothing else.
+*Choices*: two groups a layer, as in federated learning (Reddi et al., ICLR 2021); Wu and He have 32. A layer keeps the
+place and the epsilon of the batch norm. A network of the transformers library without its batch norms has no bias in
+their place. Pretrained weights were trained behind batch norms and accept nothing else.
 """
 
 from __future__ import annotations
@@ -26,17 +24,13 @@ LAYERS = (nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d)  # by the axes of a ch
 
 
 class Normed(Model):
-    """A network whose layers are normalised, or can be."""
+    """A network with a choice of normalisation."""
 
     norm: Norm = setting("none", help="what normalises features: batch norm, group norm, or nothing")
     groups: Width = setting(2, help="groups of channels of a group norm", source="Reddi et al., ICLR 2021, Appendix C")
 
     def normalisation(self, channels: int, axes: int) -> list[nn.Module]:
-        """The layer that normalises features (B, channels, ...) whose channels have that many axes; none, or one.
-
-        Raises:
-            FedshiftError: the channels cannot be grouped so.
-        """
+        """The layers (none or one) that normalise features (B, channels, ...) with ``axes`` axes per channel."""
         if self.norm == "none":
             return []
         if self.norm == "batch":
@@ -50,7 +44,7 @@ class Normed(Model):
         return [nn.GroupNorm(self.groups, channels)]
 
     def replace_batch_norms(self, network: nn.Module) -> None:
-        """Put what normalises images in the place of every batch norm of a network that has just been made."""
+        """Replace every batch norm of a new network for images."""
         if self.norm != "batch":
             for name, layer in list(batch_norms(network)):
                 (made,) = self.normalisation(layer.num_features, 2) or [nn.Identity()]

@@ -23,44 +23,31 @@ SIDE = 64  # of images in pixels, where a network takes any
 
 
 class Opened(NamedTuple):
-    """A network as it was read; it is never changed.
+    """A network as it was read; it is never changed."""
 
-    Attributes:
-        network: the network, in evaluation mode, in float32.
-        kind: what it reads.
-        mean: of each channel of images, in 0..1.
-        std: of each channel.
-        content: a digest of its folder, or its commit.
-        names: its stages.
-    """
-
-    network: Any
-    kind: Kind
-    mean: tuple[float, ...]
+    network: Any  # in evaluation mode, float32
+    kind: Kind  # what it reads
+    mean: tuple[float, ...]  # per channel of images in 0..1, as is ``std``
     std: tuple[float, ...]
-    content: str
-    names: tuple[str, ...]
+    content: str  # a digest of its folder, or its commit
+    names: tuple[str, ...]  # of its stages
 
 
 @lru_cache(maxsize=4)
 def open_network(source: str, commit: str | None, content: str, part: str) -> Opened:
-    """Read a network; once, while its content is the same.
+    """Read a network of a hub id (with a commit) or folder.
 
-    Args:
-        source: the hub's id, or a folder.
-        commit: the hub's commit; None: a folder.
-        content: a digest of the folder, or the commit.
-        part: the submodule that is taken; empty: the whole network.
+    Cached while ``content``, its digest or commit, is the same.
 
-    Raises:
-        FedshiftError: it cannot be read, lacks weights or the part, or reads neither images nor token ids.
+    ``part`` is the submodule to use; empty: the whole network. Raises a FedshiftError if the network cannot be read,
+    lacks weights or the part, or reads neither images nor token ids.
     """
     config = config_of(source, commit)
     for name, value in vars(config).items():
         if "drop" in name and isinstance(value, float | int) and not isinstance(value, bool):
             setattr(config, name, 0.0)
     config.use_cache = False
-    # In memory, whatever the caller's thread uses; a library's draws affect no one.
+    # In memory, whatever the caller's thread uses; a library's draws affect no other generator.
     with torch.device("cpu"), torch.random.fork_rng(devices=[]):
         whole = pretrained(source, "model.path", commit, "pooler", config=config, attn_implementation="eager")
     try:
@@ -84,7 +71,7 @@ def open_network(source: str, commit: str | None, content: str, part: str) -> Op
 
 
 def _normalisation(source: str, commit: str | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation by channel, in 0..1, that the network's images had."""
+    """Mean and standard deviation per channel, in 0..1, with which the network's images were normalised."""
     from transformers.utils.hub import cached_file
 
     with reading(source, "model.path"):
@@ -98,11 +85,7 @@ def _normalisation(source: str, commit: str | None) -> tuple[tuple[float, ...], 
 
 
 def config_of(source: str, commit: str | None) -> Any:
-    """A network's configuration, of the hub's commit or of a folder.
-
-    Raises:
-        FedshiftError: it cannot be read.
-    """
+    """A network's configuration; raises a FedshiftError if it cannot be read."""
     with needs("images", "A network of transformers"):
         from transformers import AutoConfig
     with reading(source, "model.path"):
@@ -110,7 +93,6 @@ def config_of(source: str, commit: str | None) -> Any:
 
 
 def image_shape(config: Any) -> tuple[int, int, int]:
-    """The channels, height and width of images that a network reads."""
     side = getattr(config, "image_size", SIDE)
     height, width = side if isinstance(side, list | tuple) else (side, side)
     return config.num_channels, height, width
@@ -120,10 +102,7 @@ def image_shape(config: Any) -> tuple[int, int, int]:
 
 
 def layers_of(network: nn.Module) -> tuple[str, int]:
-    """The list of a network's layers, by name, and how many they are; no name where it has none.
-
-    It is the longest list that is in no other.
-    """
+    """Name and length of a network's outermost longest list of layers; an empty name if it has no list."""
     lists = {name: len(layer) for name, layer in network.named_modules() if isinstance(layer, nn.ModuleList)}
     outer = {name: size for name, size in lists.items() if not any(name.startswith(f"{other}.") for other in lists)}
     longest = max(outer.values(), default=0)
@@ -132,7 +111,7 @@ def layers_of(network: nn.Module) -> tuple[str, int]:
 
 
 class Reached(Exception):  # noqa: N818  # no error: how a network is left in its middle
-    """A layer is reached, by what enters it."""
+    """Raised when a layer is reached, with the layer's input."""
 
     def __init__(self, hidden: Tensor) -> None:
         super().__init__()
@@ -140,9 +119,9 @@ class Reached(Exception):  # noqa: N818  # no error: how a network is left in it
 
 
 def leave(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Leave the network with what enters a layer; a hook before its forward.
+    """A forward pre-hook: stop the network at a layer.
 
-    A network that is traced as a graph is not left: its layer keeps that as ``entered``, and what follows is not read.
+    A network that is traced as a graph continues, and its layer keeps the input as ``entered``.
     """
     hidden = args[0] if args else next(iter(kwargs.values()))
     if not torch.compiler.is_compiling():
@@ -151,7 +130,7 @@ def leave(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def replace_input(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Run a layer on its attribute ``given``, whatever enters it; a hook before its forward."""
+    """A forward pre-hook: run a layer on its attribute ``given``, whatever enters it."""
     given, layer.given = layer.given, None
     return ((given, *args[1:]), kwargs) if args else (args, kwargs | {next(iter(kwargs)): given})
 
@@ -160,17 +139,16 @@ def replace_input(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 class Fixing(nn.Module):
-    """A module some of whose tensors are fixed: never trained, and so no part's own; its copies share these.
+    """A module with fixed tensors, which are never trained and belong to no part; its copies share them.
 
-    Fixed tensors are in no ``state_dict``: a run neither sends, merges, stacks nor saves them. All copies of a module
-    share their memory, so that a large network on which small adapters are trained is kept once, however many clients
-    there are.
+    Fixed tensors are in no ``state_dict``: a run neither sends, aggregates, stacks nor saves them. All copies share
+    their memory, so a large network with small trained adapters is kept once, however many clients there are.
 
-    *Choices*: fixed batch norms are in evaluation mode, whatever is requested.
+    *Choices*: fixed batch norms are always in evaluation mode.
     """
 
     def fix(self, trained: Collection[str]) -> None:
-        """Fix all parameters but those named, and the buffers of layers none of whose own parameters is trained."""
+        """Fix all parameters except ``trained``, and the buffers of layers without a trained parameter."""
         for path, layer in self.named_modules():
             own = {name: parameter for name, parameter in layer._parameters.items() if parameter is not None}
             kept = [name for name in own if f"{path}.{name}".removeprefix(".") in trained]
@@ -184,14 +162,12 @@ class Fixing(nn.Module):
         self.train(self.training)
 
     def fixed(self) -> Iterator[Tensor]:
-        """Every fixed tensor."""
         for layer in self.modules():
             for name, buffer in layer._buffers.items():
                 if buffer is not None and name in layer._non_persistent_buffers_set:
                     yield buffer
 
     def train(self, mode: bool = True) -> Self:
-        """As any module, but for batch norms that are fixed."""
         super().train(mode)
         for layer in self.modules():
             if isinstance(layer, BATCH_NORMS) and not layer.state_dict():
@@ -204,7 +180,7 @@ class Fixing(nn.Module):
 
 
 def copied(module: Any, shared: Iterator[Tensor], memo: dict[int, Any] | None = None) -> Any:
-    """A deep copy of a module, whose tensors among ``shared`` are other views of the same memory."""
+    """A deep copy of a module whose tensors among ``shared`` are views of the same memory."""
     memo = {} if memo is None else memo
     for tensor in shared:
         view = tensor.detach()

@@ -1,4 +1,4 @@
-"""A network of the user's own, without registration: an nn.Module, a class, or a function that makes one.
+"""A user's network, without registration: an nn.Module, a class, or a function that creates a module.
 
 Choices: where a method, or ``dim``, requires another number of features than the module gives, a linear layer follows.
 """
@@ -26,7 +26,7 @@ AUTO = "auto"  # the head that is found
 
 
 class Widened(nn.Module):
-    """A module (B, ...) to (B, features), and a linear layer to (B, out)."""
+    """A module (B, ...) to (B, features), followed by a linear layer to (B, out)."""
 
     def __init__(self, body: nn.Module, features: int, out: int) -> None:
         super().__init__()
@@ -34,20 +34,18 @@ class Widened(nn.Module):
         self.projection = nn.Linear(features, out)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Inputs (B, ...) to (B, out)."""
         projected: Tensor = self.projection(self.body(x))
         return projected
 
 
 class Before(nn.Module):
-    """A module (B, ...) up to a submodule: what this is given, (B, features), whatever follows it."""
+    """A module (B, ...) up to a submodule, whose input (B, features) it returns."""
 
     def __init__(self, body: nn.Module, head: str) -> None:
         super().__init__()
         self.body, self.head = body, head
 
     def forward(self, x: Tensor) -> Tensor:
-        """Inputs (B, ...) to (B, features)."""
         given: list[Tensor] = []
         hook = self.body.get_submodule(self.head).register_forward_pre_hook(lambda _, values: given.append(values[0]))
         try:
@@ -58,7 +56,7 @@ class Before(nn.Module):
 
 
 class Own(Model):
-    """A module of yours: what fedshift.own_model kept, or a class or function in a Python file (net.py:Net)."""
+    """A user's module: a file that fedshift.own_model wrote, or a class or function in a Python file (net.py:Net)."""
 
     path: str = setting(
         help="a file that fedshift.own_model wrote; or a Python file and a class or function in it: net.py:Net",
@@ -68,7 +66,7 @@ class Own(Model):
     maker: str = setting("", help="the class or function in a Python file, which net.py:Net names as well")
     head: str = setting(
         "",
-        help="of a whole classifier the submodule that gives the logits, which the method's own classifier replaces; "
+        help="of a whole classifier the submodule that gives the logits, which the method's classifier replaces; "
         "auto: the linear layer that does is found",
     )
     dim: OptionalWidth = setting(
@@ -76,11 +74,6 @@ class Own(Model):
     )
 
     def __post_init__(self) -> None:
-        """Split "net.py:Net" into its parts.
-
-        Raises:
-            FedshiftError: a setting is wrong.
-        """
         path, _, maker = str(self.path).rpartition(":")
         if path.endswith(".py"):
             object.__setattr__(self, "path", path)
@@ -88,7 +81,6 @@ class Own(Model):
         super().__post_init__()
 
     def check_here(self) -> None:
-        """Whether there is the file."""
         if not Path(self.path).expanduser().is_file():
             raise FedshiftError(
                 f"model.path = '{self.path}' does not exist; give a file that fedshift.own_model wrote, or a class in "
@@ -96,33 +88,24 @@ class Own(Model):
             )
 
     def dim_for(self, shape: Shape) -> int:
-        """``dim``, or as many as the module gives for inputs (B, *shape)."""
+        """``dim``, or the module's number of features for inputs (B, *shape)."""
         return self.dim or self._features(shape)
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
-        """Inputs (B, *shape) to (B, out)."""
         features = self._features(shape)
         module = self.body(shape)
         check_output(module, shape)  # which gives lazy layers their weights
         return module if features == out else Widened(module, features, out)
 
     def body(self, shape: Shape) -> nn.Module:
-        """The module again, without its head, for inputs (B, *shape).
-
-        Raises:
-            FedshiftError: it cannot be made, or has no such head.
-        """
+        """A new module without its head, for inputs (B, *shape)."""
         whole = self.whole()
         head = self.head_of(whole, shape)
         module = without(whole, head)
         return Before(module, head) if head and is_normalised(output(module, shape)) else module
 
     def head_of(self, whole: nn.Module, shape: Shape) -> str:
-        """The submodule that gives the logits; empty: the module is an encoder.
-
-        Raises:
-            FedshiftError: the settings require a module, but none is found.
-        """
+        """The submodule that gives the logits; empty: the module is an encoder."""
         if self.head != AUTO or hasattr(whole, AUTO):
             return self.head
         head = logits_of(whole, shape)
@@ -133,21 +116,12 @@ class Own(Model):
             )
         return head
 
-    def looks_whole(self, shape: Shape, classes: int) -> str:
-        """Why the module is likely a whole classifier, though it is taken as an encoder; empty: it is not."""
+    def whole_classifier_reason(self, shape: Shape, classes: int) -> str:
+        """Why the module is probably a whole classifier, though it is used as an encoder; empty: it is not."""
         return "" if self.head else _suspicion(self, shape, classes, digest(self.path))
 
     def filled(self, encoder: nn.Module, classifier: nn.Module | None, shape: Shape) -> nn.Module:
-        """The module again with trained weights, and with the classifier in the place of its head, if it has one.
-
-        Args:
-            encoder: what :meth:`encoder` gave for inputs (B, *shape), perhaps within another module.
-            classifier: the method's.
-            shape: of a sample.
-
-        Raises:
-            FedshiftError: the classifier does not work on what the module gives.
-        """
+        """A new module with an ``encoder``'s trained weights, and with the method's classifier in place of its head."""
         with Streams(0).as_global("a module that is given other weights"):
             whole = self.whole()
             head = self.head_of(whole, shape)
@@ -158,7 +132,7 @@ class Own(Model):
         linear = classifier if isinstance(classifier, nn.Linear) and trained is encoder else None
         if head and linear is None:
             raise FedshiftError(
-                f"The method puts more than a linear layer in the place of '{head}', so {type(whole).__name__} alone "
+                f"The method replaces '{head}' by more than a linear layer, so {type(whole).__name__} alone "
                 "does not predict as the run does; run.model() does."
             )
         trained = trained.body if isinstance(trained, Before) else trained
@@ -168,11 +142,6 @@ class Own(Model):
         return whole.eval()
 
     def whole(self) -> nn.Module:
-        """The module again, with its head.
-
-        Raises:
-            FedshiftError: it cannot be made.
-        """
         self.check_here()
         if not self.path.endswith(".py"):
             return made(read(Path(self.path).expanduser()))
@@ -184,8 +153,8 @@ class Own(Model):
         maker = defined[self.maker]
         if isinstance(maker, nn.Module) or not callable(maker):
             raise FedshiftError(
-                f"'{self.maker}' in '{self.path}' is no class or function that makes a module; name one, or keep the "
-                "module itself by fedshift.own_model."
+                f"'{self.maker}' in '{self.path}' is not a class or function that returns a module; name one, or keep "
+                "the module itself by fedshift.own_model."
             )
         return made(maker)
 
@@ -195,14 +164,13 @@ class Own(Model):
 
 @lru_cache(maxsize=64)
 def _found(model: Own, shape: Shape, content: str) -> int:
-    """How many features a module gives; found again when its file has changed."""
     with Streams(0).as_global("a module of which only the width is requested"):
         return check_output(model.body(shape), shape)
 
 
 @lru_cache(maxsize=64)
 def _suspicion(model: Own, shape: Shape, classes: int, content: str) -> str:
-    """Why a module is likely a whole classifier; found again when its file has changed."""
+    """Why a module is probably a whole classifier; recomputed when its file has changed."""
     with Streams(0).as_global("a module that is only inspected"):
         whole = model.whole()
         given = output(whole, shape)
@@ -212,7 +180,7 @@ def _suspicion(model: Own, shape: Shape, classes: int, content: str) -> str:
         return ""
     return (
         f"{type(whole).__name__} gives {given.shape[1]} numbers for {classes} classes{ends}: it looks like a whole "
-        "classifier, but is taken as an encoder, behind which the method puts its own classifier. If it is one, name "
+        "classifier, but is used as an encoder, to which the method adds its classifier. If it is a classifier, name "
         f"the layer that gives the logits: own_model(..., head='{head or AUTO}') (--set model.head={head or AUTO})."
     )
 
@@ -223,30 +191,31 @@ def own_model(
     dim: int | None = None,
     folder: str | Path = FOLDER,
 ) -> Own:
-    """A network of yours as ``model=`` of :func:`fedshift.compare`, :func:`fedshift.run` and the others.
+    """Use your network as ``model=`` of :func:`fedshift.compare`, :func:`fedshift.run` and the others.
 
-    It maps inputs (B, ...) to features (B, F), on which the method puts its own classifier. It is kept in a file, with
-    the source of what a script or notebook defines, so that other processes can continue with the run; anyone who reads
-    such a file runs what it contains, so run folders from elsewhere require trust, as plugins do.
+    It maps inputs (B, ...) to features (B, F), and the method adds its classifier. It is kept in a file, with the
+    source of what a script or notebook defines, so that other processes can resume the run. Loading such a file runs
+    its code, so run folders from elsewhere require trust, as plugins do.
 
     Args:
-        what: a module, whose weights are the initial ones whatever the seed; or a class or function that makes one
+        what: a module, whose weights are the initial ones whatever the seed; or a class or function that creates one
             without arguments, whose initial weights are drawn from the run's seed.
-        head: of a whole classifier the submodule that gives the logits, such as "fc" or "classifier.1", or "auto", by
-            which the linear layer that does is found: what comes before it is the representation, and the method's
-            classifier takes its place. A softmax after it is excluded.
+        head: of a whole classifier the submodule that gives the logits, such as "fc" or "classifier.1", or "auto" to
+            find
+            that linear layer: its input is the representation, and the method's classifier replaces it. A softmax after
+            it is dropped.
         dim: dimension of the representation, by a linear layer if need be; by default F.
-        folder: where the file is written, unless it is there. A run reads it, so it should stay.
+        folder: where the file is written, unless it exists. A run reads it, so it should stay.
 
     Returns:
         The model that reads the file.
 
     Raises:
-        FedshiftError: it makes no module, has no such submodule, or cannot be pickled.
+        FedshiftError: it creates no module, has no such submodule, or cannot be pickled.
         DiskError: the file cannot be written.
     """
     if not callable(what):
-        raise FedshiftError(f"{type(what).__name__} is no module, nor a class or function that makes one.")
+        raise FedshiftError(f"{type(what).__name__} is not a module, nor a class or function that returns one.")
     with Streams(0).as_global("a module that is only inspected"):
         module = made(what)
         if head != AUTO:
@@ -257,11 +226,7 @@ def own_model(
 
 
 def made(what: Any) -> nn.Module:
-    """A module, or what a class or function makes.
-
-    Raises:
-        FedshiftError: it makes none.
-    """
+    """A module, or what a class or function returns; raises a FedshiftError if that is not a module."""
     if isinstance(what, nn.Module):
         return what
     name = getattr(what, "__name__", type(what).__name__)
@@ -271,20 +236,16 @@ def made(what: Any) -> nn.Module:
         raise
     except Exception as error:  # whatever the user's code raises
         raise FedshiftError(
-            f"'{name}' makes no module when it is called without arguments ({type(error).__name__}: {error}). If it "
+            f"'{name}' returns no module when it is called without arguments ({type(error).__name__}: {error}). If it "
             f"takes some, give a function: lambda: {name}(...)"
         ) from error
     if not isinstance(module, nn.Module):
-        raise FedshiftError(f"'{name}' makes a {type(module).__name__}; it should make an nn.Module.")
+        raise FedshiftError(f"'{name}' returns a {type(module).__name__}; it should return an nn.Module.")
     return module
 
 
 def without(module: nn.Module, head: str) -> nn.Module:
-    """A module with an identity in the place of a submodule.
-
-    Raises:
-        FedshiftError: it has no such submodule.
-    """
+    """A module with an identity in place of a submodule; raises a FedshiftError if it has no such submodule."""
     check_head(module, head)
     if head:
         put(module, head, nn.Identity())
@@ -292,13 +253,11 @@ def without(module: nn.Module, head: str) -> nn.Module:
 
 
 def put(module: nn.Module, path: str, layer: nn.Module) -> None:
-    """Put a layer in the place of a submodule."""
     parent, _, name = path.rpartition(".")
     setattr(module.get_submodule(parent), name, layer)
 
 
 def check_head(module: nn.Module, head: str) -> None:
-    """Raise an error unless a module has a submodule."""
     known = [name for name, _ in module.named_modules()]
     if head not in known:
         raise UnknownNameError(f"submodule of {type(module).__name__} (head)", head, known[1:])

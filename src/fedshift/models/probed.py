@@ -1,4 +1,4 @@
-"""What is found out about a module of the user's by running it once: its width, and which layer gives its logits."""
+"""Properties of a user's module found by running it: its width, and the layer that gives its logits."""
 
 from __future__ import annotations
 
@@ -13,16 +13,11 @@ DRAWN = 16  # inputs, by which it is found which layer gives it
 
 
 def check_output(module: nn.Module, shape: Shape) -> int:
-    """How many features a module gives for inputs (B, *shape), found by running it once.
-
-    Raises:
-        FedshiftError: such inputs do not fit it, or it gives something else.
-    """
+    """The module's number of features for inputs (B, *shape)."""
     return int(output(module, shape).shape[1])
 
 
 def _probe(shape: Shape, drawn: bool) -> Tensor:
-    """Inputs (B, *shape): zeros, or drawn so widely that what bends numbers, such as a ReLU, bends some."""
     if not drawn:
         return torch.zeros(BATCH, *shape)
     return 10 * torch.randn(DRAWN, *shape, generator=torch.Generator().manual_seed(0))
@@ -30,11 +25,7 @@ def _probe(shape: Shape, drawn: bool) -> Tensor:
 
 @torch.no_grad()
 def output(module: nn.Module, shape: Shape, drawn: bool = False) -> Tensor:
-    """What a module gives for two inputs of zeros, or for sixteen that are drawn, (B, F), in evaluation mode.
-
-    Raises:
-        FedshiftError: such inputs do not fit it, or it gives something else.
-    """
+    """The module's output (B, F) in evaluation mode for two inputs of zeros, or for sixteen drawn inputs."""
     name, was_training = type(module).__name__, module.training
     for called, tensor in module.named_parameters():
         if tensor.dtype is not torch.float32 and tensor.is_floating_point():
@@ -65,9 +56,9 @@ def output(module: nn.Module, shape: Shape, drawn: bool = False) -> Tensor:
 
 
 def logits_of(module: nn.Module, shape: Shape) -> str:
-    """The linear layer that gives the logits, for inputs (B, *shape); empty: none does.
+    """The linear layer that gives the logits, for inputs (B, *shape); empty: there is no such layer.
 
-    It is the last one that runs, if the module gives what it gives, or the softmax or log-softmax of that.
+    It is the last linear layer that runs, if the module returns its output or a softmax or log-softmax of it.
     """
     ran: list[tuple[str, Tensor]] = []
     hooks = [
@@ -88,7 +79,7 @@ def logits_of(module: nn.Module, shape: Shape) -> str:
 
 
 def log_probabilities(given: Tensor) -> Tensor:
-    """What logits (B, F), or the softmax or log-softmax of them, state about each class, (B, F)."""
+    """Log-probabilities (B, F) of logits, or of a softmax or log-softmax of them."""
     return given.log() if is_normalised(given) and bool((given >= 0).all()) else given.log_softmax(dim=1)
 
 

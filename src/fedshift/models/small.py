@@ -1,15 +1,14 @@
 """Small networks from scratch: for images, signals, numbers and text.
 
-*ResNet-10* is a residual network of one block a stage, for what a small machine can train (He, Zhang, Ren and Sun, Deep
-residual learning for image recognition, CVPR 2016, Table 1: the stem of ResNet-18 and its four stages of basic blocks).
-Choices: one block a stage in the place of two, and ``width`` channels in the first stage in the place of 64; a linear
-layer to z follows the pooling, as with every backbone here. Convolutions have biases where nothing is normalised.
+*ResNet-10* is a residual network of one block a stage (He, Zhang, Ren and Sun, Deep residual learning for image
+recognition, CVPR 2016, Table 1: the stem of ResNet-18 and its four stages of basic blocks). Choices: one block a stage
+instead of two, and ``width`` channels in the first stage instead of 64; a linear layer to z follows the pooling, as
+with every backbone here. Convolutions have biases where nothing is normalised.
 
 *The LSTM* reads characters (LEAF, Caldas et al., 2018): they are embedded, two LSTM layers read them in order, and the
-last hidden state of the upper layer is what is known of the text. Choices: LEAF classifies from that state; here a
-linear layer without a non-linearity takes it to z, so that z has the dimension that a method requires. A network is
-given the shape of its inputs but not which tokens occur, so the size of the vocabulary is a setting; tokens that never
-occur cost a row of the embedding each.
+text is represented by the last hidden state of the upper layer. Choices: LEAF classifies from that state; here a linear
+layer takes it to z, so that z has the dimension that a method requires. The vocabulary's size is a setting, as a
+network does not know which tokens occur; unused tokens cost a row of the embedding each.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ class CNN(Normed):
     padding: OptionalPixels = setting(0, help="zero padding of the convolutions, in pixels")
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
-        """Inputs (B, channels, height, width) to (B, out)."""
         layers: list[nn.Module] = []
         channels, *size = shape
         for width in self.channels:
@@ -77,7 +75,6 @@ class DigitsCNN(Normed):
     dim: Width = setting(512, help="dimension d of the representation z", source="FRAug, appendix")
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
-        """Inputs (B, channels, height, width) to (B, out)."""
         layers: list[nn.Module] = []
         channels, *size = shape
         for place, width in enumerate(self.channels):
@@ -97,8 +94,8 @@ class DigitsCNN(Normed):
 class CNN1d(Normed):
     """Convolutions over time (ReLU; a max-pool of 2 between them), their mean over time, and a linear layer to z.
 
-    It is the fully convolutional network of Wang, Yan and Oates ("Time series classification from scratch with deep
-    neural networks: a strong baseline", IJCNN 2017), made smaller: global pooling reads signals of any length.
+    The fully convolutional network of Wang, Yan and Oates ("Time series classification from scratch with deep neural
+    networks: a strong baseline", IJCNN 2017), but smaller: global pooling reads signals of any length.
 
     Choices: the paper's has 128, 256 and 128 channels, kernels of 8, 5 and 3, always batch norm, and no pooling between
     the layers. Edges are padded by zeros.
@@ -106,11 +103,10 @@ class CNN1d(Normed):
 
     axes: ClassVar[int | None] = 2
 
-    channels: tuple[Width, ...] = setting((32, 64, 64), help="channels of the convolutions, one after the other")
-    kernel: Count = setting(5, help="steps of time that a convolution inspects")
+    channels: tuple[Width, ...] = setting((32, 64, 64), help="channels of the convolutions, in order")
+    kernel: Count = setting(5, help="steps of time that a convolution covers")
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
-        """Signals (B, channels, time) to (B, out)."""
         layers: list[nn.Module] = []
         channels = shape[0]
         for number, width in enumerate(self.channels):
@@ -124,7 +120,7 @@ class CNN1d(Normed):
 
 
 class Block(nn.Module):
-    """Two normalised 3x3 convolutions, beside a shortcut that is a 1x1 convolution where the shape changes."""
+    """Two normalised 3x3 convolutions with a shortcut, a 1x1 convolution where the shape changes."""
 
     def __init__(self, model: Normed, channels: int, out: int, stride: int) -> None:
         super().__init__()
@@ -145,7 +141,6 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (B, channels, height, width) to (B, out, height / stride, width / stride), rounded up."""
         return F.relu(self.body(x) + self.shortcut(x))
 
 
@@ -154,14 +149,13 @@ class ResNet10(Normed):
 
     axes: ClassVar[int | None] = 3
 
-    width: Width = setting(16, help="channels of the first stage; each later one has twice as many", source="ours")
+    width: Width = setting(16, help="channels of the first stage; each later stage has twice as many", source="ours")
     norm: Norm = setting(
         "batch", help="what normalises features: batch norm, group norm, or nothing", source="He et al."
     )
     dim: Width = setting(128, help="dimension d of the representation z")
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
-        """Inputs (B, channels, height, width) to (B, out)."""
         widths = [self.width * 2**stage for stage in range(STAGES)]
         return nn.Sequential(
             nn.Conv2d(shape[0], self.width, kernel_size=7, stride=2, padding=3, bias=self.norm == "none"),
@@ -179,14 +173,10 @@ class ResNet10(Normed):
 
 
 class FlatNumbers(nn.Flatten):
-    """Inputs of any shape as vectors."""
+    """Flattens inputs of any shape to vectors."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Inputs (B, ...) to (B, features).
-
-        Raises:
-            FedshiftError: they are token ids.
-        """
+        """Inputs (B, ...) to (B, features); raises a FedshiftError for token ids."""
         if not x.is_floating_point():
             raise FedshiftError("This model reads numbers, not token ids; try 'lstm', or give float32.")
         return super().forward(x)
@@ -195,8 +185,7 @@ class FlatNumbers(nn.Flatten):
 class MLP(Normed):
     """Fully connected layers with ReLU between them; the last one gives z.
 
-    With ``hidden = []``, ``dim = 390`` and ``final_relu``, encoder and head together are FedPIN's network: one hidden
-    layer of 390.
+    ``hidden = []``, ``dim = 390`` and ``final_relu`` give FedPIN's network: one hidden layer of 390 and the head.
     """
 
     hidden: tuple[Width, ...] = setting((390,), help="widths of the hidden layers")
@@ -205,7 +194,6 @@ class MLP(Normed):
     )
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
-        """Inputs (B, ...) of any shape to (B, out)."""
         widths = (prod(shape), *self.hidden, out)
         layers: list[nn.Module] = [FlatNumbers()]
         for number, (before, after) in enumerate(pairwise(widths)):
@@ -216,7 +204,7 @@ class MLP(Normed):
 
 
 class Features(Model):
-    """No network: z is the sample's own numbers behind a batch norm, so that a linear head is all that learns.
+    """No network: z is the sample's numbers behind a batch norm, and only a linear head is trained.
 
     For frozen features (``data.frozen``) and tables. Where a method, or ``dim``, requires another number of features, a
     linear layer follows.
@@ -227,11 +215,9 @@ class Features(Model):
     )
 
     def dim_for(self, shape: Shape) -> int:
-        """``dim``, or as many as a sample has numbers."""
         return self.dim or prod(shape)
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
-        """Inputs (B, ...) of any shape to (B, out)."""
         features = prod(shape)
         projection = [] if out == features else [nn.Linear(features, out)]
         return nn.Sequential(FlatNumbers(), nn.BatchNorm1d(features), *projection)
@@ -248,11 +234,7 @@ class LastState(nn.Module):
         self.projection = nn.Linear(hidden, out)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Token ids (B, length), whole numbers in 0..vocabulary - 1, to (B, out).
-
-        Raises:
-            FedshiftError: these are no token ids, or one is outside the vocabulary.
-        """
+        """Token ids (B, length) in 0..vocabulary - 1 to (B, out); raises a FedshiftError for anything else."""
         if x.is_floating_point():
             raise FedshiftError("The model 'lstm' reads token ids, not features; try 'mlp'.")
         tracing = torch.compiler.is_compiling()  # where values are not known yet
@@ -273,12 +255,11 @@ class LSTM(Model):
 
     dim: Width = setting(256, help="dimension d of the representation z")
     vocabulary: Annotated[Count, Le(1_114_112)] = setting(
-        128, help="how many tokens there are; those of the text must be fewer"
+        128, help="how many tokens there are; the text must use fewer"
     )
     embedding: Width = setting(8, help="width of a character's embedding", source="LEAF")
     hidden: Width = setting(256, help="width of each LSTM layer", source="LEAF")
     layers: Annotated[Count, Le(32)] = setting(2, help="LSTM layers", source="LEAF")
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
-        """Token ids (B, length) to (B, out)."""
         return LastState(self.vocabulary, self.embedding, self.hidden, self.layers, out)

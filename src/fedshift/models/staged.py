@@ -1,8 +1,8 @@
-"""Networks in stages, of which the first ones can be frozen: a run then trains the others only.
+"""Networks in stages, of which the first can be frozen, so that a run trains only the others.
 
-What the frozen stages make of a sample never changes, so it is computed once and kept on the disk
-(:mod:`fedshift.core.frozen`), and the federation works on it in the place of images. The encoder is the stages after
-them and a linear layer to z, and no other tensor is sent, averaged or kept at home.
+The output of the frozen stages for a sample never changes, so it is computed once and cached on disk
+(:mod:`fedshift.core.frozen`); it replaces the images in the federation. The encoder is the remaining stages and a
+linear layer to z, and no other tensor is sent, averaged or kept by a client.
 
 *Choices*: frozen stages are in evaluation mode, batch norm too; the others follow the method's ``bn``.
 """
@@ -29,12 +29,12 @@ Stages = Mapping[str, nn.Module]
 
 
 def numbered(groups: Iterable[Sequence[nn.Module]]) -> dict[str, nn.Module]:
-    """Stages by name, stage1 etc., each of some layers."""
+    """Name groups of layers stage1, stage2, ..."""
     return {f"stage{number}": nn.Sequential(*layers) for number, layers in enumerate(groups, 1)}
 
 
 class WithProjection(nn.Module):
-    """Stages one after the other, flattened, and a linear layer."""
+    """Stages in sequence, flattened, and a linear layer."""
 
     def __init__(self, stages: Stages, features: int, out: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class WithProjection(nn.Module):
         self.projection = nn.Linear(features, out)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images, or what frozen stages made of them, (B, channels, height, width), to (B, out)."""
+        """Images, or the output of the frozen stages, (B, channels, height, width), to (B, out)."""
         projected: Tensor = self.projection(self.stages(x).flatten(1))
         return projected
 
@@ -51,13 +51,13 @@ Change = Callable[[int, Tensor], Tensor]
 
 
 class InStages(nn.Sequential):
-    """An encoder as a sequence of layers, behind whose stages features can be changed.
+    """An encoder as a sequence of layers that can change features behind its stages.
 
-    A stage ends behind a ReLU, or a layer that is made of layers, that gives channels of more than one place each.
+    A stage ends behind a ReLU, or a composed layer, whose output has channels of more than one place each.
     """
 
     def forward(self, x: Tensor, change: Change | None = None) -> Tensor:
-        """Inputs (B, ...) to z (B, d); ``change`` makes other features of a stage's number, from 0, and its own."""
+        """Inputs (B, ...) to z (B, d); ``change`` maps a stage's number, from 0, and its features to new features."""
         stage = 0
         for layer in self:
             x = layer(x)
@@ -67,18 +67,14 @@ class InStages(nn.Sequential):
 
 
 def in_stages(encoder: nn.Module) -> InStages:
-    """The layers of an encoder as a sequence of stages; there are none of one that is no sequence."""
+    """The layers of an encoder as stages; none if the encoder is not a sequence."""
     layers = [*encoder.stages, nn.Flatten(), encoder.projection] if isinstance(encoder, WithProjection) else encoder
     return InStages(*(layers if isinstance(layers, list | nn.Sequential) else ()))
 
 
 @lru_cache(maxsize=8)
 def widths_of_stages(model: ModelBuilder) -> tuple[int, ...]:
-    """How many channels the features have behind each stage of an encoder.
-
-    Raises:
-        FedshiftError: it has no stages.
-    """
+    """The number of channels behind each stage; raises a FedshiftError if the encoder has no stages."""
     widths: list[int] = []
 
     def note(stage: int, x: Tensor) -> Tensor:
@@ -101,16 +97,14 @@ class Freezing(Model):
     freeze_until: WholeNumber = setting(
         0,
         help="the last stage that is frozen, counted from 1 at the inputs: what it gives is computed once, and the "
-        "stages after it are trained; 0: all are; the last one: the layer to z alone is",
+        "stages after it are trained; 0: all are; the last: only the layer to z is",
     )
 
     @property
     def freezes(self) -> bool:
-        """Whether a stage is frozen."""
         return self.freeze_until > 0
 
     def check(self, inputs: Inputs) -> None:
-        """Refuse what works on images where stages that read them are frozen."""
         for name in ("augment", "normalise"):
             if self.freezes and getattr(inputs, name):
                 raise FedshiftError(
@@ -119,7 +113,6 @@ class Freezing(Model):
                 )
 
     def unknown_stage(self, names: Sequence[str]) -> FedshiftError:
-        """The error for a stage beyond the last."""
         named = ", ".join(f"{number} {name}" for number, name in enumerate(names, 1))
         return FedshiftError(
             f"model.freeze_until = {self.freeze_until}: the network has {len(names)} stages ({named}); 0 trains all, "
@@ -137,8 +130,7 @@ class Staged(Freezing):
     def stages(self, channels: int) -> dict[str, nn.Module]:
         """All stages by name, in order, from images (B, channels, height, width) to pooled features.
 
-        Raises:
-            FedshiftError: the weights cannot be had, or take another number of channels.
+        Raises a FedshiftError if the weights are unavailable or take another number of channels.
         """
         raise NotImplementedError
 
@@ -154,12 +146,10 @@ class Staged(Freezing):
         return FrozenNetwork(name, checksum(torch.empty(0), weights), lambda: front, self.mean, self.std)
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
-        """Inputs ``(B, *shape)``, images or what the frozen stages give, to (B, out)."""
         _, trained = self._cut(3 if self.freezes else shape[0])
         return WithProjection(trained, _features(trained, shape), out)
 
     def _cut(self, channels: int) -> tuple[Stages, Stages]:
-        """The frozen stages, and those that are trained."""
         stages = list(self.stages(channels).items())
         if self.freeze_until > len(stages):
             raise self.unknown_stage([name for name, _ in stages])
@@ -167,11 +157,7 @@ class Staged(Freezing):
 
 
 def _features(stages: Stages, shape: Shape) -> int:
-    """How many features the stages give, found by running them once.
-
-    Raises:
-        FedshiftError: inputs of that shape do not fit them.
-    """
+    """The number of features that the stages give; raises a FedshiftError if inputs of that shape do not fit."""
     whole = nn.Sequential(*stages.values())
     try:
         with torch.no_grad():
@@ -185,13 +171,13 @@ def _features(stages: Stages, shape: Shape) -> int:
 
 
 def check_untied(encoder: nn.Module, trained: set[str]) -> None:
-    """Raise an error if a tensor that is trained has two names."""
+    """Raise an error if a trained tensor has two names."""
     names: dict[int, str] = {}
     for name, parameter in encoder.named_parameters(remove_duplicate=False):
         first = names.setdefault(id(parameter), name)
         if first != name and trained & {first, name}:
             raise FedshiftError(
-                f"The network's '{first}' and '{name}' are one tensor, which cannot be trained under two names: "
+                f"The network's '{first}' and '{name}' are the same tensor, which cannot be trained under two names: "
                 "train adapters (model.adapter_rank), freeze the stages that have it (model.freeze_until), or use one "
                 "part (model.part)."
             )

@@ -1,19 +1,17 @@
 """Any network that transformers opens by its Auto classes: trained whole, from a stage on, or by adapters.
 
-The encoder is the network, what its last hidden states are pooled to, and a linear layer to z. Stage 1 is all before
-the first layer of the network (its embeddings), each layer is a stage, and what follows the last one belongs to it; a
-network without a list of layers is one stage. What does not move z (an unused pooler, for example) is not part of the
-encoder.
+The encoder is the network, a pooling of its last hidden states, and a linear layer to z. Stage 1 is everything before
+the first layer (the embeddings), each layer is a stage, and what follows the last belongs to it; a network without a
+list of layers is one stage. What does not affect z (an unused pooler, for example) is not part of the encoder.
 
 With ``adapter_rank`` the network is fixed (:class:`~fedshift.models.opened.Fixing`), and low-rank adapters of its
-linear layers are trained in its place (LoRA; Hu et al., ICLR 2022), by the peft library: they and the layer to z are
-all that is sent, merged and kept. The network itself is named by the content of its folder, or by its commit.
+linear layers are trained (LoRA; Hu et al., ICLR 2022), by the peft library: only they and the layer to z are sent,
+aggregated and kept. The content of its folder, or its commit, identifies the network.
 
-*Choices*: dropout inside the network is off, as most of it is no layer but a function that draws from a global
-generator. Attention is computed plainly, so that clients can be stacked where the architecture allows it. Images are
-normalised inside by the mean and standard deviation of the network's preprocessor_config.json, or ImageNet's where it
-has none. Token ids that pad are excluded from attention and of the mean. A first layer whose output is known is found
-again by its place: that a cut network gives what the whole one gives is checked when it is built.
+*Choices*: dropout inside the network is off, as it draws from a global generator. Attention is computed plainly, so
+that clients can be stacked where the architecture allows it. Images are normalised inside by the mean and standard
+deviation of the network's preprocessor_config.json, or ImageNet's if it has none. Padding tokens are excluded from
+attention and from the mean. When a network is cut, it is checked that the cut network gives the whole network's output.
 """
 
 from __future__ import annotations
@@ -62,23 +60,23 @@ class Transformer(Freezing):
     pooling: Literal["mean", "first", "pooler"] = setting(
         "mean",
         help="what stands for a sample: the mean of the last hidden states, over tokens that do not pad or over places "
-        "of an image; the first token's; or the output of the network's own pooler",
+        "of an image; the first token's; or the output of the network's pooler",
     )
     vectors: bool = setting(
-        False, help="read vectors (width,) or sequences of them (length, width) in the place of embedded tokens"
+        False, help="read vectors (width,) or sequences of them (length, width) instead of embedded tokens"
     )
     adapter_rank: Rank = setting(
-        0, help="rank of the low-rank adapters that are trained in the network's place; 0: none"
+        0, help="rank of the low-rank adapters that are trained instead of the network; 0: none"
     )
     adapter_alpha: Positive = setting(
         16.0, help="adapters are scaled by alpha / rank", source="LoRA, Sec. 4.1; the value varies with the network"
     )
     adapter_targets: tuple[str, ...] = setting(
-        (), help="the layers that get adapters, by the ends of their names; none: all linear ones"
+        (), help="the layers that get adapters, by the ends of their names; none: all linear layers"
     )
 
     def check_here(self) -> None:
-        """Whether there is the network, or the hub that has it, and peft where adapters are requested."""
+        """Check that the network, or the hub that has it, is available, and peft where adapters are requested."""
         source, commit = located(self.path, "model.path")
         if commit is None or not answers():
             config_of(source, commit)
@@ -86,7 +84,6 @@ class Transformer(Freezing):
             _peft()
 
     def check(self, inputs: Inputs) -> None:
-        """Refuse samples that the network does not read as they are."""
         super().check(inputs)
         if self.adapter_rank:
             _peft()
@@ -114,7 +111,6 @@ class Transformer(Freezing):
             )
 
     def frozen_network(self) -> FrozenNetwork | None:
-        """The stages up to ``freeze_until``; None where all are trained."""
         if not self.freezes:
             return None
         opened = self._opened()
@@ -124,11 +120,7 @@ class Transformer(Freezing):
         return FrozenNetwork(name, opened.content, self._front, opened.mean, opened.std, opened.kind)
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
-        """Samples (B, *shape), or what the frozen stages make of them, to (B, out).
-
-        Raises:
-            FedshiftError: samples of that shape do not fit the network, or it cannot be cut or adapted as requested.
-        """
+        """Samples (B, *shape), or the output of the frozen stages, to (B, out)."""
         opened = self._opened()
         if self.freeze_until == len(opened.names):
             if self.adapter_rank:
@@ -164,7 +156,6 @@ class Transformer(Freezing):
         return reader
 
     def _check_cut(self, opened: Opened) -> None:
-        """Refuse a network that gives something else where it is cut."""
         config = opened.network.config
         if opened.kind == "images":
             shape = image_shape(config)
@@ -181,13 +172,12 @@ class Transformer(Freezing):
             alike = False
         if not alike:
             raise FedshiftError(
-                f"model.freeze_until = {self.freeze_until}: {type(opened.network).__name__} gives something else where "
-                f"it is cut there; train it whole (0), freeze all of it ({len(opened.names)}), or train adapters "
+                f"model.freeze_until = {self.freeze_until}: {type(opened.network).__name__} has a different output "
+                f"when it is cut there; train it whole (0), freeze all of it ({len(opened.names)}), or train adapters "
                 "(model.adapter_rank)."
             )
 
     def _adapt(self, network: Any) -> None:
-        """Adapters in the network's linear layers; they alone are trained."""
         peft = _peft()
         config = peft.LoraConfig(
             r=self.adapter_rank,
@@ -205,8 +195,8 @@ class Transformer(Freezing):
             }
             ends = sorted(name for name, weight in layers.items() if weight is not None and weight.ndim >= 2)
             raise FedshiftError(
-                f"model.adapter_targets = {list(self.adapter_targets)}: {type(network).__name__} gets no adapters "
-                f"there; its layers with a matrix end in {', '.join(ends)}."
+                f"model.adapter_targets = {list(self.adapter_targets)}: {type(network).__name__} has no such "
+                f"layers; its layers with a matrix end in {', '.join(ends)}."
             ) from error
 
 
@@ -214,15 +204,9 @@ class Transformer(Freezing):
 
 
 class Reader(nn.Module):
-    """A network of transformers and how samples are given to it; from samples to what is pooled.
+    """Gives samples to a network of transformers, whose tensors it shares; from samples of a shape to features to pool.
 
-    Args:
-        opened: the network as it was read, whose tensors it shares.
-        pooling: as the setting.
-        shape: of its samples.
-
-    Attributes:
-        normalises: whether images still have to be.
+    ``normalises`` is whether it still has to normalise images.
     """
 
     def __init__(self, opened: Opened, pooling: str, shape: Shape = ()) -> None:
@@ -240,12 +224,12 @@ class Reader(nn.Module):
         self.entry = nn.Linear(width, own) if width != own and self.kind == "vectors" else nn.Identity()
 
     def end_at(self, number: int) -> None:
-        """Give what enters a layer, and compute nothing behind it."""
+        """Return a layer's input, and compute nothing behind it."""
         self.layer = f"{layers_of(self.network)[0]}.{number}"
         self.network.get_submodule(self.layer).register_forward_pre_hook(leave, with_kwargs=True)
 
     def begin_at(self, number: int) -> None:
-        """Take what enters a layer, and compute nothing before it."""
+        """Read a layer's input, and compute nothing before it."""
         name, self.begins = layers_of(self.network)[0], True
         self.layer = f"{name}.{number}"
         self.network.get_submodule(self.layer).register_forward_pre_hook(replace_input, with_kwargs=True)
@@ -253,10 +237,10 @@ class Reader(nn.Module):
             del self.network.get_submodule(name)._modules[str(before)]  # the others keep their names
 
     def forward(self, x: Tensor) -> Tensor:
-        """Samples (B, ...) to (B, F), or to what enters the layer at which it ends, (B, ...)."""
+        """Samples (B, ...) to (B, F), or to the input of the layer at which it ends, (B, ...)."""
         known: Tensor | None = None
         if self.begins:
-            x, known = self._begun(x)
+            x, known = self._enter_at_layer(x)
         given, mask = self._given(x, known)
         try:
             outputs = self.network(**given)
@@ -268,8 +252,8 @@ class Reader(nn.Module):
             return _with_mask(hidden, mask)
         return self._pooled(outputs, mask)
 
-    def _begun(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Put what enters the first layer in its place; samples that stand for it, and which tokens do not pad."""
+    def _enter_at_layer(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Set the input of the first layer; returns samples that stand for it, and which tokens are not padding."""
         layer: Any = self.network.get_submodule(self.layer)
         if self.kind == "images":
             layer.given = x
@@ -278,7 +262,7 @@ class Reader(nn.Module):
         return x.new_zeros(x.shape[:2], dtype=torch.int64), x[..., -1].long()
 
     def _given(self, x: Tensor, known: Tensor | None) -> tuple[dict[str, Tensor], Tensor | None]:
-        """What the network is called with, and which tokens do not pad."""
+        """The arguments of the network, and which tokens are not padding."""
         if self.kind == "images":
             if self.normalises and not self.begins:
                 x = (x - self.get_buffer("mean")) / self.get_buffer("std")
@@ -312,7 +296,7 @@ class Reader(nn.Module):
 
 
 class TransformerEncoder(Fixing):
-    """A network of transformers and a linear layer; tensors that do not move z are fixed."""
+    """A network of transformers and a linear layer; tensors that do not affect z are fixed."""
 
     def __init__(self, reader: Reader, shape: Shape, out: int) -> None:
         super().__init__()
@@ -343,13 +327,11 @@ class TransformerEncoder(Fixing):
             tensor.data = tensor.data.clone()  # what changes is not the network's that others read
 
     def forward(self, x: Tensor) -> Tensor:
-        """Samples (B, ...) to (B, out)."""
         z: Tensor = self.projection(self.reader(x))
         return z
 
 
 def _with_mask(hidden: Tensor, mask: Tensor | None) -> Tensor:
-    """What enters a layer, and of tokens behind it which do not pad."""
     return hidden if mask is None else torch.cat([hidden, mask.unsqueeze(-1).to(hidden.dtype)], -1)
 
 

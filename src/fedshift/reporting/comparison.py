@@ -98,7 +98,7 @@ class Comparison(Tabled):
                 if run.records:
                     runs.append(run)
                 else:
-                    why = run.given_up or f"{run.carried_on_by} continues."
+                    why = run.given_up or f"{run.resume_command} continues."
                     waiting.append(f"{run.path.name} has no record yet. {why}")
             except FedshiftError as error:
                 damaged.append(str(error))
@@ -358,7 +358,7 @@ def _not_begun(path: Path) -> Iterator[str]:
         except FedshiftError as error:
             yield str(error)
             continue
-        waiting = [file.parent / run.folder for run in runs if not Run(file.parent / run.folder).begun]
+        waiting = [file.parent / run.folder for run in runs if not Run(file.parent / run.folder).has_started]
         refused = [folder for folder in waiting if (folder / REFUSED).is_file()]
         for folder in refused:
             reason = (folder / REFUSED).read_text(encoding="utf-8")

@@ -84,7 +84,7 @@ def _unfinished(comparison: Comparison) -> Iterator[Caution]:
             "not finished",
             f"{run.path.name} is not finished: it was last scored after round {last['round']} of its "
             f"stage '{last['stage']}' (train.rounds = {rounds}).",
-            f"It was given up: {run.given_up}" if run.given_up else f"{run.carried_on_by} carries it on.",
+            f"It was given up: {run.given_up}" if run.given_up else f"{run.resume_command} carries it on.",
         )
 
 

@@ -17,7 +17,7 @@ from fedshift.reporting.run_status import scores_text
 from fedshift.runs.events import AnyEvent, BeginEvent, EndEvent, EvaluatedEvent, FailedEvent, read_event
 from fedshift.runs.find import find, grid_files, read_grid
 from fedshift.runs.locks import is_locked
-from fedshift.runs.origin import STUDY, carried_on_by, study_of
+from fedshift.runs.origin import STUDY, resume_command, study_of
 from fedshift.runs.run import EVENTS, Run
 from fedshift.written import moment, printable
 
@@ -130,7 +130,7 @@ class RunWatch:
         elif self.expected and not self.over and now - self._last_activity >= STALLED:
             self._display.note(
                 f"Runs in '{self._path}' are to come, but none is in progress. If no process is about to carry them "
-                f"out, {carried_on_by(self._path)} does."
+                f"out, {resume_command(self._path)} does."
             )
 
     def _search(self) -> None:
@@ -162,7 +162,7 @@ class RunWatch:
         if folder.finished:  # its last event could not be written
             self._show(run, EndEvent(when=when, who=who))
             return
-        why = f"No process carries it out any more; {folder.carried_on_by} does."
+        why = f"No process carries it out any more; {folder.resume_command} does."
         self._show(run, FailedEvent(when=when, who=who, why=why))
         run.state = "to come"
 

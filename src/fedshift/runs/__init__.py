@@ -1,1 +1,1 @@
-"""Carrying out experiments: the rounds, the run folder, checkpoints and records."""
+"""Running experiments: the rounds, the run folder, checkpoints and records."""

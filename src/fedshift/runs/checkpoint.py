@@ -1,7 +1,7 @@
-"""What a run is between two rounds: a manifest, the server's tensors beside it, and the files that it names.
+"""A run's state between two rounds: a manifest, the server's tensors, and the files that the manifest names.
 
 ``manifest-<position>.json`` is written last, so it stands for a whole checkpoint. Runs that advance together, and a
-coordinator that may go back, keep an older one as well, until nobody can need it.
+coordinator that may go back, keep an older checkpoint as long as it may be needed.
 """
 
 from __future__ import annotations
@@ -40,42 +40,27 @@ _NAME = re.compile(r"manifest-(\d+)\.json")
 
 
 class Checkpoint(Manifest):
-    """A run between two rounds.
+    """The manifest of a run between two rounds."""
 
-    Attributes:
-        position: how many rounds are done, over all stages.
-        missing: who did not answer since the last record.
-        ended: the last rounds of stages that ended early, by name.
-        ledger: every kind of message that crossed the wire so far.
-        engine: which engine carries the run out, which decides its last bits.
-        together: the runs that advance together, this one among them, in order, which do as well.
-        host: what else the run's host needs to continue.
-    """
-
-    position: NonNegativeInt
-    missing: list[dict[str, Any]]
-    ended: dict[str, NonNegativeInt]
-    ledger: list[Entry]
-    engine: dict[str, Any]
+    position: NonNegativeInt  # rounds done, over all stages
+    missing: list[dict[str, Any]]  # clients that did not answer since the last record
+    ended: dict[str, NonNegativeInt]  # the last rounds of stages that ended early, by name
+    ledger: list[Entry]  # every kind of message so far
+    engine: dict[str, Any]  # the engine of the run, which decides its last bits
+    # the runs that advance together, this run included, in order; their order decides last bits as well
     together: list[RunName]
-    host: dict[str, Any] = Field(default_factory=dict)
+    host: dict[str, Any] = Field(default_factory=dict)  # what else the run's host needs to continue
 
     @property
     def messages(self) -> dict[str, Any]:
-        """What crossed the wire so far, by exchange."""
         return Ledger(self.ledger).declaration()
 
     def restore(self, coordinator: Coordinator, server: ServerState) -> None:
-        """Make a coordinator what it was.
-
-        Raises:
-            DamagedError: it is no checkpoint of such a coordinator.
-        """
         schedule = schedule_of(coordinator.setup.stages, self.ended)
         if self.position > len(schedule):
             raise DamagedError(f"The checkpoint is of round {self.position}, but the run has {len(schedule)} rounds.")
         for scope in _SCOPES:
-            check_alike(getattr(coordinator.state, scope), getattr(server, scope), "checkpoint")
+            check_same_layout(getattr(coordinator.state, scope), getattr(server, scope), "checkpoint")
         for name in COUNTED:
             setattr(coordinator, name, copy(getattr(self, name)))
         coordinator.ledger = Ledger(self.ledger)
@@ -84,12 +69,9 @@ class Checkpoint(Manifest):
 
 
 class Summary(Manifest):
-    """summary.json: a finished run, for readers; what each selection rule picks, and notes.
+    """summary.json: a finished run, for readers; the choice of each selection rule, and notes.
 
-    Attributes:
-        selected: by rule: the round, its means over test and validation, and whether it inspects the test data.
-        notes: what a reader of the results must know.
-        ended: where stages ended early and why, by the stage's name.
+    ``selected`` has by rule: the round, its means over test and validation, and whether it uses the test data.
     """
 
     selected: dict[str, dict[str, Any]]
@@ -98,27 +80,19 @@ class Summary(Manifest):
 
 
 def manifest_name(position: int) -> str:
-    """The file of the checkpoint of a position."""
     return f"manifest-{position}.json"
 
 
 def tensors_name(position: int) -> str:
-    """The file with the server's tensors of a checkpoint."""
     return f"checkpoint@{position}.safetensors"
 
 
 def saved_positions(folder: Path) -> set[int]:
-    """The positions of which a run folder has a checkpoint."""
     matches = map(_NAME.fullmatch, (path.name for path in folder.glob("manifest-*.json")))
     return {int(match[1]) for match in matches if match}
 
 
 def read_checkpoint(folder: Path, run: str, position: int) -> Checkpoint:
-    """The checkpoint of a position.
-
-    Raises:
-        DamagedError: it cannot be read.
-    """
     path = folder / manifest_name(position)
     found = Checkpoint.read(path, run)
     if found.position != position:
@@ -127,12 +101,12 @@ def read_checkpoint(folder: Path, run: str, position: int) -> Checkpoint:
 
 
 def common_position(folders: list[Path]) -> int:
-    """The newest position that all runs have a checkpoint of; 0, where all can begin, if there is none."""
+    """The newest position of which all runs have a checkpoint; 0 without any."""
     return max(set[int].intersection(*({0, *saved_positions(folder)} for folder in folders)), default=0)
 
 
 def pack_server(state: ServerState) -> bytes:
-    """The server's tensors as a file; :func:`unpack_server` reads them back, bit for bit."""
+    """The server's tensors as a file, which :func:`unpack_server` reads back bit for bit."""
     tensors: dict[str, Tensor] = {}
     for scope in _SCOPES:
         tensors |= {f"{scope}//{name}": tensor for name, tensor in getattr(state, scope).items()}
@@ -140,11 +114,6 @@ def pack_server(state: ServerState) -> bytes:
 
 
 def unpack_server(data: bytes, device: torch.device) -> ServerState:
-    """The inverse of :func:`pack_server`, onto a device.
-
-    Raises:
-        DamagedError: it is none.
-    """
     scopes: dict[str, dict[str, Tensor]] = {scope: {} for scope in (*_SCOPES, "optimisers")}
     try:
         for key, tensor in unpack(data).items():
@@ -152,20 +121,20 @@ def unpack_server(data: bytes, device: torch.device) -> ServerState:
             scopes[scope][name] = tensor.to(device)
         optimisers = optimisers_from_flat(scopes.pop("optimisers"))
     except (LookupError, ValueError, SafetensorError) as error:
-        raise DamagedError(f"The checkpoint lacks a tensor, or has one that is none of it ({error}).") from error
+        raise DamagedError(f"The checkpoint lacks a tensor, or has an unknown tensor ({error}).") from error
     shared, down, server = (Tensors(scopes[name]) for name in _SCOPES)
     return ServerState(shared, down, server, optimisers)
 
 
-def check_alike(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], what: str) -> None:
-    """Raise a DamagedError unless tensors have the names, types and shapes of others."""
-    if different := sorted(wanted.keys() ^ found.keys()):
-        problem = "lacks" if different[0] in wanted else "holds"
+def check_same_layout(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], what: str) -> None:
+    """Raise a DamagedError unless tensors have the expected names, types and shapes."""
+    if different := sorted(expected.keys() ^ found.keys()):
+        problem = "lacks" if different[0] in expected else "holds"
         raise DamagedError(f"The {what} {problem} the tensor '{different[0]}'.")
-    for name, tensor in wanted.items():
+    for name, tensor in expected.items():
         if (tensor.dtype, tensor.shape) != (found[name].dtype, found[name].shape):
             raise DamagedError(
-                f"The {what} has '{name}' as {found[name].dtype} {list(found[name].shape)} in the place of "
+                f"The {what} has '{name}' as {found[name].dtype} {list(found[name].shape)} instead of "
                 f"{tensor.dtype} {list(tensor.shape)}."
             )
 
@@ -173,9 +142,7 @@ def check_alike(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], what:
 class Weights(NamedTuple):
     """Named tensors that need not be in memory together.
 
-    Attributes:
-        likes: for each name, in order, a tensor of the same type and shape.
-        tensors: the tensors, in that order.
+    ``likes`` has a tensor of the same type and shape for each name.
     """
 
     likes: Mapping[str, Tensor]
@@ -188,10 +155,10 @@ def current_weights(
     """The tensors that a prediction reads, at the end of a round.
 
     Args:
-        coordinator: has what is sent.
+        coordinator: has the shared tensors.
         read: the parts that a prediction reads.
-        site: has what clients keep, each client's under ``client.<id>.``; None: it stays at their sites.
-        final: every shared tensor as well, and all that clients keep or are sent alone.
+        site: has the clients' tensors, each under ``client.<id>.``; None: they stay at their sites.
+        final: include every shared tensor, and all that clients keep or receive individually.
     """
     state, initial = coordinator.state, {} if site is None else site.initial
     everybodys = (state.shared | state.down).of_parts(read) | (state.shared if final else {})
@@ -215,12 +182,11 @@ def current_weights(
 
 
 def selected_name(position: int) -> str:
-    """The file of the weights after that many rounds, where source validation picks them."""
     return f"selected@{position}.safetensors"
 
 
 class WeightsFile(Mapping[str, "Tensor"]):
-    """The tensors of a safetensors file, each read when it is requested."""
+    """The tensors of a safetensors file, each read on request."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

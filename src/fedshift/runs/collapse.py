@@ -1,4 +1,4 @@
-"""Whether a run ended near chance since a term of its loss outweighed the classification, and which setting it has."""
+"""Detects a run that ended near chance because a term of its loss outweighed the classification."""
 
 from __future__ import annotations
 
@@ -21,42 +21,31 @@ RISK = "cross_entropy"  # how pages call the classification loss of what they pr
 LEARNED = 0.1  # of the way from chance to 1, below which a run has learned nothing to speak of
 NORMAL = 1.645  # standard errors above a mean that one in twenty exceeds
 UNTOLD = 0.02  # in their place if sites withhold their numbers of samples
-LEAST = 0.25  # of the loss, from which a term beside the classification is taken for the reason
+LEAST = 0.25  # of the loss, from which a term other than the classification is taken for the reason
 
 
 @dataclass(frozen=True)
 class Chance:
-    """A validation accuracy beside that of who always names one class.
+    """A validation accuracy next to the accuracy of always predicting the same class."""
 
-    Attributes:
-        accuracy: the mean over environments, in 0..1.
-        guessed: what the best single class has in that mean; of models of a site's own, the best class of each site.
-        margin: by how much a run that learned nothing may exceed it: a tenth of what there is to learn, and for luck
-            1.645 standard errors, which one run in twenty exceeds.
-        n: validation samples; 0: unknown.
-    """
-
-    accuracy: float
-    guessed: float
+    accuracy: float  # the mean over environments, in 0..1
+    guessed: float  # that mean for the best single class; for personalised models, for the best class of each site
+    # by how much a run that learned nothing may exceed it: a tenth of what there is to learn, and for luck 1.645
+    # standard errors, which one run in twenty exceeds
     margin: float
-    n: int
+    n: int  # validation samples; 0: unknown
 
     @property
     def reached(self) -> bool:
-        """Whether the run is hardly better than chance."""
         return self.accuracy <= self.guessed + self.margin
 
 
 def notes_on_collapse(setup: Setup, blueprint: Blueprint, records: Sequence[Record]) -> list[str]:
-    """A note that names the setting, if a run ended near chance and terms beside the classification outweighed it.
+    """A note that names the setting, if a run ended near chance and terms outweighed the classification.
 
-    They are weighed by settings, and made up a quarter of the loss in some record: half would miss an L2R that has
-    won, since the norm of a z that is nearly a point is nearly 0.
-
-    Args:
-        setup: the run's.
-        blueprint: has the classes of what is scored, unless only sites know.
-        records: all of the run.
+    A term counts if a setting weighs it and it was a quarter of the loss in some record; half would miss an L2R that
+    has won, since the norm of a z that is nearly a point is nearly 0. ``blueprint`` has the classes of scored samples,
+    unless only sites know them.
     """
     if not records or not (chance := chance_of(blueprint, records[-1])).reached:
         return []
@@ -70,7 +59,7 @@ def notes_on_collapse(setup: Setup, blueprint: Blueprint, records: Sequence[Reco
     samples = f" on {chance.n:,} samples" if chance.n else ""
     return [
         f"{setup.method.label} ended near chance: its validation accuracy is {100 * chance.accuracy:.1f} %{samples}, "
-        f"and naming one class throughout has {100 * chance.guessed:.1f} %. In round {round} its term '{term}' was "
+        f"and predicting one class throughout has {100 * chance.guessed:.1f} %. In round {round} its term '{term}' was "
         f"{100 * its[term]:.0f} % of the loss, and the classification, with what no setting weighs, "
         f"{100 * (1 - max(sums)):.0f} %: lower {setting}, which was {value:g} (--set {setting}={value / 10:g}, for "
         "example)."
@@ -78,7 +67,6 @@ def notes_on_collapse(setup: Setup, blueprint: Blueprint, records: Sequence[Reco
 
 
 def chance_of(blueprint: Blueprint, record: Record) -> Chance:
-    """The validation accuracy of a record beside chance, with each environment counting the same."""
     rows = [row for row in record["environments"] if row["role"] == "validation"]
     found = by_environment(record, "validation", ACCURACY)
     counts = blueprint.scored_classes.get("validation", {})
@@ -97,14 +85,13 @@ def chance_of(blueprint: Blueprint, record: Record) -> Chance:
 
 
 def _best_class(of_classes: Sequence[Sequence[float]]) -> list[float]:
-    """The shares, by environment, of the class that is the most frequent one in their mean."""
     return list(max(zip(*of_classes, strict=True), key=sum))
 
 
 def weighing(setup: Setup) -> dict[str, tuple[str, float]]:
-    """By the name of a recorded loss term beside the classification, the setting that weighs it, and its value.
+    """By recorded loss term (other than the classification), the setting that weighs it, and its value.
 
-    A setting weighs a term if the term's weight is another with half of it.
+    A setting weighs a term if halving the setting changes the term's weight.
     """
     found: dict[str, tuple[str, float]] = {}
     whole = _weights(setup, setup.method)
@@ -117,7 +104,7 @@ def weighing(setup: Setup) -> dict[str, tuple[str, float]]:
 
 
 def _halved(method: Method) -> Iterator[tuple[str, float, Callable[[], Method]]]:
-    """The numbers among the settings of a method, and of the one it wraps, and the method with half of each."""
+    """A method's numeric settings, its wrapped method's included, each with the method where it is halved."""
     wraps = method.core is not method
     for spec, table in ((method, ""), *([(method.core, "base.")] if wraps else [])):
         for name in spec.settings():
@@ -132,7 +119,6 @@ def _rebased(method: Method, change: Callable[[], Method]) -> Method:
 
 
 def _weights(setup: Setup, method: Method) -> Mapping[str, float]:
-    """The weights of all terms that clients minimise, as records name these."""
     return {
         called[phase.name, objective.name, name]: term.weight
         for stage in setup.plan(method)

@@ -1,8 +1,8 @@
-"""How the rows of a table differ from those that a model was trained on, column by column, as far as may be published.
+"""How a table's rows differ from the rows that a model was trained on, column by column, as far as may be published.
 
-The model itself has the mean and the standard deviation of every column of numbers, where it prepares rows by them;
-missing cells and categories take the run's own samples. No count of few samples follows: a column of which few cells
-contain something, or nothing, states it, and one of a few values, of which few samples have one, has no mean.
+The model contains the mean and standard deviation of every numeric column, where it prepares rows by them; missing
+cells and categories need the run's samples. No count of few samples can be derived: a column with few (non-)empty cells
+is described in words, and a column with few values, one of which few samples have, has no mean.
 """
 
 from __future__ import annotations
@@ -31,34 +31,24 @@ DIGITS = 3
 
 @dataclass(frozen=True)
 class ColumnDrift:
-    """How a column differs from the rows that the model was trained on.
-
-    Attributes:
-        column: its name.
-        difference: of numbers, that of the means in the trained rows' standard deviations; of categories, half the sum
-            of the differences of shares, in 0..1. None: it is not known, or few samples would follow from it.
-        spread: the standard deviation as a part of the trained rows'; None of categories, or as before.
-        missing: the share of cells that contain nothing, or what stands in its place.
-        trained_missing: that of the trained rows; None: not known.
-        remark: what to inspect; empty where nothing stands out.
-    """
+    """How a column differs from the rows that the model was trained on."""
 
     column: str
+    # for numbers, of the means, in the training rows' standard deviations; for categories, half the sum of the
+    # differences of shares, in 0..1. None: unknown, or few samples could be derived from it.
     difference: float | None = None
+    # the standard deviation as a fraction of the training rows'; None for categories, or as before
     spread: float | None = None
-    missing: float | str = 0.0
-    trained_missing: float | None = None
-    remark: str = ""
+    missing: float | str = 0.0  # the share of empty cells, or a text in its place
+    trained_missing: float | None = None  # the same share in training; None: unknown
+    remark: str = ""  # what to check; empty where nothing stands out
 
 
 def column_drift(model: Released, data: DomainData, trained: FederatedData | None, floor: int) -> list[ColumnDrift]:
-    """How each column differs; none where samples are no rows of a table.
+    """How each column differs; empty if samples are not rows of a table.
 
-    Args:
-        model: the model.
-        data: the samples, as the model takes them.
-        trained: the run's own samples; None: they are not here.
-        floor: how many groups a cell has at least that is published.
+    ``trained`` has the run's samples (None: they are not here); at least ``floor`` groups are in a cell that is
+    published.
     """
     group, rows = data.group.numpy(), _trained_rows(model, trained)
     known = rows if rows is not None else torch.zeros(0, len(model.columns))
@@ -69,14 +59,12 @@ def column_drift(model: Released, data: DomainData, trained: FederatedData | Non
 
 
 def _trained_rows(model: Released, trained: FederatedData | None) -> Tensor | None:
-    """The rows that the model was trained on: a client's, or those of all."""
     clients = [] if trained is None else list(trained.clients)
     own = [each.train.x for each in clients if model.client is None or each.id == model.client]
     return torch.cat(own) if own else None
 
 
 def _declared(model: Released, place: int) -> tuple[float, float]:
-    """The mean and the standard deviation that a model has of a column; NaN where it has none."""
     numbers = [at for at, column in enumerate(model.columns) if column.categories is None]
     if not model.statistics or place not in numbers:
         return nan, nan
@@ -87,7 +75,7 @@ def _declared(model: Released, place: int) -> tuple[float, float]:
 def _compared(
     column: Column, cells: Tensor, trained: Tensor, declared: tuple[float, float], group: Array, floor: int
 ) -> ColumnDrift:
-    """A column, of its cells here and in training; the latter are none where they are not known."""
+    """Compare a column's cells here and in training; the latter are None if unknown."""
     empty, filled = cells.isnan(), cells[~cells.isnan()].numpy()
     there = trained[~trained.isnan()].numpy()
     before = float(trained.isnan().double().mean()) if len(trained) else None
@@ -115,13 +103,12 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _open(cells: Array, group: Array, floor: int) -> bool:
-    """Whether mean and standard deviation leave open how often each value occurs, or each occurs often."""
     values = np.unique(cells)
     return len(values) > FEW_VALUES or all(count(group[cells == value]) >= floor for value in values)
 
 
 def _of_shares(cells: Array, trained: Array, group: Array, floor: int) -> float | None:
-    """Half the sum of the differences of categories' shares, rare ones together; None where that is all of them."""
+    """Half the sum of the differences of categories' shares, rare ones pooled; None if all are rare."""
     if not len(trained):
         return None
     own = {f"{value:g}": cells == value for value in np.unique(cells)}
@@ -139,7 +126,6 @@ def _of_shares(cells: Array, trained: Array, group: Array, floor: int) -> float 
 
 
 def _remark(difference: float | None, spread: float | None, missing: float | None, before: float | None) -> str:
-    """What to inspect."""
     if difference is not None and spread is not None:
         apart = abs(difference)
         if apart >= OTHER_UNIT or not 1 / OTHER_SPREAD < max(spread, 1e-9) < OTHER_SPREAD:

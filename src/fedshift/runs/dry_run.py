@@ -1,4 +1,4 @@
-"""What a run would cost, counted from what its exchanges declare, and timed by a few steps; nothing is written."""
+"""A run's cost, counted from the declarations of its exchanges, and timed by a few steps; nothing is written."""
 
 from __future__ import annotations
 
@@ -33,52 +33,34 @@ FEW, SAMPLES = 40, 64  # environments by which an evaluation is timed, and about
 
 @dataclass(frozen=True)
 class StageCost:
-    """The cost of one stage of a run.
-
-    Attributes:
-        name: the stage's.
-        rounds: how many it has.
-        steps: local steps of all clients, and of the server, in all of them.
-        bytes_down: bytes sent to clients in a round.
-        bytes_up: bytes sent by clients in a round.
-        scored: how often models are evaluated.
-        seconds: what its steps take in one process, without evaluation; None where no step was timed.
-    """
+    """The cost of a stage of a run."""
 
     name: str
     rounds: int
-    steps: int
-    bytes_down: int
-    bytes_up: int
-    scored: int
-    seconds: float | None = None
+    steps: int  # local steps of all clients, and of the server, in all rounds
+    bytes_down: int  # bytes sent to clients in a round
+    bytes_up: int  # bytes sent by clients in a round
+    scored: int  # how often models are evaluated
+    seconds: float | None = None  # of its steps in one process, without evaluation; None if no step was timed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate(StageCost):
-    """The cost of one run: rounds, steps and seconds of all stages, and bytes of a round of the main one.
+    """The cost of a run: rounds, steps and seconds of all stages, and bytes of a round of the main stage."""
 
-    Attributes:
-        clients: how many clients there are, and how many take part in a round of the main stage.
-        stages: each stage, in order.
-        scoring: seconds of an evaluation in one process; None where it could not be timed.
-        memory: the peak so far as :func:`fedshift.memory.peak` has it, with the data and the model, and a round's
-            messages, in bytes; what a batch takes while it is trained on comes on top.
-        notes: what a reader of its results must know.
-    """
-
-    clients: tuple[int, int]
+    clients: tuple[int, int]  # how many clients there are, and how many take part in a round of the main stage
     stages: tuple[StageCost, ...]
+    # bytes: the peak so far (:func:`fedshift.memory.peak`), with the data and the model, and a round's messages; a
+    # batch in training comes on top
     memory: int
-    notes: list[str]
-    scoring: float | None = None
+    notes: list[str]  # what a reader of the results must know
+    scoring: float | None = None  # seconds of an evaluation in one process; None if it could not be timed
 
 
 def estimate(experiment: Experiment) -> Estimate:
-    """Build the run, and count what a round of each of its stages sends and how many steps it has.
+    """Build the run, and count the bytes and steps of a round of each stage.
 
-    Raises:
-        FedshiftError: the experiment cannot be run.
+    Raises a FedshiftError if the experiment cannot run.
     """
     simulation, options = Simulation(experiment), experiment.run
     asked_for(simulation.setup, options)  # or it gives the reason it cannot be had
@@ -90,7 +72,7 @@ def estimate(experiment: Experiment) -> Estimate:
     notes, most = [*simulation.notes], experiment.evaluate.clients
     if scoring is not None and clients > most:
         every = clock(scoring * clients / most)
-        notes.append(f"An evaluation takes about {clock(scoring)}; one of all {clients:,} clients would take {every}.")
+        notes.append(f"An evaluation takes about {clock(scoring)}; of all {clients:,} clients it would take {every}.")
     return Estimate(
         name=experiment.run_name,
         rounds=sum(stage.rounds for stage in stages),
@@ -108,7 +90,6 @@ def estimate(experiment: Experiment) -> Estimate:
 
 
 def _step(simulation: Simulation) -> float | None:
-    """Seconds of a step of one client in the main stage; None if it diverges at once."""
     plain = asked_for(simulation.setup, simulation.experiment.run.replace(engine="sequential"))
     try:
         return seconds_a_step(simulation.example(), plain)
@@ -117,7 +98,10 @@ def _step(simulation: Simulation) -> float | None:
 
 
 def _scoring(simulation: Simulation, stage: Stage) -> float | None:
-    """Seconds of an evaluation, by those of a few samples of a few environments; None if the loss is not finite."""
+    """Seconds of an evaluation, extrapolated from a few samples of a few environments.
+
+    None if the loss is not finite.
+    """
     coordinator, federated = simulation.coordinator, simulation.federated
     environments, sizes = federated.environments, federated.scored_sizes
     places = range(0, len(environments), -(-len(environments) // FEW))
@@ -134,7 +118,7 @@ def _scoring(simulation: Simulation, stage: Stage) -> float | None:
         engine,
     )
     try:
-        score(few[:1])  # modules are made, and what environments have in common
+        score(few[:1])  # modules are created, and what environments share is computed
         started = time.perf_counter()
         score(few)
         return (time.perf_counter() - started) / part
@@ -145,12 +129,11 @@ def _scoring(simulation: Simulation, stage: Stage) -> float | None:
 
 
 def _cut(environment: Environment, most: int) -> Environment:
-    """The first samples of an environment."""
     return replace(environment, samples=environment.samples.subset(torch.arange(min(most, len(environment.samples)))))
 
 
 def _cost(simulation: Simulation, stage: Stage, step: float | None) -> StageCost:
-    """Count a round of a stage as the run begins, and take it for each of the stage's rounds."""
+    """Count the first round of a stage, and take it for each of the stage's rounds."""
     round, down, up, steps = Round(stage, 1), 0, 0, 0
     for exchange, orders in simulation.coordinator.first_orders(round):
         jobs = [simulation.site.job(order) for order in orders]
@@ -173,28 +156,27 @@ def _cost(simulation: Simulation, stage: Stage, step: float | None) -> StageCost
 
 
 def _replies(simulation: Simulation, exchange: Exchange, jobs: Sequence[Job]) -> Replies:
-    """What clients would send without a step, where they declare no length or the server trains on it; else nothing."""
+    """What clients would send without a step, if they declare no length or the server trains on it; empty if not."""
     declared = simulation.setup.declaration(exchange).reply.values()
     of_any_length = any(None in shape for _, shape in declared)
     trained_on = any(isinstance(phase, Phase) and phase.samples is not None for phase in exchange.server_phases)
     if not (of_any_length or trained_on):
         return Replies()
     replies = []
-    for came in Sequential().train(shorten(jobs, 0)):
-        if isinstance(came, Exception):
-            raise came
-        replies.append((came.client, came.up))
+    for outcome in Sequential().train(shorten(jobs, 0)):
+        if isinstance(outcome, Exception):
+            raise outcome
+        replies.append((outcome.client, outcome.up))
     return Replies(replies)
 
 
 def _declared_bytes(simulation: Simulation, exchange: Exchange) -> int:
-    """The bytes of a reply whose tensors are all declared with their lengths."""
     declared = simulation.setup.declaration(exchange).reply.items()
     return wire_bytes(tuple((name, dtype, cast(tuple[int, ...], shape)) for name, (dtype, shape) in sorted(declared)))
 
 
 def planned_stages(simulation: Simulation) -> list[PlannedStage]:
-    """The stages of a run, each with the mean number of steps of a round over all cohorts it may have."""
+    """The stages of a run, each with a round's mean number of steps over all possible cohorts."""
     sizes = Counter(simulation.federated.trained_sizes)
     return [
         PlannedStage(

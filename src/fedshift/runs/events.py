@@ -1,7 +1,7 @@
-"""Events of a run: the one way in which displays and logs learn what happens.
+"""Events of a run: the only way in which displays and logs follow it.
 
-events.jsonl has one a line, so that `fedshift watch` can show the run. The file is not a result: a run does not need
-it, and one that cannot write it continues without.
+events.jsonl has an event per line, for `fedshift watch`. The file is not a result: a run does not need it, and
+continues if it cannot write it.
 """
 
 from __future__ import annotations
@@ -44,11 +44,8 @@ class Event(File):
 class PlannedStage(File):
     """A stage of a run that begins.
 
-    Attributes:
-        name: the stage's name.
-        rounds: how many rounds it has.
-        steps: about how many steps a round has, all clients of a cohort and the server together. Steps of a server on
-            samples that are made of the replies are not known beforehand and not in it.
+    ``steps`` is about how many steps a round has, all clients of a cohort and the server together. Server steps on
+    samples that are generated from the replies are unknown beforehand and not included.
     """
 
     name: str
@@ -57,12 +54,7 @@ class PlannedStage(File):
 
 
 class BeginEvent(Event):
-    """A run starts or resumes.
-
-    Attributes:
-        done: rounds that a checkpoint already has.
-        stages: all of the run.
-    """
+    """A run starts or resumes; ``done`` rounds are in its checkpoint."""
 
     kind: Literal["begin"] = "begin"
     done: Few
@@ -70,53 +62,32 @@ class BeginEvent(Event):
 
     @property
     def rounds(self) -> int:
-        """All rounds."""
         return sum(stage.rounds for stage in self.stages)
 
 
 class TaskEvent(File):
-    """What a round requires now.
-
-    Attributes:
-        exchange: the exchange's name.
-        clients: how many clients work; 0: the server does.
-        steps: how many steps all of them take.
-        done: how many of these were taken.
-        answered: how many clients have answered.
-    """
+    """The current work of a round."""
 
     exchange: str
-    clients: Few
-    steps: Size
-    done: int
-    answered: Few
+    clients: Few  # how many clients work; 0: the server does
+    steps: Size  # how many steps all of them take
+    done: int  # how many of these are done
+    answered: Few  # how many clients have answered
 
 
 class ProgressEvent(Event):
-    """How far a run is.
-
-    Attributes:
-        position: rounds done, those before it continued as well.
-        steps: steps taken since it began or continued.
-        bytes_down: sent to clients since the run's start.
-        bytes_up: sent by clients since the run's start.
-        stage: the stage of the newest round.
-        round: the newest round, within its stage.
-        under_way: whether that round is not done yet.
-        of_round: steps taken in it so far.
-        task: what it requires now.
-    """
+    """The progress of a run."""
 
     kind: Literal["progress"] = "progress"
-    position: Few
-    steps: int = 0
-    bytes_down: Size = 0
-    bytes_up: Size = 0
-    stage: str = ""
-    round: Few = 0
-    under_way: bool = False
-    of_round: int = 0
-    task: TaskEvent | None = None
+    position: Few  # rounds done, before a resumption too
+    steps: int = 0  # steps taken since the run started or resumed
+    bytes_down: Size = 0  # sent to clients since the run's start
+    bytes_up: Size = 0  # sent by clients since the run's start
+    stage: str = ""  # the stage of the newest round
+    round: Few = 0  # the newest round, within its stage
+    under_way: bool = False  # whether that round is still running
+    of_round: int = 0  # steps taken in it so far
+    task: TaskEvent | None = None  # its current work
 
 
 class EvaluatedEvent(Event):
@@ -133,7 +104,6 @@ class EvaluatedEvent(Event):
     scalars: dict[str, float] = Field(default_factory=dict)
 
     def of_roles(self, roles: Sequence[str]) -> Self:
-        """The same without environments of other roles."""
         rows = [row for row in self.environments if row.role in roles]
         others = tuple(f"{row.role}/" for row in self.environments if row.role not in roles)
         scalars = {name: value for name, value in self.scalars.items() if not name.startswith(others)}
@@ -141,7 +111,7 @@ class EvaluatedEvent(Event):
 
 
 class NoteEvent(Event):
-    """Something a user should see."""
+    """A message for the user."""
 
     kind: Literal["note"] = "note"
     text: str
@@ -154,36 +124,24 @@ class EndEvent(Event):
 
 
 class FailedEvent(Event):
-    """The run is given up."""
+    """The run failed."""
 
     kind: Literal["failed"] = "failed"
     why: str
 
 
 class SiteEvent(Event):
-    """What a member of a federation did, or what happened to it.
-
-    Attributes:
-        who: a site's name, or ``coordinator``.
-        what: "joined", "answered", "late", "failed", "refused", "offline", "back", ... in one word or a few.
-        why: the reason, if there is one.
-        stage: of the round that it was in, if it was in one.
-        round: that round, within its stage.
-        exchange: the exchange in that round.
-        seconds: how long it took.
-        bytes_down: what was sent to the site.
-        bytes_up: what the site sent.
-    """
+    """An event of a member of a federation."""
 
     kind: Literal["site"] = "site"
-    what: str
-    why: str = ""
-    stage: str = ""
-    round: Few = 0
+    what: str  # "joined", "answered", "late", "failed", "refused", "offline", "back", or a few words
+    why: str = ""  # the reason, if there is one
+    stage: str = ""  # of the round, if the event belongs to a round
+    round: Few = 0  # within its stage
     exchange: str = ""
-    seconds: FiniteFloat | None = None
-    bytes_down: Size | None = None
-    bytes_up: Size | None = None
+    seconds: FiniteFloat | None = None  # how long it took
+    bytes_down: Size | None = None  # sent to the site
+    bytes_up: Size | None = None  # sent by the site
 
 
 AnyEvent = BeginEvent | ProgressEvent | EvaluatedEvent | NoteEvent | EndEvent | FailedEvent | SiteEvent
@@ -194,41 +152,36 @@ class _Line(RootModel[Annotated[AnyEvent, Field(discriminator="kind")]]):
 
 
 def read_event(line: bytes) -> AnyEvent:
-    """An event as it was written.
-
-    Raises:
-        ValueError: the line is none.
-    """
     return checked(parsed(line), _Line).root
 
 
 class Progress:
-    """Callbacks for any number of runs, several at once if need be; this one does nothing."""
+    """Callbacks for any number of runs, perhaps concurrent; this class does nothing."""
 
     def embedded(self, network: str, done: int, total: int) -> None:
         """A frozen network has embedded ``done`` of ``total`` images, before a run starts."""
 
     def inspected(self, what: str, done: int, total: int) -> None:
-        """While data are inspected, ``done`` of ``total`` steps or samples are done."""
+        """``done`` of ``total`` steps or samples of a data inspection are done."""
 
     def note(self, text: str) -> None:
-        """A message to the user: which engine was chosen and why, for example, or that clients could not be stacked."""
+        """A message to the user, such as the chosen engine with the reason."""
 
     def handle(self, run: str, event: AnyEvent) -> None:
-        """An event of a run, by its name; events of progress come twice a second at most, all others at once."""
+        """An event of a run, by its name; progress events come at most twice a second, all others at once."""
 
     def after_round(self, run: str, position: int) -> None:
-        """So many rounds of a run are done; called after every round."""
+        """``position`` rounds of a run are done; called after every round."""
 
     def reused(self, name: str) -> None:
-        """A run was finished before and is not repeated."""
+        """A run was already finished and is not repeated."""
 
 
 class RunEvents:
-    """Turns what happens in one run into events, for a display and for a file.
+    """Turns a run's activity into events, for a display and for a file.
 
-    Rounds, tasks, steps and answers are counted; an event of progress has the counts. Steps and answers leave room
-    for the beginning of a task, which may be the last event for long.
+    Rounds, tasks, steps and answers are counted, and a progress event reports the counts. Counts of steps and answers
+    are delayed so that the start of a task, perhaps the last event for long, is not.
     """
 
     def __init__(
@@ -239,18 +192,15 @@ class RunEvents:
         done: int = 0,
         get_time: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare for a run of which that many rounds are done; nothing is emitted before the first call."""
         self._name, self._progress, self._path, self._get_time = name, progress or Progress(), path, get_time
         self._pending, self._full_again, self._warned = False, 0.0, False
         self._now: dict[str, Any] = {"position": done, "steps": 0, "stage": ""}
         self._task: dict[str, Any] | None = None
 
     def begin(self, stages: Sequence[PlannedStage]) -> None:
-        """A run starts or resumes."""
         self._emit(BeginEvent, done=self._now["position"], stages=list(stages))
 
     def begin_round(self, round: Round) -> None:
-        """A round begins; what its stage needs of samples is made now."""
         if self._now["stage"] != round.stage.name:
             self._full_again = 0.0
         self._now |= {"stage": round.stage.name, "round": round.number, "under_way": True, "of_round": 0}
@@ -264,7 +214,7 @@ class RunEvents:
         self._count()
 
     def steps(self, count: int) -> None:
-        """So many steps were taken; fewer than none where work is started again."""
+        """``count`` steps were taken; negative where work is restarted."""
         self._now["steps"] += count
         self._now["of_round"] = self._now.get("of_round", 0) + count
         if self._task:
@@ -272,13 +222,11 @@ class RunEvents:
         self._count(BURST)
 
     def answered(self) -> None:
-        """One of the clients of the task has answered."""
         if self._task:
             self._task["answered"] += 1
         self._count(BURST)
 
     def round(self, position: int, bytes_down: int, bytes_up: int) -> None:
-        """A round is done; bytes are totals since the start."""
         self._now |= {"position": position, "bytes_down": bytes_down, "bytes_up": bytes_up}
         self._now |= {"under_way": False, "of_round": 0}
         self._task = None
@@ -286,7 +234,7 @@ class RunEvents:
         self._progress.after_round(self._name, position)
 
     def evaluated(self, record: Record) -> None:
-        """The models were scored; a record with ``ended`` states that its stage has no more rounds."""
+        """The models were scored; a record with ``ended`` means that its stage has no more rounds."""
         self._emit(
             EvaluatedEvent,
             position=self._now["position"],
@@ -297,23 +245,19 @@ class RunEvents:
         )
 
     def note(self, text: str) -> None:
-        """A message to the user about this run."""
         self._emit(NoteEvent, text=text)
 
     def site(self, who: str, what: str, **more: Any) -> None:
-        """A member of a federation did something, or something happened to it; see :class:`SiteEvent`."""
         self._emit(SiteEvent, who=who, what=what, **more)
 
     def end(self) -> None:
-        """The run is finished."""
         self._emit(EndEvent)
 
     def failed(self, reason: str) -> None:
-        """The run stops with an error, whose message is the reason."""
         self._emit(FailedEvent, why=reason)
 
     def _count(self, needed: float = SECONDS_BETWEEN_EVENTS) -> None:
-        """Emit an event of progress, unless there were too many in the last seconds."""
+        """Emit a progress event, unless too many were emitted in the last seconds."""
         self._pending = True
         now = self._get_time()
         room = now - self._full_again
@@ -324,7 +268,6 @@ class RunEvents:
         self._emit()
 
     def _emit(self, kind: Callable[..., AnyEvent] | None = None, **about: Any) -> None:
-        """Emit progress that was not emitted yet, and then an event of a kind, if one is given."""
         common: dict[str, Any] = {"when": moment(self._get_time()), "who": self._name}
         events: list[AnyEvent] = []
         if self._pending:

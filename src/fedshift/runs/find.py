@@ -1,6 +1,6 @@
-"""The runs of a comparison, kept in a file beside their folders, so that those that have not started are known.
+"""The runs of a comparison, listed in a file next to their folders, so that runs that have not started are known.
 
-The file is named by what is in it: the same comparison, requested again, has the same file.
+The file's name is a digest of its content: the same comparison has the same file.
 """
 
 from __future__ import annotations
@@ -37,11 +37,6 @@ class Grid(File):
 
 
 def write_grid(experiments: Sequence[Experiment], folder: Path) -> None:
-    """Write down a comparison of several runs, unless it is there already.
-
-    Raises:
-        FedshiftError: the folder cannot be written.
-    """
     runs = [
         GridRun(folder=each.run_name, fingerprint=each.fingerprint, plugins=each.code, experiment=each.table())
         for each in experiments
@@ -57,17 +52,11 @@ def write_grid(experiments: Sequence[Experiment], folder: Path) -> None:
 
 
 def grid_files(path: Path) -> list[Path]:
-    """The files of comparisons at or below a path, sorted."""
     below = files.walk(path) if path.is_dir() else ()
     return sorted(folder / name for folder, names in below for name in fnmatch.filter(names, "grid-????????.json"))
 
 
 def read_grid(path: Path) -> Grid:
-    """A comparison as it was written down.
-
-    Raises:
-        FedshiftError: the file is damaged.
-    """
     try:
         return read_json(path, Grid)
     except DamagedError as error:
@@ -77,30 +66,23 @@ def read_grid(path: Path) -> Grid:
 def experiment_of(run: GridRun, path: Path, trust: bool) -> Experiment:
     """The experiment of a run that has not started.
 
-    Args:
-        run: the run.
-        path: the grid's file, for messages.
-        trust: whether plugins may be imported that never ran on this machine.
-
-    Raises:
-        FedshiftError: a plugin is not trusted, or a plugin or the data is not what it was.
+    ``path`` is the grid's file, for messages; ``trust`` allows plugins that never ran on this machine. Raises a
+    FedshiftError if a plugin is not trusted, or if a plugin or the data changed.
     """
     experiment = trusted(run.experiment, run.plugins, path.parent / run.folder, trust)
     if experiment.fingerprint != run.fingerprint:
         raise FedshiftError(
-            f"The run '{run.folder}' of '{path}' cannot begin: the data or fedshift itself changed since the "
+            f"The run '{run.folder}' of '{path}' cannot start: the data or fedshift itself changed since the "
             "comparison did. Restore what it was, or start a new comparison."
         )
     return experiment
 
 
 def find(path: Path, least: int = 1, trust: bool = False) -> list[Run]:
-    """The run folders at or below a path, sorted; trials of a study that lies below it are excluded.
+    """The run folders at or below a path, sorted; trials of a study below it are excluded.
 
-    Links to folders are followed, and a run that can be reached by two paths counts once; see :func:`files.walk`.
-
-    Raises:
-        FedshiftError: there are fewer than ``least``.
+    Links to folders are followed, and a run with two paths counts once; see :func:`files.walk`. Raises a FedshiftError
+    if there are fewer than ``least``.
     """
     below = list(files.walk(path)) if path.is_dir() else []
     studies = {folder for folder, names in below if STUDY in names} - {path}
@@ -110,12 +92,11 @@ def find(path: Path, least: int = 1, trust: bool = False) -> list[Run]:
         for folder in found_in
         if not folder.name.startswith(ASIDE) and studies.isdisjoint(folder.parents) and not _linked_trial(folder, path)
     )
-    found = [run for path in paths if (run := Run(path, trust)).begun]
+    found = [run for path in paths if (run := Run(path, trust)).has_started]
     if len(found) < least:
-        raise FedshiftError(f"There is no run folder at or below '{path}'.")
+        raise FedshiftError(f"No run folder is at or below '{path}'.")
     return found
 
 
 def _linked_trial(folder: Path, path: Path) -> bool:
-    """Whether a folder below a path is a link to a trial of a study that may lie elsewhere."""
     return folder != path and folder.is_symlink() and study_of(folder) is not None

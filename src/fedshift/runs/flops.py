@@ -1,4 +1,4 @@
-"""How many floating-point operations a run's rounds take: a step of each phase is taken again, and counted."""
+"""The floating-point operations of a run's rounds: a step of each phase is repeated, and counted."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ class Flops(NamedTuple):
 
 
 class FlopCounter:
-    """Counts what rounds of a simulation take, client after client, whichever engine runs them.
+    """Counts the operations of a simulation's rounds, client after client, for any engine.
 
     Matrix products, convolutions and attention count, forward and backward, a multiplication with an addition as 2:
-    see :class:`torch.utils.flop_counter.FlopCounterMode`. Activations, norms, optimisers, merges and all else that
-    works number by number do not, nor evaluation, nor what a frozen network embeds once before training. Jobs whose
-    batches have the same lengths are counted once; what they train is thrown away.
+    see :class:`torch.utils.flop_counter.FlopCounterMode`. Activations, norms, optimisers, aggregation and other
+    elementwise
+    operations do not count, nor do evaluation and the embedding by a frozen network before training. Jobs whose batches
+    have the same lengths are counted once; the trained weights are discarded.
     """
 
     def __init__(self, simulation: Simulation) -> None:
@@ -40,7 +41,7 @@ class FlopCounter:
         self._counted: dict[tuple[object, ...], tuple[int, list[int]]] = {}
 
     def of_round(self, round: Round) -> Flops:
-        """The operations of a round, as if no client were absent in it."""
+        """The operations of a round, as if no client were unavailable in it."""
         alike = Round(round.stage, max(since for since in _changes(round.stage) if since <= round.number))
         clients = server = 0
         for exchange, cohort in self._simulation.coordinator.cohorts(round):
@@ -58,14 +59,14 @@ class FlopCounter:
         return self._by_client[key]
 
     def _of_server(self, round: Round, exchange: Exchange, cohort: Sequence[int]) -> int:
-        """What the server's phases take, by the replies of the first cohort, of clients that took no step."""
+        """The operations of the server's phases, for replies of the first cohort without a step."""
         key = *round.key, exchange.name
         if key not in self._by_server:
             replies = []
-            for came in self._engine.train(shorten(self._jobs(round, exchange, cohort), 0)):
-                if isinstance(came, Exception):
-                    raise came
-                replies.append((came.client, came.up))
+            for outcome in self._engine.train(shorten(self._jobs(round, exchange, cohort), 0)):
+                if isinstance(outcome, Exception):
+                    raise outcome
+                replies.append((outcome.client, outcome.up))
             state = self._simulation.coordinator.state
             job = ServerJob(self._simulation.setup, exchange, round, state, Replies(replies))
             self._by_server[key] = self._of_job(job, exchange.server_phases)
@@ -76,7 +77,6 @@ class FlopCounter:
         return [self._simulation.site.job(order) for order in orders]
 
     def _of_job(self, job: Job | ServerJob, phases: Phases) -> int:
-        """The operations with one step of each phase, and of each further step."""
         steps = steps_by_phase(job)
         one, two = ([min(count, most) for count in steps] for most in (1, 2))
         samples = len(job.client.train) if isinstance(job, Job) and any(isinstance(p, Measure) for p in phases) else 0
@@ -92,7 +92,6 @@ class FlopCounter:
         return base + sum((count - 1) * flops for count, flops in zip(steps, more, strict=True) if flops)
 
     def _count(self, job: Job | ServerJob, phases: Phases, steps: Sequence[int]) -> int:
-        """The operations of a job with that many steps of each phase."""
         cut = tuple(
             replace(phase, steps=count) if isinstance(phase, Phase) else phase
             for phase, count in zip(phases, steps, strict=True)
@@ -101,14 +100,14 @@ class FlopCounter:
             if isinstance(job, ServerJob):
                 self._engine.serve(replace(job, exchange=replace(job.exchange, server_phases=cut)))
             else:
-                for came in self._engine.train([replace(job, exchange=replace(job.exchange, phases=cut))]):
-                    if isinstance(came, Exception):
-                        raise came
+                for outcome in self._engine.train([replace(job, exchange=replace(job.exchange, phases=cut))]):
+                    if isinstance(outcome, Exception):
+                        raise outcome
         return int(counter.get_total_flops())
 
 
 def _changes(stage: Stage) -> set[int]:
-    """The rounds of a stage from which on its losses have other terms."""
+    """The rounds of a stage at which its losses change their terms."""
     return {1} | {
         term.first(stage.rounds)
         for exchange in stage.exchanges

@@ -1,14 +1,14 @@
-"""Which process uses a folder, also where several machines share it.
+"""Which process uses a folder, also across machines that share it.
 
-Two things keep a second process out. A lock of the system (flock) ends with the process that has it; NFS hands it to
-the server, from version 4 on as a part of the protocol, before by lockd. And a claim, a file that names the process and
-counts its beats, for file systems whose locks end at the machine (mounts with nolock or local_lock, some of Lustre's).
+Two mechanisms exclude a second process. A system lock (flock) ends with its process; NFS passes it to the server,
+from version 4 on in the protocol, before by lockd. And a claim, a file that names the process and counts its beats,
+for file systems whose locks end at the machine (mounts with nolock or local_lock, some of Lustre's).
 
-*Choices.* A claim is made by link(2), which fails if there is one, and renewed and taken over by rename(2): both are
-atomic on NFS of every version. Where there are no links, it is made by an exclusive open. A claim that was left behind
-is recognised without a clock: on its own machine by the system's lock, which is free, on another since the number of
-its beats stands still for :data:`SILENT` seconds for an observer. A process that stood still for so long finds its
-claim gone, and ends before it writes a checkpoint.
+*Choices.* A claim is created by link(2), which fails if there is one, and renewed and taken over by rename(2): both are
+atomic on NFS of every version. Without links, it is created by an exclusive open. A stale claim is recognised without a
+clock: on its machine by the system's lock, which is free; on another because its number of beats stands still for
+:data:`SILENT` seconds. A process that was suspended for that long finds its claim gone, and ends before it writes a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -43,25 +43,17 @@ SILENT = 60.0  # seconds without a beat after which a process of another machine
 
 @dataclass(frozen=True)
 class Claim:
-    """A process that is running in a folder.
+    """A process that is running in a folder."""
 
-    Attributes:
-        host: its machine's name.
-        machine: its machine since it was started, all of whose processes see the same locks of the system.
-        process: its number.
-        token: distinguishes this claim from every other.
-        beats: how often it was renewed.
-    """
-
-    host: str
-    machine: str
-    process: int
-    token: str
-    beats: int = 0
+    host: str  # its machine's name
+    machine: str  # identifies the machine since its start, all of whose processes see the same system locks
+    process: int  # its number
+    token: str  # distinguishes this claim from every other
+    beats: int = 0  # how often it was renewed
 
     @classmethod
     def of(cls, folder: Path) -> Claim | None:
-        """The claim on a folder, if there is one; a damaged one is nobody's."""
+        """The claim on a folder, if there is one; a damaged claim counts as none."""
         try:
             return _CLAIMS.validate_json(files.read(folder / CLAIM, LARGEST))
         except (OSError, ValidationError):
@@ -83,7 +75,7 @@ def _machine() -> str:
 
 
 class _Claims:
-    """The claims that this process has on folders; a thread renews them while there are any."""
+    """The claims of this process on folders; a thread renews them while there are any."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -92,7 +84,6 @@ class _Claims:
         self._idle.set()
 
     def add(self, folder: Path, claim: Claim) -> None:
-        """Renew a claim from now on."""
         with self._mutex:
             self._claims[folder] = claim
             if self._idle.is_set():
@@ -100,7 +91,6 @@ class _Claims:
                 threading.Thread(target=self._renew_all, args=(self._idle,), name="claims", daemon=True).start()
 
     def remove(self, folder: Path) -> None:
-        """Give a claim up."""
         with self._mutex:
             claim = self._claims.pop(folder)
             if not self._claims:
@@ -109,7 +99,6 @@ class _Claims:
                 (folder / CLAIM).unlink(missing_ok=True)
 
     def stands(self, folder: Path) -> bool:
-        """Whether a claim, if there was one, is still there."""
         claim = self._claims.get(folder)
         return claim is None or _is_on(folder, claim)
 
@@ -140,12 +129,6 @@ _claims = _Claims()
 
 
 def _claim(folder: Path) -> Claim:
-    """Put a claim on a folder of which this process has the system's lock.
-
-    Raises:
-        LockedError: a process of another machine is running there.
-        OSError: it cannot be written.
-    """
     before = Claim.of(folder)
     if before and before.machine != _machine():
         _wait_for_silence(folder, before)
@@ -165,11 +148,7 @@ def _claim(folder: Path) -> Claim:
 
 
 def _put(draft: Path, claim: Path) -> None:
-    """Make a claim of a draft.
-
-    Raises:
-        FileExistsError: there is one.
-    """
+    """Turn a draft into a claim; raises a FileExistsError if there is a claim."""
     try:
         os.link(draft, claim)
     except OSError as error:
@@ -180,7 +159,6 @@ def _put(draft: Path, claim: Path) -> None:
 
 
 def _wait_for_silence(folder: Path, before: Claim) -> None:
-    """Look for a while at a claim of another machine: if it beats, its process is running."""
     end = time.monotonic() + SILENT
     while (now := Claim.of(folder)) and time.monotonic() < end:
         if now != before:
@@ -195,15 +173,10 @@ def _at_work(folder: Path) -> str:
 
 @contextmanager
 def locked(path: Path, wait: float = LOOKS) -> Iterator[None]:
-    """Keep other processes from what is done in a folder; it is made if there is none.
+    """Lock a folder against other processes; it is created if need be.
 
-    Args:
-        path: the folder.
-        wait: for that many seconds, if one is running there.
-
-    Raises:
-        LockedError: one is running there now.
-        DiskError: the folder cannot be written.
+    Waits up to ``wait`` seconds for another process. Raises a LockedError if a process is still running there, and a
+    DiskError if the folder cannot be written.
     """
     files.make_folder(path)
     lock = FileLock(path / LOCK, timeout=wait)
@@ -226,14 +199,10 @@ def locked(path: Path, wait: float = LOOKS) -> Iterator[None]:
 
 
 def check_locked(path: Path) -> None:
-    """Raise an error if another process has taken over a folder that this one has locked.
-
-    Raises:
-        LockedError: one has, as this process stood still for too long.
-    """
+    """Raise a LockedError if another process has taken over a folder, as this process stood still for too long."""
     if not _claims.stands(path):
         raise LockedError(
-            f"'{path}' was taken over by another process, as this one gave no sign of life for {SILENT:g} seconds."
+            f"'{path}' was taken over by another process, as this one did not renew its claim for {SILENT:g} seconds."
         )
 
 

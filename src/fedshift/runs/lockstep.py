@@ -1,4 +1,4 @@
-"""Carrying runs forward, one round each: what their clients have to do goes to one engine together."""
+"""Advances runs by a round each: the work of all their clients goes to one engine together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedshift.runs.simulation import Simulation
 
 
 class _Round:
-    """A run within its round: what its coordinator requires now, and what went wrong."""
+    """A run within its round: its coordinator's current request, and its error."""
 
     def __init__(self, simulation: Simulation, events: RunEvents) -> None:
         coordinator = simulation.coordinator
@@ -34,16 +34,16 @@ class _Round:
         self.server: ServerJob | None = None
         self.error: Exception | None = None
         self._asking = coordinator.round()
-        self.go_on(None)
+        self.proceed(None)
 
-    def go_on(self, came: Any) -> None:
-        """Hand the coordinator what resulted from its request, outcomes or a server's, and take the next request."""
+    def proceed(self, result: Any) -> None:
+        """Pass the coordinator the results of its request (outcomes, or a server's), and take the next request."""
         orders, jobs = self.orders, self.jobs
         self.orders, self.jobs, self.server = [], [], None
         try:
             if jobs:
-                came = self.simulation.received(orders, jobs, came)
-            request = self._asking.throw(came) if isinstance(came, Exception) else self._asking.send(came)
+                result = self.simulation.received(orders, jobs, result)
+            request = self._asking.throw(result) if isinstance(result, Exception) else self._asking.send(result)
             while not isinstance(request, ServerJob):
                 self.orders, self.jobs = request, self.simulation.jobs(request)
                 if self.jobs:
@@ -52,7 +52,7 @@ class _Round:
             self.server = replace(request, tell=self.events.steps)
         except StopIteration:
             pass
-        except Exception as error:  # one run's failure is not the others'
+        except Exception as error:  # a run's failure does not stop the others
             self.error = error
 
     def begin_task(self, jobs: Sequence[Job | ServerJob]) -> None:
@@ -61,7 +61,7 @@ class _Round:
 
 
 class _Steps:
-    """Counts a client's steps while it works, as far as its engine reports, and the rest when it has answered."""
+    """Counts a client's steps while it works, if its engine reports them, and the rest when it has answered."""
 
     def __init__(self, events: RunEvents) -> None:
         self._events, self._counted = events, 0
@@ -79,15 +79,9 @@ class _Steps:
 def advance(
     simulations: Sequence[Simulation], engine: Engine, events: Mapping[Simulation, RunEvents] | None = None
 ) -> dict[Simulation, Exception]:
-    """Carry every run forward by its next round.
+    """Advance every run by its next round, with one engine for all.
 
-    Args:
-        simulations: runs that are not at their end.
-        engine: does the work of all of them together.
-        events: takes what each run does.
-
-    Returns:
-        What went wrong, by run; such a run has not moved on, and its state is to be thrown away.
+    Returns the error of each failed run; such a run has not advanced, and its state must be discarded.
     """
     rounds = [_Round(simulation, (events or {}).get(simulation, RunEvents())) for simulation in simulations]
     while under_way := [each for each in rounds if each.jobs or each.server]:
@@ -99,7 +93,6 @@ def advance(
 
 
 def _train(rounds: Sequence[_Round], engine: Engine) -> None:
-    """Let all clients of all runs that request it work, and answer each run."""
     steps = [[_Steps(each.events) for _ in each.jobs] for each in rounds]
     jobs: list[Job] = []
     for each, of_run in zip(rounds, steps, strict=True):
@@ -111,35 +104,25 @@ def _train(rounds: Sequence[_Round], engine: Engine) -> None:
         for tell in of_run:
             outcomes.append(next(answers))
             tell.answered(outcomes[-1])
-        each.go_on(outcomes)
+        each.proceed(outcomes)
 
 
 def _serve(round: _Round, job: ServerJob, engine: Engine) -> None:
-    """Let the server of a run work."""
     if job.exchange.server_phases:
         round.begin_task([job])
     try:
-        came: Any = engine.serve(job)
+        result: Any = engine.serve(job)
     except Exception as error:  # it is this run's
-        came = error
-    round.go_on(came)
+        result = error
+    round.proceed(result)
 
 
 # Stages before training -----------------------------------------------------------------------------
 
 
 def prepare(experiment: Experiment, label: str, progress: Progress) -> Simulation:
-    """Run, in memory, the stages at a run's beginning after which no model is scored.
-
-    Args:
-        experiment: the run.
-        label: what the display calls it.
-        progress: takes what happens.
-
-    Raises:
-        FedshiftError: its method has nothing to prepare, or the experiment cannot be run.
-    """
-    simulation, unscored = _begun_with(experiment, progress.embedded)
+    """Run, in memory, the stages at a run's beginning after which no model is scored."""
+    simulation, unscored = _preparation_stages(experiment, progress.embedded)
     coordinator, stages = simulation.coordinator, planned_stages(simulation)[: len(unscored)]
     events = RunEvents(f"{label}-seed{experiment.seed}", progress)
     events.begin(stages)
@@ -153,12 +136,7 @@ def prepare(experiment: Experiment, label: str, progress: Progress) -> Simulatio
 
 
 def describe(experiment: Experiment) -> str:
-    """What :func:`prepare` would do, without doing it.
-
-    Raises:
-        FedshiftError: its method has nothing to prepare, or the experiment cannot be run.
-    """
-    simulation, unscored = _begun_with(experiment)
+    simulation, unscored = _preparation_stages(experiment)
     clients = simulation.federated.clients
     lines = [
         f"Seed {experiment.seed}: {len(clients)} clients of {len({client.domain for client in clients})} domains, "
@@ -170,11 +148,11 @@ def describe(experiment: Experiment) -> str:
     return "\n".join([*lines, "Nothing was written."])
 
 
-def _begun_with(experiment: Experiment, tell: Embedding = silent) -> tuple[Simulation, list[Stage]]:
+def _preparation_stages(experiment: Experiment, tell: Embedding = silent) -> tuple[Simulation, list[Stage]]:
     """A run, and the stages at its beginning after which no model is scored."""
     if experiment.method.prepares is None:
         raise FedshiftError(
-            f"The method '{experiment.method_name}' makes no index of clients: --set method.name={INDEXING}"
+            f"The method '{experiment.method_name}' has no index of clients: --set method.name={INDEXING}"
         )
     simulation = Simulation(experiment, tell)
     return simulation, list(takewhile(lambda stage: not stage.scored, simulation.setup.stages))

@@ -1,4 +1,4 @@
-"""The models of a finished run beside its data: what they make of every sample that they were scored on."""
+"""The models of a finished run with its data: their outputs for every sample on which they were scored."""
 
 from __future__ import annotations
 
@@ -25,32 +25,24 @@ from fedshift.runs.checkpoint import tensors_name, unpack_server
 from fedshift.runs.run import Run
 from fedshift.runs.simulation import Simulation
 
-# How far an accuracy may lie from the recorded one: an engine rounds its own way, which turns a few predictions.
+# How far an accuracy may lie from the recorded accuracy: engines round differently, which changes a few predictions.
 TOLERANCE = 0.005
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Observed:
-    """An environment as the model sees it that scored it.
-
-    Attributes:
-        environment: its name, role and client, and its samples.
-        whose: "global", the client's "own", or an "unseen" client's.
-        log_probabilities: (n, classes).
-        z: what the method's ``encode`` gives, (n, d); of a probabilistic encoder the means. Where a personal model
-            has an encoder beside the shared one (ditto, pfedme), it is the shared one's.
-        y: labels (n,).
-    """
+    """An environment with the outputs of a model that was scored on it."""
 
     environment: Environment
-    whose: str
-    log_probabilities: Tensor
+    whose: str  # "global", the client's "own", or an "unseen" client's
+    log_probabilities: Tensor  # (n, classes)
+    # what the method's ``encode`` gives, (n, d); of a probabilistic encoder the means. Where a personalised model has
+    # an encoder in addition to the shared one (ditto, pfedme), of the shared encoder.
     z: Tensor
-    y: Tensor
+    y: Tensor  # labels (n,)
 
     @property
     def right(self) -> Tensor:
-        """Whether each prediction is right, (n,)."""
         return self.log_probabilities.argmax(dim=1) == self.y
 
     def __repr__(self) -> str:
@@ -58,24 +50,19 @@ class Observed:
 
 
 class TrainedSimulation:
-    """A finished run with its data and every model that it ended with; the data are loaded when they are first read.
+    """A finished run with its data and final models; the data are loaded when they are first read.
 
     Attributes:
         run: the run's folder.
     """
 
     def __init__(self, run: Run) -> None:
-        """Take a run.
-
-        Raises:
-            FedshiftError: the run is not finished.
-        """
         self.run, self._weights = run, run.weights
         self._engine = Sequential()
 
     @cached_property
     def simulation(self) -> Simulation:
-        """Sites and coordinator as they were after the last round.
+        """Sites and coordinator after the last round.
 
         Raises:
             FedshiftError: the run's samples are at institutions, or its data cannot be read.
@@ -91,26 +78,27 @@ class TrainedSimulation:
             {n: tensors[n] for n in coordinator.state.tensors if n in tensors}
         )
         for id in coordinator.names:
-            if private := {name: its for name, its in self._own(tensors, id).items() if name in site.initial}:
+            if private := {
+                name: its for name, its in self._client_tensors(tensors, id).items() if name in site.initial
+            }:
                 site.store.put(id, ClientState(dict(site.initial | private)))
         return simulation
 
     @property
     def round(self) -> Round:
-        """The last round."""
         return Round(self.simulation.coordinator.schedule[-1].stage, self.run.records[-1]["round"])
 
     @cached_property
     def prepared(self) -> Prepared:
-        """What the method's stages before training made.
+        """The result of the method's stages before training.
 
         Raises:
-            FedshiftError: the method makes nothing, or the run's last checkpoint is not there any more.
+            FedshiftError: the method prepares nothing, or the run's last checkpoint is missing.
         """
         preparing, saved = self.simulation.experiment.method.prepares, self.run.checkpoint
         if preparing is None:
             raise FedshiftError(
-                f"'{self.run.path}' describes no clients before it trains; a run of '{INDEXING}', for one, does."
+                f"'{self.run.path}' describes no clients before it trains; a run of '{INDEXING}', for example, does."
             )
         if saved is None:
             raise FedshiftError(f"'{self.run.path}' has no checkpoint any more, where its index was. Run it again.")
@@ -118,8 +106,7 @@ class TrainedSimulation:
         state = unpack_server(read_file(self.run.path / name, saved.files.get(name)), self.simulation.setup.device)
         return preparing.prepared(self.simulation.federated, state, saved.messages)
 
-    def _own(self, tensors: Mapping[str, Tensor], client: int) -> dict[str, Tensor]:
-        """What a client keeps, or is sent in the place of what others are."""
+    def _client_tensors(self, tensors: Mapping[str, Tensor], client: int) -> dict[str, Tensor]:
         prefix = f"client.{client}."
         return {name.removeprefix(prefix): its for name, its in tensors.items() if name.startswith(prefix)}
 
@@ -128,10 +115,10 @@ class TrainedSimulation:
         strangers: list[Tensors] = []
         for environment in self.simulation.federated.environments:
             if role in (None, environment.role):
-                yield self._ask(environment, strangers)
+                yield self._question(environment, strangers)
 
-    def under_each_client(self, environment: Environment, most: int) -> dict[str, Observed]:
-        """The samples of an environment under the own model of each of the first clients, by the client's name.
+    def observe_by_client(self, environment: Environment, most: int) -> dict[str, Observed]:
+        """An environment's samples under the personalised models of the first clients, by the client's name.
 
         Raises:
             FedshiftError: all clients have the same model.
@@ -145,17 +132,17 @@ class TrainedSimulation:
                     f"'{self.run.path}' ends with a single model for all clients, so there is nothing to compare "
                     "between them. Analyse a run of a method with personal models, such as fedbn."
                 )
-            observed[name] = Observed(its, evaluation.whose(its), *self._engine.observe(self._ask(its, [])[0]))
+            observed[name] = Observed(its, evaluation.whose(its), *self._engine.observe(self._question(its, [])[0]))
         return observed
 
-    def _ask(self, environment: Environment, strangers: list[Tensors]) -> list[Question]:
-        """An environment with each model that is scored on it; ``strangers`` keeps what unseen clients are given."""
+    def _question(self, environment: Environment, strangers: list[Tensors]) -> list[Question]:
+        """An environment with each model that is scored on it; ``strangers`` caches the models of unseen clients."""
         simulation, inputs = self.simulation, self.simulation.federated.inputs
         state, device = simulation.coordinator.state, simulation.setup.device
         sent = state.shared | state.down
 
         def send(client: int) -> Tensors:
-            own = self._own(self._weights, client)
+            own = self._client_tensors(self._weights, client)
             return sent | {name: tensor.to(device) for name, tensor in own.items()}
 
         return [
@@ -164,10 +151,10 @@ class TrainedSimulation:
         ]
 
     def observe(self, role: str | None = None) -> Iterator[Observed]:
-        """Every environment of a role, once under each model that was scored on it.
+        """Every environment of a role, under each model that was scored on it.
 
         Raises:
-            FedshiftError: what comes out is not what the run recorded.
+            FedshiftError: an accuracy differs from the recorded accuracy.
         """
         for questions in self.questions(role):
             environment = questions[0].environment
@@ -177,7 +164,6 @@ class TrainedSimulation:
             yield from observed
 
     def _check(self, environment: Environment, accuracy: float) -> None:
-        """Raise an error if an accuracy is not the recorded one."""
         rows = self.run.records[-1]["environments"]
         its = [
             row["accuracy"] for row in rows if (row["role"], row["environment"]) == (environment.role, environment.name)
@@ -185,6 +171,6 @@ class TrainedSimulation:
         if not any(abs(recorded - accuracy) <= TOLERANCE for recorded in its):
             raise FedshiftError(
                 f"'{self.run.path}': the accuracy on '{environment.name}' is {accuracy:.3f}, but the record has "
-                f"{', '.join(f'{recorded:.3f}' for recorded in its)}: the data or a plugin are not what they were when "
-                "the run was made. Run it again to analyse it."
+                f"{', '.join(f'{recorded:.3f}' for recorded in its)}: the data or a plugin changed since "
+                "the run was started. Run it again to analyse it."
             )

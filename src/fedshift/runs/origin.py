@@ -1,7 +1,7 @@
-"""What a run was requested, and whether all that decides its result still is what it was.
+"""A run's request, and whether everything that decides its result is unchanged.
 
-run.json names which run a folder is of, experiment.toml has every setting. A run folder from elsewhere may name Python
-that nobody here has read: it is imported only if it ran on this machine before, or if the user trusts it.
+run.json identifies the run, experiment.toml has every setting. A run folder from elsewhere may name unread Python code:
+it is imported only if it ran on this machine before, or if the user trusts it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from fedshift.written import LARGEST_TOML
 
 RUN, EXPERIMENT, SUMMARY = "run.json", "experiment.toml", "summary.json"
 RECORDS, CLIENTS = "records.jsonl", "clients"
-STUDY = "study.journal"  # of a folder whose runs are trials of a search, and no separate results
-NOT_OF_MODELS = ("data.", "method.index.")  # how settings begin whose files a trained model is not made from
-DATA, MODELS = "data", "models"  # folders beside those of runs, in which in_memory and own_model write
+STUDY = "study.journal"  # marks a folder whose runs are trials of a search, not results
+NOT_OF_MODELS = ("data.", "method.index.")  # prefixes of settings whose files are not needed to rebuild a trained model
+DATA, MODELS = "data", "models"  # folders next to the runs' folders, in which in_memory and own_model write
 SOME = 4  # run folders that an error lists
 
 
@@ -39,25 +39,15 @@ class UntrustedError(FedshiftError):
 
 @dataclass(frozen=True)
 class Origin:
-    """What a folder records about its run.
-
-    Attributes:
-        path: the folder.
-        trust: whether its plugins may be imported although they never ran on this machine.
-    """
+    """A folder's record of its run; ``trust`` allows plugins that never ran on this machine."""
 
     path: Path
     trust: bool = False
 
     @classmethod
     def open(cls, path: str | Path, trust: bool = False) -> Self:
-        """A run folder that is there.
-
-        Raises:
-            FedshiftError: it is not a run folder.
-        """
         run = cls(Path(path), trust)
-        if not run.begun:
+        if not run.has_started:
             below = ", ".join(f"'{file.parent}'" for file in sorted(run.path.glob(f"*/{RUN}"))[:SOME])
             fix = f" Those in it: {below}." if below else ""
             raise FedshiftError(f"'{path}' is not a run folder: it has no {RUN}.{fix}")
@@ -67,11 +57,7 @@ class Origin:
     def create(
         cls, experiment: Experiment, path: Path, host: Literal["simulation", "federation"] = "simulation"
     ) -> Self:
-        """Make the folder of a new run, which its host alone can resume.
-
-        Raises:
-            FedshiftError: it exists; nothing is ever overwritten.
-        """
+        """Create the folder of a new run, which only its host can resume."""
         run = cls(path)
         run.check_new()
         files.make_folder(path)
@@ -93,30 +79,26 @@ class Origin:
 
     @property
     def experiment_file(self) -> Path:
-        """The resolved experiment."""
         return self.path / EXPERIMENT
 
     @property
     def finished(self) -> bool:
-        """Whether the run was carried to its end."""
         return (self.path / SUMMARY).exists()
 
     @property
-    def begun(self) -> bool:
-        """Whether a run is in it; experiment.toml is written last, so what a kill leaves before that is not a run."""
+    def has_started(self) -> bool:
+        """Whether it contains a run; experiment.toml is written last, so that an interrupted start is not a run."""
         return any((self.path / name).exists() for name in (EXPERIMENT, SUMMARY, RECORDS, CLIENTS))
 
     @property
-    def carried_on_by(self) -> str:
-        """What carries the run on."""
+    def resume_command(self) -> str:
         if self.readable and self.identity.host == "federation":
             return "`fedshift federation run` in the coordinator's folder"
-        return carried_on_by(self.path)
+        return resume_command(self.path)
 
     def check_new(self) -> None:
-        """Raise an error if a run has started here."""
-        if self.begun:
-            state = "is finished" if self.finished else "has begun"
+        if self.has_started:
+            state = "is finished" if self.finished else "has has_started"
             fix = "fedshift report" if self.finished else "fedshift resume"
             raise FedshiftError(
                 f"The run folder '{self.path}' exists and is not overwritten; its run {state}. "
@@ -124,17 +106,11 @@ class Origin:
             )
 
     def check_is(self, fingerprint: str) -> None:
-        """Raise an error if another run has started here."""
-        if self.begun and self.identity.fingerprint != fingerprint:
+        if self.has_started and self.identity.fingerprint != fingerprint:
             raise FedshiftError(f"The run folder '{self.path}' contains another run; choose another --set name=...")
 
     @cached_property
     def identity(self) -> Identity:
-        """Which run it is.
-
-        Raises:
-            FedshiftError: run.json is damaged.
-        """
         fix = f"Restore it, or run '{self.experiment_file}' again in another folder (--set run.out=...)."
         try:
             return read_json(self.path / RUN, Identity)
@@ -143,11 +119,7 @@ class Origin:
 
     @cached_property
     def table(self) -> dict[str, Any]:
-        """The resolved experiment as a table.
-
-        Raises:
-            FedshiftError: it is not what the folder was made for; [run] alone may be changed.
-        """
+        """The resolved experiment as a table; raises a FedshiftError if anything but [run] was changed."""
         fix = "Undo the change; give another experiment in a separate file."
         try:
             table = tomllib.loads(files.read(self.experiment_file, LARGEST_TOML).decode("utf-8"))
@@ -157,77 +129,62 @@ class Origin:
             raise FedshiftError(f"'{self.experiment_file}' cannot be read ({error}). {fix}") from error
         if _table_digest(table) != self.identity.table:
             raise FedshiftError(
-                f"'{self.experiment_file}' describes another experiment than the one that was started. {fix}"
+                f"'{self.experiment_file}' describes a different experiment from the run that was started. {fix}"
             )
         return table
 
     @cached_property
     def experiment(self) -> Experiment:
-        """The resolved experiment, to make the trained models from: its data may be elsewhere, gone or others.
-
-        Raises:
-            FedshiftError: a plugin is not trusted, or a plugin or what the models are made from is not what it was.
-        """
+        """The resolved experiment, to rebuild the trained models; its data may have moved, changed or be missing."""
         experiment = self._resolved()
         self._check_contents(experiment, "gives no model", lambda what: not what.startswith(NOT_OF_MODELS))
         return experiment
 
-    def experiment_to_go_on(self) -> Experiment:
-        """The resolved experiment, of which all that decides its result is what it was.
-
-        Raises:
-            FedshiftError: a plugin is not trusted, or a plugin or the data is not what it was.
-        """
+    def resumable_experiment(self) -> Experiment:
         experiment = self._resolved()
         self._check_contents(experiment, "cannot continue", lambda what: True)
         if experiment.fingerprint != self.identity.fingerprint:
             raise FedshiftError(
-                f"'{self.path}' cannot continue: fedshift itself changed since it began. Restore what it was, or "
+                f"'{self.path}' cannot continue: fedshift itself changed since it started. Restore what it was, or "
                 "start a new run."
             )
         return experiment
 
     def check_readers(self) -> None:
-        """Raise an error unless new files are read with the tokenizer and the frozen network that there were."""
+        """Raise an error unless new files are read with the run's tokenizer and frozen network."""
         readers = {f"data.{name}" for name in self.experiment.data.readers}
         self._check_contents(self.experiment, "cannot predict for files", readers.__contains__)
 
     @property
     def readable(self) -> bool:
-        """Whether run.json can be read."""
         with suppress(FedshiftError):
             return bool(self.identity)
         return False
 
-    def check_may_go_on(self) -> None:
-        """Raise an error unless a simulation carries the run on, and its code is what it was and trusted."""
+    def check_resumable(self) -> None:
+        """Raise an error unless a simulation can resume the run, and its code is unchanged and trusted."""
         if self.identity.host == "federation":
             raise FedshiftError(
-                f"'{self.path}' is a federation's run, which its coordinator alone can resume: {self.carried_on_by}."
+                f"'{self.path}' is a federation's run, which its coordinator alone can resume: {self.resume_command}."
             )
         check_plugins(self._plugins(), self.path, self.trust)
 
     def _plugins(self) -> dict[str, str]:
-        """Digests of the code that it runs, by where that is now."""
         moved = self._moved(self.identity.plugins)
         return {moved[path]: content for path, content in self.identity.plugins.items()}
 
     def _resolved(self) -> Experiment:
-        """The resolved experiment, of which all code is what it was."""
         named = {_at(self.table, what): content for what, content in self.identity.contents.items()}
         paths = {path: content for path, content in named.items() if isinstance(path, str)} | self.identity.plugins
         table = _with_paths(self.table, self._moved(paths))
         return trusted(table, self._plugins(), self.path, self.trust)
 
     def _moved(self, contents: Mapping[str, str]) -> dict[str, str]:
-        """Where files are now, by where they were.
+        """The current paths of files, by their former paths, given the files' digests by path.
 
-        What is not there is looked for by its name, and known by its digest: in the run's folder, in the two around it,
-        and in their folders of data and models, so that runs can be moved together with what fedshift.in_memory and
-        fedshift.own_model wrote.
-
-        Args:
-            contents: their digests, by path.
+        A missing file is searched by its name, and recognised by its digest: in the run's folder, in the two around it,
+        and in their folders of data and models, so that runs can be moved together with the files of fedshift.in_memory
+        and fedshift.own_model.
         """
         here = self.path.resolve()
         around = [folder / name for folder in (here, *here.parents[:2]) for name in ("", DATA, MODELS)]
@@ -238,24 +195,22 @@ class Origin:
         return now
 
     def _check_contents(self, experiment: Experiment, problem: str, counts: Callable[[str], bool]) -> None:
-        """Raise an error if a file or class is not what it was when the run began."""
         before, now = self.identity.contents, experiment.contents
         where = {".".join(names): f" ('{path}')" for names, path in experiment.paths()}
         reasons = [
-            f"{what}{where.get(what, '')} {'changed since it began' if what in now else 'is not there any more'}"
+            f"{what}{where.get(what, '')} {'changed since it started' if what in now else 'is missing now'}"
             for what in sorted(before.keys() | now.keys())
             if before.get(what) != now.get(what) and counts(what)
         ]
         if reasons:
             gone = any(what in where and what not in now for what in before)
-            copy = ", put a copy of what is gone into that folder" if gone else ""
+            copy = ", put a copy of the missing file into that folder" if gone else ""
             raise FedshiftError(
                 f"'{self.path}' {problem}: {', '.join(reasons)}. Restore what it was{copy}, or start a new run."
             )
 
 
 def _with_paths(value: Any, moved: Mapping[str, str]) -> Any:
-    """A table with other paths in the place of some."""
     if isinstance(value, dict):
         return {name: _with_paths(each, moved) for name, each in value.items()}
     if isinstance(value, list):
@@ -264,7 +219,6 @@ def _with_paths(value: Any, moved: Mapping[str, str]) -> Any:
 
 
 def _at(table: Mapping[str, Any], names: str) -> Any:
-    """What a table has under a dotted name; None: nothing."""
     found: Any = table
     for name in names.split("."):
         found = found.get(name) if isinstance(found, dict) else None
@@ -272,51 +226,44 @@ def _at(table: Mapping[str, Any], names: str) -> Any:
 
 
 def _table_digest(table: Mapping[str, Any]) -> str:
-    """A digest of an experiment but for [run], which decides no result and may be changed."""
     decides = {name: value for name, value in table.items() if name != "run"}
     return files.digest_of(json.dumps(decides, sort_keys=True, default=str).encode())
 
 
 def study_of(path: Path) -> Path | None:
-    """The folder of a study that a path is, or lies directly in as a trial's run does; None if there is none."""
+    """The study's folder if a path is a study, or lies directly in it as a trial's run does; None if not."""
     here = path.resolve()
     return next((folder for folder in (here, here.parent) if (folder / STUDY).is_file()), None)
 
 
 def check_no_study(path: Path) -> None:
-    """Raise an error if a path is a study's or a trial's, which are no results and have no scores to be inspected."""
+    """Raise an error if a path is a study's or a trial's, whose scores are not results."""
     if study := study_of(path):
         raise FedshiftError(
-            f"'{path}' contains trials of a study, some of which were given up for good, and whose test scores nobody "
-            f"inspects while settings are chosen. What it found is in '{study.parent / 'tuned-*.html'}', which "
-            f"`fedshift tune` writes; {carried_on_by(path)} carries it on."
+            f"'{path}' contains trials of a study, some of which were stopped early, and whose test scores must "
+            f"stay unseen while settings are chosen. The results are in '{study.parent / 'tuned-*.html'}', which "
+            f"`fedshift tune` writes; {resume_command(path)} resumes it."
         )
 
 
-def carried_on_by(path: Path) -> str:
-    """What resumes the runs at or below a path."""
-    return "the command that began the search" if study_of(path) else f"`fedshift resume {path}`"
+def resume_command(path: Path) -> str:
+    return "the command that started the search" if study_of(path) else f"`fedshift resume {path}`"
 
 
 def trusted(table: Mapping[str, Any], plugins: Mapping[str, str], folder: Path, trust: bool) -> Experiment:
-    """An experiment of a folder, once none of its code can be other than what it was, and all of it may be imported.
-
-    Raises:
-        UntrustedError: a file of code has never run here.
-        FedshiftError: one is missing, is not what it was, or has no digest.
-    """
+    """A folder's experiment, once all its code is unchanged and may be imported."""
     _check_named(table.get("plugins"), plugins, folder)
     check_plugins(plugins, folder, trust)
     try:
         experiment = Experiment.from_table(table)
     except UnknownNameError as error:
-        raise FedshiftError(f"'{folder / EXPERIMENT}' names what there is not. {error}") from error
+        raise FedshiftError(f"'{folder / EXPERIMENT}' names something that does not exist. {error}") from error
     _check_named(experiment.code, plugins, folder)  # what settings name, none of which has run yet
     return experiment
 
 
 def _check_named(paths: Any, plugins: Mapping[str, str], folder: Path) -> None:
-    """Raise an error if an experiment names code whose digest is not known."""
+    """Raise an error if an experiment names code without a known digest."""
     for path in paths if isinstance(paths, Iterable) else ():
         if isinstance(path, str) and path not in plugins:
             raise FedshiftError(
@@ -326,14 +273,14 @@ def _check_named(paths: Any, plugins: Mapping[str, str], folder: Path) -> None:
 
 
 def check_plugins(plugins: Mapping[str, str], folder: Path, trust: bool) -> None:
-    """Raise an error before a file of code is imported that was changed, or that nobody here has used.
+    """Raise an error before importing a code file that changed, or that never ran here.
 
-    Digests are those when the run began, by path.
+    Digests are from the run's start.
     """
     for path, content in plugins.items():
         now = digest(path)
         if now != content:
-            state = "is not what it was" if now else "is missing"
+            state = "changed" if now else "is missing"
             fix = "Restore it" if now or not folder.is_dir() else "Restore it, put a copy into that folder"
             raise FedshiftError(
                 f"The plugin '{path}' of the run '{folder}' {state} (then {content[:12]}, now {now[:12] or 'none'}). "

@@ -28,7 +28,7 @@ NAMED = 8  # kinds of files that an error lists
 COLUMNS = ("file", "row", "predicted")
 
 
-def nobody(done: int, of: int) -> None:
+def ignore_progress(done: int, of: int) -> None:
     """Shows no progress."""
 
 
@@ -39,10 +39,10 @@ class Predictions:
     Attributes:
         classes: the classes' names.
         files: each sample's file.
-        rows: its row there, from 0, or what it is called there; None where the file is one sample.
+        rows: its row in the file, from 0, or its name there; None where the file is one sample.
         probabilities: (samples, classes), float64; each row's sum is 1.
         problems: the files that could not be read, with the reasons.
-        notes: what a reader must know of how files were read.
+        notes: what a reader must know about how files were read.
     """
 
     classes: tuple[str, ...]
@@ -70,17 +70,13 @@ class Predictions:
         ]
 
     def frame(self) -> Any:
-        """The :meth:`table` in pandas.
-
-        Raises:
-            FedshiftError: pandas is not installed.
-        """
+        """The :meth:`table` as a pandas data frame; raises a FedshiftError if pandas is not installed."""
         with needs("pandas", "A pandas table (table() gives the same as a list)"):
             import pandas as pd
         return pd.DataFrame(self.table())
 
     def csv(self) -> str:
-        """The :meth:`table` as CSV: nine digits of each probability, which separate any two of float32."""
+        """The :meth:`table` as CSV, with nine digits of each probability, which distinguish any two of float32."""
         text = StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self._columns)
@@ -93,7 +89,7 @@ class Predictions:
         return (*COLUMNS, *(f"p_{name}" for name in self.classes))
 
     def write(self, path: str | Path) -> Path:
-        """Write the :meth:`csv` at once, into a folder that is made if need be.
+        """Write the :meth:`csv` atomically; its folder is created if need be.
 
         Raises:
             FedshiftError: it cannot be written.
@@ -113,26 +109,20 @@ def predictions(
     paths: Sequence[str | Path],
     client: int | str | None = None,
     round: Picked = "last",
-    tell: Done = nobody,
+    tell: Done = ignore_progress,
 ) -> Predictions:
-    """Predict for files of the kind that a run was trained on; what can be read is predicted for.
+    """Predict for files of the kind that a run was trained on; unreadable files are reported in the result.
 
-    Args:
-        run: a finished run.
-        paths: files, or folders, of which every such file below is taken.
-        client: whose model, by name or id; None: the global one.
-        round: the final model, or that of the round which validation picks.
-        tell: called with how many files are read.
-
-    Raises:
-        FedshiftError: there is no such model, no such file, or nothing could be read; the message names every file.
+    ``paths`` are files, or folders searched recursively; ``client`` is a name or id (None: the global model); ``round``
+    the final model, or the round that validation selects; ``tell`` receives the number of files read. Raises a
+    FedshiftError if there is no such model or file, or if no file could be read; the message names every file.
     """
     model, dataset = run.model(client, round), run.experiment.data
     run.check_readers()
     front, batch, problems = dataset.front(), run.experiment.evaluate.batch, Problems("files cannot be predicted for")
     places: list[tuple[str, int | str | None]] = []
     notes: dict[str, None] = {}
-    # Images of any size are taken where stages of the network are frozen, but all of one size.
+    # Where stages of the network are frozen, images may have any size, but all the same size.
     shape, kind = (model.blueprint.shape, model.blueprint.type) if model.front is None else (None, "")
     prepared = model.blueprint.inputs.preparation
     columns = tuple(map(Column, model.blueprint.columns)) if prepared is None else prepared.columns
@@ -175,9 +165,9 @@ def _place(file: Path, rows: Sequence[int | str | None], row: int) -> str:
 
 
 def probabilities(model: Trained, pieces: Iterable[Tensor], batch: int) -> Iterator[Tensor]:
-    """The probabilities (B, classes), float64, of samples that come in pieces, that many at a time.
+    """The probabilities (B, classes), float64, of samples in pieces, ``batch`` at a time.
 
-    Where a model draws noise it is one at a time, so that a sample has the same wherever it stands.
+    A model that draws noise predicts one sample at a time, so that a prediction does not depend on the sample's place.
     """
     waiting: list[Tensor] = []
     batch = 1 if model.draws else batch
@@ -199,15 +189,11 @@ def _probabilities(model: Trained, x: Tensor) -> Tensor:
 
 
 def files_of(dataset: Dataset, name: str, paths: Sequence[str | Path], problems: Problems) -> list[Path]:
-    """The files that paths mean, each once; what is wrong with a path is gathered.
-
-    Raises:
-        FedshiftError: such a data set predicts for no files.
-    """
+    """The files of paths, each once; problems with paths are collected."""
     suffixes = dataset.suffixes()
     if not suffixes:
         raise FedshiftError(
-            f"The data set '{name}' reads no files but its own, so there are no files to predict for; in Python a "
+            f"The data set '{name}' cannot read other files, so there are no files to predict for; in Python a "
             "sample is predicted for by run.model()."
         )
     kinds = ", ".join(suffixes[:NAMED]) + (", ..." if len(suffixes) > NAMED else "")
@@ -222,7 +208,9 @@ def files_of(dataset: Dataset, name: str, paths: Sequence[str | Path], problems:
             elif not path.exists():
                 raise FedshiftError(f"'{path}' does not exist.")
             elif not dataset.reads(path):
-                raise FedshiftError(f"'{path}' is of no kind that '{name}' reads: give files that end in {kinds}.")
+                raise FedshiftError(
+                    f"'{path}' is not a kind of file that '{name}' reads: give files that end in {kinds}."
+                )
             else:
                 found[path] = None
     return list(found)

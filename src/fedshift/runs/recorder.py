@@ -18,7 +18,7 @@ from fedshift.runs.checkpoint import (
     Checkpoint,
     Summary,
     Weights,
-    check_alike,
+    check_same_layout,
     current_weights,
     manifest_name,
     pack_server,
@@ -42,24 +42,18 @@ OF_CHECKPOINTS = (
 
 
 class Recorder:
-    """Writes one run's folder as its host carries the run forward.
+    """Writes a run's folder as its host advances the run.
 
     Attributes:
-        folder: the run's.
-        coordinator: the run's.
-        records: what was recorded so far.
-        saved: the checkpoints on the disk, by position.
-        notes: what a reader of the next line of times must know.
+        saved: the checkpoints on the disk, by position
+        notes: what a reader of the next line of times must know
     """
 
     def __init__(self, folder: Run, coordinator: Coordinator, read: Collection[str], site: Site | None = None) -> None:
-        """Prepare; nothing is read or written before :meth:`begin`.
+        """Nothing is read or written before :meth:`begin`.
 
-        Args:
-            folder: the run's.
-            coordinator: the run's, which has just been made.
-            read: the parts that a prediction reads.
-            site: has all clients, whose states then lie in the folder; None: what clients keep stays at their sites.
+        ``read`` are the parts that a prediction reads; ``site`` has all clients, whose states lie in the folder (None:
+        client states stay at their sites).
         """
         self.folder, self.coordinator = folder, coordinator
         self._run, self._read, self._site = folder.identity.fingerprint, read, site
@@ -77,21 +71,15 @@ class Recorder:
 
     @property
     def position(self) -> int:
-        """How many rounds are done."""
         return self.coordinator.position
 
     # Going back -----------------------------------------------------------------------------------
 
     def begin(self, blueprint: Blueprint, position: int | None = None, keep: Iterable[int] = ()) -> None:
-        """Go back to a checkpoint, or begin.
+        """Go back to a checkpoint, or start.
 
-        Args:
-            blueprint: what modules are made from besides the experiment.
-            position: the checkpoint's; 0: begin; None: the newest, if there is one.
-            keep: positions whose checkpoints stay beside it.
-
-        Raises:
-            DamagedError: a file that the checkpoint names is damaged, missing or another run's.
+        ``position`` is the checkpoint's (0: start; None: the newest, if there is one); checkpoints of the positions in
+        ``keep`` stay. Raises a DamagedError if a file that the checkpoint names is damaged, missing or another run's.
         """
         path = self.folder.path
         position = max(saved_positions(path), default=0) if position is None else position
@@ -125,10 +113,10 @@ class Recorder:
             position, {name.removeprefix(below): each for name, each in named.items() if name.startswith(below)}
         )
         for client, state in self._store.items():
-            check_alike(self._site.initial, state.tensors, f"state of client '{self.coordinator.names[client]}'")
+            check_same_layout(self._site.initial, state.tensors, f"state of client '{self.coordinator.names[client]}'")
 
     def _remove_all_but(self, kept: Mapping[int, Checkpoint]) -> None:
-        """Remove every file of a checkpoint that these do not name, and what a kill in a write left behind."""
+        """Remove every checkpoint file that these do not name, and temporary files of interrupted writes."""
         path = self.folder.path
         named = {name for saved in kept.values() for name in saved.files} | set(map(manifest_name, kept))
         for pattern in OF_CHECKPOINTS:
@@ -140,27 +128,21 @@ class Recorder:
     # Rounds ---------------------------------------------------------------------------------------
 
     def count(self, seconds: float, engine: str, together: int = 1) -> None:
-        """Add the time of a round that is done.
-
-        Args:
-            seconds: on the clock.
-            engine: in words.
-            together: how many runs continued in that time.
-        """
+        """Add the time of a finished round: seconds on the clock, of ``together`` runs that advanced in that time."""
         if together != self._together:
             self.write_times(engine, before=1)
             self._together = together
         self._seconds += seconds
 
     def write_times(self, engine: str, evaluation: float = 0.0, before: int = 0) -> None:
-        """Write what the rounds since the last line took, but for the last ``before``."""
+        """Write the times of the rounds since the last line, except the last ``before``."""
         position = self.position - before
         if position > self._since:
             timed = Timed(
                 start=self._since,
                 stop=position,
                 seconds=max(0.0, round(self._seconds, 3)),  # a clock may jump back
-                evaluation=max(0.0, round(evaluation * self._together, 3)),  # which nobody shares
+                evaluation=max(0.0, round(evaluation * self._together, 3)),  # which is not shared
                 together=self._together,
                 engine=engine,
                 memory=memory.peak(self.coordinator.setup.device),
@@ -171,18 +153,16 @@ class Recorder:
         self._since, self._seconds = position, 0.0
 
     def record(self, record: Record, weights: Weights | None = None) -> None:
-        """Add a record, of the round that was done last; it may end its stage, and its weights may be selected.
+        """Add the record of the last round; it may end its stage, and its weights may be selected.
 
-        Args:
-            record: the scores.
-            weights: what was scored; None: the run's as they are now.
+        ``weights`` are the scored weights; None: the run's current weights.
         """
         patient = self.coordinator.setup.train.patience != "off"
         if patient and (ended := end_early(self.coordinator, [*self.records, record])):
             record["ended"] = ended
         self._log.append(json.dumps(record))
         self.records.append(record)
-        # Of all records before only the one that they pick can still be picked.
+        # Of all earlier records only their best can still be selected.
         if source_validation([*filter(None, [self._picked]), record]) is record:
             weights = weights or current_weights(self.coordinator, self._read, self._site)
             before, name = self._selected, selected_name(record["position"])
@@ -193,16 +173,11 @@ class Recorder:
     # Checkpoints ----------------------------------------------------------------------------------
 
     def save(self, engine: Mapping[str, Any], together: Iterable[str], host: Mapping[str, Any] | None = None) -> None:
-        """Write a checkpoint; those before stay until :meth:`keep_only`.
+        """Write a checkpoint; earlier checkpoints stay until :meth:`keep_only`.
 
-        Args:
-            engine: what carries the run out, as a table.
-            together: the runs that advance together, this one among them.
-            host: what else the host needs to continue, as JSON.
-
-        Raises:
-            DiskError: the disk is full, for example; the checkpoint before is kept.
-            LockedError: another process has taken the folder over.
+        ``engine`` is the engine as a table, ``together`` the runs that advance together, and ``host`` what else the
+        host needs to continue, as JSON. Raises a DiskError if the disk is full, for example (the earlier checkpoint is
+        kept), and a LockedError if another process has taken the folder over.
         """
         path, position = self.folder.path, self.position
         check_locked(path)
@@ -222,15 +197,10 @@ class Recorder:
         self.saved[position].write(path / manifest_name(position))
 
     def amend(self, position: int, host: Mapping[str, Any], recorded: bool = False) -> None:
-        """Replace what the host needs to continue from a checkpoint.
+        """Replace the host's part of a checkpoint, as in :meth:`save`.
 
-        Args:
-            position: the checkpoint's.
-            host: as in :meth:`save`.
-            recorded: whether what was recorded since belongs to it, and the weights that were selected.
-
-        Raises:
-            DiskError: it could not be written; the checkpoint is as it was.
+        ``recorded``: add the records and selected weights since then. Raises a DiskError if it could not be written;
+        the checkpoint is then unchanged.
         """
         before = self.saved[position]
         named = before.files
@@ -241,11 +211,7 @@ class Recorder:
         self._remove(before.files)
 
     def keep_only(self, *positions: int) -> None:
-        """Remove the checkpoints of other positions, and what only they name.
-
-        Raises:
-            DiskError: it could not be done; the run can continue from any that is left.
-        """
+        """Remove the checkpoints of other positions, and files that only they name."""
         gone = {position: self.saved.pop(position) for position in self.saved.keys() - set(positions)}
         for position in sorted(gone):
             files.remove(self.folder.path / manifest_name(position))
@@ -253,13 +219,12 @@ class Recorder:
             self._remove(saved.files)
 
     def _remove(self, names: Iterable[str]) -> None:
-        """Remove those files that no checkpoint names any more."""
         named = {name for saved in self.saved.values() for name in saved.files}
         for name in sorted({*names} - named):
             files.remove(self.folder.path / name)
 
     def finish(self, notes: list[str]) -> None:
-        """Write the final tensors, what crossed the wire, and last the summary, which names all files of the run."""
+        """Write the final tensors, the message table, and last the summary, which lists all files of the run."""
         coordinator, path = self.coordinator, self.folder.path
         weights = current_weights(coordinator, self._read, self._site, final=True)
         named = {
@@ -276,7 +241,6 @@ class Recorder:
         done.write(path / SUMMARY)
 
     def _files(self) -> dict[str, FileDigest]:
-        """What every manifest names."""
         return {
             DATA_FACTS: self._blueprint,
             RECORDS: self._log.entry,

@@ -1,7 +1,7 @@
-"""A trained model beside labelled samples from elsewhere: what reads them, what they must be, and what it predicts.
+"""A trained model and labelled samples from elsewhere: how they are read, what they must be, and predictions for them.
 
-What is scored is a :class:`Released`. A run's folder is one by :func:`released`, a module that :meth:`Run.model` or
-``fedshift.site_model`` gives by :meth:`Released.of`, and an exported folder by ``exported``, which lies higher.
+A :class:`Released` is scored. :func:`released` creates it from a run's folder, :meth:`Released.of` from a module that
+:meth:`Run.model` or ``fedshift.site_model`` returns, and ``exported``, in a higher room, from an exported folder.
 """
 
 from __future__ import annotations
@@ -32,51 +32,35 @@ from fedshift.runs.simulation import make_federated
 from fedshift.runs.trained import Trained
 from fedshift.streams import Streams
 
-DOMAIN = "domain"  # of the subgroups that are the data set's own domains
+DOMAIN = "domain"  # of the subgroups that are the data set's domains
 MISSING = "(missing)"
 MOST_SUBGROUPS = 20
 
 
 @dataclass(frozen=True, eq=False)
 class Released:
-    """A trained model, and what it takes to score it on files.
+    """A trained model, and what is needed to score it on files."""
 
-    Attributes:
-        name: what it is called.
-        predict: samples (B, *shape), as the data set stores them, to log-probabilities (B, classes).
-        dataset: reads files of the kind that it was trained on.
-        classes: the classes' names.
-        shape: of a sample.
-        columns: of rows of a table, in order; None where they are none.
-        inputs: how samples become inputs.
-        type: of samples, such as "uint8"; empty where any are taken.
-        batch: how many samples it predicts for at once.
-        statistics: of the rows that it was trained on, where they prepare rows; see
-            :data:`fedshift.clients.preparation.Statistics`.
-        trained_classes: how many samples of each class it was trained on; empty if unknown.
-        reread: reads the samples again that it was trained and validated on, or raises an error; None: none are known.
-        client: the id of the client whose model it is.
-        metrics: that its experiment declares.
-    """
-
-    name: str
+    name: str  # for messages
+    # samples (B, *shape), as the data set stores them, to log-probabilities (B, classes)
     predict: Callable[[Tensor], Tensor]
-    dataset: Dataset
+    dataset: Dataset  # reads files of the kind that it was trained on
     classes: tuple[str, ...]
     shape: tuple[int, ...]
-    columns: tuple[Column, ...] = ()
-    inputs: Inputs = field(default_factory=Inputs)
-    type: str = ""
-    batch: int = 256
+    columns: tuple[Column, ...] = ()  # of rows of a table, in order; None for other samples
+    inputs: Inputs = field(default_factory=Inputs)  # how samples become inputs
+    type: str = ""  # of samples, such as "uint8"; empty: any
+    batch: int = 256  # how many samples it predicts for at once
+    # of its training rows, where they prepare rows; see :data:`fedshift.clients.preparation.Statistics`
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
-    trained_classes: tuple[int, ...] = ()
+    trained_classes: tuple[int, ...] = ()  # training samples per class; empty if unknown
+    # reads its training and validation samples again, or raises an error; None: unknown
     reread: Callable[[], FederatedData] | None = None
-    client: int | None = None
-    metrics: tuple[str, ...] = ()
+    client: int | None = None  # the id of the client whose model it is
+    metrics: tuple[str, ...] = ()  # that its experiment declares
 
     @classmethod
     def of(cls, model: Trained, name: str = "", client: int | str | None = None, **more: Any) -> Released:
-        """What a module is that a run or a site gave."""
         experiment, blueprint = model.experiment, model.blueprint
         inputs, counts = blueprint.inputs, [*blueprint.trained_classes.values()]
         prepared = inputs.preparation
@@ -101,22 +85,14 @@ class Released:
         )
 
     def log_probabilities(self, x: Tensor) -> Tensor:
-        """The log-probabilities (n, classes), float64, of samples (n, *shape)."""
         with torch.no_grad():
             return torch.cat([self.predict(part).double().log_softmax(dim=1) for part in torch.split(x, self.batch)])
 
 
 def released(path: Path, client: int | str | None, round: Picked, trust: bool) -> Released:
-    """The model that a folder contains.
+    """The model of a run's folder, of a client by name or id (None: global), final or selected by validation.
 
-    Args:
-        path: a run's folder.
-        client: whose model, by name or id; None: the global one.
-        round: the final model, or that of the round which validation picks.
-        trust: whether plugins may be imported that never ran on this machine.
-
-    Raises:
-        FedshiftError: there is no such model.
+    ``trust`` allows plugins that never ran on this machine. Raises a FedshiftError if there is no such model.
     """
     run = Run.open(path, trust)
     run.check_readers()
@@ -124,14 +100,9 @@ def released(path: Path, client: int | str | None, round: Picked, trust: bool) -
 
 
 def _reread(run: Run) -> FederatedData:
-    """The clients and environments of a run, whose data must be here and what they were.
-
-    Raises:
-        FedshiftError: they are not; the message gives the reason.
-    """
     if run.identity.host == "federation":
         raise FedshiftError("it ran between institutions, where its samples are")
-    experiment: Experiment = run.experiment_to_go_on()
+    experiment: Experiment = run.resumable_experiment()
     return make_federated(experiment)
 
 
@@ -139,17 +110,11 @@ def _reread(run: Run) -> FederatedData:
 
 
 class Subgroups(NamedTuple):
-    """Which subgroup each sample is of.
+    """The subgroup of each sample."""
 
-    Attributes:
-        by: what they are subgroups by; empty: there are none.
-        names: the subgroups' names.
-        which: the place of each sample's among them, (n,), int64.
-    """
-
-    by: str
+    by: str  # what defines them; empty: there are no subgroups
     names: Sequence[str]
-    which: Tensor
+    which: Tensor  # the index of each sample's subgroup in ``names``, (n,), int64
 
 
 def read_labelled(
@@ -157,18 +122,13 @@ def read_labelled(
 ) -> tuple[DomainData, Subgroups]:
     """The labelled samples of a file or folder, as a model takes them, and their subgroups.
 
-    Args:
-        model: the model, whose data set reads them.
-        path: the file or folder.
-        settings: what differs from the data set's settings, such as the column of the label.
-        by: a column of the file, or ``domain``; empty: there are no subgroups.
-
-    Raises:
-        FedshiftError: they cannot be read, or are none of the model's; the message names them and the fix.
+    ``settings`` differ from the data set's settings, such as the column of the label; ``by`` is a column of the file,
+    or ``domain`` (empty: no subgroups). Raises a FedshiftError if the samples cannot be read or do not fit the model;
+    the message names them and the fix.
     """
     places = [column.name for column in model.columns]
-    apart = {DOMAIN: by} if by and by != DOMAIN and by not in places else {}
-    dataset = _reader(model, path, settings, by, apart)
+    grouping = {DOMAIN: by} if by and by != DOMAIN and by not in places else {}
+    dataset = _reader(model, path, settings, by, grouping)
     streams = Streams(0)
     with streams.as_global("global draws in data"):
         data = dataset.load(streams)
@@ -185,15 +145,15 @@ def read_labelled(
     return data, Subgroups(by, data.domains if by else (), data.domain)
 
 
-def _reader(model: Released, path: str, settings: Mapping[str, Any], by: str, apart: Mapping[str, str]) -> Dataset:
-    """The model's data set with other files, whose columns are the model's; ``apart`` names that of subgroups."""
+def _reader(model: Released, path: str, settings: Mapping[str, Any], by: str, grouping: Mapping[str, str]) -> Dataset:
+    """The model's data set with other files, but the model's columns; ``grouping`` names the subgroups' setting."""
     dataset, name = model.dataset, DATASETS.name_of(model.dataset)
     known = dataset.settings()
     own = [each for each, about in known.items() if about.path and each not in dataset.readers]
     if own != ["path"]:
         raise FedshiftError(
-            f"The data set '{name}' reads no single file or folder (data.path), so it cannot read '{path}'; in Python "
-            "score run.model() on your samples."
+            f"The data set '{name}' does not read a single file or folder (data.path), so it cannot read '{path}'; "
+            "in Python score run.model() on your samples."
         )
     changes: dict[str, Any] = {"path": path}
     if isinstance(dataset, ColumnFiles) and DOMAIN in known and by != DOMAIN:
@@ -204,21 +164,16 @@ def _reader(model: Released, path: str, settings: Mapping[str, Any], by: str, ap
         changes["columns"] = tuple(column.name for column in model.columns)
     if isinstance(dataset, TableFile) and "categories" in known:
         changes["categories"] = tuple(column.name for column in model.columns if column.categories is not None)
-    if apart and not (isinstance(dataset, ColumnFiles) and DOMAIN in known):
+    if grouping and not (isinstance(dataset, ColumnFiles) and DOMAIN in known):
         raise FedshiftError(
-            f"--by {apart[DOMAIN]}: the data set '{name}' reads no such column; give --by domain"
+            f"--by {grouping[DOMAIN]}: the data set '{name}' does not read such a column; give --by domain"
             + (f", or a column of the inputs: {', '.join(each.name for each in model.columns)}." * bool(model.columns))
         )
-    return dataset.replace(**{**changes, **settings, **apart})
+    return dataset.replace(**{**changes, **settings, **grouping})
 
 
 def _of_classes(data: DomainData, model: Released) -> DomainData:
-    """The same samples with the model's class numbers.
-
-    Raises:
-        FedshiftError: a sample has a label that the model does not know.
-    """
-    problems = Problems("labels are no classes of the model")
+    problems = Problems("labels are not classes of the model")
     for number in torch.unique(data.y).tolist():
         if (name := data.classes[number]) not in model.classes:
             first = int((data.y == number).nonzero()[0])
@@ -230,11 +185,6 @@ def _of_classes(data: DomainData, model: Released) -> DomainData:
 
 
 def _of_columns(data: DomainData, model: Released) -> DomainData:
-    """The same rows with the model's codes of categories.
-
-    Raises:
-        FedshiftError: a column contains numbers in one and categories in the other.
-    """
     if model.inputs.preparation is None:
         return data
     words = {True: "numbers", False: "categories"}
@@ -248,17 +198,12 @@ def _of_columns(data: DomainData, model: Released) -> DomainData:
 
 
 def _by_column(data: DomainData, column: Column, place: int) -> Subgroups:
-    """The subgroups that have one value each of a column of inputs.
-
-    Raises:
-        FedshiftError: there are many.
-    """
     cells = data.x[:, place].double()
     values = torch.unique(cells[~cells.isnan()])
     if len(values) > MOST_SUBGROUPS:
         raise FedshiftError(
             f"--by {column.name}: the column contains {len(values)} values, {MOST_SUBGROUPS} at most can be subgroups. "
-            "Name a column of few, such as one of age groups."
+            "Name a column of few values, such as age groups."
         )
     known = column.categories
     names = [f"{value:g}" if known is None else known[int(value)] if value >= 0 else "(unknown)" for value in values]

@@ -1,4 +1,4 @@
-"""One run from its folder: what was requested, what was recorded, and the models it left."""
+"""A run from its folder: its request, its records, and its models."""
 
 from __future__ import annotations
 
@@ -43,29 +43,22 @@ Picked = Literal["last", "selected"]
 
 @dataclass(frozen=True)
 class Times:
-    """What a run took.
+    """The times of a run."""
 
-    Attributes:
-        training: seconds of rounds.
-        evaluation: seconds of scoring models.
-        engines: what carried it out, in the order they come; several where it was resumed with another.
-        memory: the peak in bytes, of all that its process did until then; see :func:`fedshift.memory.peak`. None:
-            unknown.
-    """
-
-    training: float
-    evaluation: float
-    engines: tuple[str, ...]
+    training: float  # seconds of rounds
+    evaluation: float  # seconds of scoring models
+    engines: tuple[str, ...]  # in the order of use; several if the run was resumed with another engine
+    # peak bytes of everything its process did until then (:func:`fedshift.memory.peak`); None: unknown
     memory: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Run(Origin):
-    """One run; files are read when they are first requested, and then kept.
+    """A run; files are read on first request, and cached.
 
-    run.json names which run it is, experiment.toml what was requested. Every other file is in the manifest of the
-    newest checkpoint or, once the run is finished, in summary.json, with its size and digest. A reader gets what the
-    manifest states, or an error. :class:`fedshift.runs.recorder.Recorder` writes them.
+    run.json identifies the run, experiment.toml has its settings. Every other file is listed, with its size and digest,
+    in the manifest of the newest checkpoint or, once the run is finished, in summary.json. A reader gets the listed
+    content, or an error. :class:`fedshift.runs.recorder.Recorder` writes the files.
     """
 
     def __repr__(self) -> str:
@@ -91,11 +84,7 @@ class Run(Origin):
 
     @cached_property
     def final(self) -> Summary:
-        """What a finished run comes to.
-
-        Raises:
-            DamagedError: it is damaged.
-        """
+        """The summary of a finished run; raises a DamagedError if it is damaged."""
         with self._fix():
             return Summary.read(self.path / SUMMARY, self.identity.fingerprint)
 
@@ -104,14 +93,12 @@ class Run(Origin):
         return self.final if self.finished else self.checkpoint
 
     def _read(self, name: str) -> bytes:
-        """A file of lines, as far as the newest manifest has it; empty before the first."""
         if (manifest := self._manifest) is None:
             return b""
         with self._fix():
             return read_file(self.path / name, manifest.files.get(name), growing=isinstance(manifest, Checkpoint))
 
     def _json(self, name: str, kind: type[BaseModel]) -> dict[str, Any]:
-        """A JSON file that running wrote; empty before the first checkpoint."""
         if (manifest := self._manifest) is None:
             return {}
         with self._fix():
@@ -119,7 +106,7 @@ class Run(Origin):
 
     @cached_property
     def records(self) -> list[Record]:
-        """What was recorded at each evaluation; the last line of an unfinished run may have been cut off by a crash.
+        """The records of all evaluations; a crash may have cut off the last line of an unfinished run.
 
         Raises:
             DamagedError: a line was cut, changed or moved.
@@ -136,15 +123,15 @@ class Run(Origin):
 
     @cached_property
     def times(self) -> Times:
-        """What its rounds and evaluations took; the time that several runs share is divided equally among them.
+        """The times of rounds and evaluations; runs that advance together share them equally.
 
         Raises:
-            DamagedError: its lines are not those that were written.
+            DamagedError: its lines were changed.
         """
         return self.times_until()
 
     def times_until(self, position: float = inf) -> Times:
-        """What its first rounds took, up to the last evaluation among that many, as :attr:`times`."""
+        """The :attr:`times` of the first ``position`` rounds, up to the last evaluation among them."""
         timed = [timing for timing in self._timed if timing.stop <= position]
         return Times(
             training=sum(timing.seconds / timing.together for timing in timed),
@@ -159,11 +146,11 @@ class Run(Origin):
 
     @cached_property
     def messages(self) -> Record:
-        """What crossed the wire until the newest checkpoint, by exchange and direction (down, up, telemetry).
+        """The messages until the newest checkpoint, by exchange and direction (down, up, telemetry).
 
-        Of each: ``messages``, ``clients`` and ``rounds`` (as ranges, rounds from 1 over all stages), ``bytes`` of all
-        and of the ``largest`` message, and ``tensors`` by name, with ``type``, the largest ``shape`` (``varies`` where
-        there were several), ``messages``, ``clients`` and ``rounds``.
+        Each entry has ``messages``, ``clients`` and ``rounds`` (as ranges, rounds from 1 over all stages), ``bytes`` of
+        all and of the ``largest`` message, and ``tensors`` by name, with ``type``, the largest ``shape`` (``varies``
+        where there were several), ``messages``, ``clients`` and ``rounds``.
         """
         if self.finished:
             return self._json(MESSAGES, MessageTable)
@@ -172,37 +159,33 @@ class Run(Origin):
 
     @cached_property
     def data_facts(self) -> dict[str, Any]:
-        """Classes, clients and how many samples they have; empty before the first checkpoint."""
+        """Classes, clients and their numbers of samples; empty before the first checkpoint."""
         return self._json(DATA_FACTS, Blueprint)
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The versions and the machine that it was started with."""
+        """The versions and the machine with which it was started."""
         return self.identity.environment.model_dump()
 
     @cached_property
     def summary(self) -> Record:
-        """What each selection rule picks.
-
-        Raises:
-            FedshiftError: the run is not finished.
-        """
+        """The choice of each selection rule; raises a FedshiftError if the run is not finished."""
         self._check_finished("summary")
         return summary(self.records)
 
     @property
     def shares(self) -> dict[int, dict[str, float]]:
-        """By rounds done, each loss term's share of what clients minimised; see :func:`shares`."""
+        """By rounds done, each loss term's share of the clients' loss; see :func:`shares`."""
         return {record["position"]: shares(record) for record in self.records}
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of its results must know; none before it is finished."""
+        """What a reader of its results must know; empty before it is finished."""
         return self.final.notes if self.finished else []
 
     @cached_property
     def weights(self) -> Mapping[str, Tensor]:
-        """The final tensors, each read when it is requested: shared ones by name, a client's under ``client.<id>.``.
+        """The final tensors, each read on request: shared tensors by name, a client's under ``client.<id>.``.
 
         Raises:
             FedshiftError: the run is not finished.
@@ -211,35 +194,35 @@ class Run(Origin):
 
     @cached_property
     def selected(self) -> Mapping[str, Tensor]:
-        """As :attr:`weights`, of the round that source validation picks, and only what a prediction reads.
+        """As :attr:`weights`, of the round that source validation selects, and only what a prediction reads.
 
         Raises:
-            FedshiftError: the run is not finished, or keeps none.
+            FedshiftError: the run is not finished, or has no such weights.
         """
         self._check_finished("selected weights")
         name = next((name for name in self.final.files if name.startswith("selected@")), None)
         if name is None:
             raise FedshiftError(
-                f"'{self.path}' keeps no weights of the round that validation picks: nothing was scored. Its final "
+                f"'{self.path}' has no weights of a round that validation selects: nothing was scored. Its final "
                 'model is there: round="last".'
             )
         return WeightsFile(self._intact(name, "selected weights"))
 
     def model(self, client: int | str | None = None, round: Picked = "last") -> Trained:
-        """A model as a module in evaluation mode; neither the data nor a global generator is touched.
+        """Build a model as a module in evaluation mode; neither the data nor a global generator is used.
 
         Args:
             client: a client's name or id, for that client's model; None: the global model.
-            round: "last": the final one; "selected": that of the round which source validation picks.
+            round: "last": the final model; "selected": the model of the round that source validation selects.
 
         Returns:
             A module from samples (B, ...) as the data set stores them, or as a frozen network (data.frozen) embeds
             them, to log-probabilities (B, classes). To train it further with dropout, replace its
-            :class:`fedshift.core.dropout.Dropout` layers, which know a run's steps only, by ``nn.Dropout``.
+            :class:`fedshift.core.dropout.Dropout` layers, which need a run's steps, by ``nn.Dropout``.
 
         Raises:
             FedshiftError: the run is not finished; there is no such client; no client is given where each has a
-                model; or the run keeps no weights of the selected round.
+                model; or the run has no weights of the selected round.
         """
         from fedshift.runs.trained import rebuilt
 
@@ -251,30 +234,26 @@ class Run(Origin):
 
     @property
     def given_up(self) -> str:
-        """Why it was given up after its last checkpoint, such as a loss that is not finite; empty if it was not."""
+        """Why it stopped after its last checkpoint, such as a loss that is not finite; empty if it did not."""
         try:
             line = (self.path / EVENTS).read_bytes().splitlines()[-1:]
             event = read_event(line[0]) if line else None
-        except (OSError, ValueError):  # nobody relies on it
+        except (OSError, ValueError):  # no reader relies on it
             return ""
         return event.why if isinstance(event, FailedEvent) else ""
 
     # Damage -------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Read all that a report shows.
-
-        Raises:
-            FedshiftError: a file is damaged.
-        """
+        """Read everything that a report shows; raises a FedshiftError if a file is damaged."""
         for name in ("table", "records", "notes", "messages", "data_facts", "times"):
             getattr(self, name)
 
     def damage(self) -> str:
-        """What of a finished run is not as it was written; empty if all is.
+        """What of a finished run was changed since it was written; empty if nothing.
 
         Raises:
-            FedshiftError: what was requested is not as it was written, which cannot be made again.
+            FedshiftError: the request was changed, which cannot be restored.
         """
         fresh = Run(self.path)
         _ = fresh.table  # or an error
@@ -286,11 +265,7 @@ class Run(Origin):
         return ""
 
     def set_aside(self) -> Path:
-        """Move all that running made into a separate folder, so that the run can be made again.
-
-        Returns:
-            The folder.
-        """
+        """Move all results into a separate folder, so that the run can be repeated; returns that folder."""
         aside = next(path for n in count(1) if not (path := self.path / f"{ASIDE}{n}").exists())
         files.make_folder(aside)
         for path in [path for name in MADE for path in sorted(self.path.glob(name))]:
@@ -298,7 +273,6 @@ class Run(Origin):
         return aside
 
     def _intact(self, name: str, what: str) -> Path:
-        """A file of a finished run, which is as it was written."""
         self._check_finished(what)
         entry = self.final.files.get(name)
         with self._fix():
@@ -308,14 +282,13 @@ class Run(Origin):
     def _check_finished(self, what: str) -> None:
         if not self.finished:
             raise FedshiftError(
-                f"The run '{self.path}' is not finished, so it has no {what} yet; {self.carried_on_by} carries it on."
+                f"The run '{self.path}' is not finished, so it has no {what} yet; {self.resume_command} resumes it."
             )
 
     @contextmanager
     def _fix(self) -> Iterator[None]:
-        """Add the command that repairs the damage."""
         try:
             yield
         except DamagedError as error:
-            first = "Move it away, and " if "federation" in self.carried_on_by else ""
-            raise DamagedError(f"{error} {first}{self.carried_on_by} makes it again.") from error
+            first = "Move it away, and " if "federation" in self.resume_command else ""
+            raise DamagedError(f"{error} {first}{self.resume_command} repeats it.") from error

@@ -1,6 +1,6 @@
-"""In what order runs are run: in groups that advance together, or one by one among several processes.
+"""The order of runs: in groups that advance together, or one by one, shared by several processes.
 
-Runs that advanced together continue together. What of a run is damaged is set aside, and the run is made again.
+Runs that advanced together resume together. A damaged run is set aside and repeated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedshift.runs.locks import locked
 from fedshift.runs.run import DIVERGED, Run
 from fedshift.runs.shard import Shard
 from fedshift.runs.simulation import Simulation, refused_by_method
-from fedshift.runs.together import Judge, carry_out, choice_of, to_the_end
+from fedshift.runs.together import Judge, choice_of, run_together, to_the_end
 
 Failures = dict[Path, FedshiftError]  # what went wrong with runs, by their folders
 TOLD_APART = (DiskError, LockedError)  # kinds of failure that callers may distinguish
@@ -30,31 +30,23 @@ LOOK_AGAIN = 1.0  # seconds, while other processes work on all remaining runs
 
 @dataclass(frozen=True, eq=False)
 class PlannedRun:
-    """A run that is requested.
+    """A requested run."""
 
-    Attributes:
-        folder: where it is run; it may not be there yet.
-        experiment: gives the experiment, which is not needed where the run is finished.
-        fingerprint: the experiment's; None: the folder's.
-    """
-
-    folder: Run
-    experiment: Callable[[], Experiment]
-    fingerprint: str | None = None
+    folder: Run  # where it runs; it need not exist
+    experiment: Callable[[], Experiment]  # returns the experiment, which a finished run does not need
+    fingerprint: str | None = None  # the experiment's; None: the folder's
 
     @classmethod
     def of(cls, experiment: Experiment, path: Path | None = None) -> PlannedRun:
-        """An experiment, in a folder of its name or at another path."""
         return cls(Run(path or run_path(experiment)), lambda: experiment, experiment.fingerprint)
 
 
 def run_path(experiment: Experiment) -> Path:
-    """Where a run's folder lies."""
     return Path(experiment.run.out) / experiment.name / experiment.run_name
 
 
 class Schedule:
-    """Runs many runs, those that are equal in groups."""
+    """Runs many runs, equal ones in groups."""
 
     def __init__(
         self,
@@ -62,7 +54,7 @@ class Schedule:
         judge: Judge = to_the_end,
         before_first: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare; ``before_first`` is called before a run begins that has no folder yet."""
+        """``before_first`` is called before a run without a folder starts."""
         self._progress, self._judge, self._before_first = progress, judge, before_first
         self._waiting: list[tuple[PlannedRun, Simulation]] = []  # for others that are equal
         self.choice_of: Choice | None = None  # of those that wait
@@ -72,37 +64,30 @@ class Schedule:
         self._odd = False  # whether the oddities of the data were noted
         self.failed: Failures = {}
 
-    def carry_out(self, requested: Sequence[PlannedRun]) -> tuple[list[Run], Failures]:
-        """Run all.
-
-        Returns:
-            The folders of the runs that were run, and what went wrong with the others.
-
-        Raises:
-            FedshiftError: as :func:`fedshift.runs.runner.run_all`.
-        """
-        self._carry_out_all(requested)
+    def run_all(self, requested: Sequence[PlannedRun]) -> tuple[list[Run], Failures]:
+        """Run all; returns and raises as :func:`fedshift.runs.runner.run_all`."""
+        self._run_all(requested)
         folders = [self._folders[each.folder.path] for each in requested if each.folder.path in self._folders]
         if self._refusal and len(self.failed) == len(requested):
             raise self._refusal
         return folders, self.failed
 
-    def _carry_out_all(self, requested: Sequence[PlannedRun]) -> None:
+    def _run_all(self, requested: Sequence[PlannedRun]) -> None:
         unfinished = [each for each in requested if not self._is_finished(each)]
-        fresh = self._go_on_with_groups(unfinished)
-        self._carry_out_fresh(fresh)
+        fresh = self._resume_groups(unfinished)
+        self._run_fresh(fresh)
         damaged, self._damaged = self._damaged, []
-        self._carry_out_fresh(damaged)
+        self._run_fresh(damaged)
         for again in self._damaged:
             self._note_failure(again, FedshiftError("its files are damaged repeatedly; inspect the disk."))
 
     # Runs that have started -----------------------------------------------------------------------
 
     def _is_finished(self, requested: PlannedRun) -> bool:
-        """Whether a run is finished, or to be excluded for now: a damaged one is made again after the others."""
+        """Whether a run is finished, or to be skipped for now: a damaged run is repeated after the others."""
         folder = requested.folder
         try:
-            if requested.fingerprint is not None and folder.begun:
+            if requested.fingerprint is not None and folder.has_started:
                 folder.check_is(requested.fingerprint)
                 _ = folder.table  # or an error: what was requested must be as it was
             if not folder.finished:
@@ -117,8 +102,8 @@ class Schedule:
         self._progress.reused(folder.path.name)
         return True
 
-    def _go_on_with_groups(self, unfinished: Sequence[PlannedRun]) -> list[PlannedRun]:
-        """Resume the runs that have a checkpoint, with those they continued with; gives back the others."""
+    def _resume_groups(self, unfinished: Sequence[PlannedRun]) -> list[PlannedRun]:
+        """Resume the runs that have a checkpoint, with the runs of their group; returns the other runs."""
         fresh: list[PlannedRun] = []
         groups: dict[tuple[Path, tuple[str, ...]], tuple[Checkpoint, list[PlannedRun]]] = {}
         for requested in unfinished:
@@ -132,17 +117,16 @@ class Schedule:
                 fresh.append(requested)
                 continue
             mates = [Run(folder.parent / name) for name in checkpoint.together]
-            if all(saved_positions(mate.path) for mate in mates if mate.begun and not mate.finished):
+            if all(saved_positions(mate.path) for mate in mates if mate.has_started and not mate.finished):
                 names = tuple(checkpoint.together)
                 groups.setdefault((folder.parent, names), (checkpoint, []))[1].append(requested)
             else:  # it begins again with its group, of which not all have written their first checkpoint
                 fresh.append(requested)
         for checkpoint, members in groups.values():
-            self._go_on(checkpoint, members)
+            self._resume_group(checkpoint, members)
         return fresh
 
-    def _go_on(self, checkpoint: Checkpoint, members: Sequence[PlannedRun]) -> None:
-        """Resume runs that continued together."""
+    def _resume_group(self, checkpoint: Checkpoint, members: Sequence[PlannedRun]) -> None:
         ready = [
             (requested, simulation) for requested in members if (simulation := self._simulation(requested)) is not None
         ]
@@ -156,37 +140,37 @@ class Schedule:
         if missing and position < simulation.rounds and choice.engine == "vectorised":
             self._progress.note(
                 f"{first.folder.path.name} was stacked with {missing} runs that do not continue with it: its last "
-                "digits may differ from those of a run that was never interrupted."
+                "digits may differ from an uninterrupted run's."
             )
-        self._carry_out(ready, choice)
+        self._run(ready, choice)
 
     # Runs that begin ----------------------------------------------------------------------------
 
-    def _carry_out_fresh(self, requested: Iterable[PlannedRun]) -> None:
+    def _run_fresh(self, requested: Iterable[PlannedRun]) -> None:
         for each in requested:
             simulation = self._simulation(each)
             if simulation is not None:
                 self._add(each, simulation, simulation.choice(self._progress.note))
-        self._carry_out_waiting()
+        self._run_waiting()
 
     def _add(self, requested: PlannedRun, simulation: Simulation, choice: Choice) -> None:
-        """Put a run to those that wait, after carrying these out if it is of another kind or they are enough."""
-        if self._waiting and not (choice == self.choice_of and _alike(self._waiting[0][1], simulation)):
-            self._carry_out_waiting()
+        """Queue a run; the queue is run first if it is of another kind or full."""
+        if self._waiting and not (choice == self.choice_of and _can_stack(self._waiting[0][1], simulation)):
+            self._run_waiting()
         self.choice_of = choice
         self._waiting.append((requested, simulation))
         if len(self._waiting) >= (simulation.experiment.run.together or choice.together):
-            self._carry_out_waiting()
+            self._run_waiting()
 
-    def _carry_out_waiting(self) -> None:
+    def _run_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         if waiting and self.choice_of:
-            self._carry_out(waiting, self.choice_of)
+            self._run(waiting, self.choice_of)
 
     # All ----------------------------------------------------------------------------------------
 
     def _simulation(self, requested: PlannedRun) -> Simulation | None:
-        """Load a run's data and build its model; None if that cannot be done, which is written down."""
+        """Load a run's data and build its model; None if that fails, which is recorded."""
         experiment = None
         try:
             experiment = requested.experiment()
@@ -202,13 +186,12 @@ class Schedule:
             self._progress.note(oddity)
         return simulation
 
-    def _carry_out(self, runs: Sequence[tuple[PlannedRun, Simulation]], choice: Choice) -> None:
-        """Run a group."""
+    def _run(self, runs: Sequence[tuple[PlannedRun, Simulation]], choice: Choice) -> None:
         self._before_first()
         by_simulation = {simulation: requested for requested, simulation in runs}
         self._folders |= {requested.folder.path: requested.folder for requested, _ in runs}
         group = [(simulation, requested.folder) for requested, simulation in runs]
-        failed = carry_out(group, choice, self._progress, self._judge)
+        failed = run_together(group, choice, self._progress, self._judge)
         for simulation, error in failed.items():
             requested = by_simulation[simulation]
             if isinstance(error, DamagedError):
@@ -220,7 +203,6 @@ class Schedule:
                 raise error
 
     def _set_aside(self, requested: PlannedRun, reason: object) -> None:
-        """Make room for a damaged run, which is made again after the others."""
         try:
             with locked(requested.folder.path):
                 aside = requested.folder.set_aside()
@@ -229,15 +211,12 @@ class Schedule:
             return
         self._damaged.append(requested)
         self._progress.note(
-            f"{requested.folder.path.name} is made again from its first round, alone: {reason} What was there is kept "
-            f"in '{aside.name}'. If it was stacked with others, its last digits may differ from what it was."
+            f"{requested.folder.path.name} is repeated from its first round, alone: {reason} The old files are kept "
+            f"in '{aside.name}'. If it was stacked with others, its last digits may differ from before."
         )
 
     def _note_failure(self, requested: PlannedRun, error: FedshiftError) -> None:
-        """Remember what went wrong with a run.
-
-        What is wrong with the first is most likely wrong with all, unless it diverged or its method refuses it.
-        """
+        """Record a run's error; an error of the first run is raised, unless it diverged or its method refuses it."""
         if not isinstance(error, DivergedError):
             self._folders.pop(requested.folder.path, None)
             if not (self._folders or self.failed or self._refusal):
@@ -251,13 +230,11 @@ class Schedule:
 
 
 class SharedSchedule(Schedule):
-    """Runs many runs with other processes: each alone, and none that another is busy with.
+    """Runs many runs with other processes: each alone, and none that another process is running.
 
     Args:
-        shard: which of the processes this is.
-        progress: receives the progress.
-        judge: gives runs up.
-        before_first: is called before a run begins that has no folder yet.
+        shard: this process among them.
+        before_first: called before a run without a folder starts.
     """
 
     def __init__(
@@ -271,12 +248,11 @@ class SharedSchedule(Schedule):
         self._shard = shard
         self._busy: set[Path] = set()  # runs that other processes are busy with
 
-    def _carry_out_all(self, requested: Sequence[PlannedRun]) -> None:
-        """Carry runs out, this shard's own first, until all are over."""
+    def _run_all(self, requested: Sequence[PlannedRun]) -> None:
         self._share(self._shard.order(requested))
 
     def _share(self, requested: Sequence[PlannedRun]) -> None:
-        """Run, each alone, what no other process is busy with, until all are over."""
+        """Run, each alone, the runs that no other process is running, until all are over."""
         waits = False
         while requested:
             left = [each for each in requested if not self._is_over(replace(each, folder=replace(each.folder)))]
@@ -288,13 +264,13 @@ class SharedSchedule(Schedule):
             requested = left
 
     def _is_over(self, requested: PlannedRun) -> bool:
-        """Carry a run out, unless it is over; whether it is then, which it is not if another process is at it."""
+        """Run a run unless it is over; returns whether it is over, which it is not while another process runs it."""
         path = requested.folder.path
         if (path / DIVERGED).is_file() and not requested.folder.finished:
             self._folders[path] = requested.folder
             self.failed[path] = DivergedError(f"{path.name}: {(path / DIVERGED).read_text(encoding='utf-8')}")
             return True
-        if requested.folder.begun and not requested.folder.finished and self._judge(requested.folder):
+        if requested.folder.has_started and not requested.folder.finished and self._judge(requested.folder):
             return True
         try:
             if not requested.folder.finished:
@@ -303,13 +279,12 @@ class SharedSchedule(Schedule):
         except LockedError:
             return False
         self._busy.discard(path)
-        super()._carry_out_all([requested])
+        super()._run_all([requested])
         if isinstance(error := self.failed.get(path), DivergedError):
             files.write(path / DIVERGED, error.what.removeprefix(f"{path.name}: "))
         return path not in self._busy
 
     def _note_failure(self, requested: PlannedRun, error: FedshiftError) -> None:
-        """Remember what went wrong with a run; what another process is busy with is inspected again."""
         if isinstance(error, LockedError):
             self._busy.add(requested.folder.path)
             self._folders.pop(requested.folder.path, None)
@@ -317,13 +292,11 @@ class SharedSchedule(Schedule):
             super()._note_failure(requested, error)
 
 
-def _alike(current: Simulation, other: Simulation) -> bool:
-    """Whether two runs may advance together: they share a stack if they run in the same way."""
+def _can_stack(current: Simulation, other: Simulation) -> bool:
     return kind(current.setup) == kind(other.setup) and current.experiment.run == other.experiment.run
 
 
 def _had_ended(folder: Run, position: int) -> bool:
-    """Whether a run was at its end when that many rounds were done, so that others continued without it."""
     try:
         return folder.finished and folder.records[-1]["position"] <= position
     except (FedshiftError, IndexError):

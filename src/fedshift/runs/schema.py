@@ -43,11 +43,11 @@ MOST_NAMED = 20  # clients that an error lists
 Record = dict[str, Any]  # a line of records.jsonl
 Share = Annotated[float, Ge(0), Le(1)]
 Size = Annotated[int, Ge(0), Le(2**63 - 1)]
-Few = Annotated[int, Ge(0), Le(10**6)]  # what a display counts one by one
+Few = Annotated[int, Ge(0), Le(10**6)]  # what a display counts individually
 
 
 class File(BaseModel):
-    """A JSON file, or a line of one; what else stands there does no harm."""
+    """A JSON file, or a line of it; unknown keys are ignored."""
 
     model_config = ConfigDict(frozen=True, strict=True, ser_json_inf_nan="constants")  # a loss may be infinite
 
@@ -65,31 +65,20 @@ class Machine(File):
 
 
 class Identity(File):
-    """run.json: which run a folder is of; written when it is made and never changed.
-
-    Attributes:
-        format: the version of the folder's layout.
-        fingerprint: a digest of all that decides the result.
-        series: as the fingerprint, but for seed and held-out domain.
-        table: a digest of experiment.toml without [run].
-        contents: digests of what decides the result and is no setting; see :attr:`Experiment.contents`.
-        plugins: digests of the plugins, by path.
-        host: the kind of host, which alone can resume it.
-        environment: the versions and the machine that it was started with.
-    """
+    """run.json: the identity of a folder's run; written when it is created and never changed."""
 
     format: Literal[4] = 4  # raised whenever a file changes its meaning
-    fingerprint: str
-    series: str
-    table: str
-    contents: dict[str, str]
-    plugins: dict[str, str]
-    host: Literal["simulation", "federation"] = "simulation"
-    environment: Machine
+    fingerprint: str  # a digest of all that decides the result
+    series: str  # the same without seed and held-out domain
+    table: str  # a digest of experiment.toml without [run]
+    contents: dict[str, str]  # digests of what decides the result and is not a setting; see :attr:`Experiment.contents`
+    plugins: dict[str, str]  # digests of the plugins, by path
+    host: Literal["simulation", "federation"] = "simulation"  # the kind of host, which alone can resume it
+    environment: Machine  # the versions and the machine at its start
 
 
 class Scores(File):
-    """Scores on an environment: of a model, or the means over those of clients."""
+    """Scores on an environment: of a model, or the means over clients' models."""
 
     environment: str
     role: Literal["validation", "test"]
@@ -111,7 +100,7 @@ class Scored(Scores):
 
 
 class Unscored(File):
-    """What a record of a federation lacks: a site, or one of its environments, and why."""
+    """A gap in a federation's record: a site, or one of its environments, and the reason."""
 
     site: str
     environment: str = ""
@@ -144,53 +133,38 @@ class Recorded(File):
         return rows
 
     @model_validator(mode="after")
-    def _measured_alike(self) -> Self:
+    def _check_same_metrics(self) -> Self:
         names = self.environments[0].metrics.keys()
         if self.select not in (ACCURACY, *names) or any(row.metrics.keys() != names for row in self.environments):
-            raise ValueError("its rows have not the same metrics, or lack the one that selects")
+            raise ValueError("its rows differ in their metrics, or lack the metric that selects")
         return self
 
 
 class Blueprint(BaseModel):
-    """data.json: what modules are rebuilt from besides the experiment, and how many samples there are.
-
-    Attributes:
-        shape: the shape of a sample as the data set stores it.
-        classes: the classes' names.
-        clients: the clients' names, by id.
-        inputs: how samples become inputs of a network.
-        environments: the names of the environments that clients trained in.
-        type: the type of a sample as the data set stores it, such as "uint8"; empty where only sites know it.
-        columns: of rows of a table, the columns' names; none where only sites know them.
-        domains: each client's domain, by id.
-        samples: each client's number of training samples, by id; none where only sites know them.
-        trained_classes: by a client's id, how many training samples of each class it has; none where only sites know.
-        scored_classes: by role and environment, how many samples of each class are scored; likewise.
-        pooled: how many training samples each of the clients had whose samples a single one contains; none otherwise.
-        oddity: what is most serious about the data, a sentence; None: nothing is.
-        norm_factor: in a federation, how much larger than usual an answer may be.
-    """
+    """data.json: what modules are rebuilt from in addition to the experiment, and the numbers of samples."""
 
     model_config = ConfigDict(frozen=True)
 
-    shape: tuple[Size, ...]
+    shape: tuple[Size, ...]  # of a sample as the data set stores it
     classes: tuple[str, ...]
-    clients: dict[int, str]
-    inputs: Inputs
-    environments: tuple[str, ...] = ()
-    type: str = ""
-    columns: tuple[str, ...] = ()
-    domains: dict[int, str] = Field(default_factory=dict)
-    samples: dict[int, Size] = Field(default_factory=dict)
+    clients: dict[int, str]  # names, by id
+    inputs: Inputs  # how samples become inputs of a network
+    environments: tuple[str, ...] = ()  # the names of the environments that clients trained in
+    type: str = ""  # of a stored sample, such as "uint8"; empty where only sites know it, as are the fields below
+    columns: tuple[str, ...] = ()  # of rows of a table
+    domains: dict[int, str] = Field(default_factory=dict)  # each client's domain, by id
+    samples: dict[int, Size] = Field(default_factory=dict)  # each client's number of training samples, by id
+    # by a client's id, its training samples per class
     trained_classes: dict[int, tuple[Size, ...]] = Field(default_factory=dict)
+    # by role and environment, the scored samples per class
     scored_classes: dict[str, dict[str, tuple[Size, ...]]] = Field(default_factory=dict)
+    # training samples of each client whose samples a single client contains; empty if not pooled
     pooled: tuple[Size, ...] = ()
-    oddity: str | None = None
-    norm_factor: float | None = None
+    oddity: str | None = None  # the most serious finding about the data, a sentence; None: nothing
+    norm_factor: float | None = None  # in a federation, how much larger than usual an answer may be
 
     @classmethod
     def of(cls, federated: FederatedData) -> Self:
-        """That of a federation."""
         clients = [(client.id, client.name, client.domain) for client in federated.clients]
         return cls(
             shape=federated.shape,
@@ -209,28 +183,19 @@ class Blueprint(BaseModel):
         )
 
     def modules(self, experiment: Experiment) -> tuple[ModelBuilder, dict[str, Part]]:
-        """What an experiment's modules are made from, and the parts of its method, as they start."""
         counts = len(self.classes), Streams(experiment.seed), len(self.clients), len(self.environments)
         model = ModelBuilder(experiment.model, self.inputs.shape(self.shape), *counts)
         return model, make_parts(experiment.method, model) | preparation_part(self.inputs.preparation)
 
     def setup(self, experiment: Experiment, run: str, device: torch.device) -> Setup:
-        """What coordinator and sites of an experiment agree on; ``run`` is what orders call it.
-
-        Raises:
-            FedshiftError: the model cannot be made, or the method cannot work with this training.
-        """
+        """What coordinator and sites of an experiment agree on; ``run`` is its name in orders."""
         model, parts = self.modules(experiment)
         train = experiment.train.pooling(self.pooled)
         agreed = train, experiment.evaluate, model.streams, device, self.classes, self.inputs.preparation, self.columns
         return Setup(run, experiment.method, model, parts, *agreed)
 
     def client(self, requested: int | str) -> int:
-        """The id of a client of that name or id.
-
-        Raises:
-            FedshiftError: there is none, or several have that name.
-        """
+        """The id of a client of that name or id; raises a FedshiftError unless exactly one has it."""
         found = [id for id, name in self.clients.items() if requested == (name if isinstance(requested, str) else id)]
         if len(found) == 1:
             return found[0]
@@ -252,7 +217,7 @@ def _listed(words: Iterable[str]) -> str:
 
 
 class MessageCount(File):
-    """How many messages, of which clients, in which rounds; the latter two as ranges."""
+    """The number of messages, their clients, and their rounds; the latter two as ranges."""
 
     messages: Size
     clients: str
@@ -268,7 +233,7 @@ class CountedTensor(MessageCount):
 
 
 class CountedDirection(MessageCount):
-    """All messages of an exchange in one direction: their bytes, and those of the largest."""
+    """All messages of an exchange in one direction: their bytes, and the largest message's."""
 
     bytes: Size
     largest: Size
@@ -276,46 +241,31 @@ class CountedDirection(MessageCount):
 
 
 class MessageTable(RootModel[dict[str, dict[Literal["down", "up", "telemetry"], CountedDirection]]]):
-    """messages.json: what crossed the wire, by exchange and direction."""
+    """messages.json: all messages, by exchange and direction."""
 
 
 class Timed(File):
-    """A line of timings.jsonl: what a stretch of rounds took.
+    """A line of timings.jsonl: the time of consecutive rounds."""
 
-    Attributes:
-        start: rounds done before.
-        stop: rounds done after.
-        seconds: of training, on the clock.
-        evaluation: seconds of scoring, on the clock.
-        together: how many runs continued in that time.
-        engine: in words.
-        memory: the peak so far as :func:`fedshift.memory.peak` has it, in bytes; all runs that one process carried
-            out share it.
-        notes: messages of the engine, such as that a worker process died.
-    """
-
-    start: NonNegativeInt
-    stop: NonNegativeInt
-    seconds: Annotated[float, Ge(0)]
-    evaluation: Annotated[float, Ge(0)]
-    together: PositiveInt
+    start: NonNegativeInt  # rounds done before
+    stop: NonNegativeInt  # rounds done after
+    seconds: Annotated[float, Ge(0)]  # of training, on the clock
+    evaluation: Annotated[float, Ge(0)]  # seconds of scoring, on the clock
+    together: PositiveInt  # how many runs advanced in that time
     engine: str
+    # the peak so far (:func:`fedshift.memory.peak`), in bytes, of the process and so of all its runs
     memory: Size | None = None
-    notes: list[str] = []
+    notes: list[str] = []  # messages of the engine, such as that a worker process died
 
 
 def read_records(path: Path, data: bytes) -> list[Record]:
-    """The records of a file, of which ``data`` is the part that a manifest names.
-
-    Raises:
-        DamagedError: a line is no record.
-    """
+    """The records in ``data``, the part of a file that a manifest names."""
     read_lines(path, data, Recorded)
     return [json.loads(line) for line in data.splitlines()]
 
 
 def whole_records(data: bytes) -> list[Record]:
-    """The records of lines that no manifest has yet, up to the first that a crash cut off or that is none."""
+    """The records of lines that no manifest lists yet, up to the first that is incomplete or not a record."""
     found: list[Record] = []
     for line in data.split(b"\n")[:-1]:
         try:
@@ -331,7 +281,6 @@ def whole_records(data: bytes) -> list[Record]:
 
 
 def environment() -> Machine:
-    """The versions and the machine that a run is made with."""
     used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's; a GPU that is not used stays so
     packages = ("fedshift", "torch", "numpy", "safetensors", "transformers", "kornia")
     return Machine(
@@ -354,7 +303,6 @@ def _installed(package: str) -> str:
 
 
 def _processor() -> str:
-    """The processor's name."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text(encoding="utf-8").splitlines():

@@ -1,7 +1,7 @@
-"""What a trained model is worth on labelled samples that it never saw, as numbers that may be handed on.
+"""A trained model's scores on labelled samples that it never saw, as numbers that may be published.
 
 An environment is all samples together or a subgroup of them. :mod:`fedshift.core.disclosure` decides what may be
-published of each, and what is withheld has a reason in its place.
+published, and a withheld number has a reason in its place.
 """
 
 from __future__ import annotations
@@ -31,27 +31,17 @@ SEED = 0  # of resamples
 
 @dataclass(frozen=True)
 class MetricValue:
-    """A number with its interval.
-
-    Attributes:
-        name: the metric's.
-        value: None where it is withheld or undefined.
-        low: the lower end of the interval for 95 %; None where there is none.
-        high: the upper end.
-        n: how many samples it divides by, of a metric that is a share; None of others.
-        why: why there is no value.
-    """
+    """A number with its interval."""
 
     name: str
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
-    n: int | None = None
-    why: str = ""
+    value: float | None = None  # None where it is withheld or undefined
+    low: float | None = None  # the lower end of the 95 % interval; None without an interval
+    high: float | None = None  # the upper end
+    n: int | None = None  # the denominator of a metric that is a share; None of others
+    why: str = ""  # why there is no value
 
     @classmethod
     def of(cls, name: str, value: float, bounds: Bounds | Fitted | None, n: int | None = None) -> MetricValue:
-        """A value that may be published."""
         if bounds is None:
             return cls(name, float(value), n=n)
         return cls(name, float(value), float(bounds.low), float(bounds.high), n)
@@ -59,71 +49,46 @@ class MetricValue:
 
 @dataclass(frozen=True)
 class Performance:
-    """An environment.
-
-    Attributes:
-        name: what it is called.
-        n: how many samples it has.
-        support: how many of each class, or why not.
-        scores: by metric; none where the size alone is published.
-    """
+    """An environment with its scores."""
 
     name: str
-    n: int
-    support: Mapping[str, int | str] = field(default_factory=dict)
-    scores: tuple[MetricValue, ...] = ()
+    n: int  # how many samples it has
+    support: Mapping[str, int | str] = field(default_factory=dict)  # samples per class, or why it is withheld
+    scores: tuple[MetricValue, ...] = ()  # by metric; empty where only the size is published
 
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """What a threshold gives that validation samples chose.
+    """The scores at a threshold that validation samples chose."""
 
-    Attributes:
-        rule: by which it was chosen.
-        threshold: of the second class's probability; None where it is withheld.
-        scores: sensitivity, specificity, and positive and negative predictive value.
-        why: why there are none.
-    """
-
-    rule: str
-    threshold: float | None = None
-    scores: tuple[MetricValue, ...] = ()
-    why: str = ""
+    rule: str  # by which it was chosen
+    threshold: float | None = None  # of the second class's probability; None where it is withheld
+    scores: tuple[MetricValue, ...] = ()  # sensitivity, specificity, and positive and negative predictive value
+    why: str = ""  # why there are no scores
 
 
 @dataclass(frozen=True, eq=False)
 class Predicted:
-    """What a model predicts for labelled samples.
+    """A model's predictions for labelled samples."""
 
-    Attributes:
-        log_probabilities: (n, classes), float64.
-        y: labels (n,).
-        group: the group of each sample, (n,).
-        classes: the classes' names.
-        floor: how many groups a cell has at least that is published.
-    """
-
-    log_probabilities: Tensor
-    y: Tensor
-    group: Array
+    log_probabilities: Tensor  # (n, classes), float64
+    y: Tensor  # labels (n,)
+    group: Array  # the group of each sample, (n,)
     classes: tuple[str, ...]
-    floor: int
+    floor: int  # the least number of groups in a cell that is published
 
     @cached_property
     def predicted(self) -> Array:
-        """The predicted classes (n,)."""
         found: Array = self.log_probabilities.argmax(dim=1).numpy()
         return found
 
     @cached_property
     def labels(self) -> Array:
-        """The labels (n,)."""
         found: Array = self.y.numpy()
         return found
 
     @property
     def right(self) -> Array:
-        """Which predictions are right (n,)."""
         found: Array = self.predicted == self.labels
         return found
 
@@ -135,27 +100,23 @@ class Predicted:
 
     @cached_property
     def cells(self) -> CellCounts:
-        """What is counted of them."""
         return CellCounts.of(self.labels, self.predicted, self.group, len(self.classes), self.floor)
 
     @cached_property
     def permitted(self) -> Permitted:
-        """What may be published of them, where they are not few in all."""
         return permitted(self.cells, self.floor)
 
     def among(self, rows: Array) -> Predicted:
-        """Some of the samples, by booleans (n,)."""
+        """The samples that booleans (n,) select."""
         chosen = torch.from_numpy(rows)
         parts = self.log_probabilities[chosen], self.y[chosen], self.group[rows]
         return Predicted(*parts, self.classes, self.floor)
 
     def few(self, what: str) -> str:
-        """Why a number is withheld."""
         return f"{what} {fewer(self.floor)} samples"
 
 
 def of_model(model: Released, data: DomainData, floor: int) -> Predicted:
-    """What a model predicts for labelled samples."""
     return Predicted(model.log_probabilities(data.x), data.y, data.group.numpy(), model.classes, floor)
 
 
@@ -179,7 +140,6 @@ def environment(scored: Predicted, name: str, declared: Sequence[str]) -> Perfor
 
 
 def _denominator(scored: Predicted, name: str) -> int | None:
-    """How many samples a share divides by."""
     kind, _, of_class = name.partition(" of ")
     if kind not in (ACCURACY, "sensitivity", "precision"):
         return None
@@ -190,7 +150,7 @@ def _denominator(scored: Predicted, name: str) -> int | None:
 
 
 def subgroups(scored: Predicted, groups: Subgroups, declared: Sequence[str]) -> list[Performance]:
-    """Every subgroup, small ones together as "others"; none where there is one alone, or all are small."""
+    """Every subgroup, small ones pooled as "others"; empty if there is only one, or all are small."""
     which = groups.which.numpy()
     rows = {name: which == place for place, name in enumerate(groups.names) if (which == place).any()}
     inside = pooled(
@@ -214,7 +174,6 @@ def subgroups(scored: Predicted, groups: Subgroups, declared: Sequence[str]) -> 
 
 
 def _unused(name: str, others: Mapping[str, Array]) -> str:
-    """A name that no other has."""
     while name in others:
         name = f"({name})"
     return name
@@ -224,7 +183,7 @@ def _unused(name: str, others: Mapping[str, Array]) -> str:
 
 
 def bins(scored: Predicted) -> list[Bin]:
-    """Reliability: of two classes of the second one's probability, of more of the predicted class's."""
+    """Reliability bins: of the second class's probability for two classes, of the predicted class's for more."""
     if len(scored.classes) > 2:
         confidence: Array = scored.log_probabilities.amax(dim=1).exp().numpy()
         p, true, permits = confidence, scored.right, scored.permitted.threshold
@@ -234,7 +193,7 @@ def bins(scored: Predicted) -> list[Bin]:
 
 
 def coefficients(scored: Predicted) -> list[MetricValue]:
-    """Intercept and slope of calibration, of two classes of which neither is small."""
+    """Intercept and slope of calibration, for two classes of which neither is small."""
     if len(scored.classes) != 2 or not scored.permitted.supported:
         return []
     logit = (scored.log_probabilities[:, 1] - scored.log_probabilities[:, 0]).numpy()
@@ -243,9 +202,9 @@ def coefficients(scored: Predicted) -> list[MetricValue]:
 
 
 def chosen_on_validation(model: Released, federated: FederatedData) -> list[Point]:
-    """The thresholds that a run's validation samples choose; none where these are all of one class, or there are none.
+    """The thresholds that a run's validation samples choose; empty without such samples, or if all are of one class.
 
-    Of a client's model these are the client's; of the global one those of all.
+    For a client's model these are the client's samples; for the global model all.
     """
     own = [each for each in federated.environments if each.role == "validation"]
     if model.client is not None:
@@ -258,7 +217,6 @@ def chosen_on_validation(model: Released, federated: FederatedData) -> list[Poin
 
 
 def at_threshold(scored: Predicted, point: Point) -> OperatingPoint:
-    """What a threshold gives."""
     chosen, positive = scored.p > point.threshold, scored.labels == 1
     cells = CellCounts.of(scored.labels, chosen.astype(int), scored.group, 2, scored.floor)
     if not cells.whole:
@@ -282,7 +240,7 @@ def at_threshold(scored: Predicted, point: Point) -> OperatingPoint:
 
 
 def paired(scored: Predicted, other: Predicted) -> list[MetricValue]:
-    """The differences of a model and another on the same samples, and p of McNemar's exact test."""
+    """The differences of two models on the same samples, and p of McNemar's exact test."""
     found = []
     if scored.permitted.threshold and other.permitted.threshold:
         one, two = share(scored.right), share(other.right)

@@ -1,7 +1,7 @@
-"""What follows from records alone: which round's result is reported, and where training ends early.
+"""What follows from records alone: the round whose result is reported, and where training ends early.
 
 ``last`` is the headline: the last evaluation, or the mean of the last ones (``evaluate.last``). ``source_validation``
-may be used to choose. ``target_best`` inspects the test data, so it is an oracle, only ever shown beside the others.
+may be used to choose. ``target_best`` uses the test data, so it is an oracle, only ever shown next to the others.
 All use the metric that the records name as selecting.
 """
 
@@ -18,30 +18,23 @@ from fedshift.rounds.coordinator import Coordinator
 from fedshift.runs.schema import Record
 
 ORACLES = ("target_best",)
-SERVER = "server"  # what its own phases minimise is no part of any client's loss
+SERVER = "server"  # what the server's phases minimise is not part of any client's loss
 
 
 def selects(record: Record) -> Metric:
-    """The metric by which a record's run selects, and which is shown first."""
     return Metric(record.get("select", ACCURACY))
 
 
 def value_of(row: Mapping[str, Any], metric: str) -> float | None:
-    """What a row of a record has for a metric (or "loss"); None where that is undefined."""
+    """A metric (or "loss") of a row of a record; None if it is undefined."""
     value: float | None = row[metric] if metric in (ACCURACY, "loss") else row["metrics"][metric]
     return value
 
 
 def by_environment(record: Record, role: str, metric: str | None = None) -> dict[str, float]:
-    """For each environment of one role a metric, or "loss": the mean over the clients that are scored on it.
+    """A metric, or "loss", for each environment of a role ("test" or "validation"): the mean over its clients.
 
-    Args:
-        record: an evaluation.
-        role: "test" or "validation".
-        metric: its name; None: the one that selects.
-
-    Returns:
-        By the environment's name; one on which the metric is undefined is excluded.
+    ``metric`` None is the metric that selects; environments on which it is undefined are excluded.
     """
     metric, found = selects(record).name if metric is None else metric, dict[str, list[float]]()
     for row in record["environments"]:
@@ -51,9 +44,9 @@ def by_environment(record: Record, role: str, metric: str | None = None) -> dict
 
 
 def mean_score(record: Record, role: str, metric: str | None = None) -> float | None:
-    """The mean of a metric over a record's environments of one role, each with equal weight.
+    """The mean of a metric over a record's environments of a role, with equal weights.
 
-    It is over those on which the metric is defined; None where there is none.
+    Environments on which the metric is undefined are excluded; None if it is undefined on all.
     """
     scores = by_environment(record, role, metric).values()
     return sum(scores) / len(scores) if scores else None
@@ -94,10 +87,6 @@ def spread(records: Sequence[Record], role: str, metric: str | None = None) -> f
 
 
 def _averaged(records: Sequence[Record]) -> list[Record]:
-    """The evaluations whose mean is the result, in order.
-
-    One that scored other models or samples than the last, as where a site was absent, is no part of the mean.
-    """
     newest = records[-1]
     requested = records[-newest.get("last", 1) :]
     return [each for each in requested if each["stage"] == newest["stage"] and _scored(each) == _scored(newest)]
@@ -108,26 +97,21 @@ def _scored(record: Record) -> list[tuple[Any, ...]]:
 
 
 def moment(records: Sequence[Record]) -> str:
-    """Of when the headline is, for the title of a table."""
     count = records[-1].get("last", 1)
     return "last round" if count == 1 else f"mean of the last {count} evaluations"
 
 
 def source_validation(records: Sequence[Record]) -> Record:
-    """The evaluation that is best on validation environments in the mean; the earliest of equals."""
+    """The evaluation with the best mean over validation environments; the earliest of equals."""
     return _best(records, "validation")
 
 
 def target_best(records: Sequence[Record]) -> Record:
-    """An oracle: the evaluation that is best on test environments in the mean."""
+    """An oracle: the evaluation with the best mean over test environments."""
     return _best(records, "test")
 
 
 def _best(records: Sequence[Record], role: str) -> Record:
-    """The best evaluation of the run's last stage; the last one where the metric is never defined.
-
-    Before a fine-tuning, for example, the model is another method's.
-    """
     of_stage = [record for record in records if record["stage"] == records[-1]["stage"]]
     scored = [(record, score) for record in of_stage if (score := mean_score(record, role)) is not None]
     if not scored:
@@ -143,11 +127,7 @@ RULES: dict[str, Callable[[Sequence[Record]], Record]] = {
 
 
 def summary(records: Sequence[Record]) -> dict[str, Any]:
-    """The round that each rule selects, with the means of the metric that selects over test and validation.
-
-    Raises:
-        FedshiftError: there is no record.
-    """
+    """The round that each rule selects, with the means of the selecting metric over test and validation."""
     if not records:
         raise FedshiftError("The run has no records yet.")
     chosen = {name: rule(records) for name, rule in RULES.items()}
@@ -163,11 +143,10 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def shares(record: Record) -> dict[str, float]:
-    """The share of each loss term in what clients minimised in the round of a record, in 0..1; together 1.
+    """Each loss term's share, in 0..1, of the clients' loss in a record's round; together 1.
 
     A term is weighted, as it is minimised, and counts by the absolute value of its mean over a client's steps; clients
-    count equally, and the objectives of a method all together. Empty where clients reported nothing, or all terms are
-    0.
+    count equally, and the objectives of a method are summed. Empty where clients reported nothing, or all terms are 0.
     """
     sizes: dict[str, float] = {}
     for who, terms in record["terms"].items():
@@ -203,14 +182,10 @@ def scalars(record: Record) -> dict[str, float]:
 
 
 def end_early(coordinator: Coordinator, records: Sequence[Record]) -> str:
-    """End the stage of the newest record before its last round, if its patience is out.
+    """End the stage of the newest record before its last round, if its patience is exhausted.
 
-    Args:
-        coordinator: the run's; the newest record is of the round that was done last.
-        records: all of the run, the newest included.
-
-    Returns:
-        Where the stage ended and why, for a record; empty if it continues, or is at its end anyway.
+    ``records`` are all of the run. Returns where the stage ended and why, for a record; empty if it continues, or is at
+    its last round anyway.
     """
     train, newest = coordinator.setup.train, records[-1]
     if train.patience == "off" or coordinator.stage_over:
@@ -228,9 +203,9 @@ def end_early(coordinator: Coordinator, records: Sequence[Record]) -> str:
 
 
 def best_of(records: Sequence[Record], min_delta: float) -> tuple[Record, int]:
-    """The last record that was better than all before it, by more than so much, and how many came after it.
+    """The last record that exceeded all before it by ``min_delta``, and how many came after it.
 
-    While none has a score nothing is waited for: a metric may be undefined in the first rounds, or in all.
+    The count starts at the first score: a metric may be undefined in the first rounds, or in all.
     """
     best, waited = records[0], 0
     for record in records[1:]:
@@ -240,7 +215,6 @@ def best_of(records: Sequence[Record], min_delta: float) -> tuple[Record, int]:
 
 
 def _merit(record: Record) -> float:
-    """What rules that choose by validation go by, the larger the better; without a score the worst, -infinity."""
     score = mean_score(record, "validation")
     return -math.inf if score is None else selects(record).merit(score)
 

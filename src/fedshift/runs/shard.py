@@ -14,15 +14,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Shard:
-    """One of several processes, on any number of machines, that run the same runs in one folder.
+    """One of several processes, on any number of machines, that share the runs in one folder.
 
-    Each begins with a separate part and then continues to whatever no other is busy with, until all is done: so a
-    process that dies costs its own work since the last checkpoint, and nothing depends on how many there are. Runs
-    are run one by one.
-
-    Attributes:
-        number: which it is, 1 to ``count``.
-        count: how many parts there are.
+    Each starts with a separate part and then continues with runs that no other process is running, until all are done.
+    A process that dies loses its work since the last checkpoint, and the results do not depend on how many there are.
+    Runs are run one by one. ``number`` is 1 to ``count``.
     """
 
     number: int
@@ -30,11 +26,7 @@ class Shard:
 
     @classmethod
     def of(cls, text: str | None) -> Shard | None:
-        """The shard that a text such as "3/16" names; None of None, where one process has all.
-
-        Raises:
-            FedshiftError: it names none.
-        """
+        """The shard of a text such as "3/16"; None of None, a single process."""
         if text is None:
             return None
         found = re.fullmatch(r"(\d+)/(\d+)", text)
@@ -46,6 +38,6 @@ class Shard:
         return cls(number, count)
 
     def order(self, items: Sequence[T]) -> list[T]:
-        """All items: its own first, with which no other shard begins, then the next shard's, etc."""
+        """All items: first this shard's, with which no other shard begins, then the next shard's, etc."""
         firsts = [(self.number - 1 + step) % self.count for step in range(self.count)]
         return [each for first in firsts for each in items[first :: self.count]]

@@ -40,15 +40,13 @@ INPUT = 4  # bytes of a number of a network's inputs
 
 
 class Simulation:
-    """Everything of one run; an engine does its work.
+    """All objects of a run; an engine does its work.
 
     Attributes:
-        experiment: what runs.
-        blueprint: what its modules are made from.
-        coordinator: selects, sends, checks, merges and counts.
-        site: every client, with its samples and state.
-        evaluation: scores models.
-        notes: what a reader of the results must know.
+        blueprint: what its modules are created from
+        coordinator: selects, sends, checks, aggregates and counts
+        site: every client, with its samples and state
+        notes: what a reader of the results must know
     """
 
     def __init__(
@@ -56,13 +54,8 @@ class Simulation:
     ) -> None:
         """Load the data and build the model.
 
-        Args:
-            experiment: what to run.
-            tell: called with images that a frozen network embeds.
-            federated: clients and environments that were made elsewhere; None: those of the experiment's data.
-
-        Raises:
-            FedshiftError: the experiment cannot be run; the message gives the reason.
+        ``tell`` is called as a frozen network embeds images; ``federated`` are existing clients and environments (None:
+        from the experiment's data). Raises a FedshiftError with the reason if the experiment cannot run.
         """
         self.experiment = experiment
         experiment.check()
@@ -90,33 +83,29 @@ class Simulation:
 
     @property
     def rounds(self) -> int:
-        """All rounds, over all stages."""
         return len(self.coordinator.schedule)
 
     def scored(self, position: int) -> bool:
-        """Whether models are evaluated after that many rounds."""
         return self.setup.scored(self.coordinator.schedule[position - 1])
 
     # Rounds -------------------------------------------------------------------------------------
 
     def jobs(self, orders: Sequence[Order]) -> list[Job]:
-        """What clients have to do for orders, but for those that are absent."""
         return [self.site.job(order) for order in orders if not self._is(order, "absent")]
 
     def received(
         self, orders: Sequence[Order], jobs: Sequence[Job], outcomes: Sequence[Outcome | Exception]
     ) -> list[Received]:
-        """What results from orders, by the outcomes of their jobs; some are answered too late."""
-        came: dict[int, Received] = {order.client: Missing(order.client, "absent") for order in orders}
+        """The answers to orders, from the outcomes of their jobs; some are late."""
+        received: dict[int, Received] = {order.client: Missing(order.client, "absent") for order in orders}
         for job, outcome in zip(jobs, outcomes, strict=True):
-            came[job.client.id] = self.site.answer(job, outcome)
+            received[job.client.id] = self.site.answer(job, outcome)
         for order in orders:
-            if not isinstance(came[order.client], Missing) and self._is(order, "late"):
-                came[order.client] = Missing(order.client, "late")
-        return list(came.values())
+            if not isinstance(received[order.client], Missing) and self._is(order, "late"):
+                received[order.client] = Missing(order.client, "late")
+        return list(received.values())
 
     def _is(self, order: Order, what: str) -> bool:
-        """Whether a client is absent, or late, in an exchange, as a stream decides."""
         likely = getattr(self.experiment.train, what)
         if not likely:
             return False
@@ -129,7 +118,7 @@ class Simulation:
         return max(self.setup.stages, key=lambda stage: (stage.scored, stage.rounds))
 
     def example(self) -> list[Job]:
-        """What clients are requested to do in a first round of training, to measure engines on; nothing is sent."""
+        """The clients' jobs of a first round of training, to measure engines on; nothing is sent."""
         stage = self.main_stage
         cohort = [client.id for client in islice(self.site.view(stage).clients, self.coordinator.cohort(stage))]
         orders = self.coordinator.orders(stage.training, Round(stage, 1), cohort)
@@ -141,7 +130,10 @@ class Simulation:
         return choose(self.example(), options, tell) if options.engine == "auto" else asked_for(self.setup, options)
 
     def record(self, round: Round, engine: Engine) -> Record:
-        """Score every environment; the record names which model was used on whose data, and who did not answer."""
+        """Score every environment.
+
+        The record names which model was used on whose data, and which clients did not answer.
+        """
         coordinator, last = self.coordinator, round.stage.training
         rows = self.evaluation.rows(coordinator.state, lambda client: coordinator.down(last, client), round, engine)
         return {
@@ -152,7 +144,7 @@ class Simulation:
 
 
 def refused_by_method(experiment: Experiment, tell: Embedding = silent) -> bool:
-    """Whether FedAvg could run, so that the method is what cannot."""
+    """Whether FedAvg could run, so that only the method refuses the experiment."""
     try:
         Simulation(experiment.replace(method=FedAvg()), tell)
     except FedshiftError:
@@ -161,11 +153,7 @@ def refused_by_method(experiment: Experiment, tell: Embedding = silent) -> bool:
 
 
 def make_federated(experiment: Experiment, tell: Embedding = silent) -> FederatedData:
-    """The clients and environments of an experiment, on the CPU.
-
-    Raises:
-        FedshiftError: the data cannot be had, cannot be divided as requested, or are no inputs for the model.
-    """
+    """The clients and environments of an experiment, on the CPU."""
     seed = experiment.seed_of_data
     experiment.model.check(experiment.data.inputs())
     network, streams = experiment.model.frozen_network(), Streams(seed)
@@ -181,12 +169,11 @@ def make_federated(experiment: Experiment, tell: Embedding = silent) -> Federate
 
 
 def read_federated(experiment: Experiment) -> tuple[DomainData, FederatedData]:
-    """The samples of an experiment as they were read, and who has which, which may be nothing.
+    """The samples of an experiment as they were read, by client, which may be empty.
 
-    No network replaces images by features, and the method has no state.
+    Without features of a frozen network.
 
-    Raises:
-        FedshiftError: the data cannot be had, or cannot be divided as requested.
+    Raises a FedshiftError if the data are unavailable, or cannot be divided as requested.
     """
     streams = Streams(experiment.seed_of_data)
     data = read_data(experiment.data, streams)
@@ -195,11 +182,6 @@ def read_federated(experiment: Experiment) -> tuple[DomainData, FederatedData]:
 
 
 def divided(experiment: Experiment, data: DomainData, streams: Streams) -> FederatedData:
-    """Samples as clients and environments, some of which may have none.
-
-    Raises:
-        FedshiftError: they cannot be divided as requested.
-    """
     inputs = experiment.inputs.counting(data.x)
     federated = experiment.protocol.federate(data, experiment.partition, inputs, streams)
     federated = replace(federated, columns=tuple(column.name for column in data.columns))
@@ -207,7 +189,7 @@ def divided(experiment: Experiment, data: DomainData, streams: Streams) -> Feder
 
 
 def _check_batches(experiment: Experiment, federated: FederatedData) -> None:
-    """Refuse batches whose inputs alone cannot fit; a batch is never larger than what it is drawn from."""
+    """Refuse batches whose inputs alone exceed the memory; a batch is never larger than the set it is drawn from."""
     trained, scored = (max(sizes, default=0) for sizes in (federated.trained_sizes, federated.scored_sizes))
     for name, batch in (
         ("train.batch", min(experiment.train.batch, trained)),
@@ -221,7 +203,7 @@ def _check_batches(experiment: Experiment, federated: FederatedData) -> None:
 
 
 def _check_patience(experiment: Experiment, federated: FederatedData) -> None:
-    """Refuse to wait for better validation scores where there is nothing to score."""
+    """Refuse to wait for better validation scores where there are no validation samples."""
     if experiment.train.patience == "off":
         return
     sizes = zip(federated.environments, federated.scored_sizes, strict=True)
@@ -251,7 +233,7 @@ def _notes_on_batch_norm(setup: Setup) -> list[str]:
 
 
 def _notes_on_widths(setup: Setup) -> list[str]:
-    """Where a layer was put behind a module of the user's."""
+    """Note where a layer was added behind a user's module."""
     return [
         f"Behind the {layer.features} features of {type(layer.body).__name__} a linear layer gives the {layer.out} of "
         f"'{name}'."
@@ -262,18 +244,13 @@ def _notes_on_widths(setup: Setup) -> list[str]:
 
 
 def _notes_on_classifiers(setup: Setup) -> list[str]:
-    """That a module of the user's is likely no encoder."""
     model = setup.model.model
-    note = model.looks_whole(setup.model.shape, setup.model.classes) if isinstance(model, Own) else ""
+    note = model.whole_classifier_reason(setup.model.shape, setup.model.classes) if isinstance(model, Own) else ""
     return [note] if note else []
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of a name; 'auto' is the accelerator if there is one, else the CPU.
-
-    Raises:
-        FedshiftError: there is no such device here.
-    """
+    """The device of a name; 'auto' is the accelerator if there is one, else the CPU."""
     if name == "auto":
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
@@ -291,10 +268,8 @@ def load_data(
 ) -> DomainData:
     """A data set in memory, checked and embedded, as an encoder reads it after the stages that a model freezes.
 
-    It is kept for the next run of a grid while its files, and these stages, are the same.
-
-    Raises:
-        FedshiftError: it cannot be read, or numbers made from it would be wrong.
+    Cached for the next run of a grid while its files, and these stages, are the same. Raises a FedshiftError if it
+    cannot be read, or if its numbers are invalid.
     """
     streams = Streams(seed)
     data = read_data(dataset, streams)
@@ -303,11 +278,6 @@ def load_data(
 
 
 def read_data(dataset: Dataset, streams: Streams) -> DomainData:
-    """A data set in memory, checked.
-
-    Raises:
-        FedshiftError: it cannot be read, or numbers made from it would be wrong.
-    """
     inputs = dataset.inputs()
     with streams.as_global("global draws in data"):
         data = dataset.load(streams)

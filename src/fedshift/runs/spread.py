@@ -20,21 +20,10 @@ def spread(
 ) -> Shard | None:
     """Let tasks of a Ray cluster run runs first, if the experiments request it; the cluster shares a folder.
 
-    Tasks claim runs as shards do. One that dies leaves its runs to the others, and to the caller, who runs
-    whatever is left when all have ended.
-
-    Args:
-        call: runs the runs as the shard that it is given.
-        experiments: what is requested; how many tasks there are (``workers``; 0: one for each processor) and in which
-            cluster, the first one states.
-        shard: the caller's shard; other shards are left to their own callers.
-        progress: is notified of the tasks.
-
-    Returns:
-        The shard that the caller is now.
-
-    Raises:
-        FedshiftError: there is no cluster.
+    Tasks claim runs as shards do. A task that dies leaves its runs to the others, and to the caller, which runs
+    whatever is left when all have ended. ``call`` runs the runs of a shard; the first experiment sets the cluster and
+    the number of tasks (``workers``; 0: one per processor); other shards are left to their callers. Returns the
+    caller's new shard. Raises a FedshiftError if there is no cluster.
     """
     options = experiments[0].run
     if shard or options.engine != "ray" or options.spread != "runs":
@@ -48,7 +37,7 @@ def spread(
     work, plugins = cloudpickle.dumps(call), list(dict.fromkeys(path for each in experiments for path in each.plugins))
     waiting = {task.remote(str(Path.cwd()), plugins, work, each): each for each in shards}
     out = f"{options.out}/{experiments[0].name}"
-    progress.note(f"{count} Ray tasks carry the runs out; `fedshift watch {out}` shows how far they are.")
+    progress.note(f"{count} Ray tasks run the runs; `fedshift watch {out}` shows their progress.")
     while waiting:
         (done,), _ = ray.wait([*waiting], num_returns=1)
         its = waiting.pop(done)
@@ -64,7 +53,7 @@ def spread(
 
 
 def _called(folder: str, plugins: Sequence[str], call: bytes, shard: Shard) -> str:
-    """What a task does; returns what is wrong with runs, or with this node."""
+    """A task; returns the errors of runs, or of this node."""
     os.chdir(folder)  # where paths that a user gave begin
     load_plugins(plugins)  # which the call refers to
     try:

@@ -1,7 +1,7 @@
-"""Runs that advance together, each with its own folder, until all are at their ends.
+"""Runs that advance together, each with its folder, until all are at their ends.
 
-A stack of runs decides the last bits of each, so a checkpoint names which runs advanced together, and none removes its
-checkpoint before all have written the next: after a crash they continue as the group that they were.
+A stack of runs decides the last bits of each, so a checkpoint lists the runs that advanced together, and none removes
+its checkpoint before all have written the next: after a crash they resume as the same group.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ Judge = Callable[[Run], str]  # why a run is to be given up, by what it has reco
 
 
 def to_the_end(folder: Run) -> str:
-    """Gives no run up."""
     return ""
 
 
@@ -49,17 +48,14 @@ class _Run:
 
     @property
     def open(self) -> bool:
-        """Whether there are rounds left."""
         return self.recorder.position < self.simulation.rounds
 
     @property
     def due(self) -> bool:
-        """Whether it is time for a checkpoint."""
         every = self.simulation.experiment.run.checkpoint_every
         return self.recorder.position % every == 0 or self.simulation.coordinator.stage_over
 
     def note(self, text: str) -> None:
-        """Keep what the engine reports."""
         self.recorder.notes.append(text)
         self.events.note(text)
 
@@ -78,7 +74,6 @@ class _Run:
                 raise StoppedError(reason)
 
     def finish(self) -> None:
-        """Write what a finished run has."""
         state, method = self.simulation.coordinator.state, self.simulation.setup.method
         collapsed = notes_on_collapse(self.simulation.setup, self.simulation.blueprint, self.recorder.records)
         for text in collapsed:
@@ -88,19 +83,15 @@ class _Run:
         self.finished = True
 
 
-def carry_out(
+def run_together(
     runs: Sequence[tuple[Simulation, Run]], choice: Choice, progress: Progress, judge: Judge = to_the_end
 ) -> Failed:
-    """Carry runs to their ends together, from the newest position that all of them have a checkpoint of.
+    """Run runs together to their ends, from the newest position of which all have a checkpoint.
 
-    Folders that are not there yet are made. A run that ends before the others leaves them to continue, from a
-    checkpoint that all of them have. A run that diverges does so as well, as it would each time, and so does one that
-    ``judge`` gives up. It is called after every record but the last, and must return the same for the same records: a
-    group that is resumed carries the run out again as far as that. A disk that is full ends all runs, so that they can
-    be resumed as the group that they were.
-
-    Returns:
-        What went wrong, by run; such a run can be resumed from its last checkpoint.
+    Missing folders are created. A run that ends before the others, diverges, or is stopped by ``judge`` leaves the
+    others to continue, from a checkpoint that all of them have. ``judge`` is called after every record but the last,
+    and must be deterministic: a resumed group repeats the run up to that point. A full disk ends all runs, so that they
+    can be resumed as the same group. Returns the errors by run; such a run can be resumed from its last checkpoint.
     """
     failed: Failed = {}
     group: list[_Run] = []
@@ -115,7 +106,7 @@ def carry_out(
         try:
             for simulation, folder in runs:
                 stack.enter_context(_locked_unfinished(folder))
-                if not folder.begun:
+                if not folder.has_started:
                     Run.create(simulation.experiment, folder.path)
                 folder.check_is(simulation.experiment.fingerprint)
             position = common_position([folder.path for _, folder in runs])
@@ -126,7 +117,7 @@ def carry_out(
         for simulation, folder in runs:
             with _noting(failed, simulation):
                 group.append(_begin(simulation, folder, position, str(choice), progress, judge))
-        _go_on(group, engine, choice, failed)
+        _run_rounds(group, engine, choice, failed)
     return failed
 
 
@@ -134,12 +125,11 @@ def carry_out(
 def _locked_unfinished(folder: Run) -> Iterator[None]:
     with locked(folder.path):
         if folder.finished:
-            raise LockedError(f"Another process has just finished '{folder.path}'; begin again to read it.")
+            raise LockedError(f"Another process has just finished '{folder.path}'; run the command again to read it.")
         yield
 
 
 def _begin(simulation: Simulation, folder: Run, position: int, engine: str, progress: Progress, judge: Judge) -> _Run:
-    """Go back to a checkpoint of a run and begin to show it."""
     recorder = Recorder(folder, simulation.coordinator, simulation.evaluation.read, simulation.site)
     recorder.begin(simulation.blueprint, position)
     events = RunEvents(folder.path.name, progress, folder.path / EVENTS, position)
@@ -147,38 +137,37 @@ def _begin(simulation: Simulation, folder: Run, position: int, engine: str, prog
     return _Run(simulation, recorder, events, engine, judge)
 
 
-def _go_on(group: Sequence[_Run], engine: Engine, choice: Choice, failed: Failed) -> None:
-    """Round after round, until every run is at its end or has failed."""
-    while going := [run for run in group if not run.finished and run.simulation not in failed]:
+def _run_rounds(group: Sequence[_Run], engine: Engine, choice: Choice, failed: Failed) -> None:
+    """Run rounds until every run is at its end or has failed."""
+    while active := [run for run in group if not run.finished and run.simulation not in failed]:
         if disk := next((error for error in failed.values() if isinstance(error, DiskError)), None):
-            for run in going:
+            for run in active:
                 failed[run.simulation] = disk
                 run.events.failed(str(disk))
             return
-        if at_their_ends := [run for run in going if not run.open]:
-            _each(at_their_ends, failed, _Run.finish)
+        if at_their_ends := [run for run in active if not run.open]:
+            _apply(at_their_ends, failed, _Run.finish)
             continue
         started = time.perf_counter()
-        errors = advance([run.simulation for run in going], engine, {run.simulation: run.events for run in going})
+        errors = advance([run.simulation for run in active], engine, {run.simulation: run.events for run in active})
         seconds = time.perf_counter() - started
-        for run in going:
+        for run in active:
             with _noting(failed, run.simulation, run.events):
                 if error := errors.get(run.simulation):
                     raise error
-                run.after_round(seconds, len(going), engine)
-        if any(run.due for run in going):
-            _save(going, choice, failed)
+                run.after_round(seconds, len(active), engine)
+        if any(run.due for run in active):
+            _save(active, choice, failed)
 
 
-def _save(going: Sequence[_Run], choice: Choice, failed: Failed) -> None:
-    names = [run.recorder.folder.path.name for run in going]
-    _each(going, failed, lambda run: run.recorder.save(choice.table(), names))
-    if failed.keys().isdisjoint(run.simulation for run in going):  # or no position would be common to all
-        _each(going, failed, lambda run: run.recorder.keep_only(run.recorder.position))
+def _save(active: Sequence[_Run], choice: Choice, failed: Failed) -> None:
+    names = [run.recorder.folder.path.name for run in active]
+    _apply(active, failed, lambda run: run.recorder.save(choice.table(), names))
+    if failed.keys().isdisjoint(run.simulation for run in active):  # or no position would be common to all
+        _apply(active, failed, lambda run: run.recorder.keep_only(run.recorder.position))
 
 
-def _each(runs: Sequence[_Run], failed: Failed, act: Callable[[_Run], None]) -> None:
-    """Do something with every run that has not failed."""
+def _apply(runs: Sequence[_Run], failed: Failed, act: Callable[[_Run], None]) -> None:
     for run in runs:
         if run.simulation not in failed:
             with _noting(failed, run.simulation, run.events):
@@ -187,7 +176,7 @@ def _each(runs: Sequence[_Run], failed: Failed, act: Callable[[_Run], None]) -> 
 
 @contextmanager
 def _noting(failed: Failed, simulation: Simulation, events: RunEvents | None = None) -> Iterator[None]:
-    """Note what goes wrong with one run; the others continue."""
+    """Record an error of a run; the others continue."""
     try:
         yield
     except Exception as error:
@@ -200,7 +189,7 @@ _CHOICES = TypeAdapter(Choice)
 
 
 def choice_of(checkpoint: Checkpoint, simulation: Simulation, progress: Progress) -> Choice:
-    """The engine of a run that continues: the one it had, unless another is requested or it cannot be had here."""
+    """The engine of a resumed run: the previous one, unless another is requested or it is unavailable."""
     try:
         before = _CHOICES.validate_python(checkpoint.engine)
     except ValidationError as error:
@@ -214,7 +203,7 @@ def choice_of(checkpoint: Checkpoint, simulation: Simulation, progress: Progress
 
 
 def _still_right(before: Choice, simulation: Simulation) -> bool:
-    """Whether the engine that a run had can be had here, and is what its options request."""
+    """Whether the run's previous engine is available, and fits its options."""
     options = simulation.experiment.run
     if before.engine == "ray":
         return False

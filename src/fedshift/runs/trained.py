@@ -24,7 +24,7 @@ from fedshift.models import MODELS
 from fedshift.models.own import Own
 from fedshift.models.probed import log_probabilities
 from fedshift.rounds.evaluation import parts_predicted
-from fedshift.runs.checkpoint import check_alike
+from fedshift.runs.checkpoint import check_same_layout
 from fedshift.runs.schema import Blueprint
 from fedshift.streams import sample_draws
 
@@ -34,11 +34,6 @@ SAMPLES = 4  # on which it is seen whether a module predicts as a run does
 def rebuilt(
     experiment: Experiment, blueprint: Blueprint, weights: Mapping[str, Tensor], client: int | str | None
 ) -> Trained:
-    """The model of a client, by name or id, or the global one, from the tensors of a round of a run.
-
-    Raises:
-        FedshiftError: there is no such client, it never trained, or only clients have models.
-    """
     method = experiment.method
     model, parts = blueprint.modules(experiment)
     read = parts_predicted(method, model, parts, blueprint.inputs, blueprint.inputs.like(blueprint.shape))
@@ -55,9 +50,9 @@ def rebuilt(
             fix = (
                 f"Give client=... by name or id: {blueprint.named(have)}."
                 if have
-                else "None is here: in a federation each stays at its site, whose fedshift.site_model(FOLDER) gives it."
+                else "No model is here: in a federation each stays at its site, in fedshift.site_model(FOLDER)."
             )
-            raise FedshiftError(f"{whose}: {_why_own(experiment, kept)} {fix}")
+            raise FedshiftError(f"{whose}: {_reason_personalised(experiment, kept)} {fix}")
     # What a client keeps, or is sent in the place of what others are, comes before what all have.
     names = {name: f"client.{id}.{name}" for name in scopes}
     found = {name: mine if mine in weights else name for name, mine in names.items()}
@@ -66,13 +61,10 @@ def rebuilt(
 
 
 def of_unseen(experiment: Experiment, blueprint: Blueprint, weights: Mapping[str, Tensor]) -> list[Trained]:
-    """The models that the method gives a client that never trained, where every client has its own.
+    """The models that the method gives a client that never trained, where every client has a personalised model.
 
-    That is :class:`fedshift.core.contract.Part`'s ``unseen``, as models are scored on a held-out domain: one model, or
-    that of every client. Rows of a table are not prepared.
-
-    Raises:
-        DamagedError: what it follows from is not among the weights.
+    They follow :class:`fedshift.core.contract.Part`'s ``unseen``, as on a held-out domain: one model, or every
+    client's. Rows of a table are not prepared. Raises a DamagedError if the weights lack what is needed.
     """
     setup = blueprint.setup(experiment, "unseen", torch.device("cpu"))
     modules = setup.model, setup.parts, blueprint.inputs, blueprint.inputs.like(blueprint.shape)
@@ -101,11 +93,10 @@ def _loaded(
     tensors: Mapping[str, Tensor],
     unseen: bool,
 ) -> Trained:
-    """The module of parts, which take these tensors."""
     for part in parts.values():
         prepare(part.module, Kernels(), experiment.train.precision)
     held = {name: part.module.state_dict() for name, part in parts.items()}
-    check_alike(
+    check_same_layout(
         {f"{name}.{own}": like for name, state in held.items() for own, like in state.items()}, tensors, "weights file"
     )
     for name, part in parts.items():
@@ -117,32 +108,31 @@ def _loaded(
 
 
 def _preparation_of_unseen(blueprint: Blueprint, parts: Mapping[str, Part], weights: Mapping[str, Tensor]) -> Tensors:
-    """What prepares rows of a site that never trained, where that follows from what all sites share; else nothing."""
+    """What prepares rows of a site that never trained, if that follows from shared tensors; if not, nothing."""
     preparation = blueprint.inputs.preparation
     if preparation is None or preparation.statistics != "combat":
         return Tensors()
     common = Tensors(weights).of(COMMON)
-    check_alike(parts[COMMON].module.state_dict(), common, "weights file")
+    check_same_layout(parts[COMMON].module.state_dict(), common, "weights file")
     return Tensors(preparation.of_unseen((), common)).under(PREPARATION)
 
 
-def _why_own(experiment: Experiment, kept: Iterable[str]) -> str:
-    """Why each client has a personalised model."""
+def _reason_personalised(experiment: Experiment, kept: Iterable[str]) -> str:
     if {part_of(name) for name in kept} == {PREPARATION}:
-        return "each client's rows are prepared by its own statistics (data.statistics = 'site')."
+        return "each client's rows are prepared by its local statistics (data.statistics = 'site')."
     return f"'{experiment.method_name}' leaves every client with a model."
 
 
 class Trained(nn.Module):
     """Predicts as a run did: the parts that its method's prediction reads, in evaluation mode.
 
-    Its parameters and buffers are named as in the run's files, such as ``encoder.conv1.weight``. Frozen stages of its
-    network (``model.freeze_until``) are in front of these, as ``front``.
+    Its parameters and buffers have the names of the run's files, such as ``encoder.conv1.weight``. Frozen stages of its
+    network (``model.freeze_until``) come first, as ``front``.
 
     Attributes:
-        experiment: what was run.
-        blueprint: what a sample is.
-        draws: whether it draws noise for a batch, so that the output for a sample depends on the sample's place.
+        experiment: the run's
+        blueprint: describes a sample
+        draws: whether it draws noise for a batch, so that the output for a sample depends on the sample's place
     """
 
     def __init__(
@@ -154,16 +144,7 @@ class Trained(nn.Module):
         front: Front | None,
         unseen: bool,
     ) -> None:
-        """Put trained modules together.
-
-        Args:
-            experiment: the run.
-            blueprint: what a sample is.
-            model: what the modules were made from.
-            modules: the parts, by name.
-            front: the stages that are frozen, if any are.
-            unseen: whether it is no client's model.
-        """
+        """Combine trained modules, by the parts' names; ``unseen``: it is not a client's model."""
         super().__init__()
         self.experiment, self.blueprint = experiment, blueprint
         self._method, self._model = experiment.method, model
@@ -177,10 +158,10 @@ class Trained(nn.Module):
         self.eval()
 
     def double(self) -> Self:
-        """Predict in float64 from now on, so that a sample's prediction hardly depends on the batch it is in.
+        """Predict in float64 from now on, so that a sample's prediction hardly depends on its batch.
 
-        In float32 the order of sums, and so the last digits, differ with the size of the batch and the processor.
-        Frozen stages stay in the precision in which the run's features were made.
+        In float32 the order of sums, and so the last digits, differ with the batch size and the processor. Frozen
+        stages keep the precision of the run's features.
         """
         for name in self._parts:
             prepare(self.get_submodule(name), Kernels(), "float64")
@@ -190,10 +171,9 @@ class Trained(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Samples (B, *shape) as the data set stores them to log-probabilities (B, classes).
 
-        Where stages are frozen these are images of uint8 or token ids, or what :func:`embed` made of them by these
-        stages.
+        Where stages are frozen these are uint8 images or token ids, or the output of :func:`embed` for these stages.
 
-        Images of uint8 are scaled and normalised as in the run; floating inputs are taken as they are scaled, but rows
+        Images of uint8 are scaled and normalised as in the run; floating inputs must be scaled already, but rows
         of a table are prepared as in the run: NaN is a missing cell, and a category its number in ``blueprint``. The
         noise of a probabilistic method comes from a stream named by the batch's size, so that equal
         samples get equal answers. Batch-norm statistics that the method measures again are measured on this batch.
@@ -222,11 +202,11 @@ class Trained(nn.Module):
                 return self._predicted(x, noise)
 
     def given_noise(self, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
-        """As :meth:`forward`, with noise that is given: nothing is checked, drawn or measured, so it can be traced."""
+        """As :meth:`forward`, with given noise: nothing is checked, drawn or measured, so it can be traced."""
         return self._predicted(self._inputs(self._embedded(x)), noise)
 
     def noise(self, batch: int, device: torch.device | None = None) -> dict[str, Tensor]:
-        """The noise with which that many samples at once are predicted for; none for most methods."""
+        """The noise for a batch of that size; empty for most methods."""
         draws = self._method.core.prediction_draws(self._model, batch)
         if not draws:
             return {}
@@ -236,7 +216,7 @@ class Trained(nn.Module):
 
     @property
     def measures(self) -> bool:
-        """Whether each batch gives its own batch-norm statistics, so that a prediction depends on the other samples."""
+        """Whether each batch gives its batch-norm statistics, so that a prediction depends on the other samples."""
         return self._reestimates and any(True for name in self._parts for _ in batch_norms(self.get_submodule(name)))
 
     def _embedded(self, x: Tensor) -> Tensor:
@@ -251,14 +231,13 @@ class Trained(nn.Module):
         return self._method.core.predict(net, x, noise)
 
     def own_module(self) -> nn.Module:
-        """The module of yours (``own_model``) that the run trained, whose parameters are called as you called them.
+        """Your module (``own_model``) as the run trained it, with your names of its parameters.
 
-        Of a whole classifier (``head``) the method's classifier is where its head was, so that it gives logits; of an
-        encoder it gives features. It takes inputs as a network does: images of 0..1, normalised as in the run, and
-        rows of a table that are prepared already.
+        In a whole classifier (``head``) the method's classifier replaces the head, so that it gives logits; an encoder
+        gives features. It takes network inputs: images of 0..1, normalised as in the run, and prepared rows of a table.
 
         Raises:
-            FedshiftError: the model is none of yours, or the method predicts with more than it.
+            FedshiftError: the model is not a user's module, or the method predicts with more than it.
         """
         model, own = self._model.model, {name: self.get_submodule(name) for name in self._parts}
         if not isinstance(model, Own) or "encoder" not in own:
@@ -292,7 +271,7 @@ class Trained(nn.Module):
 
 @contextmanager
 def _measured_again(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Batch norms measure in training mode, each batch with equal weight; afterwards they are as they were."""
+    """Measure batch norms in training mode, each batch with equal weight, and restore the mode afterwards."""
     layers = [layer for module in modules for _, layer in batch_norms(module)]
     before = [(layer.momentum, {name: tensor.clone() for name, tensor in layer.named_buffers()}) for layer in layers]
     for layer in layers:

@@ -1,1 +1,1 @@
-"""Studies: grids of runs that are searched, ranked, or put beside the numbers of a paper."""
+"""Studies: grids of runs that are searched, ranked, or compared with the numbers of a paper."""

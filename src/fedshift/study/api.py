@@ -1,8 +1,8 @@
-"""What the commands do, from Python; the command line itself calls these functions.
+"""The commands as Python functions; the command line itself calls these functions.
 
-Every function that runs or plans experiments takes a *source* and *options*. A source is a TOML file, the name
-of an experiment that comes with fedshift, a table like such a file's, an :class:`Experiment`, or a list of these. The
-options change it and are those of :class:`Options`.
+Every function that runs or plans experiments takes a *source* and *options*. A source is a TOML file, the name of a
+shipped experiment, a table like such a file's, an :class:`Experiment`, or a list of these. The options, see
+:class:`Options`, change the source.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fedshift.reporting.comparison import Comparison as Comparison
 from fedshift.reporting.live import display
 from fedshift.runs import runner
 from fedshift.runs.events import Progress
-from fedshift.runs.predictions import Predictions, nobody, predictions
+from fedshift.runs.predictions import Predictions, ignore_progress, predictions
 from fedshift.runs.run import Picked, Run
 from fedshift.runs.shard import Shard
 from fedshift.runs.spread import spread
-from fedshift.study.execute import carry_out, forecast
+from fedshift.study.execute import forecast, run_plan
 from fedshift.study.grid import SEARCH, read
 from fedshift.study.sources import DEFAULT, Source, sources
 from fedshift.study.sources import FIELDS as FIELDS
@@ -49,12 +49,12 @@ if TYPE_CHECKING:
 
 
 def run(source: Source = DEFAULT, *, progress: Progress | None = None, **options: Unpack[Options]) -> Run:
-    """Start one new run; :func:`compare` reuses a finished one instead.
+    """Start a new run; :func:`compare` reuses a finished run instead.
 
     Args:
         source: what to run.
         progress: receives the progress; by default a live display.
-        options: what differs from the source, see :class:`Options`.
+        options: changes of the source, see :class:`Options`.
 
     Raises:
         FedshiftError: it describes several runs, its folder exists, or it cannot run.
@@ -71,13 +71,13 @@ def compare(
     shard: str | None = None,
     **options: Unpack[Options],
 ) -> Comparison:
-    """Run every run that a source describes; finished ones are not repeated.
+    """Run every run that a source describes; finished runs are not repeated.
 
     Args:
         source: what to run.
         progress: receives the progress; by default a live display.
-        shard: "3/16" carries the runs out with 15 other processes in the same folder, on any machines.
-        options: what differs from the source, see :class:`Options`.
+        shard: "3/16" shares the runs with 15 other processes in the same folder, on any machines.
+        options: changes of the source, see :class:`Options`.
 
     Raises:
         FedshiftError: something in the experiments is wrong, or every run failed; the message names it and the fix.
@@ -85,8 +85,8 @@ def compare(
     experiments = grid(source, **options)
     with display(progress, len(experiments)) as shown:
         plan = Plan.of(experiments)
-        share = spread(partial(carry_out, plan, Progress()), experiments, Shard.of(shard), shown)
-        done = carry_out(plan, shown, share)
+        share = spread(partial(run_plan, plan, Progress()), experiments, Shard.of(shard), shown)
+        done = run_plan(plan, shown, share)
     rows = [(cell.label, cell.experiments) for cell in done.cells]
     return Comparison.of(done.runs, done.failed, len(experiments), rows)
 
@@ -94,8 +94,8 @@ def compare(
 def resume(path: str | Path, progress: Progress | None = None, *, trust: bool = False) -> Comparison:
     """Resume every unfinished run at or below a path, from its last checkpoint to the same bits.
 
-    Runs that advanced together continue together, and those of a comparison that have not started, begin. A run whose
-    files were damaged is set aside and made again.
+    Runs that advanced together resume together, and runs of a comparison that have not started, start. A run with
+    damaged files is set aside and repeated.
 
     Args:
         path: a run folder, or a folder of them.
@@ -113,14 +113,14 @@ def resume(path: str | Path, progress: Progress | None = None, *, trust: bool = 
 
 
 def load(*paths: str | Path, trust: bool = False) -> Comparison:
-    """What the runs at or below paths have recorded so far; nothing is imported for that.
+    """Load the records so far of the runs at or below paths; no plugin is imported.
 
     Args:
         paths: run folders, or folders of them.
         trust: whether ``model()`` of these runs may import plugins that never ran on this machine.
 
     Raises:
-        FedshiftError: there is none, none has a record, all are damaged, or they are trials of a study.
+        FedshiftError: there are no runs, none has a record, all are damaged, or they are trials of a study.
     """
     if not paths:
         raise FedshiftError("No path is given; give a run folder, or a folder of them.")
@@ -136,13 +136,13 @@ def analyse(
 ) -> Analysed:
     """Measure finished runs again from their folders and data, without training.
 
-    What was measured before is read from the run's folder.
+    Earlier measurements are read from the run's folder.
 
     Args:
         name: the analysis, of ``fedshift list analyses``.
         paths: run folders, or folders of them.
         trust: whether plugins may be imported that never ran on this machine; read them first.
-        tell: is called with each run before it is measured.
+        tell: called with each run before it is measured.
         settings: the analysis's settings, by name.
 
     Raises:
@@ -161,23 +161,23 @@ def predict(
     client: int | str | None = None,
     round: Picked = "last",
     trust: bool = False,
-    tell: Callable[[int, int], None] = nobody,
+    tell: Callable[[int, int], None] = ignore_progress,
 ) -> Predictions:
     """Predict for files of the kind that a run was trained on: images, .npz arrays, CSV or Parquet, as its data are.
 
-    Labels in them are ignored. Files that cannot be read do not stop the others; the
-    ``check()`` of what is returned raises an error that names them.
+    Labels in them are ignored. Files that cannot be read do not stop the others; the result's ``check()`` raises an
+    error that names them.
 
     Args:
         path: the run's folder.
-        files: files, or folders, of which every such file below is taken.
-        client: whose model, by name or id; None: the global one.
-        round: "last": the final model; "selected": that of the round which source validation picks.
+        files: files, or folders, which are searched recursively.
+        client: whose model, by name or id; None: the global model.
+        round: "last": the final model; "selected": the model of the round that source validation selects.
         trust: whether plugins may be imported that never ran on this machine.
-        tell: called with how many files are read, of how many.
+        tell: called with the number of files read, and of all files.
 
     Raises:
-        FedshiftError: there is no such model or file, or no file could be read; the message names every one.
+        FedshiftError: there is no such model or file, or no file could be read; the message names every file.
     """
     return predictions(Run.open(_path(path), trust), files, client, round, tell)
 
@@ -195,27 +195,29 @@ def validate(
     settings: Mapping[str, Any] | None = None,
     trust: bool = False,
 ) -> Validation:
-    """Score a trained model on labelled samples of a site that never joined, as numbers that may be handed on.
+    """Score a trained model on labelled samples of a site that never joined, as numbers that may be published.
 
-    Thresholds are those that the run's own validation samples choose, if these are here; nothing is chosen on the
-    samples that are scored. No number of few samples is in it, and none from which one follows; ``rows`` alone, and
-    what ``write_rows`` writes, are of single samples.
+    Thresholds are those that the run's validation samples choose, if these are here; nothing is chosen on the scored
+    samples. The result contains no number of few samples, and none from which such a number could be derived; only
+    ``rows``, and the file of ``write_rows``, are about single samples.
 
     Args:
-        model: a run's folder, one that :func:`export` wrote, or a model that ``run.model()`` or ``site_model()`` gave.
+        model: a run's folder, a folder that :func:`export` wrote, or a model that ``run.model()`` or ``site_model()``
+            returned.
         data: a file or folder of the kind that the model was trained on, with labels that are the model's classes.
-        client: of a run's folder, whose model, by name or id; None: the global one.
-        round: of a run's folder, "last": the final model; "selected": that of the round which validation picks.
+        client: of a run's folder, whose model, by name or id; None: the global model.
+        round: of a run's folder, "last": the final model; "selected": the model of the round that source validation
+            selects.
         against: another model of the same classes, to compare with on the same samples.
         metrics: as ``evaluate.metrics`` names them; none: those that the run declares, or else balanced accuracy,
             AUROC, each class's sensitivity and precision, and the calibration error.
-        by: a column of the file, whose values make subgroups, or "domain"; empty: there are no subgroups.
-        min_count: how many samples (of grouped ones, such as slices of patients, groups) a number has at least.
+        by: a column of the file, whose values define subgroups, or "domain"; empty: there are no subgroups.
+        min_count: how many samples (of grouped samples, such as slices of patients, groups) a number has at least.
         settings: what differs from the data set's settings in training, such as ``{"label": "diagnosis"}``.
         trust: whether plugins may be imported that never ran on this machine.
 
     Raises:
-        FedshiftError: there is no such model, the samples cannot be read or are none of the model's, or there are fewer
+        FedshiftError: there is no such model, the samples cannot be read or do not fit the model, or there are fewer
             than ``min_count``; the message names it and the fix.
     """
     from fedshift.reporting.validate import validated
@@ -227,7 +229,6 @@ def validate(
 
 
 def _released(model: str | Path | Trained, client: int | str | None, round: Picked, trust: bool) -> Released:
-    """A model to score, of a folder or a module."""
     from fedshift.reporting.export.reading import exported, is_exported
     from fedshift.runs.released import Released, released
     from fedshift.runs.trained import Trained
@@ -250,20 +251,20 @@ def export(
 ) -> Exported:
     """Write a run's model for people without fedshift, with a model card and samples on which it was checked.
 
-    Every file is executed, and refused if a probability differs by more than 1e-5 from that of ``Run.model()``.
+    Every file is executed, and refused if a probability differs by more than 1e-5 from ``Run.model()``.
 
     Args:
         run: the run, or its folder.
-        client: whose model, by name or id; None: the global one.
+        client: whose model, by name or id; None: the global model.
         format: "onnx" (needs fedshift[onnx]; runs in ONNX Runtime), "torch" (``torch.export.load``), "safetensors" (the
-            weights, and a Python file of the model that needs torch and safetensors alone); or several.
-        to: a new folder; None: ``export`` in the run's folder, with the client's name behind it.
-        round: "last": the final model; "selected": that of the round which source validation picks.
+            weights, and a Python file of the model that needs only torch and safetensors); or several.
+        to: a new folder; None: ``export`` in the run's folder, followed by the client's name.
+        round: "last": the final model; "selected": the model of the round that source validation selects.
         trust: whether plugins may be imported that never ran on this machine.
 
     Raises:
         FedshiftError: there is no such model, the folder exists, an extra is missing, a format cannot express the
-            model, or a file predicts otherwise; then nothing is left behind.
+            model, or a file's predictions differ; then no file is left behind.
     """
     from fedshift.reporting.export import export as exporting
 
@@ -273,7 +274,6 @@ def export(
 
 
 def _path(path: str | Path) -> Path:
-    """A path that a user gives."""
     if not isinstance(path, str | Path):
         raise FedshiftError(f"{path!r} is not a path; give a run folder, or a folder of them.")
     return Path(path)
@@ -292,30 +292,30 @@ def tune(
 ) -> Tuning:
     """Search the settings of every method that a source describes, on validation data and with one budget for all.
 
-    What is searched is what the methods' pages and [train] declare, the source's table [search], and ``search``; not
-    what ``settings`` give. Called again, it continues where it was, with more trials if more are requested.
+    The search covers the settings that the methods' pages and [train] declare, the source's table [search], and
+    ``search``, but not those in ``settings``. Called again, it continues, with more trials if more are requested.
 
     Args:
         source: what to tune; each method and held-out domain is a separate study, over all seeds.
         trials: how many choices each study tries.
         sampler: "tpe" (Optuna's tree-structured Parzen estimator), "random", or "grid": every combination of choices,
             of an interval its ends and its middle.
-        parallel: how many trials are chosen, and run, side by side; it decides what is tried.
-        search: where to look, by dotted setting: ``{"train.lr": "0.001..0.1", "method.mu": [0.1, 0.5]}``.
+        parallel: how many trials are chosen, and run, side by side; it affects the choices.
+        search: ranges by dotted setting: ``{"train.lr": "0.001..0.1", "method.mu": [0.1, 0.5]}``.
         progress: callback for the progress; by default a live display.
-        shard: "3/16" carries the runs of trials out with 15 other processes, as in :func:`compare`.
-        options: what differs from the source, see :class:`Options`.
+        shard: "3/16" shares the trials' runs with 15 other processes, as in :func:`compare`.
+        options: changes of the source, see :class:`Options`.
 
     Returns:
-        The best settings and all trials; its ``path`` is what the option ``tuned`` takes.
+        The best settings and all trials; its ``path`` is the file that the option ``tuned`` takes.
 
     Warns:
-        FedshiftWarning: a setting in ``search`` is of no method that is tuned, or what another search of the same
-            experiment found is replaced.
+        FedshiftWarning: no tuned method has a setting in ``search``, or the result of another search of the same
+            experiment is replaced.
 
     Raises:
-        FedshiftError: something in it is wrong, validation inspects the test, or no study has a trial that was carried
-            to its end; the message names it and the fix.
+        FedshiftError: something in it is wrong, validation uses the test, or no study has a complete trial; the message
+            names it and the fix.
     """
     from fedshift.study.tune import search_all
 
@@ -334,11 +334,7 @@ def search_budget(
     search: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Budget:
-    """The budget and the ranges of :func:`tune`.
-
-    Raises:
-        FedshiftError: something in it is wrong.
-    """
+    """The budget and the ranges of :func:`tune`; raises a FedshiftError if something in them is wrong."""
     from fedshift.study.search import Budget
     from fedshift.study.space import flat_ranges
 
@@ -353,7 +349,7 @@ def search_budget(
 
 
 def estimate(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Options]) -> list[Forecast]:
-    """What a comparison would cost; nothing is written, and no more is trained than a few steps that are timed.
+    """Estimate the cost of a comparison; nothing is written, and only a few steps are trained, to time them.
 
     Raises:
         FedshiftError: something in the experiments is wrong, or no row can run.
@@ -368,14 +364,14 @@ def inspect_data(
     progress: Progress | None = None,
     **options: Unpack[Options],
 ) -> DataReport:
-    """What a data set contains, who would have it and what is odd about it, before anything is trained or written.
+    """Report what a data set contains, how it would be divided and what is odd about it; nothing is trained or written.
 
     Args:
-        source: the experiment; of several runs the data and division of the first are inspected.
-        test: whether test samples, those of a held-out domain among them, are judged as well; by default
-            nothing of them is inspected but their labels, and whether they are equal to others.
+        source: the experiment; of several runs the first run's data and division are inspected.
+        test: inspect test samples too, including a held-out domain; by default only their labels are used, and
+            whether they equal other samples.
         progress: receives the progress; by default a live display.
-        options: what differs from the source, see :class:`Options`.
+        options: changes of the source, see :class:`Options`.
 
     Raises:
         FedshiftError: something in the experiment is wrong, or its data cannot be read or divided.
@@ -424,8 +420,8 @@ def bench(
 
     Args:
         source: exactly one run, as for :func:`run`.
-        tell: called with what is measured.
-        options: what differs from the source.
+        tell: called with each measurement.
+        options: changes of the source.
 
     Raises:
         FedshiftError: it describes several runs, or they cannot run.
@@ -438,12 +434,12 @@ def bench(
 
 
 def index(source: Source = DEFAULT, *, progress: Progress | None = None, **options: Unpack[Options]) -> Prepared:
-    """What a method makes of the clients of one run before any training, such as a vector of each.
+    """Compute what a method derives from a run's clients before any training, such as a vector of each.
 
-    It is that of :data:`~fedshift.methods.INDEXING` unless another method is given.
+    The method is :data:`~fedshift.methods.INDEXING` unless another is given.
 
     Raises:
-        FedshiftError: it describes several runs, the method makes no index, or it cannot run.
+        FedshiftError: it describes several runs, the method has no index, or it cannot run.
     """
     from fedshift.runs.lockstep import prepare
 

@@ -48,37 +48,37 @@ def benchmark(
 ) -> Benchmark:
     """Run the published benchmark: methods on a set of federations, tuned the same, with ranks and differences.
 
-    What is finished is not repeated: called again, it continues where it was. The tables, a page and the figure are
-    written into the scale's folder.
+    Finished work is not repeated: called again, it continues. The tables, a page and the figure are written into the
+    scale's folder.
 
     Args:
         scale: "smoke", "short" or "paper".
-        methods: the rows, or one; "all" among them stands for the published methods that come with the package. By
-            default these.
-        federations: the columns, or one; by default all that the scale has.
-        data: paths of the data that are not there or made, by data set: ``{"pacs": "pacs.parquet"}``.
+        methods: the rows, a name or several; "all" stands for the published methods that come with the package, which
+            are
+            the default.
+        federations: the columns, a name or several; by default all that the scale has.
+        data: paths of data that cannot be fetched or generated, by data set: ``{"pacs": "pacs.parquet"}``.
         plugins: Python files that register methods, which are rows if ``methods`` names them.
         out: the folder; by default runs/benchmark.
-        published: take the cells whose numbers come with the package as they are, and run the others alone.
+        published: use the published numbers of cells that the package contains, and run the others only.
         progress: callback for the progress; by default a live display.
-        shard: "3/16" carries the runs out with 15 other processes in the same folder, on any machines.
+        shard: "3/16" shares the runs with 15 other processes in the same folder, on any machines.
 
     Raises:
-        FedshiftError: a name is not known, no column has its data, or runs cannot run for a reason that is
-            not their method's, such as a full disk; what is finished is kept, and no table is written.
+        FedshiftError: a name is unknown, no column has its data, or runs cannot run for a reason other than their
+            method, such as a full disk; finished work is kept, and no table is written.
     """
     plan = plan_benchmark(scale, methods, federations, data=data, plugins=plugins, out=out, published=published)
-    return Benchmark.carried_out(plan, progress, Shard.of(shard))
+    return Benchmark.run(plan, progress, Shard.of(shard))
 
 
 @dataclass(frozen=True, repr=False)
 class Benchmark(StudyResults):
-    """Methods on federations, as measured, accuracies in %; prints as its tables."""
+    """Measured accuracies of methods on federations, in %; prints as its tables."""
 
     @property
     def columns(self) -> list[Scenario]:
-        """The scenarios that have their data."""
-        return [each for each in self.plan.scenarios if each.name not in self.left_out]
+        return [each for each in self.plan.scenarios if each.name not in self.excluded]
 
     @property
     def methods(self) -> list[str]:
@@ -87,7 +87,6 @@ class Benchmark(StudyResults):
 
     @property
     def failed(self) -> bool:
-        """Whether a user's method failed somewhere."""
         return any(each.kind == "failed" for each in self.lacking.values())
 
     def trained(self, scenario: str, method: str) -> bool:
@@ -96,9 +95,9 @@ class Benchmark(StudyResults):
         return ours is None or base is None or ours.mean > base.mean - BEHIND
 
     def ranks(self, scenario: str) -> dict[str, float]:
-        """The rank of each method by its mean accuracy, 1 for the best; what diverged is last.
+        """The rank of each method by its mean accuracy, 1 for the best.
 
-        What did not train has none.
+        Diverged methods are last, untrained ones omitted.
         """
         values: dict[str, float] = {}
         for method in self.methods:
@@ -110,9 +109,9 @@ class Benchmark(StudyResults):
         return ranks(values)
 
     def mean_ranks(self) -> dict[str, float | None]:
-        """The mean of each method's ranks over the scenarios where it has one.
+        """The mean of each method's ranks over the scenarios where it has a rank.
 
-        Methods with most ranks come first, and of as many the lowest mean; None last.
+        Methods with most ranks come first, then by the lowest mean; None last.
         """
         by_scenario = [(scenario.weight, self.ranks(scenario.name)) for scenario in self.columns]
         means = {
@@ -123,9 +122,9 @@ class Benchmark(StudyResults):
         return dict(sorted(means.items(), key=lambda item: (-count[item[0]], item[1] or 0.0)))
 
     def differences(self, scenario: str, method: str) -> dict[int, float]:
-        """By seed, a method's accuracy less FedAvg's on the same split, in points; empty where one of them lacks it.
+        """By seed, a method's accuracy less FedAvg's on the same split, in points.
 
-        Of a method that did not train there is none.
+        Empty if it is missing or did not train.
         """
         if not self.trained(scenario, method):
             return {}
@@ -138,27 +137,25 @@ class Benchmark(StudyResults):
         return found and found.widened(self._chance(self.differences(scenario, row) for row in self.null_rows))
 
     def overall(self, method: str) -> Interval | None:
-        """The difference to FedAvg averaged over the scenarios that both have, with an interval as for one of them.
+        """The mean difference to FedAvg over the scenarios that both have, with an interval as for a single scenario.
 
-        It is of these federations: it does not show how far others would differ.
+        It is about these federations and does not show how far others would differ.
         """
         found = Interval.of([*self._over_scenarios(method).values()])
         return found and found.widened(self._chance(map(self._over_scenarios, self.null_rows)))
 
     def by_column(self) -> list[tuple[str, list[Interval | str]]]:
-        """Each method's difference to FedAvg on every column, or why there is none, in a word."""
+        """Each method's difference to FedAvg on every column, or a word why there is no difference."""
         return [
-            (name, [self.difference(each.name, name) or self._why_none(each.name, name) for each in self.columns])
+            (name, [self.difference(each.name, name) or self._reason_for_gap(each.name, name) for each in self.columns])
             for name in self.mean_ranks()
         ]
 
     @property
     def null_rows(self) -> list[str]:
-        """The rows that are FedAvg with other batches."""
         return [row.name for row in self.plan.rows if row.method == AGAIN]
 
     def _over_scenarios(self, method: str) -> dict[int, float]:
-        """By seed, the mean over scenarios of a method's differences."""
         found = [
             (each.weight, differences) for each in self.columns if (differences := self.differences(each.name, method))
         ]
@@ -168,15 +165,11 @@ class Benchmark(StudyResults):
 
     @staticmethod
     def _chance(null: Iterable[Mapping[int, float]]) -> float:
-        """How far from 0 chance takes a mean difference, at 95 %: Student's, from null rows, whose mean is 0.
-
-        Their rates are chosen as any row's, so it has what tuning adds to the spread over seeds. 0 without such rows.
-        """
         means = [fmean(its.values()) for its in null if its]
         return t_quantile(len(means)) * sqrt(fmean(mean**2 for mean in means)) if means else 0.0
 
     def equal_to_base(self) -> list[str]:
-        """Which rows are FedAvg on a column to the last digit, in words."""
+        """Which rows equal FedAvg on a column to the last digit, in words."""
         found = []
         for scenario in self.columns:
             base = self.by_seed(scenario.name, BASE, "accuracy")
@@ -206,18 +199,18 @@ class Benchmark(StudyResults):
             "and no difference.",
             f"'{AGAIN}' is {BASE} with other batches: its rows differ from {BASE} by chance, and so calibrate the "
             "intervals.",
-            "Mean rank: over the columns on which a method has a rank, so it is no comparison of methods with other "
-            "columns: those with most columns stand first. Equal means share a rank, and what diverged is last. "
-            "Columns of the same data count as one.",
+            "Mean rank: over the columns on which a method has a rank, so it does not compare methods with "
+            "different columns: methods with most columns come first. Equal means share a rank, what diverged is last. "
+            "Columns of the same data count once.",
             f"Differences to {BASE} are paired by seed, whose data and split are the same. An interval, 95 % each, is "
             "Student's over seeds, widened by how far from 0 the null rows are, which are tuned as all others: the "
             "root of the sum of both squares. 'overall' is the mean over the columns that both have: it is of these "
             "federations.",
         ]
-        return [*words, *self.equal_to_base(), *self.what_is_lacking()]
+        return [*words, *self.equal_to_base(), *self.lacking_notes()]
 
     def tables(self) -> list[Table]:
-        """Accuracy with ranks, differences to FedAvg, its plateau, cost, and the papers' rows beside ours."""
+        """Accuracy with ranks, differences to FedAvg, its plateau, cost, and the papers' rows with ours."""
         found = [self._accuracy()]
         if BASE in self.methods and len(self.methods) > 1:
             found.append(self._differences())
@@ -239,22 +232,19 @@ class Benchmark(StudyResults):
         return Table(title, [*columns, "mean rank"], rows)
 
     def _ranked(self, scenario: str, method: str) -> str:
-        """A cell: the accuracy with its rank, or why it has none."""
         found, rank = self.mean(scenario, method, "accuracy"), self.ranks(scenario).get(method)
         lacking = self.lacking.get((scenario, method, ""))
         words = NONE if lacking is None or lacking.kind == "refused" else LACKING[lacking.kind]
         note = f" ({rank:g})" if rank else " (did not train)" if found else ""
         return f"{found.text() if found else words}{note}"
 
-    def _why_none(self, scenario: str, method: str) -> str:
-        """Why a method has no difference on a column, in a word; empty if it was not run."""
+    def _reason_for_gap(self, scenario: str, method: str) -> str:
         lacking = self.lacking.get((scenario, method, ""))
         if lacking is not None:
             return NONE if lacking.kind == "refused" else LACKING[lacking.kind]
         return "" if self.trained(scenario, method) else "did not train"
 
     def _plateau(self) -> list[Table]:
-        """How much FedAvg still gained at the end; none where it is not known."""
         found = [(each.title, self.mean(each.name, BASE, "late gain")) for each in self.columns]
         rows = [[title, gain.text(decimals=2)] for title, gain in found if gain]
         title = f"What {BASE} gained in the last third of the evaluations, in points"
@@ -285,11 +275,10 @@ class Benchmark(StudyResults):
                 seconds, sent = (self.mean(scenario.name, method, name) for name in ("seconds", "megabytes"))
                 cells.append(f"{seconds.mean:.1f} s, {sent.mean:.3g} MB" if seconds and sent else NONE)
             rows.append([method, *cells])
-        title = "Seconds of training and megabytes in both directions, of one run"
+        title = "Seconds of training and megabytes in both directions, per run"
         return Table(title, ["method", *(scenario.title for scenario in self.columns)], rows)
 
     def _published(self) -> list[Table]:
-        """For each column that a paper has rows of, these beside ours."""
         columns, found = {scenario.name: scenario for scenario in self.columns}, []
         for paper in (each for each in papers.published() if each.column in columns):
             scenario = columns[paper.column]
@@ -303,13 +292,12 @@ class Benchmark(StudyResults):
                 for column, its in theirs.items():
                     cells += [self._text(scenario, method, column), its[method].text if method in its else NONE]
                 rows.append([method, *cells])
-            title = f"{scenario.title} beside {paper.source}. {paper.caution(self.plan.scale.name)}"
+            title = f"{scenario.title} compared with {paper.source}. {paper.caution(self.plan.scale.name)}"
             found += [Table(title, ["method", *heads], rows)] if rows else []
         return found
 
     @cached_property
     def choices(self) -> dict[tuple[str, str], Sequence[Chosen]]:
-        """What was chosen for each cell, here or elsewhere."""
         ours = {
             cell: [
                 Chosen(
@@ -328,7 +316,7 @@ class Benchmark(StudyResults):
         return {**known.chosen, **ours}
 
     def more_tables(self) -> list[Table]:
-        """The settings of each cell, which stand in the files alone."""
+        """The settings of each cell, which only the files contain."""
         rows = [
             [method, scenario.title, choice.hold_out or NONE, choice.settings, f"{choice.validation:.1f}"]
             for method in self.methods
@@ -339,7 +327,6 @@ class Benchmark(StudyResults):
         return [Table("Chosen settings, and their validation accuracy in %", heads, rows)] if rows else []
 
     def measurements(self) -> list[dict[str, Any]]:
-        """Every number; then, in the column "chosen", what tuning chose, and why cells have no number."""
         empty = {"value": "", "unit": "", "paper": "", "scale": self.plan.scale.name, "note": ""}
 
         def line(scenario: str, row: str, column: str, **its: Any) -> dict[str, Any]:
@@ -386,7 +373,6 @@ def _accuracy_by_round(run: Run) -> Iterator[tuple[float, float]]:
 
 
 def _weighted(values: Sequence[tuple[float, float]]) -> float | None:
-    """The mean of (weight, value) pairs; None of none."""
     weight = sum(each for each, _ in values)
     return sum(each * value for each, value in values) / weight if values else None
 

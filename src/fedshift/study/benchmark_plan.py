@@ -1,4 +1,4 @@
-"""What the benchmark requires: every published method on its federations, tuned by one grid."""
+"""The plan of the benchmark: every published method on its federations, tuned by one grid."""
 
 from __future__ import annotations
 
@@ -26,20 +26,18 @@ ALL = "all"
 
 @cache
 def contents() -> dict[str, Any]:
-    """What the benchmark's file states."""
     return parse_toml(text_of("benchmark/benchmark"), "the benchmark")
 
 
 def rows(names: Sequence[str] | None = None) -> list[str]:
-    """The methods of the benchmark: the catalogue's, but none that its file excludes.
+    """The methods of the benchmark: the catalogue's without those that its file excludes.
 
-    "all" among the names, as no names at all, stands for these.
+    "all", or no names, stands for them.
 
-    Raises:
-        FedshiftError: the names are none, or a method is not known, or named twice.
+    Raises a FedshiftError if no name is left, or a method is unknown or named twice.
     """
     if names is not None and not names:
-        raise FedshiftError(f"No method is named: give some, such as {BASE}, or '{ALL}' for the published ones.")
+        raise FedshiftError(f"No method is named: give some, such as {BASE}, or '{ALL}' for the published methods.")
     left_out = contents()["left_out"]
     published = [name for name in METHODS if name not in left_out and built_in(METHODS.get(name))]
     found = [each for name in (names or [ALL]) for each in (published if name == ALL else [name])]
@@ -52,9 +50,9 @@ def rows(names: Sequence[str] | None = None) -> list[str]:
 
 
 def choices_of(method: str) -> dict[str, Sequence[Any]]:
-    """The values that the grid tries of a method's first setting, by its dotted name.
+    """The grid's values of a method's first setting, by its dotted name.
 
-    They are those of the benchmark's file, or those of the first setting for which the method's page declares a search.
+    They are from the benchmark's file, or from the first setting for which the method's page declares a search.
     """
     if method in contents()["choices"]:
         return {f"method.{name}": values for name, values in contents()["choices"][method].items()}
@@ -65,7 +63,7 @@ def choices_of(method: str) -> dict[str, Sequence[Any]]:
 
 
 def exhibit_of_methods(methods: Sequence[str], plugins: Sequence[str], known: Sequence[Scenario]) -> Exhibit:
-    """The benchmark's table; a user's plugins affect the runs of their own methods alone."""
+    """The benchmark's table; a user's plugins affect only the runs of their methods."""
     found = []
     for method in methods:
         settings: dict[str, Any] = {"plugins": [] if built_in(METHODS.get(method)) else [*plugins]}
@@ -97,11 +95,6 @@ def plan_benchmark(
     out: str | Path | None = None,
     published: bool = False,
 ) -> StudyPlan:
-    """The plan of what a user names, one or several, as for :func:`benchmark`; None stands for all.
-
-    Raises:
-        FedshiftError: a name is not known, ``data`` has no names, or a plugin cannot be imported.
-    """
     with needs("benchmark", "The benchmark"):  # before anything runs
         import optuna  # noqa: F401
     given = [plugins] if isinstance(plugins, str | Path) else plugins

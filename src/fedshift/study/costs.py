@@ -1,4 +1,4 @@
-"""What a table would cost, by arithmetic from its settings: neither its data nor its network need be here.
+"""The cost of a table, by arithmetic from its settings: neither its data nor its network need be here.
 
 ``data/papers/costs.toml`` has what settings do not contain, by scenario and scale: how many domains train, how many
 samples a client has where its epochs count, and how long a step takes.
@@ -23,28 +23,16 @@ PAIRS = 128  # that a client sends, where the server trains on what clients send
 
 
 class Facts(NamedTuple):
-    """What an estimate must know of a scenario at a scale.
+    """What an estimate needs about a scenario at a scale."""
 
-    Attributes:
-        domains: those that train, each divided by the partition.
-        step: seconds of a step of the model.
-        samples: of a client; 0 where no epoch is counted.
-    """
-
-    domains: int
-    step: float
-    samples: int = 0
+    domains: int  # that train, each divided by the partition
+    step: float  # seconds of a step of the model
+    samples: int = 0  # of a client; 0 where no epoch is counted
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What runs would cost.
-
-    Attributes:
-        runs: how many.
-        steps: of all clients, in all runs.
-        seconds: of these steps, one after the other on two CPU cores, without evaluation.
-    """
+    """The cost of runs: their number, all clients' steps, and these steps' seconds in sequence on two CPU cores."""
 
     runs: int = 0
     steps: int = 0
@@ -65,7 +53,7 @@ def known_facts() -> Mapping[str, Any]:
 
 
 def cost_of(plan: StudyPlan) -> Cost | None:
-    """What all runs of a table cost; None where a scenario's facts are not known, as at smoke."""
+    """The cost of all runs of a table; None where a scenario's facts are unknown, as at smoke."""
     facts, scale = known_facts(), plan.scale
     total = Cost()
     for cell in plan.whole.cells:
@@ -91,7 +79,7 @@ def _work(experiment: Experiment, facts: Facts) -> tuple[int, float]:
 
 
 def _steps_of_round(stage: Stage, experiment: Experiment, facts: Facts, clients: int) -> int:
-    """Those of the cohort; where clients work on something else than their samples, the server's on what they send."""
+    """The cohort's steps; where clients work on other samples than theirs, the server's steps on what they send."""
     train = experiment.train
     cohort = max(1, round((stage.participation or train.participation) * clients))
     steps = 0

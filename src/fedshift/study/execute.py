@@ -1,8 +1,8 @@
-"""Running a plan; what is finished is not repeated, so the same plan continues where it was.
+"""Running a plan; finished work is not repeated, so the same plan continues.
 
 A cell with a budget is tuned first, with other seeds. Seed by seed, the runs of a scenario are ordered by seed, for
-which the data are loaded once. Where such a run diverges, that is written into its folder, as it would diverge each
-time, and its cell's other seeds are excluded.
+which the data are loaded once. If such a run diverges, which is deterministic, its folder records that, and its cell's
+other seeds are skipped.
 """
 
 from __future__ import annotations
@@ -30,57 +30,48 @@ from fedshift.study.tuned import Found
 
 
 @dataclass
-class CarriedOut:
-    """What resulted from a plan.
-
-    Attributes:
-        cells: those that could be run, with the settings that tuning chose.
-        runs: those that were run.
-        failed: what went wrong with others.
-        lacking: why cells have no number, where it is their method's fault.
-        chosen: what tuning found, one for each held-out domain, by scenario and row.
-        shard: carries the runs out with other processes.
-    """
+class PlanOutcome:
+    """The outcome of a plan."""
 
     shard: Shard | None = None
-    cells: list[Cell] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
-    failed: scheduling.Failures = field(default_factory=dict)
-    lacking: dict[Key, Lacking] = field(default_factory=dict)
+    cells: list[Cell] = field(default_factory=list)  # those that could run, with their tuned settings
+    runs: list[Run] = field(default_factory=list)  # those that ran
+    failed: scheduling.Failures = field(default_factory=dict)  # errors of others
+    lacking: dict[Key, Lacking] = field(default_factory=dict)  # why cells have no number, if it is their method's fault
+    # what tuning found, for each held-out domain, by scenario and row
     chosen: dict[tuple[str, str], list[Found]] = field(default_factory=dict)
 
     def tune(self, cell: Cell, progress: Progress) -> Cell:
-        """A cell with the settings that are chosen on validation data, which are put on record."""
+        """A cell with the settings that are chosen on validation data, which are recorded."""
         requested = cell.experiments
         if cell.budget is not None:
             from fedshift.study.tune import search_all  # which a dry run does not need
 
             tuning = search_all(cell.make(cell.tuning_seeds), cell.budget, progress, self.shard)
             self.chosen[cell.key[:2]] = sorted(tuning.found, key=lambda found: found.case)
-            if tuning.failed:  # of one held-out domain among several
+            if tuning.failed:  # of a single held-out domain among several
                 raise DivergedError(tuning.failed[0])
-            with warnings.catch_warnings():  # cells are tuned one by one, so the file has some with other searches
+            with warnings.catch_warnings():  # cells are tuned one by one; the file may have other entries
                 warnings.simplefilter("ignore", FedshiftWarning)
                 requested = tuning.tuned.apply(requested, where=str(tuning.path))
         return replace(cell, make=of_seeds(requested), budget=None)
 
-    def carry_out(self, experiments: Sequence[Experiment], progress: Progress) -> scheduling.Failures:
-        """Run runs; why one could not begin is written into its folder. Returns what went wrong."""
+    def run(self, experiments: Sequence[Experiment], progress: Progress) -> scheduling.Failures:
+        """Run runs; a run that cannot start records the reason in its folder. Returns the errors."""
         runs, failed = runner.run_all(experiments, progress, self.shard)
         for path, error in failed.items():
-            if not (Run(path).begun or isinstance(error, DiskError | LockedError)):
+            if not (Run(path).has_started or isinstance(error, DiskError | LockedError)):
                 files.make_folder(path)
                 files.write(path / REFUSED, str(error).removeprefix(f"{path.name}: "))
         self.runs += runs
         self.failed |= failed
         return failed
 
-    def carry_out_seed(self, experiments: Sequence[Experiment], progress: Progress) -> None:
-        """Run the runs of a cell that have a seed; the first error is raised."""
+    def run_seed(self, experiments: Sequence[Experiment], progress: Progress) -> None:
         there = [Run(scheduling.run_path(each)) for each in experiments]
-        if before := why_diverged(there):
+        if before := divergence_reason(there):
             raise DivergedError(before)
-        failed = self.carry_out(experiments, progress).values()
+        failed = self.run(experiments, progress).values()
         if other := next((error for error in failed if not isinstance(error, DivergedError)), None):
             raise other
         for error in failed:
@@ -91,11 +82,11 @@ class CarriedOut:
 
     @contextmanager
     def noting(self, cell: Cell) -> Iterator[None]:
-        """Note why a cell has no number, and let the others continue, unless nothing can."""
+        """Record why a cell has no number, and let the others continue, unless nothing can."""
         try:
             yield
         except Exception as error:
-            why = why_lacking(error, cell)
+            why = lacking_reason(error, cell)
             if why is not None:
                 self.lacking[cell.key] = why
             elif isinstance(error, FedshiftError):
@@ -105,20 +96,9 @@ class CarriedOut:
                 raise
 
 
-def carry_out(plan: Plan, progress: Progress, shard: Shard | None = None) -> CarriedOut:
-    """Run the cells of a plan.
-
-    Args:
-        plan: the plan.
-        progress: receives the progress.
-        shard: carries them out with other processes, beginning with separate cells.
-
-    Raises:
-        FedshiftError: runs cannot run for a reason that is not their method's, such as a full disk, or
-            another process that is busy with them; or as :func:`fedshift.runs.runner.run_all`, where all are carried
-            out at once.
-    """
-    done = CarriedOut(shard)
+def run_plan(plan: Plan, progress: Progress, shard: Shard | None = None) -> PlanOutcome:
+    """Run the cells of a plan, perhaps shared with other processes, which begin with separate cells."""
+    done = PlanOutcome(shard)
     order: Callable[[Sequence[Cell]], list[Cell]] = shard.order if shard else list
     for _, group in groupby(plan.cells, key=lambda cell: cell.key[0]):
         there, tuned = [*group], dict[Key, Cell]()
@@ -128,19 +108,19 @@ def carry_out(plan: Plan, progress: Progress, shard: Shard | None = None) -> Car
         cells = [tuned[cell.key] for cell in there if cell.key in tuned]
         done.cells += cells
         if not plan.seed_by_seed:
-            done.carry_out([each for cell in cells for each in cell.experiments], progress)
+            done.run([each for cell in cells for each in cell.experiments], progress)
             continue
         for seed in dict.fromkeys(seed for cell in cells for seed in cell.seeds):
             for cell in order(cells):
                 of_seed = replace(cell, seeds=(seed,))
                 if cell.key not in done.lacking:
                     with done.noting(of_seed):
-                        done.carry_out_seed(of_seed.experiments, progress)
+                        done.run_seed(of_seed.experiments, progress)
     return done
 
 
-def why_lacking(error: Exception, cell: Cell) -> Lacking | None:
-    """Why an error leaves a cell without a number; None where it is not the method that is at fault."""
+def lacking_reason(error: Exception, cell: Cell) -> Lacking | None:
+    """Why an error leaves a cell without a number; None if it is not the method's fault."""
     if isinstance(error, DivergedError):
         return Lacking(error.what, "diverged")
     if isinstance(error, DiskError | LockedError | DamagedError):
@@ -156,8 +136,8 @@ def why_lacking(error: Exception, cell: Cell) -> Lacking | None:
     return Lacking(f"{name}{error}", "failed")
 
 
-def why_diverged(folders: Iterable[Run]) -> str:
-    """Why the first of some runs diverged that did; empty if none did."""
+def divergence_reason(folders: Iterable[Run]) -> str:
+    """Why the first diverged run diverged; empty if none did."""
     notes = (folder.path / DIVERGED for folder in folders if not folder.finished)
     return next((note.read_text(encoding="utf-8") for note in notes if note.is_file()), "")
 
@@ -166,16 +146,10 @@ def why_diverged(folders: Iterable[Run]) -> str:
 
 
 def forecast(plan: Plan, count: Callable[[Cell], int]) -> list[Forecast]:
-    """What the cells of a plan would cost; nothing is written, and no more is trained than a few steps that are timed.
+    """The cost of a plan's cells, of which ``count`` returns the number of runs left; nothing is written.
 
-    A cell that is tuned costs what the settings do that it begins with.
-
-    Args:
-        plan: the plan.
-        count: how many runs of a cell are left to be run.
-
-    Raises:
-        FedshiftError: none can run, or one cannot for a reason that is not its method's.
+    Only a few steps are trained, to time them. A tuned cell costs what its initial settings do. Raises a FedshiftError
+    if no cell can run, or one cannot for a reason other than its method.
     """
     found, refused = [], list[FedshiftError]()
     for cell in plan.cells:
@@ -183,7 +157,7 @@ def forecast(plan: Plan, count: Callable[[Cell], int]) -> list[Forecast]:
             left = count(cell)
             found.append(Forecast(cell.label, left, estimate(cell.experiments[0]) if left else None))
         except FedshiftError as error:
-            why = why_lacking(error, cell)
+            why = lacking_reason(error, cell)
             if why is None:
                 raise
             refused.append(error)
@@ -194,7 +168,6 @@ def forecast(plan: Plan, count: Callable[[Cell], int]) -> list[Forecast]:
 
 
 def unfinished_runs(cell: Cell) -> int:
-    """How many runs of a cell are not finished, those of its tuning included."""
     held_out = len(cell.experiments) // len(cell.seeds)
     unfinished = sum(not Run(scheduling.run_path(each)).finished for each in cell.experiments)
     return unfinished + (held_out * cell.budget.runs(len(cell.tuning_seeds)) if cell.budget else 0)

@@ -27,12 +27,9 @@ MARKERS, DASHES = "osD^vP*X", ("-", "--", "-.", ":")  # so that lines that coinc
 
 
 def draw_differences(rows: Sequence[tuple[str, Sequence[Interval | str]]], columns: Sequence[str], base: str) -> bytes:
-    """A heat map of differences to a base, as a PNG file; the first row above, clear differences in bold.
+    """A heat map of differences to ``base``, as a PNG file; the first row above, clear differences in bold.
 
-    Args:
-        rows: each method with its difference on every column, or a word where there is none.
-        columns: the columns' titles.
-        base: the method that they are differences to.
+    A row is a method with its difference on every column, or a word if there is no difference.
     """
     size = BESIDE_COLUMNS + OF_A_COLUMN * len(columns), BESIDE_ROWS + OF_A_ROW * len(rows)
     drawn = Figure(figsize=size, layout="constrained")
@@ -57,7 +54,6 @@ def draw_differences(rows: Sequence[tuple[str, Sequence[Interval | str]]], colum
 
 
 def draw_curve(panels: Sequence[Panel]) -> bytes:
-    """The panels of a curve side by side, as a PNG file."""
     drawn = Figure(figsize=(PANEL_WIDTH * len(panels), PANEL_HEIGHT), layout="constrained")
     for axis, panel in zip(drawn.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         draw_panel(panel, axis)
@@ -85,9 +81,9 @@ def draw_panel(panel: Panel, axis: Axes) -> None:
 
 
 def draw_search(study: Study) -> dict[str, bytes]:
-    """Optuna's figures of the trials of a study, as PNG files by name; those that it has enough trials for.
+    """Optuna's figures of a study's trials, as PNG files by name, if it has enough trials for them.
 
-    Importance is that of being among the better trials (PED-ANOVA).
+    Importance is that for being among the better trials (PED-ANOVA).
     """
     with needs("tune", "Figures of a search"):
         import optuna
@@ -97,7 +93,7 @@ def draw_search(study: Study) -> dict[str, bytes]:
     values = {trial.value for trial in study.trials if trial.value is not None}
     searched, about = [*study.space.searched], f"validation {study.metric.title}"
     drawn: dict[str, Any] = {}
-    with quiet(), _own_style():
+    with quiet(), _plot_style():
         known = optuna.create_study(direction=study.optuna_study.direction)
         known.add_trials([trial for trial in first if trial.state.is_finished()])
         if values:
@@ -111,8 +107,7 @@ def draw_search(study: Study) -> dict[str, bytes]:
 
 
 @contextmanager
-def _own_style() -> Iterator[None]:
-    """Optuna draws by pyplot, whose figures and style belong to the process: leave both as they were."""
+def _plot_style() -> Iterator[None]:
     before = {*pyplot.get_fignums()}
     with rc_context(), pyplot.ioff():
         yield
@@ -128,7 +123,6 @@ def as_png(figure: Figure) -> bytes:
 
 
 def make_plain(axis: Axes) -> None:
-    """Give an axis a light grid, small ticks and no frame."""
     axis.grid(alpha=0.3)
     axis.set_axisbelow(True)
     axis.tick_params(labelsize=8)

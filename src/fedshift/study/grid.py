@@ -20,12 +20,10 @@ EXPERIMENTS = resources.files(__package__) / "experiments"
 
 
 def shipped() -> list[str]:
-    """Their names."""
     return sorted(entry.name.removesuffix(".toml") for entry in EXPERIMENTS.iterdir() if entry.name.endswith(".toml"))
 
 
 def shipped_text(name: str) -> str:
-    """The TOML text of one."""
     return (EXPERIMENTS / f"{name}.toml").read_text(encoding="utf-8")
 
 
@@ -36,12 +34,9 @@ MOST_RUNS = 10_000  # of a method; they are all planned before the first begins
 
 
 def read(source: str | Path) -> Document:
-    """Read an experiment: the path of a TOML file, or the name of one that comes with fedshift.
+    """Read an experiment: the path of a TOML file, or the name of a shipped experiment.
 
-    Paths in a file that lie in its folder become absolute.
-
-    Raises:
-        FedshiftError: there is none, or it is not TOML.
+    Paths in a file that lie in its folder become absolute. Raises a FedshiftError if it does not exist or is not TOML.
     """
     path = Path(source)
     if path.suffix != ".toml" and not path.is_file():
@@ -67,16 +62,9 @@ def override(
 ) -> Document:
     """A copy of the document with dotted keys such as ``method.l2r`` set.
 
-    Naming another entry of a catalogue resets its table: of the settings there only those stay that every entry has. A
-    method's setting that is given here also takes the place of that in the method's own table.
-
-    Args:
-        document: the tables.
-        changes: values by dotted key.
-        tell: callback that receives a line for each table of the document that is reset and had settings.
-
-    Raises:
-        FedshiftError: a key leads through a value that is not a table.
+    Naming another entry of a catalogue resets its table, except the settings that every entry has; ``tell`` receives a
+    line for each reset table that had settings. A method's setting in ``changes`` also overrides the method's table.
+    Raises a FedshiftError if a key leads through a value that is not a table.
     """
     result = copied(document)
     load_plugins(changes.get("plugins", result.get("plugins", ())))
@@ -90,7 +78,7 @@ def override(
                 f"not used: {', '.join(lost)}"
             )
         if where[0] == "method" and where[1:] not in ((), ("name",)):
-            for method in _own_tables(result):
+            for method in _method_tables(result):
                 if where[1] in result["method"][method]:
                     _change(result, ("method", method, *where[1:]), keys[where])
     return result
@@ -99,10 +87,8 @@ def override(
 def expand(document: Mapping[str, Any]) -> list[Experiment]:
     """Every run that a document describes: a list where one value is expected is an axis of a grid.
 
-    Seeds vary fastest, then held-out domains, then other axes, then methods.
-
-    Raises:
-        FedshiftError: something in it is wrong.
+    Seeds vary fastest, then held-out domains, then other axes, then methods. Raises a FedshiftError if something is
+    wrong.
     """
     document = {key: value for key, value in document.items() if key != SEARCH}
     check_names(document, Experiment.settings(), "experiment")
@@ -116,12 +102,10 @@ def expand(document: Mapping[str, Any]) -> list[Experiment]:
 
 
 def copied(table: Mapping[str, Any]) -> Document:
-    """The table and the tables in it again."""
     return {key: copied(value) if isinstance(value, Mapping) else value for key, value in table.items()}
 
 
 def _placed(value: Any, folder: Path) -> Any:
-    """A path, or several, made absolute if it lies in a folder."""
     if isinstance(value, list):
         return [_placed(each, folder) for each in value]
     lies_there = isinstance(value, str) and value and "\0" not in value and (folder / value).exists()
@@ -131,7 +115,7 @@ def _placed(value: Any, folder: Path) -> Any:
 def _places(
     table: Document, classes: list[type[Spec]], choice: Catalogue[Any] | None = None
 ) -> Iterator[tuple[Document, list[type[Spec]], Catalogue[Any] | None]]:
-    """A table and those in it: each with the classes whose settings it has, and the catalogue that it names them of."""
+    """A table and its subtables, each with the classes of its settings, and the catalogue of these classes."""
     yield table, classes, choice
     for name, value in list(table.items()):
         owner = next((cls for cls in classes if name in cls.settings()), None)
@@ -149,7 +133,6 @@ def _places(
 
 
 def _given(document: Document) -> Iterator[tuple[Document, str, type[Spec]]]:
-    """The settings that a document gives and that are no tables: the table of each, its name, and its class."""
     for table, classes, _ in _places(document, [Experiment]):
         for name, value in list(table.items()):
             owner = next((cls for cls in classes if name in cls.settings()), None)
@@ -157,8 +140,7 @@ def _given(document: Document) -> Iterator[tuple[Document, str, type[Spec]]]:
                 yield table, name, owner
 
 
-def _own_tables(document: Document) -> list[str]:
-    """The methods with a separate table, such as [method.fedsr]."""
+def _method_tables(document: Document) -> list[str]:
     held = document.get("method")
     return (
         [name for name in held if name in [*METHODS] and isinstance(held[name], dict)] if isinstance(held, dict) else []
@@ -166,12 +148,10 @@ def _own_tables(document: Document) -> list[str]:
 
 
 def _entry(value: Any) -> Document:
-    """The table of an entry that may be given by its name alone."""
     return copied(value) if isinstance(value, Mapping) else {"name": value}
 
 
 def _table(document: Document, where: Sequence[str]) -> Document:
-    """The table at a path, made if there is none."""
     table = document
     for name in where:
         held = table.setdefault(name, {})
@@ -195,7 +175,7 @@ def _change(document: Document, where: Sequence[str], value: Any) -> list[str]:
 
 
 def _change_entry(document: Document, where: Sequence[str], entry: Document) -> list[str]:
-    """Put an entry in the place of another, of which only what every entry of the catalogue has stays."""
+    """Replace a catalogue's entry; only the settings that every entry has stay."""
     held = _table(document, where)
     places = _places(document, [Experiment])
     classes, choice = next(((classes, choice) for table, classes, choice in places if table is held), ([], None))
@@ -204,7 +184,7 @@ def _change_entry(document: Document, where: Sequence[str], entry: Document) -> 
         new = [choice.get(str(name)) for name in _as_list(entry["name"])]
         settings = {name for cls in new for name in cls.settings()}
         stays = {*getattr(choice.base(), "common", choice.base().settings())} & settings
-        stays |= {*(_own_tables(document) if choice is METHODS else ())}
+        stays |= {*(_method_tables(document) if choice is METHODS else ())}
         again = all(cls in classes for cls in new)
         kept = {name: value for name, value in held.items() if again or name in stays}
     _table(document, where[:-1])[where[-1]] = kept | entry
@@ -212,13 +192,12 @@ def _change_entry(document: Document, where: Sequence[str], entry: Document) -> 
 
 
 def _methods(document: Mapping[str, Any]) -> Iterator[Document]:
-    """One table for each method: its own table over common settings over what is published for the data set."""
     given = _entry(document.get("method", {}))
     names = [str(name) for name in _as_list(given.pop("name", DEFAULT_NAMES["method"]))]
     if not names or len(set(names)) < len(names):
         raise FedshiftError(f"method.name = {shown(names)}: give at least one method, each once.")
     entries = {name: METHODS.get(name) for name in names}
-    own = {name: given.pop(name) for name in _own_tables({"method": given})}
+    own = {name: given.pop(name) for name in _method_tables({"method": given})}
     for name, settings in own.items():
         check_names(settings, METHODS.get(name).settings(), f"method.{name}")
     presets = sorted({data for entry in entries.values() for data in entry.presets})
@@ -235,9 +214,9 @@ def _methods(document: Mapping[str, Any]) -> Iterator[Document]:
 
 
 def _product(table: Document) -> Iterator[Document]:
-    """The table once for each choice from the lists that stand where one value is expected."""
+    """The table for each combination of lists that stand where one value is expected."""
     protocol = table.get("protocol")
-    if isinstance(protocol, dict) and protocol.get("hold_out") == EVERY_DOMAIN:  # in a list it is the name of one
+    if isinstance(protocol, dict) and protocol.get("hold_out") == EVERY_DOMAIN:  # in a list it is the name of a domain
         protocol["hold_out"] = list(NAMED["data"].build(_entry(table["data"])).domain_names())
     axes = [
         (held, name, held[name], cls)
@@ -258,7 +237,6 @@ def _product(table: Document) -> Iterator[Document]:
 
 
 def takes(cls: type[Spec], name: str, value: Any) -> bool:
-    """Whether a value is right for a setting that is no spec."""
     try:
         return name not in cls.nested() and cls.checked(name, value) is not ...
     except FedshiftError:

@@ -8,9 +8,9 @@
   "all", which a table may have as well; ``axis`` is what labels along a curve name.
 - ``settings``: dotted settings by scale, or under "all".
 - ``statement``: the paper's statement about it, where it prints no numbers.
-- ``[[row]]``: ``name`` as printed; ``method`` with dotted ``settings`` and those of single scenarios (``at``), or the
-  reason ``why`` there is none here; ``published``: by scenario the printed numbers in the order of the columns. Where a
-  row has any, its other cells are not run.
+- ``[[row]]``: ``name`` as printed; ``method`` with dotted ``settings`` and settings of single scenarios (``at``), or
+  the reason ``why`` it is not run here; ``published``: by scenario the printed numbers in the order of the columns.
+  Where a row has any, its other cells are not run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ EVERY_SCALE = "all"
 
 
 class Printed(NamedTuple):
-    """A number of a paper, in the column's unit, its standard deviation where one is printed, and both as printed."""
+    """A paper's number in the column's unit, its standard deviation if printed, and both as printed."""
 
     mean: float
     std: float | None
@@ -57,70 +57,43 @@ def printed(text: str) -> list[Printed | None]:
 
 @dataclass(frozen=True)
 class ExhibitRow:
-    """A row of a table, or a line of a curve.
+    """A row of a table, or a line of a curve."""
 
-    Attributes:
-        name: as it is printed.
-        method: by name; empty if it is not run here.
-        settings: dotted settings.
-        at: further ones of single scenarios, by name.
-        published: the printed numbers by scenario, in the order of the columns.
-        why: the reason why it is not run.
-        choices: values that are tried where methods are tuned, by dotted setting.
-    """
-
-    name: str
-    method: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    at: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    name: str  # as it is printed
+    method: str = ""  # by name; empty if it is not run here
+    settings: Mapping[str, Any] = field(default_factory=dict)  # dotted settings
+    at: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # further settings of single scenarios, by name
+    # the printed numbers by scenario, in the order of the columns
     published: Mapping[str, Sequence[Printed | None]] = field(default_factory=dict)
-    why: str = ""
-    choices: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    why: str = ""  # the reason why it is not run
+    choices: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # values that tuning tries, by dotted setting
 
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A table or figure of a paper.
+    """A table or figure of a paper; see the module for its fields."""
 
-    Attributes:
-        name: the file's: the paper's method and the number.
-        paper: citation.
-        title: "Table 1".
-        what: what it shows.
-        kind: "table", "curve", "analysis", or "omitted".
-        scenarios: its federations.
-        rows: its rows or lines.
-        columns: what is read off the runs; empty: as each scenario defines.
-        along: what the columns are points of.
-        axis: what the labels of points along settings name.
-        settings: dotted settings by scale, or under "all".
-        states: the paper's statement about it.
-        analysis: the analysis of its runs that takes the place of columns, a table with its name and settings.
-        why: the reason why it is not reproduced.
-        panel: what messages call one of its scenarios.
-        plain: a row whose method every scenario takes, which shows what the data need; by default the first.
-    """
-
-    name: str
+    name: str  # the file's: the paper's method and the number
     paper: str
-    title: str
+    title: str  # "Table 1"
     what: str
     kind: Literal["table", "curve", "analysis", "omitted"]
     scenarios: tuple[Scenario, ...] = ()
     rows: tuple[ExhibitRow, ...] = ()
+    # what is read off the runs; empty: as each scenario defines
     columns: Mapping[str, str] = field(default_factory=dict)
     along: str | Mapping[str, Mapping[str, Mapping[str, Any]]] = ""
     axis: str = ""
-    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # dotted settings by scale, or under "all"
     statement: Sequence[str] = ()
     analysis: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""
-    panel: str = "panel"
+    panel: str = "panel"  # what messages call a scenario of it
+    # a row whose method every scenario accepts, which shows which data are needed; by default the first
     plain: ExhibitRow | None = None
 
     @classmethod
     def of(cls, name: str, text: str) -> Exhibit:
-        """The table or figure that a file describes."""
         about = parse_toml(text, f"the table '{name}'")
         rows = tuple(
             ExhibitRow(published={name: printed(text) for name, text in row.pop("published", {}).items()}, **row)
@@ -130,115 +103,89 @@ class Exhibit:
         return cls(name=name, paper=PAPERS[about.pop("paper")], scenarios=its, rows=rows, **about)
 
     @property
-    def carried_out(self) -> list[ExhibitRow]:
-        """The rows that have a method."""
+    def reproduced(self) -> list[ExhibitRow]:
         return [row for row in self.rows if row.method]
 
     def quantities(self, scenario: Scenario) -> Mapping[str, str]:
-        """What is read off a scenario's runs, by heading."""
         return self.columns or scenario.columns
 
     def quantity(self, scenario: Scenario, column: str) -> Quantity:
-        """What a column of a scenario is, or a point of a curve."""
         quantities = self.quantities(scenario)
         return quantity(quantities.get(column) or next(iter(quantities.values())))
 
     def scenarios_at(self, scale: Scale) -> tuple[Scenario, ...]:
-        """Its scenarios at a scale."""
         return tuple(scenario for scenario in self.scenarios if scale.name in scenario.sizes)[: scale.scenarios]
 
     def points(self, scale: str) -> Mapping[str, Mapping[str, Any]]:
-        """The settings of each point of a curve along settings, by label; otherwise a single one without any."""
+        """The settings of each point of a curve along settings, by label.
+
+        For other kinds a single point without settings.
+        """
         return {"": {}} if isinstance(self.along, str) else self.along.get(scale) or self.along[EVERY_SCALE]
 
     @property
     def across(self) -> str:
-        """What the columns of a curve are."""
         return self.along if isinstance(self.along, str) else self.axis
 
     def number(self, scenario: Scenario, row: ExhibitRow, column: str) -> Printed | None:
-        """What is printed for a row in a column of a scenario."""
         columns = self.quantities(scenario) if isinstance(self.along, str) else self.points(AS_PRINTED)
         return dict(zip(columns, row.published.get(scenario.name, ()), strict=False)).get(column)
 
-    def asks_for(self, scenario: Scenario, row: ExhibitRow, point: str) -> bool:
-        """Whether a cell is run: of a row with printed numbers those cells that have one."""
+    def includes_cell(self, scenario: Scenario, row: ExhibitRow, point: str) -> bool:
+        """Whether a cell is run: of a row with printed numbers only cells with a printed number."""
         if not row.published:
             return True
         return scenario.name in row.published and (not point or self.number(scenario, row, point) is not None)
 
-    def own(self, scale: str) -> dict[str, Any]:
-        """Its own settings at a scale."""
+    def settings_at(self, scale: str) -> dict[str, Any]:
         return {**self.settings.get(EVERY_SCALE, {}), **self.settings.get(scale, {})}
 
 
 @cache
 def exhibits() -> Mapping[str, Exhibit]:
-    """Every table and figure by name, paper by paper."""
     texts = files_of("papers/tables")
     return {name: Exhibit.of(name, texts[name]) for name in sorted(texts, key=_order)}
 
 
 def _order(name: str) -> tuple[int, bool, int]:
-    """Papers as they are listed, of each its tables and then its figures by number."""
     paper, _, what = name.partition("-")
     return [*PAPERS].index(paper), what.startswith("fig"), int("".join(filter(str.isdigit, what)))
 
 
 def exhibit_of(name: str) -> Exhibit:
-    """The table or figure of a name.
-
-    Raises:
-        UnknownNameError: there is none.
-    """
     if name not in exhibits():
-        raise UnknownNameError("table", name, exhibits(), "`fedshift reproduce --list` states what each shows.")
+        raise UnknownNameError("table", name, exhibits(), "`fedshift reproduce --list` lists what each shows.")
     return exhibits()[name]
 
 
 @dataclass(frozen=True)
 class Published:
-    """A paper's figures for one column.
+    """A paper's figures for a column."""
 
-    Attributes:
-        column: the column's name.
-        tables: the paper's tables, by name; a method's first row there counts.
-        panel: the federation in these tables.
-        mean: their column of accuracies in %.
-        set_up: how large it was run there.
-        differs: in what its set-up is another than the column's, at any scale.
-        worst: their column of accuracies on the worst environment, in %; empty if there is none.
-        rows: by method the name of its row, where it is not its first.
-        same: the scales at which figures can be compared.
-    """
-
-    column: str
-    tables: Sequence[str]
-    panel: str
-    mean: str
-    set_up: str
-    differs: str
-    worst: str = ""
-    rows: Mapping[str, str] = field(default_factory=dict)
-    same: Sequence[str] = ()
+    column: str  # the column's name
+    tables: Sequence[str]  # the paper's tables, by name; a method's first row there counts
+    panel: str  # the federation in these tables
+    mean: str  # their column of accuracies in %
+    set_up: str  # how large it was run there
+    differs: str  # how its set-up differs from the column's, at any scale
+    worst: str = ""  # their column of accuracies on the worst environment, in %; empty without it
+    rows: Mapping[str, str] = field(default_factory=dict)  # by method the name of its row, where it is not its first
+    same: Sequence[str] = ()  # the scales at which figures can be compared
 
     @property
     def source(self) -> str:
-        """The paper, its tables, and their column."""
         exhibits = [exhibit_of(name) for name in self.tables]
         return f"{exhibits[0].paper}, {' and '.join(each.title for each in exhibits)}, {self.mean}"
 
     def caution(self, scale: str) -> str:
-        """How these figures stand to those of a scale."""
         if scale in self.same:
             return f"Set-up of the paper: {self.set_up}. Open: {self.differs}."
         return f"Not comparable in size or set-up. The paper: {self.set_up}; {self.differs}."
 
     def numbers(self, column: str) -> dict[str, Printed]:
-        """By method, what is printed in a column."""
         scenario, found = scenarios("papers")[self.panel], dict[str, Printed]()
         for exhibit in map(exhibit_of, self.tables):
-            for row in exhibit.carried_out:
+            for row in exhibit.reproduced:
                 number = exhibit.number(scenario, row, column)
                 if number is not None and row.name == self.rows.get(row.method, row.name):
                     found.setdefault(row.method, number)
@@ -247,6 +194,5 @@ class Published:
 
 @cache
 def published() -> tuple[Published, ...]:
-    """Every table."""
     text = text_of("benchmark/published")
     return tuple(Published(**table) for table in parse_toml(text, "the published figures")["table"])

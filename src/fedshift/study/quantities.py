@@ -1,4 +1,4 @@
-"""What the columns of tables are, read off the records of runs; and ranks of them."""
+"""The quantities in tables' columns, read off the records of runs; and their ranks."""
 
 from __future__ import annotations
 
@@ -19,20 +19,14 @@ Values = Callable[[Run, Sequence[Record]], Iterable[float]]
 
 
 class Quantity(NamedTuple):
-    """A number for each seed of a cell.
-
-    Attributes:
-        unit: of it.
-        read: makes values of a run and its records; of a seed all values of its runs count, one run a held-out domain.
-        of_seed: makes one number of a seed's values.
-    """
+    """A number for each seed of a cell."""
 
     unit: str
-    read: Values
-    of_seed: Callable[[Sequence[float]], float] = mean
+    read: Values  # values of a run and its records; a seed has the values of all its runs, a run per held-out domain
+    of_seed: Callable[[Sequence[float]], float] = mean  # reduces a seed's values to a number
 
     def by_seed(self, runs: Sequence[Run], place: int | None = None) -> dict[int, float]:
-        """Of each seed, in order, its number: at the end, or after that many rounds; a seed without values has none."""
+        """Each seed's number, in order: at the end, or after ``place`` rounds; a seed without values is omitted."""
 
         def values(run: Run) -> Iterable[float]:
             records = [record for record in run.records if place in (None, record["position"])]
@@ -42,8 +36,6 @@ class Quantity(NamedTuple):
 
 
 def _accuracies(role: str, environment: str = "") -> Values:
-    """In % at the end, on each environment of a role or on one of them."""
-
     def read(run: Run, records: Sequence[Record]) -> list[float]:
         found = by_environment(last(records), role, ACCURACY)
         return [PERCENT * value for name, value in found.items() if environment in ("", name)]
@@ -52,20 +44,16 @@ def _accuracies(role: str, environment: str = "") -> Values:
 
 
 def _mean(record: Record) -> list[float]:
-    """The mean accuracy over test environments, in %; nothing where there are none."""
     score = mean_score(record, "test", ACCURACY)
     return [] if score is None else [PERCENT * score]
 
 
 def _late_gain(run: Run, records: Sequence[Record]) -> list[float]:
-    """What the mean accuracy gained since two thirds of the evaluations, in points: about 0 at a plateau."""
     early = records[: -(-2 * len(records) // 3)]
     return [late - before for late, before in zip(_mean(last(records)), _mean(last(early)), strict=True)]
 
 
 def _reached(accuracy: float, count: Callable[[Run, Record], float]) -> Values:
-    """What had been counted when the mean accuracy was first reached; nothing if it never was."""
-
     def read(run: Run, records: Sequence[Record]) -> list[float]:
         return [count(run, record) for record in records if max(_mean(record), default=0.0) >= accuracy][:1]
 
@@ -73,7 +61,6 @@ def _reached(accuracy: float, count: Callable[[Run, Record], float]) -> Values:
 
 
 def _spread(run: Run, records: Sequence[Record]) -> list[float]:
-    """Over the evaluations whose mean is the result; nothing where that is one."""
     found = spread(records, "test", ACCURACY)
     return [] if found is None else [PERCENT * found]
 
@@ -103,18 +90,13 @@ WITH_ARGUMENT: Mapping[str, Callable[[str], Quantity]] = {
 
 
 def quantity(text: str) -> Quantity:
-    """The quantity of a column.
+    """The quantity of a column, from its text; raises a FedshiftError for an unknown text.
 
-    Args:
-        text: "mean" and "worst": accuracy over test environments at the end; "on: NAME": on one of them;
-            "validation": over validation environments; "best round": the mean at the round that is best on the test;
-            "late gain": the mean less that at two thirds of the evaluations;
-            "spread": the standard deviation of the mean over the evaluations that `evaluate.last` averages;
-            "risk": the mean loss over test environments; "seconds" of training; "megabytes" in both directions;
-            "rounds to: A" and "megabytes a client to: A": when the mean accuracy was first A %.
-
-    Raises:
-        FedshiftError: it is none of these.
+    "mean" and "worst": accuracy over test environments at the end; "on: NAME": on a single environment; "validation":
+    over validation environments; "best round": the mean at the round that is best on the test; "late gain": the mean
+    less that at two thirds of the evaluations; "spread": the standard deviation of the mean over the evaluations that
+    `evaluate.last` averages; "risk": the mean loss over test environments; "seconds" of training; "megabytes" in both
+    directions; "rounds to: A" and "megabytes a client to: A": when the mean accuracy was first A %.
     """
     name, _, argument = map(str.strip, text.partition(":"))
     if name in QUANTITIES and not argument:
@@ -122,7 +104,7 @@ def quantity(text: str) -> Quantity:
     if name in WITH_ARGUMENT and argument:
         return WITH_ARGUMENT[name](argument)
     known = [*QUANTITIES, *(f"{each}: ..." for each in WITH_ARGUMENT)]
-    raise FedshiftError(f"'{text}' is no score; give one of {', '.join(known)}.")
+    raise FedshiftError(f"'{text}' is not a score; give one of {', '.join(known)}.")
 
 
 # Over seeds ------------------------------------------------------------------------------------------

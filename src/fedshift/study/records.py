@@ -1,4 +1,4 @@
-"""Cells of a study that were run elsewhere: their numbers, what was chosen, and why others have none."""
+"""Cells of a study that were run elsewhere: their numbers and chosen settings, and why others have none."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ LACKING = {"diverged": "diverged", "refused": "cannot run", "failed": "failed"} 
 class Lacking:
     """Why a cell has no number.
 
-    Attributes:
-        reason: in words.
-        kind: its training diverged, the method refuses the scenario, or a user's method failed.
+    ``kind``: its training diverged, the method refuses the scenario, or a user's method failed.
     """
 
     reason: str
@@ -29,7 +27,7 @@ class Lacking:
 
 
 class Chosen(NamedTuple):
-    """What tuning chose for a cell, in words, and the validation accuracy in %."""
+    """Tuned settings of a cell, in words, and the validation accuracy in %."""
 
     hold_out: str
     settings: str
@@ -38,7 +36,7 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True)
 class Records:
-    """Cells that were run elsewhere: their numbers, why others have none, and what was chosen for them."""
+    """Cells that were run elsewhere: their numbers, why others have none, and their chosen settings."""
 
     numbers: Mapping[Key, Mapping[int, float]] = field(default_factory=dict)
     lacking: Mapping[Key, Lacking] = field(default_factory=dict)
@@ -46,12 +44,9 @@ class Records:
 
     @cached_property
     def cells(self) -> frozenset[tuple[str, str]]:
-        """Their scenarios and rows."""
         return frozenset((scenario, row) for scenario, row, _ in (*self.numbers, *self.lacking))
 
     def of(self, scenarios: Collection[str], rows: Collection[str]) -> Records:
-        """Those of some scenarios and rows."""
-
         def requested(key: Sequence[str]) -> bool:
             return key[0] in scenarios and key[1] in rows
 
@@ -69,7 +64,6 @@ def published_records(scale: str) -> Records:
 
 
 def records_of(text: str) -> Records:
-    """The cells of a benchmark's CSV file."""
     numbers: dict[Key, dict[int, float]] = {}
     lacking: dict[Key, Lacking] = {}
     chosen: dict[tuple[str, str], list[Chosen]] = {}

@@ -1,7 +1,4 @@
-"""A table or figure of a paper: planned, run, and beside what the paper has.
-
-Under each row of ours stands the paper's.
-"""
+"""A table or figure of a paper: planned, run, and shown with the paper's numbers under ours."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from fedshift.runs.events import Progress
 from fedshift.runs.run import Run
 from fedshift.runs.scheduling import run_path
 from fedshift.runs.shard import Shard
-from fedshift.study.execute import CarriedOut
+from fedshift.study.execute import PlanOutcome
 from fedshift.study.papers import ExhibitRow, exhibit_of
 from fedshift.study.records import LACKING
 from fedshift.study.scenarios import AS_PRINTED, Scenario, scale_of
@@ -48,11 +45,6 @@ def plan_table(
     settings: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
 ) -> StudyPlan:
-    """The plan of what a user names, as for :func:`reproduce`.
-
-    Raises:
-        FedshiftError: a name is not known, the table is not reproduced, or a setting decides results.
-    """
     exhibit, size, folder = exhibit_of(table), scale_of("papers", scale), Path(out or OUT)
     if exhibit.why:
         raise FedshiftError(f"{exhibit.title} of {exhibit.paper} is not reproduced: {exhibit.why}")
@@ -61,7 +53,7 @@ def plan_table(
             raise FedshiftError(f"{name} = {shown(value)}: tables share their runs' folder; give --out instead.")
         if not name.startswith("run."):
             raise FedshiftError(
-                f"{name} = {shown(value)}: a table's settings are what is reproduced, so only those of [run], "
+                f"{name} = {shown(value)}: a table's settings are what is reproduced, so only settings of [run], "
                 "such as run.threads=2, can be given; for others there is `fedshift compare`."
             )
     return StudyPlan.of(
@@ -88,29 +80,29 @@ def reproduce(
     progress: Progress | None = None,
     shard: str | None = None,
 ) -> Reproduction:
-    """Run a table or figure of one of the five papers, and put it beside what the paper has.
+    """Run a table or figure of one of the five papers, and compare it with the paper.
 
-    What is finished is not repeated: called again, it continues where it was. Tables and figures are written into a
-    folder of the exhibit and the scale.
+    Finished work is not repeated: called again, it continues. Tables and figures are written into a folder of the
+    exhibit and the scale.
 
     Args:
         table: its name, such as "fedsr-table1" or "fedcir-fig10".
         scale: "smoke", "short" or "paper".
-        panels: of its federations those that are run now, or one; by default all whose data are here.
-        rows: of its rows those that are run now, or one; by default all.
+        panels: the federations to run now, a name or several; by default all whose data are here.
+        rows: the rows to run now, a name or several; by default all.
         data: paths of data, by the data set's name (``{"pacs": "pacs.parquet"}``), or by another setting of it
             (``{"digits.usps": "usps.parquet"}``).
         settings: dotted settings of [run] that differ, such as ``{"run.threads": 2}``.
         out: the folder; by default runs/reproduce.
         progress: callback for the progress; by default a live display.
-        shard: "3/16" carries the runs out with 15 other processes in the same folder, on any machines.
+        shard: "3/16" shares the runs with 15 other processes in the same folder, on any machines.
 
     Raises:
-        FedshiftError: a name is not known, nothing that the table needs is here, or runs cannot run for a
-            reason that is not their method's, such as a full disk; what is finished is kept.
+        FedshiftError: a name is unknown, nothing that the table needs is here, or runs cannot run for a reason other
+            than their method, such as a full disk; finished work is kept.
     """
     plan = plan_table(table, scale, panels=panels, rows=rows, data=data, settings=settings, out=out)
-    return Reproduction.carried_out(plan, progress, Shard.of(shard))
+    return Reproduction.run(plan, progress, Shard.of(shard))
 
 
 @dataclass(frozen=True, repr=False)
@@ -118,7 +110,7 @@ class Reproduction(StudyResults):
     """A table or figure of a paper, as run here; prints as its tables.
 
     Attributes:
-        analysed: of an exhibit with an analysis, by scenario what it measured.
+        analysed: of an exhibit with an analysis, its measurements by scenario.
         not_analysed: by scenario why it could not measure.
     """
 
@@ -126,8 +118,7 @@ class Reproduction(StudyResults):
     not_analysed: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, plan: StudyPlan, cells: Sequence[Cell], done: CarriedOut) -> Self:
-        """What the folders of cells contain, whichever process ran them, and what the analysis makes of them."""
+    def read(cls, plan: StudyPlan, cells: Sequence[Cell], done: PlanOutcome) -> Self:
         found = super().read(plan, cells, done)
         analysed: dict[str, Analysed] = {}
         failed: dict[str, str] = {}
@@ -140,7 +131,6 @@ class Reproduction(StudyResults):
         return replace(found, analysed=analysed, not_analysed=failed)
 
     def tables(self) -> list[Table]:
-        """A table for each scenario, or those of its analysis."""
         if not self.plan.exhibit.analysis:
             return [self._table(scenario) for scenario in self.plan.known if self.columns(scenario)]
         return [
@@ -172,7 +162,7 @@ class Reproduction(StudyResults):
         return Table(title, [exhibit.across, *columns], rows)
 
     def _cell(self, scenario: Scenario, row: ExhibitRow, column: str) -> str:
-        """Our number, with the difference to the paper's where they are of the same thing."""
+        """Our number, with the difference to the paper's where they are comparable."""
         ours, paper = (
             self.mean(scenario.name, row.name, column),
             self.plan.exhibit.number(scenario, row, column),
@@ -194,7 +184,6 @@ class Reproduction(StudyResults):
         return sorted({column for name, _, column in self.numbers if name == scenario.name}, key=place)
 
     def notes(self) -> list[str]:
-        """What was run, how it differs from the paper, and what has no number."""
         plan = self.plan
         seeds = ", ".join(map(str, plan.scale.seeds))
         over = f"Mean ± standard deviation over seeds {seeds}" if len(plan.scale.seeds) > 1 else f"Seed {seeds}"
@@ -210,7 +199,7 @@ class Reproduction(StudyResults):
             *plan.exhibit.statement,
         ]
         if not any(row.published for row in plan.exhibit.rows):
-            words.append("The paper draws this figure and prints no numbers of it, so there is none to compare with.")
+            words.append("The paper draws this figure without printing its numbers; there is nothing to compare with.")
         for scenario in plan.known:
             if scenario.open:
                 words.append(f"{scenario.title}, open: {scenario.open}.")
@@ -224,23 +213,21 @@ class Reproduction(StudyResults):
             words += its.notes()
         for name, why in self.not_analysed.items():
             words.append(f"{name} could not be analysed: {why} The same command tries again.")
-        return [*words, *self.what_is_lacking()]
+        return [*words, *self.lacking_notes()]
 
     def measurements(self) -> list[dict[str, Any]]:
-        """Every number, or every one of the analysis."""
         if not self.plan.exhibit.analysis:
             return super().measurements()
         return [{"scenario": name} | row for name, its in self.analysed.items() for row in its.measurements()]
 
     @cached_property
     def _charts(self) -> dict[str, Chart]:
-        """The charts of the analysis, by the names of their files."""
         several = len(self.plan.known) > 1
         charts = [(name, chart) for name, its in self.analysed.items() for chart in its.charts()]
         return {f"{name}-{chart.name}" if several else chart.name: chart for name, chart in charts}
 
     def table(self) -> str:
-        """The figures, which lie beside it once it is written, tables and notes, as Markdown."""
+        """The figures, which lie next to it once it is written, tables and notes, as Markdown."""
         pictures = {f"{name}.png": chart.alt for name, chart in self._charts.items()}
         if self._is_drawn:
             pictures["png"] = self.plan.exhibit.what
@@ -248,7 +235,7 @@ class Reproduction(StudyResults):
         return "".join(f"![{marked(alt)}]({of}.{file})\n\n" for file, alt in pictures.items()) + super().table()
 
     def panels(self, scenario: Scenario) -> list[Panel]:
-        """What is drawn of a scenario; points such as "tau = 1" and "weight = 1" separately."""
+        """The plots of a scenario; points such as "tau = 1" and "weight = 1" separately."""
         groups: dict[str, list[str]] = {}
         for name in self.columns(scenario):
             groups.setdefault(name.rpartition(" = ")[0], []).append(name)
@@ -261,7 +248,7 @@ class Reproduction(StudyResults):
         numbered = isinstance(exhibit.along, str)
         places = {name: place(name) if numbered else float(number) for number, name in enumerate(columns)}
         lines = []
-        for row in exhibit.carried_out:
+        for row in exhibit.reproduced:
             ours = {places[name]: self.mean(scenario.name, row.name, name) for name in columns}
             lines.append(Line(row.name, {where: found for where, found in ours.items() if found}))
         (heading,) = exhibit.quantities(scenario)
@@ -278,7 +265,6 @@ class Reproduction(StudyResults):
         return self.plan.exhibit.kind == "curve" and bool(self.numbers)
 
     def more_files(self) -> dict[str, str | bytes]:
-        """The figure of a curve, and the charts of an analysis with their numbers."""
         found: dict[str, str | bytes] = {
             f"{name}.{kind}": getattr(chart, kind)()
             for name, chart in self._charts.items()
@@ -293,7 +279,7 @@ class Reproduction(StudyResults):
 
 
 def _analysed(plan: StudyPlan, cells: Sequence[Cell]) -> Analysed | None:
-    """What the exhibit's analysis makes of the finished runs of cells; None where none is."""
+    """The exhibit's analysis of the finished runs of cells; None if no run is finished."""
     from fedshift.reporting.analyses import ANALYSES  # with matplotlib
     from fedshift.reporting.analyses.analysed import analyse_rows
 
@@ -315,21 +301,20 @@ def less(ours: MeanStd, paper: float) -> str:
 
 
 def place(column: str) -> float:
-    """Where a point lies along a curve: the number that its name ends with."""
+    """A point's place along a curve: the number at the end of its name."""
     return float(column.rpartition("=")[2])
 
 
 def differences_from_paper(plan: StudyPlan, scenario: Scenario) -> dict[str, list[str]]:
     """The settings in which a scale differs from the paper's, such as "train.rounds 2 (600)".
 
-    Returns:
-        Those of all rows, by "", and those of some methods, by "rows of fraug".
+    Keys are "" for the settings of all rows, and for example "rows of fraug" for some methods.
     """
     if plan.scale.name == AS_PRINTED or AS_PRINTED not in scenario.sizes:
         return {}
     paper = replace(plan, scale=scale_of("papers", AS_PRINTED), data={}, settings={})
     ours = replace(plan, data={}, settings={})
-    rows = [row for row in plan.exhibit.carried_out if plan.exhibit.asks_for(scenario, row, "")]
+    rows = [row for row in plan.exhibit.reproduced if plan.exhibit.includes_cell(scenario, row, "")]
     methods = dict.fromkeys(row.method for row in rows)
     changes: dict[str, dict[str, None]] = {}
     for row in rows:
@@ -346,7 +331,6 @@ def differences_from_paper(plan: StudyPlan, scenario: Scenario) -> dict[str, lis
 
 
 def _settings(plan: StudyPlan, scenario: Scenario, row: ExhibitRow) -> dict[str, str]:
-    """The settings of a row's runs by dotted name, as they are written, but for those of the points."""
     of_points = {name for point in plan.exhibit.points(plan.scale.name).values() for name in point}
     table = flat({key: value for key, value in plan.first_of(scenario, row).table().items() if key not in NOT_SAID})
     return {name: shown(value) for name, value in table.items() if name not in of_points}

@@ -1,13 +1,8 @@
-"""Scenarios: federations of the benchmark or of a paper, and how large each scale makes them.
+"""Scenarios: federations of the benchmark or of a paper, and their size at each scale.
 
-A scenario's file is an experiment without a method, and a table ``[scenario]``: ``title``; and for every scale that has
-the scenario a table with ``settings`` (dotted), and perhaps ``experiment``, the name of a shipped experiment that
-replaces the file's, and a ``title`` of its own. Of a paper it has ``columns``, what is read off its runs, by heading,
-and ``open``, what the paper leaves open; of the benchmark ``score``, what its number is, ``worst``, whether the lowest
-environment stands beside the mean, ``rates``, the learning rates that are tried, ascending, ``finalists``, how many
-choices the first tuning seed leaves to the others, ``choices``, what is tried there of methods whose setting has
-another scale on these data, and ``weight``, how much it counts in means over scenarios, where several are of the same
-data.
+A scenario's file is an experiment without a method, and a table ``[scenario]`` with the fields of :class:`Scenario`; a
+table for every scale has ``settings`` (dotted), and optionally a ``title`` and ``experiment``, the name of a shipped
+experiment that replaces the file's.
 """
 
 from __future__ import annotations
@@ -29,46 +24,27 @@ AS_PRINTED = "paper"  # the scale that is as the papers have it
 
 @dataclass(frozen=True)
 class Scale:
-    """The size of a study.
-
-    Attributes:
-        name: "smoke", "short" or "paper".
-        about: what it is for.
-        seeds: of the results; none of them has been tuned on.
-        settings: dotted settings of every scenario.
-        methods: settings of single methods, by their names, which are not searched.
-        rates: how many of a scenario's learning rates are tried, the highest; 0: nothing is tuned.
-        choices: how many values of a method's first setting are tried, at most.
-        tuning_seeds: seeds of each trial.
-        compared: whether numbers can be compared with a paper's.
-        scenarios: how many of a table's scenarios it has, the first ones; None: all.
-    """
+    """The size of a study."""
 
     name: str
-    about: str
-    seeds: Sequence[int]
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    about: str  # its purpose
+    seeds: Sequence[int]  # of the results; tuning uses none of them
+    settings: Mapping[str, Any] = field(default_factory=dict)  # dotted settings of every scenario
+    # settings of single methods, by their names, which are not searched
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    rates: int = 0
-    choices: int = 3
-    tuning_seeds: Sequence[int] = ()
-    compared: bool = True
-    scenarios: int | None = None
+    rates: int = 0  # how many of a scenario's learning rates are tried, the highest; 0: nothing is tuned
+    choices: int = 3  # how many values of a method's first setting are tried, at most
+    tuning_seeds: Sequence[int] = ()  # seeds of each trial
+    compared: bool = True  # whether numbers can be compared with a paper's
+    scenarios: int | None = None  # how many of a table's scenarios it has, the first ones; None: all
 
     def settings_of(self, method: str) -> dict[str, Any]:
-        """Its settings of a method, by dotted name."""
         return {f"method.{name}": value for name, value in self.methods.get(method, {}).items()}
 
 
 @dataclass(frozen=True)
 class Size:
-    """A scenario at a scale.
-
-    Attributes:
-        experiment: the tables of the experiment that it begins with.
-        settings: dotted settings that differ from it.
-        title: what it is, where that is not as in the paper.
-    """
+    """A scenario at a scale: an experiment's tables, dotted settings that differ, and a title if not the paper's."""
 
     experiment: Mapping[str, Any]
     settings: Mapping[str, Any]
@@ -76,43 +52,29 @@ class Size:
 
     @property
     def data(self) -> str:
-        """The name of its data set."""
         return str(self.settings.get("data.name", self.experiment["data"]["name"]))
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A federation of the benchmark, or of a paper.
-
-    Attributes:
-        name: the file's.
-        title: over its columns.
-        sizes: by the scale's name.
-        columns: what :func:`fedshift.study.quantities.quantity` reads off its runs, by heading.
-        open: what the paper leaves open, or is another thing here at any scale.
-        score: what the benchmark compares.
-        worst: whether the accuracy on the worst environment is shown beside the mean.
-        rates: the learning rates that are tried, ascending.
-        finalists: how many choices, the best by the first tuning seed, run with the others; None: all.
-        choices: by method, values that are tried here of its settings, by dotted name, in the place of the row's.
-        weight: how much it counts in means over scenarios.
-    """
+    """A federation of the benchmark, or of a paper."""
 
     name: str
     title: str
     sizes: Mapping[str, Size]
+    # what :func:`fedshift.study.quantities.quantity` reads off its runs, by heading
     columns: Mapping[str, str] = field(default_factory=dict)
-    open: str = ""
-    score: str = ""
-    worst: bool = False
-    rates: Sequence[float] = ()
-    finalists: int | None = None
+    open: str = ""  # what the paper leaves open, or what differs here at any scale
+    score: str = ""  # what the benchmark compares
+    worst: bool = False  # whether the accuracy on the worst environment is shown next to the mean
+    rates: Sequence[float] = ()  # the learning rates that are tried, ascending
+    finalists: int | None = None  # how many choices, the best by the first tuning seed, run with the others; None: all
+    # by method, values to try of its settings, by dotted name, instead of the row's
     choices: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)
-    weight: float = 1.0
+    weight: float = 1.0  # its weight in means over scenarios, where several are of the same data
 
     @classmethod
     def of(cls, name: str, text: str) -> Scenario:
-        """The scenario that a file describes."""
         tables = parse_toml(text, f"the scenario '{name}'")
         about = tables.pop("scenario")
         named = {key: about.pop(key) for key in cls.__dataclass_fields__ if key in about}
@@ -127,7 +89,7 @@ class Scenario:
         size = self.sizes[scale]
         if self.has_its_data(scale):
             return size.title or self.title
-        return f"{size.title or size.data} in the place of {self.title}"
+        return f"{size.title or size.data} instead of {self.title}"
 
     def has_its_data(self, scale: str) -> bool:
         """Whether the data set of a scale is the paper's, so that numbers can be compared."""
@@ -142,29 +104,21 @@ def files_of(folder: str) -> dict[str, str]:
 
 
 def text_of(file: str) -> str:
-    """The text of a TOML file of the package."""
     return resources.files(__package__).joinpath("data", f"{file}.toml").read_text(encoding="utf-8")
 
 
 @cache
 def scenarios(collection: Collection) -> Mapping[str, Scenario]:
-    """Every scenario by name."""
     return {name: Scenario.of(name, text) for name, text in files_of(f"{collection}/scenarios").items()}
 
 
 @cache
 def scales(collection: Collection) -> Mapping[str, Scale]:
-    """Every scale by name, from small to large."""
     tables = parse_toml(text_of(f"{collection}/scales"), "the scales")
     return {name: Scale(name, **table) for name, table in tables.items()}
 
 
 def scale_of(collection: Collection, name: str) -> Scale:
-    """The scale of a name.
-
-    Raises:
-        UnknownNameError: there is none.
-    """
     if name not in scales(collection):
         raise UnknownNameError("scale", name, [*scales(collection)])
     return scales(collection)[name]
@@ -173,16 +127,10 @@ def scale_of(collection: Collection, name: str) -> Scale:
 def choose(
     kind: str, there: Mapping[str, Any], names: str | Sequence[str] | None, refused: Mapping[str, str]
 ) -> list[Any]:
-    """Those that are named, in their order; all where no name is given.
+    """The named entries of ``there``, in its order; all if no name is given.
 
-    Args:
-        kind: what messages call one.
-        there: all, by name.
-        names: some names, or one.
-        refused: why other names cannot be chosen.
-
-    Raises:
-        FedshiftError: a name is not known, or cannot be chosen, or there is none.
+    ``kind`` is what messages call an entry; ``refused`` has why other names cannot be chosen. Raises a FedshiftError if
+    a name is unknown or refused, or nothing is there.
     """
     requested = [names] if isinstance(names, str) else names
     quoted = [f"'{name}'" if "," in name else name for name in there]

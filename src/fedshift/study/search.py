@@ -1,15 +1,14 @@
-"""A study: the trials of one method on one federation, chosen and kept by Optuna in a journal in the study's folder.
+"""A study: the trials of a method on a federation, chosen and kept by Optuna in a journal in the study's folder.
 
-Trials are requested in batches, and a batch is over before the next one is chosen. The sampler of each trial has a seed
-of its own, so a search that was interrupted continues to the trials that it would have had.
+Trials are requested in batches, and a batch is over before the next is chosen. The sampler of each trial has a separate
+seed, so an interrupted search continues to the same trials.
 
-*Choices.* The first trial is the experiment as it stands; where that is outside of the space, the sampler does not see
-it. A trial that failed is to Optuna a pruned one without a value, so samplers count it as the worst. A trial's first
-seed decides whether it is pruned, by the median rule against complete trials of earlier batches: its best validation
-score so far is worse than the median of theirs after the same round, once five are complete and a quarter of the rounds
-is done. Of several seeds, the others may be kept for the finalists, the best of a batch by the first. A grid tries
-every combination of choices (of an interval its ends and its middle) in order, and prunes nothing
-if its batch has all of them.
+*Choices.* The first trial is the experiment as it stands; the sampler ignores it if it is outside of the space. A
+failed trial is to Optuna a pruned trial without a value, so samplers count it as the worst. A trial's first seed
+decides whether it is pruned, by the median rule against complete trials of earlier batches: its best validation score
+so far is worse than the median of theirs after the same round, once five are complete and a quarter of the rounds is
+done. Of several seeds, the others may be kept for the finalists, the best of a batch by the first. A grid tries every
+combination of choices (of an interval its ends and its middle) in order, and prunes nothing if its batch has all.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from fedshift.runs.origin import STUDY
 from fedshift.runs.run import Run
 from fedshift.runs.selection import shares
 from fedshift.spec import Range, Search, Spec
-from fedshift.study.space import Space, in_words, labelled
+from fedshift.study.space import Space, describe_range, labelled
 
 if TYPE_CHECKING:
     import optuna
@@ -50,115 +49,78 @@ Curve = Sequence[tuple[int, float]]  # validation scores by rounds done, ascendi
 
 
 class Budget(Spec):
-    """The budget and the ranges of studies, the same for all methods.
+    """The budget and the ranges of studies, the same for all methods."""
 
-    Attributes:
-        trials: of each study.
-        sampler: "tpe", "random" or "grid".
-        parallel: trials that are chosen, and run, side by side.
-        search: where to look, by the dotted names of settings, beside what pages declare: a
-            :class:`~fedshift.spec.Range`, choices, or "0.001..0.1".
-        fixed: dotted names of settings that are not searched.
-        declared: whether the ranges that pages declare are searched, beside those of ``search``.
-        finalists: how many trials of a batch run with more seeds than the first; None: all that are not pruned.
-    """
-
-    trials: Trials = 20
-    sampler: Sampler = "tpe"
-    parallel: Trials = 4
+    trials: Trials = 20  # of each study
+    sampler: Sampler = "tpe"  # "tpe", "random" or "grid"
+    parallel: Trials = 4  # trials that are chosen, and run, side by side
+    # ranges by the dotted names of settings, in addition to the pages': a :class:`~fedshift.spec.Range`, choices, or
+    # "0.001..0.1"
     search: dict[str, Any] = Field(default={})
-    fixed: tuple[str, ...] = ()
-    declared: bool = True
+    fixed: tuple[str, ...] = ()  # dotted names of settings that are not searched
+    declared: bool = True  # whether the ranges that pages declare are searched too
+    # how many trials of a batch run with more seeds than the first; None: all that are not pruned
     finalists: Trials | None = None
 
     def runs(self, seeds: int) -> int:
-        """How many runs a study takes at most."""
         batches = -(-self.trials // self.parallel)
         return self.trials + (seeds - 1) * min(self.trials, batches * (self.finalists or self.parallel))
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One choice of the searched settings, and its outcome.
+    """A choice of the searched settings, and its outcome."""
 
-    Attributes:
-        settings: by dotted name.
-        state: "requested" until it is over.
-        value: the validation score, in 0..1, of a complete trial: the mean over its seeds at the end.
-        curve: the validation scores of its first seed by rounds done; of a pruned trial up to where it ended.
-        runs: the names of its run folders.
-        repeats: the number of the earlier trial with the same settings, if there is one, whose outcome it has.
-        reason: why it failed.
-    """
-
-    settings: dict[str, Any]
-    state: Literal["asked", "complete", "pruned", "failed"] = "asked"
-    value: float | None = None
-    curve: Curve = ()
-    runs: Sequence[str] = ()
-    repeats: int | None = None
-    reason: str = ""
+    settings: dict[str, Any]  # by dotted name
+    state: Literal["requested", "complete", "pruned", "failed"] = "requested"  # "requested" until it is over
+    value: float | None = None  # the validation score, in 0..1, of a complete trial: the mean over its seeds at the end
+    curve: Curve = ()  # the validation scores of its first seed by rounds done; of a pruned trial up to its end
+    runs: Sequence[str] = ()  # the names of its run folders
+    repeats: int | None = None  # the number of an earlier trial with the same settings, whose outcome it shares
+    reason: str = ""  # why it failed
 
     @property
     def percent(self) -> str:
-        """Its value in %, or how it ended."""
         return self.state if self.value is None else f"{100 * self.value:.1f}"
 
     @property
     def words(self) -> str:
-        """Its settings."""
-        return ", ".join(f"{key}={in_words((value,))}" for key, value in self.settings.items()) or "as it stands"
+        return ", ".join(f"{key}={describe_range((value,))}" for key, value in self.settings.items()) or "as it stands"
 
 
 @dataclass(eq=False)
 class Study:
-    """A search over the settings of one method on one federation.
-
-    Attributes:
-        path: its folder.
-        experiments: what is tuned, one for each seed.
-        space: what is searched.
-        budget: how many trials, and how they are chosen.
-        digest: of all that decides its trials.
-        trials: those that were requested so far; later ones than the budget has are not among them.
-    """
+    """A search over the settings of a method on a federation."""
 
     path: Path
-    experiments: Sequence[Experiment]
+    experiments: Sequence[Experiment]  # what is tuned, an experiment per seed
     space: Space
     budget: Budget
-    digest: str
-    trials: list[Trial] = field(default_factory=list)
+    digest: str  # of all that decides its trials
+    trials: list[Trial] = field(default_factory=list)  # requested so far, without those beyond the budget
 
     @property
     def case(self) -> tuple[str, str]:
-        """The method, and the held-out domain (empty where none is)."""
         return self.experiments[0].case
 
     @property
     def label(self) -> str:
-        """Its name in messages."""
         method, held_out = self.case
         return f"{method} ({held_out} held out)" if held_out else method
 
     @property
     def metric(self) -> Metric:
-        """What trials are scored by: the metric that selects."""
         return Metric(self.experiments[0].evaluate.select)
 
     def best(self, trials: int | None = None) -> int | None:
-        """The number of the best complete trial, of all or of the first ones; the earliest of equals."""
+        """The number of the best complete trial, of all or of the first ``trials``; the earliest of equals."""
         known = {number: trial.value for number, trial in enumerate(self.trials[:trials])}
         merits = {number: self.metric.merit(value) for number, value in known.items() if value is not None}
         return max(merits, key=merits.__getitem__, default=None)
 
     @cached_property
     def combinations(self) -> list[dict[str, Any]]:
-        """The parameters of each trial of a grid; the last setting varies fastest.
-
-        Raises:
-            FedshiftError: there are more than the budget has trials.
-        """
+        """The parameters of each trial of a grid; the last setting varies fastest."""
         axes = [self._points(key, search) for key, search in self.space.searched.items()]
         if (size := prod(map(len, axes))) > self.budget.trials:
             raise FedshiftError(
@@ -174,16 +136,11 @@ class Study:
 
     @property
     def count(self) -> int:
-        """How many trials there are in the end."""
         return len(self.combinations) if self.budget.sampler == "grid" else self.budget.trials
 
     @cached_property
     def optuna_study(self) -> optuna.Study:
-        """Optuna's own study, read from its journal; the caller owns the folder's lock.
-
-        Raises:
-            FedshiftError: the journal is damaged.
-        """
+        """Optuna's study, read from its journal; the caller has the folder's lock."""
         module, journal = import_optuna(), self.path / STUDY
         files.make_folder(self.path)
         journal.with_name(f"{journal.name}.lock").unlink(missing_ok=True)  # a kill may leave it, or part of a line
@@ -201,20 +158,19 @@ class Study:
                 )
         except (KeyError, TypeError, ValueError) as error:
             raise FedshiftError(
-                f"'{journal}' is damaged ({error}). Remove it: the study begins again, and its finished runs are not "
+                f"'{journal}' is damaged ({error}). Remove it: the study restarts, and its finished runs are not "
                 "repeated."
             ) from error
         return found
 
     def read(self) -> None:
-        """Read the trials of the journal."""
         self.trials = []
         for known in self.optuna_study.get_trials(deepcopy=False)[: self.budget.trials]:
             stands = not self.trials and self.budget.sampler != "grid"
             settings = dict(self.space.own) if stands else self.space.settings(known.params)
             earlier = [trial.settings for trial in self.trials]
             reason: str = known.user_attrs.get("reason", "")
-            states = {"RUNNING": "asked", "COMPLETE": "complete", "PRUNED": "failed" if reason else "pruned"}
+            states = {"RUNNING": "requested", "COMPLETE": "complete", "PRUNED": "failed" if reason else "pruned"}
             state: Any = states[known.state.name]
             self.trials.append(
                 Trial(
@@ -228,29 +184,27 @@ class Study:
                 )
             )
 
-    # Asking and showing ------------------------------------------------------------------------------
+    # Batches and outcomes ----------------------------------------------------------------------------
 
     def ask(self) -> list[int]:
-        """The numbers of the trials of the next batch, or what is left of one; none once all are over."""
-        waiting = (number for number, trial in enumerate(self.trials) if trial.state == "asked")
+        """The numbers of the trials of the next batch, or the rest of an unfinished batch; empty once all are over."""
+        waiting = (number for number, trial in enumerate(self.trials) if trial.state == "requested")
         end = self._batch_of(next(waiting, len(self.trials))) + self.budget.parallel
         with quiet():
             for number in range(len(self.trials), min(end, self.count)):
                 self.optuna_study.add_trial(self._choose(number))
         self.read()
-        return [number for number, trial in enumerate(self.trials) if trial.state == "asked"]
+        return [number for number, trial in enumerate(self.trials) if trial.state == "requested"]
 
     def _batch_of(self, number: int) -> int:
-        """The first trial of the batch that a trial is in."""
         return number - number % self.budget.parallel
 
-    def beside(self, number: int) -> Mapping[int, Trial]:
-        """The trials of a batch, by number, as far as they were requested."""
+    def batch_trials(self, number: int) -> Mapping[int, Trial]:
         first = self._batch_of(number)
         return dict(enumerate(self.trials[first : first + self.budget.parallel], first))
 
     def _choose(self, number: int) -> Any:
-        """A trial with all its parameters, which the journal takes as one line: a kill leaves none half chosen."""
+        """A trial with all its parameters, in one line of the journal: an interruption leaves no partial trial."""
         module, spaces = import_optuna(), self._distributions()
         create, running = module.trial.create_trial, module.trial.TrialState.RUNNING
         if self.budget.sampler == "grid":
@@ -281,7 +235,6 @@ class Study:
         return found
 
     def _sampler(self, number: int, key: str = "") -> Any:
-        """The sampler of a trial, or of a parameter that is sampled alone; each has a separate seed."""
         samplers = import_optuna().samplers
         seed = int(files.digest_of(f"{self.digest} {number} {key}".encode())[:8], 16)
         if self.budget.sampler == "random":
@@ -289,7 +242,6 @@ class Study:
         return samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
 
     def tell(self, number: int, outcome: Trial) -> None:
-        """Write down the outcome of a trial."""
         module = import_optuna()
         with quiet():
             known = self.optuna_study.get_trials(deepcopy=False)[number]
@@ -304,9 +256,9 @@ class Study:
         self.read()
 
     def pruned_at(self, number: int, curve: Curve, rounds: int) -> int | None:
-        """After how many of all rounds a trial is pruned that has this curve; None if it is not.
+        """After how many of all rounds a trial with this curve is pruned; None if it is not.
 
-        It is the same for a curve whatever is added to its end.
+        A longer curve with the same beginning gives the same result.
         """
         merit = self.metric.merit
         earlier = [dict(trial.curve) for trial in self.trials[: self._batch_of(number)] if trial.value is not None]
@@ -320,7 +272,6 @@ class Study:
 
 
 def import_optuna() -> Any:
-    """Optuna, which the extra ``tune`` brings."""
     with needs("tune", "Searching settings"):
         import optuna
     return optuna
@@ -328,7 +279,7 @@ def import_optuna() -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what Optuna logs of studies, and its warnings about experimental options and few trials."""
+    """Suppress Optuna's log, and its warnings about experimental options and few trials."""
     logging = import_optuna().logging
     before = logging.get_verbosity()
     logging.set_verbosity(logging.WARNING)
@@ -342,7 +293,6 @@ def quiet() -> Iterator[None]:
 
 
 def all_trials(study: Study) -> Table:
-    """Every trial, with what part of the clients' loss each term made up at the end of its first seed."""
     keys = [*study.space.searched]
     rows = [
         [
@@ -350,7 +300,7 @@ def all_trials(study: Study) -> Table:
             trial.state + (f" (as trial {trial.repeats + 1})" if trial.repeats is not None else ""),
             trial.percent if trial.value is not None else "",
             str(trial.curve[-1][0]) if trial.curve else "",
-            *(in_words((trial.settings[key],)) for key in keys),
+            *(describe_range((trial.settings[key],)) for key in keys),
             _shares(study, trial),
             trial.reason,
         ]

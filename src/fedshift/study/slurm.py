@@ -36,37 +36,21 @@ exec {command} --shard "$SLURM_ARRAY_TASK_ID/{shards}"
 
 @dataclass(frozen=True)
 class Slurm:
-    """What a cluster must know of a command.
+    """What a cluster needs to know about a command."""
 
-    Attributes:
-        folder: the command's, which all machines see; the script and the tasks' output lie there.
-        command: its words.
-        shards: how many tasks.
-        runs: how many runs there are.
-        seconds: of all runs in one process.
-        longest: seconds of the longest run.
-        memory: bytes of a process.
-        options: how runs are run.
-    """
-
-    folder: Path
-    command: Sequence[str]
+    folder: Path  # the command's, which all machines see; the script and the tasks' output lie there
+    command: Sequence[str]  # its words
     shards: int
     runs: int
-    seconds: float
-    longest: float
-    memory: int
-    options: RunOptions
+    seconds: float  # of all runs in one process
+    longest: float  # seconds of the longest run
+    memory: int  # bytes of a process
+    options: RunOptions  # how runs are run
 
     @classmethod
     def of(
         cls, forecasts: Sequence[Forecast], folder: Path, command: Sequence[str], shards: int, options: RunOptions
     ) -> Slurm:
-        """The forecasts of a command's runs.
-
-        Raises:
-            FedshiftError: nothing is left to run.
-        """
         costs = [(each.runs, each.cost) for each in forecasts if each.cost is not None and each.runs]
         if not costs:
             raise FedshiftError("There is nothing to run: all runs are finished, or none can run.")
@@ -88,7 +72,6 @@ class Slurm:
 
     @property
     def script(self) -> str:
-        """The job's script."""
         cpus = self.options.workers or self.options.threads or 1
         on_gpu = self.options.device.startswith("cuda")
         return SCRIPT.format(
@@ -106,11 +89,6 @@ class Slurm:
         )
 
     def write(self) -> Path:
-        """Write the script; returns its path.
-
-        Raises:
-            DiskError: it cannot be written.
-        """
         files.make_folder(self.folder)
         path = self.folder / "slurm.sh"
         files.write(path, self.script)
@@ -118,5 +96,4 @@ class Slurm:
 
 
 def _clock(minutes: int) -> str:
-    """Hours, minutes and seconds, as Slurm reads them."""
     return f"{minutes // 60}:{minutes % 60:02}:00"

@@ -40,21 +40,21 @@ YOURS = {
 
 
 class Options(TypedDict, total=False):
-    """How experiments differ from their source; None is as good as nothing.
+    """Changes of a source's experiments; None means no change.
 
     Attributes:
         method: a name, an instance such as ``FedSR(l2r=0.05)``, or a table with a name; or a list of these, each a run.
             The name of another method than the source's resets the source's table [method]; an instance or a table
-            takes its place. A :class:`FedshiftWarning` names the settings that are not used then.
+            replaces it. A :class:`FedshiftWarning` names the settings that are not used then.
         data: the data set, as a name, instance or table; so are the partition, the protocol and the model, by the same
             rule. Without a source, each domain of other data is scored on separate samples, unless ``hold_out`` or
-            ``protocol`` states otherwise. ``{site: (x, y), ...}`` is what :func:`fedshift.in_memory` makes of it.
+            ``protocol`` is given. ``{site: (x, y), ...}`` is passed to :func:`fedshift.in_memory`.
         partition: how domains are divided among clients.
-        protocol: what is held out, and who is scored on what.
-        model: the network. A module, or a class or function that makes one, is what :func:`fedshift.own_model` makes of
-            it.
-        hold_out: the domain that is held out, a list of them, or "all" for each in turn; in a list "all" is the name
-            of a domain.
+        protocol: what is held out, and which model is scored on what.
+        model: the network. A module, or a class or function that creates a module, is passed to
+            :func:`fedshift.own_model`.
+        hold_out: the held-out domain, a list of them, or "all" for each in turn; in a list "all" is the name of a
+            domain.
         seed: the seed, or a list.
         rounds: communication rounds.
         device: "auto", "cpu", "cuda", "cuda:1" or "mps".
@@ -63,8 +63,8 @@ class Options(TypedDict, total=False):
         plugins: Python files that register methods, models or data sets.
         settings: any other field, dotted: ``{"method.l2r": 0.05}``. A list where one value is expected makes a run for
             each.
-        tuned: the file of a search, whose best settings of each method take the place of the source's; ``settings``
-            count before them.
+        tuned: the file of a search, whose best settings of each method replace the source's; ``settings`` override
+            them.
     """
 
     method: Choice | Sequence[Choice] | None
@@ -102,15 +102,15 @@ def grid(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Options]
     if not isinstance(settings, Mapping) or not all(isinstance(field, str) for field in settings):
         raise FedshiftError(f'settings = {settings!r}: give dotted fields and values, as in {{"method.l2r": 0.05}}.')
     found: list[Experiment] = []
-    said: dict[str, None] = {}
+    lines: dict[str, None] = {}
     for item in sources(source):
         for choice in _methods(method):
             changes = _changes({**given, **choice}, settings)
             if isinstance(item, Experiment) and not changes:
                 found.append(item)
             else:
-                found += expand(override(_document(item, changes), changes, lambda line: said.update({line: None})))
-    for line in said:
+                found += expand(override(_document(item, changes), changes, lambda line: lines.update({line: None})))
+    for line in lines:
         warnings.warn(line, FedshiftWarning, stacklevel=2)
     if len({experiment.fingerprint for experiment in found}) < len(found):
         raise FedshiftError("The grid contains the same run twice; give every experiment and every method once.")
@@ -122,7 +122,7 @@ def grid(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Options]
 
 
 def experiment(source: Source = DEFAULT, **options: Unpack[Options]) -> Experiment:
-    """The single run that a source describes with these options; of several methods in the source, that of the first.
+    """The single run that a source describes with these options; of several methods in the source, the first method's.
 
     Warns:
         FedshiftWarning: the source has several methods, and the options choose none.
@@ -134,19 +134,15 @@ def experiment(source: Source = DEFAULT, **options: Unpack[Options]) -> Experime
 
 
 def only(experiments: Sequence[Experiment], options: Mapping[str, Any]) -> Experiment:
-    """The single experiment of a list that :func:`grid` made with these options, as :func:`experiment`.
+    """The single experiment of a list that :func:`grid` returned for these options.
 
-    Warns:
-        FedshiftWarning: they have several methods, and the options choose none.
-
-    Raises:
-        FedshiftError: there are several.
+    Warns and raises as :func:`experiment`.
     """
     methods = list(dict.fromkeys(each.method_name for each in experiments))
     chosen = options.get("method") is not None or {"method", "method.name"} & {*(options.get("settings") or {})}
     if len(methods) > 1 and not chosen:
         warnings.warn(
-            f"The experiment has the methods {', '.join(methods)}, and one is needed: this takes the first, "
+            f"The experiment has the methods {', '.join(methods)}, but only one is needed: this takes the first, "
             f"{methods[0]}. Choose another with --method {methods[1]} (method={methods[1]!r} in Python).",
             FedshiftWarning,
             stacklevel=2,
@@ -156,30 +152,29 @@ def only(experiments: Sequence[Experiment], options: Mapping[str, Any]) -> Exper
         names = [e.run_name for e in experiments[:4]] + ["..."] * (len(experiments) > 4)
         raise FedshiftError(
             f"This describes {len(experiments)} runs ({', '.join(names)}). "
-            "`fedshift compare` carries them all out; for one run choose --method, --seed and --hold-out (method, seed "
+            "`fedshift compare` runs them all; for one run choose --method, --seed and --hold-out (method, seed "
             "and hold_out in Python)."
         )
     return experiments[0]
 
 
 def sources(source: Any) -> list[str | Mapping[str, Any] | Experiment]:
-    """The sources that are given, one or several."""
     source, kinds = plain(source), (str, Mapping, Experiment)
     sources = [source] if isinstance(source, kinds) else source
     if not isinstance(sources, list) or not sources or not all(isinstance(item, kinds) for item in sources):
-        raise FedshiftError(f"{source!r} is no experiment; give a TOML file, a name, a table, or Experiments.")
+        raise FedshiftError(f"{source!r} is not an experiment; give a TOML file, a name, a table, or Experiments.")
     return sources
 
 
 def _of_yours(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, with what reads them in the place of arrays of the user's and of a module.
+    """The options, with data sets and models that read the user's arrays and modules.
 
-    Both are written beside the folders of runs, so that they move together.
+    These are written next to the runs' folders, so that they move together.
     """
     found, out = dict(options), options.get("out")
     folder = Path(out if out and isinstance(out, str | Path) else "runs")
     data, model = found.get("data"), found.get("model")
-    # A table of settings has a name or a path, which are texts; what a site has is none, nor a number.
+    # A table of settings has a name or a path, which are texts; a site's samples are neither text nor a number.
     if isinstance(data, Mapping) and not any(isinstance(value, str | int | float) for value in data.values()):
         from fedshift.datasets.in_memory import in_memory
 
@@ -192,7 +187,6 @@ def _of_yours(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _methods(value: Any) -> list[dict[str, Any]]:
-    """The option ``method`` once for each document that it makes: names are one document's, an instance has its own."""
     if value is None:
         return [{}]
     if not isinstance(value, list) or all(isinstance(choice, str) for choice in value):
@@ -201,7 +195,6 @@ def _methods(value: Any) -> list[dict[str, Any]]:
 
 
 def _changes(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Options and settings as dotted keys and values."""
     changes: dict[str, Any] = {}
     for option, value in given.items():
         changes[FIELDS[option]] = _chosen(option, value) if option in NAMED else value
@@ -213,7 +206,7 @@ def _changes(given: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
 
 
 def _document(source: str | Mapping[str, Any] | Experiment, changes: dict[str, Any]) -> Mapping[str, Any]:
-    """The tables of a source; of the default one those for other data, if it is changed to these."""
+    """The tables of a source; of the default source, those for other data, if ``changes`` has other data."""
     if isinstance(source, Experiment):
         tables = source.table()
         for table in NAMED.keys() & changes.keys():  # is replaced: its defaults may not be the other's
@@ -226,11 +219,11 @@ def _document(source: str | Mapping[str, Any] | Experiment, changes: dict[str, A
         return source if isinstance(source, Mapping) else read(source)
     changes.setdefault("name", name)
     protocol = "leave-one-domain-out" if "protocol.hold_out" in changes else "in-domain"
-    return {**read(DEFAULT), "protocol": {"name": protocol}}  # its own held-out domain is none of theirs
+    return {**read(DEFAULT), "protocol": {"name": protocol}}  # its held-out domain is not a domain of theirs
 
 
 def _chosen(option: str, value: Any) -> Any:
-    """What a document has for a name, an instance or a table; of methods also for a list of names."""
+    """A document's value for a name, an instance or a table; for methods also for a list of names."""
     catalogue = NAMED[option]
     if isinstance(value, Spec) and isinstance(value, catalogue.base()):
         return catalogue.table_of(value)

@@ -1,4 +1,4 @@
-"""Where a search looks: an interval or choices for each setting, by its dotted name."""
+"""The space of a search: an interval or choices for each setting, by its dotted name."""
 
 from __future__ import annotations
 
@@ -25,13 +25,7 @@ DIGITS = 4  # of a number that a trial has
 
 
 class Setting(NamedTuple):
-    """A setting that can be searched.
-
-    Attributes:
-        cls: its class.
-        name: its name there.
-        value: the experiment's value.
-    """
+    """A setting that can be searched: its class, its name there, and the experiment's value."""
 
     cls: type[Spec]
     name: str
@@ -39,24 +33,18 @@ class Setting(NamedTuple):
 
     @property
     def declared(self) -> Search | None:
-        """The range that its page declares."""
         return self.cls.settings()[self.name].search
 
     @property
     def whole(self) -> bool:
-        """Whether its numbers are whole."""
         hint: Any = self.cls.model_fields[self.name].annotation
         return float not in leaf_types(hint)
 
     def read(self, key: str, given: Any) -> Search:
-        """The interval or choices that a user gives for it.
+        """The interval or choices that a user gives for it; ``key`` is its name in messages.
 
-        Args:
-            key: its name in messages.
-            given: a :class:`Range`, a table with ``low``, ``high`` and perhaps ``log``, "0.001..0.1", or choices.
-
-        Raises:
-            FedshiftError: it is none of these, or the setting does not accept one of its values.
+        A :class:`Range`, a table with ``low``, ``high`` and perhaps ``log``, "0.001..0.1", or choices. Raises a
+        FedshiftError for anything else, or if the setting does not accept a value.
         """
         if self.cls.settings()[self.name].path:
             raise FedshiftError(f"{key} names a file, which is not searched; give it by --set {key}=...")
@@ -92,32 +80,20 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Space:
-    """What a search varies.
+    """What a search varies."""
 
-    Attributes:
-        searched: an interval or choices, by the setting's dotted name, in the order of names.
-        whole: the names of settings whose numbers are whole.
-        own: the experiment's values, as TOML values; they may lie outside of the space.
-    """
-
-    searched: Mapping[str, Search]
-    whole: frozenset[str]
-    own: Mapping[str, Any]
+    searched: Mapping[str, Search]  # an interval or choices, by the setting's dotted name, in the order of names
+    whole: frozenset[str]  # the names of integer settings
+    own: Mapping[str, Any]  # the experiment's values, as TOML values; they may lie outside of the space
 
     @classmethod
     def of(
         cls, experiment: Experiment, ranges: Mapping[str, Any], fixed: Collection[str], declared: bool = True
     ) -> Space:
-        """The ranges that pages declare and a user gives, without the settings that the user fixed.
+        """The ranges that pages declare (if ``declared``) and a user gives, without the settings that the user fixed.
 
-        Args:
-            experiment: what is tuned.
-            ranges: where to look, by dotted name; ``method.fedsr.l2r`` applies to one method.
-            fixed: dotted names of settings that keep their values.
-            declared: whether those that pages declare are among them.
-
-        Raises:
-            FedshiftError: a range does not fit its setting.
+        ``ranges`` are by dotted name; ``method.fedsr.l2r`` applies to FedSR only. Raises a FedshiftError if a range
+        does not fit its setting.
         """
         known = settings_of(experiment)
         found = {
@@ -133,7 +109,6 @@ class Space:
         return cls(searched, whole, {key: as_toml(known[key].value) for key in searched})
 
     def table(self) -> dict[str, Any]:
-        """The ranges as TOML values."""
         return {
             key: asdict(search) if isinstance(search, Range) else as_toml(search)
             for key, search in self.searched.items()
@@ -153,23 +128,21 @@ class Space:
         return settings
 
     def __str__(self) -> str:
-        return ", ".join(f"{key}: {in_words(search)}" for key, search in self.searched.items()) or "nothing"
+        return ", ".join(f"{key}: {describe_range(search)}" for key, search in self.searched.items()) or "nothing"
 
 
 def labelled(choice: Any) -> Any:
-    """A choice as Optuna accepts it: itself, or text in the place of a list."""
+    """A choice as Optuna accepts it: itself, or text instead of a list."""
     return shown(as_toml(choice)) if isinstance(choice, tuple | list) else choice
 
 
-def in_words(search: Search) -> str:
-    """An interval or choices for a reader."""
+def describe_range(search: Search) -> str:
     if isinstance(search, Range):
         return str(search)
     return " | ".join(str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in search)
 
 
 def settings_of(experiment: Experiment) -> dict[str, Setting]:
-    """Every setting that can be searched, by dotted name."""
     return {
         key: Setting(type(spec), name, getattr(spec, name))
         for table in SEARCHED
@@ -180,7 +153,7 @@ def settings_of(experiment: Experiment) -> dict[str, Setting]:
 
 
 def key_here(key: str, experiment: Experiment) -> str:
-    """A dotted name as an experiment's method has it: "method.l2r" for ``method.fedsr.l2r``; empty for another's."""
+    """A dotted name for an experiment's method: "method.l2r" for ``method.fedsr.l2r``; empty for another method's."""
     table, _, below = key.partition(".")
     owner, _, rest = below.partition(".")
     if table != "method" or not rest or owner not in METHODS or owner in experiment.method.settings():
@@ -189,11 +162,7 @@ def key_here(key: str, experiment: Experiment) -> str:
 
 
 def flat_ranges(table: Any, prefix: str = "") -> dict[str, Any]:
-    """The ranges of a table [search] by dotted name, also where TOML made tables of the dots.
-
-    Raises:
-        FedshiftError: it is not a table.
-    """
+    """The ranges of a table [search] by dotted name, also where TOML made tables of the dots."""
     if not isinstance(table, Mapping):
         raise FedshiftError(f'search = {shown(table)}: give ranges by setting, as in {{"train.lr" = "0.001..0.1"}}.')
     found: dict[str, Any] = {}
@@ -204,11 +173,7 @@ def flat_ranges(table: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def unused_ranges(ranges: Mapping[str, Any], experiments: Sequence[Experiment]) -> list[str]:
-    """The dotted names of settings in ``ranges`` that only methods have that are not tuned.
-
-    Raises:
-        FedshiftError: a name is of no setting of any method, or of one that is the same for all trials.
-    """
+    """The dotted names in ``ranges`` that only untuned methods have."""
     known = [(experiment, settings_of(experiment)) for experiment in experiments]
     names = {name for _, settings in known for name in settings}
     of_any = {
@@ -232,11 +197,6 @@ def unused_ranges(ranges: Mapping[str, Any], experiments: Sequence[Experiment]) 
 
 
 def with_settings(spec: S, settings: Mapping[str, Any]) -> S:
-    """A spec with other values of some settings, by dotted name.
-
-    Raises:
-        FedshiftError: a value is wrong, or values do not go together.
-    """
     changes: dict[str, Any] = {}
     for name, group in groupby(sorted(settings), key=lambda key: key.partition(".")[0]):
         below = {key.partition(".")[2]: settings[key] for key in group}

@@ -1,4 +1,4 @@
-"""How far every table and figure is at every scale, and what it needs that is not on this machine."""
+"""The progress of every table and figure at every scale, and what they need that is not on this machine."""
 
 from __future__ import annotations
 
@@ -37,29 +37,17 @@ ESTIMATED = (
 
 @dataclass(frozen=True)
 class State:
-    """How far a table is at a scale.
-
-    Attributes:
-        table: its name.
-        scale: the scale's.
-        count: how many runs are over; of none before it has started.
-        damaged: what cannot be read of it, and how it is mended.
-        scenarios: how many it has at the scale.
-        needs: by scenario, what of it is not on this machine.
-        why: the reason why it is not run at all.
-        command: what carries it out, once what it needs is there.
-        cost: of all its runs, where it was requested and is known.
-    """
+    """The progress of a table at a scale."""
 
     table: str
     scale: str
-    count: Count = Count()
-    damaged: str = ""
-    scenarios: int = 0
-    needs: Mapping[str, Need] = field(default_factory=dict)
-    why: str = ""
-    command: str = ""
-    cost: Cost | None = None
+    count: Count = Count()  # how many runs are over; None before it has started
+    damaged: str = ""  # what cannot be read, and the fix
+    scenarios: int = 0  # how many it has at the scale
+    needs: Mapping[str, Need] = field(default_factory=dict)  # by scenario, what is not on this machine
+    why: str = ""  # the reason why it is not run at all
+    command: str = ""  # runs it, once what it needs is there
+    cost: Cost | None = None  # of all its runs, if requested and known
 
     def __str__(self) -> str:
         if self.why or self.damaged or not self.scenarios:
@@ -75,20 +63,21 @@ class State:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to run."""
         return self.count.runs > 0 and self.count.complete
 
 
 @dataclass(frozen=True, repr=False)
 class States(Tabled):
-    """The progress of the tables; prints as a table, and where costs were requested, as one of commands and costs."""
+    """The progress of the tables.
+
+    Prints as a table, and where costs were requested, as a table of commands and costs.
+    """
 
     WIDTH: ClassVar[int] = 100
 
     states: Sequence[State]
 
     def tables(self) -> list[Table]:
-        """A line for each table, a column for each scale; and what is left to run, with its cost."""
         by_table: dict[str, list[str]] = {}
         for each in self.states:
             by_table.setdefault(each.table, []).append(str(each))
@@ -110,7 +99,6 @@ class States(Tabled):
         return tables
 
     def notes(self) -> list[str]:
-        """How to get what is needed, once each; how costs are estimated; and what cannot run."""
         needs: dict[str, dict[str, None]] = {}
         reasons: dict[str, dict[str, None]] = {}
         for each in self.states:
@@ -131,7 +119,6 @@ class States(Tabled):
         ]
 
     def json(self) -> str:
-        """Everything as JSON, a list with an object for each table and scale."""
         found = [
             {**asdict(each), "needs": {name: need._asdict() for name, need in each.needs.items()}, "summary": str(each)}
             for each in self.states
@@ -147,17 +134,17 @@ def reproductions(
     out: str | Path | None = None,
     costs: bool = False,
 ) -> States:
-    """How far the tables and curves of the papers are, and what they need that is not on this machine.
+    """The progress of the papers' tables and curves, and what they need that is not on this machine.
 
     Args:
         tables: their names, or papers' such as "fedcir"; by default all.
         scale: "smoke", "short" or "paper"; by default all.
         data: paths of data, as for :func:`~fedshift.study.reproduction.reproduce`.
         out: the folder; by default runs/reproduce.
-        costs: whether costs are estimated as well, which takes some seconds for all tables.
+        costs: estimate costs too, which takes some seconds for all tables.
 
     Raises:
-        FedshiftError: a name is not known, or data are of no table.
+        FedshiftError: a name is unknown, or no table uses the data.
     """
     names = [name for name in exhibits() if tables is None or {name, name.partition("-")[0]} & {*tables}]
     for each in tables or ():
@@ -181,7 +168,7 @@ def reproductions(
 
 
 def command_of(state: State, data: Mapping[str, str], out: str | Path | None) -> str:
-    """What runs a table once what it needs is there; where a path is not known it has PATH."""
+    """The command that runs a table once what it needs is there; PATH stands for unknown paths."""
     needed = {name: "PATH" for need in state.needs.values() for name in OPTION.findall(need.why)}
     options = [("--data", f"{name}={path}") for name, path in (needed | dict(data)).items()]
     options += [] if out is None else [("--out", str(out))]
@@ -189,14 +176,13 @@ def command_of(state: State, data: Mapping[str, str], out: str | Path | None) ->
 
 
 def _plan(table: str, scale: str, out: str | Path | None) -> StudyPlan | None:
-    """The plan of a table, if the scale has any of it."""
     exhibit = exhibit_of(table)
     there = not exhibit.why and exhibit.scenarios_at(scale_of("papers", scale))
     return plan_table(table, scale, out=out) if there else None
 
 
 def _state(table: str, scale: str, plan: StudyPlan | None, data: Mapping[str, str]) -> State:
-    """How far a table is at a scale; nothing is written."""
+    """The progress of a table at a scale; nothing is written."""
     if plan is None:
         return State(table, scale, why=exhibit_of(table).why)
     plan = replace(plan, data={name: path for name, path in data.items() if plan.takes(name)})
@@ -209,6 +195,6 @@ def _state(table: str, scale: str, plan: StudyPlan | None, data: Mapping[str, st
                 cells = TypeAdapter(list[list[str]]).validate_json(files.read(file))
             return replace(state, count=Count.of([Run(plan.folder.parent / name) for name in names] for names in cells))
     except (OSError, ValueError):
-        return replace(state, damaged=f"'{file}' is not what was written.")
+        return replace(state, damaged=f"'{file}' was changed since it was written.")
     except DamagedError as error:
         return replace(state, damaged=str(error))

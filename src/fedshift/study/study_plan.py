@@ -1,7 +1,7 @@
-"""What is requested: a plan of cells, each the runs of a row on a federation, and what of it this machine lacks.
+"""A plan of cells, each the runs of a row on a federation, and what of it this machine lacks.
 
-The cells of a comparison are its rows. A :class:`StudyPlan` makes those of a paper's table, and those of the benchmark,
-which are tuned, as its scale has trials.
+The cells of a comparison are its rows. A :class:`StudyPlan` creates the cells of a paper's table, and of the benchmark,
+which are tuned if its scale has trials.
 """
 
 from __future__ import annotations
@@ -29,43 +29,32 @@ from fedshift.written import clock, shown
 
 @dataclass(frozen=True)
 class Cell:
-    """The runs of a row: one for each seed and held-out domain.
+    """The runs of a row: a run for each seed and held-out domain."""
 
-    Attributes:
-        key: the scenario's name, the row's and, of a curve along settings, the point.
-        label: what it is called.
-        make: gives the runs with some seeds, or gives the reason there are none.
-        seeds: those of its runs.
-        budget: by what its settings are chosen first, if they are.
-        tuning_seeds: those of each trial.
-    """
-
-    key: Key
-    label: str
+    key: Key  # the scenario's name, the row's and, of a curve along settings, the point
+    label: str  # its name in messages
+    # returns the runs with some seeds, or raises the reason why it cannot run
     make: Callable[[Collection[int]], list[Experiment]]
     seeds: Collection[int]
-    budget: Budget | None = None
-    tuning_seeds: Collection[int] = ()
+    budget: Budget | None = None  # for tuning its settings first, if they are tuned
+    tuning_seeds: Collection[int] = ()  # of each trial
 
     @cached_property
     def experiments(self) -> list[Experiment]:
-        """The runs."""
         return self.make(self.seeds)
 
 
 def of_seeds(experiments: Sequence[Experiment]) -> Callable[[Collection[int]], list[Experiment]]:
-    """How a cell makes its runs from those that are there already."""
+    """A cell's function ``make`` for existing runs."""
     return lambda seeds: [each for each in experiments if each.seed in seeds]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a comparison, a table or the benchmark requires.
+    """The cells of a comparison, a table or the benchmark, scenario by scenario.
 
-    Attributes:
-        cells: scenario by scenario.
-        seed_by_seed: whether the seeds of a cell are run one after the other, and the rest is excluded once one
-            has diverged; if not, all runs are run at once, so that those that are equal advance together.
+    ``seed_by_seed``: the seeds of a cell run in sequence, and the rest is skipped once a seed has diverged; if not, all
+    runs run at once, so that equal ones advance together.
     """
 
     cells: Sequence[Cell]
@@ -87,11 +76,9 @@ class Plan:
 
 
 class Need(NamedTuple):
-    """Something that is not on this machine.
+    """A data set, network or method (``what``) that is not on this machine.
 
-    Attributes:
-        what: the data set, or what of the network or the method.
-        why: what is lacking, and how to get it.
+    ``why``: what it lacks, and how to get it.
     """
 
     what: str
@@ -100,13 +87,13 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True)
 class Forecast:
-    """What some runs would cost that differ only in their seed and held-out domain.
+    """The cost of runs that differ only in their seed and held-out domain.
 
     Attributes:
-        label: what distinguishes them from others.
+        label: distinguishes them from others.
         runs: how many they are.
-        cost: that of each; None if they cannot run, or none is left.
-        problem: why they cannot.
+        cost: of each run; None if they cannot run, or none is left.
+        problem: why they cannot run.
     """
 
     label: str
@@ -124,29 +111,18 @@ class Forecast:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyPlan:
-    """A study that is requested.
+    """A requested study."""
 
-    Attributes:
-        exhibit: the table or curve that it makes.
-        scale: how large.
-        scenarios: those that are run.
-        rows: those that are run.
-        folder: where its tables lie.
-        runs: where its runs lie.
-        data: files that a user gives, by the data set's name, or by NAME.SETTING.
-        settings: dotted settings that a user gives.
-        records: cells that are taken as they were run elsewhere.
-    """
-
-    exhibit: Exhibit
+    exhibit: Exhibit  # the table or curve that it fills
     scale: Scale
     scenarios: tuple[Scenario, ...]
     rows: tuple[ExhibitRow, ...]
-    folder: Path
-    runs: Path
+    folder: Path  # where its tables lie
+    runs: Path  # where its runs lie
+    # files that a user gives, by the data set's name, or by NAME.SETTING
     data: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    records: Records = Records()
+    settings: Mapping[str, Any] = field(default_factory=dict)  # dotted settings that a user gives
+    records: Records = Records()  # cells that were run elsewhere and are not run again
 
     @classmethod
     def of(
@@ -161,11 +137,7 @@ class StudyPlan:
         data: Mapping[str, str | Path] | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> Self:
-        """The plan of what a user names; None stands for all scenarios, or rows.
-
-        Raises:
-            FedshiftError: a name is not known or not of the scale, or ``data`` has no names.
-        """
+        """The plan of what a user names; None stands for all scenarios, or rows."""
         there = {scenario.name: scenario for scenario in exhibit.scenarios_at(scale)}
         another = f"is not of the scale {scale.name}: give another --scale."
         if not there:
@@ -176,7 +148,7 @@ class StudyPlan:
             exhibit=exhibit,
             scale=scale,
             scenarios=tuple(choose(exhibit.panel, there, scenarios, elsewhere)),
-            rows=tuple(choose("row", {row.name: row for row in exhibit.carried_out}, rows, refused)),
+            rows=tuple(choose("row", {row.name: row for row in exhibit.reproduced}, rows, refused)),
             folder=folder,
             runs=runs,
             data=paths_by_name(data),
@@ -190,38 +162,34 @@ class StudyPlan:
 
     @property
     def known(self) -> Sequence[Scenario]:
-        """All scenarios that the scale has."""
         return self.exhibit.scenarios_at(self.scale)
 
     @property
     def whole(self) -> StudyPlan:
-        """The plan of all scenarios and rows."""
-        return replace(self, scenarios=tuple(self.known), rows=tuple(self.exhibit.carried_out))
+        return replace(self, scenarios=tuple(self.known), rows=tuple(self.exhibit.reproduced))
 
     def title(self, scenario: Scenario) -> str:
-        """A scenario's title at the scale."""
         return scenario.title_at(self.scale.name)
 
     def compared(self, scenario: Scenario) -> bool:
-        """Whether a scenario's numbers can be compared with the paper's."""
         return self.scale.compared and scenario.has_its_data(self.scale.name)
 
     # Experiments -------------------------------------------------------------------------------------
 
     def cells_of(self, scenario: Scenario) -> Iterator[Cell]:
-        """The cells of a scenario, row by row, with the settings that they begin with."""
+        """The cells of a scenario, row by row, with their initial settings."""
         for row in self.rows:
             for point in self.exhibit.points(self.scale.name):
-                if self.exhibit.asks_for(scenario, row, point):
+                if self.exhibit.includes_cell(scenario, row, point):
                     label = ", ".join(filter(None, (self.title(scenario), row.name, point)))
                     make = partial(self.experiments, scenario, row, point)
                     budget, tuned_on = self._budget(scenario, row), self.scale.tuning_seeds
                     yield Cell((scenario.name, row.name, point), label, make, self.scale.seeds, budget, tuned_on)
 
     def _budget(self, scenario: Scenario, row: ExhibitRow) -> Budget | None:
-        """The grid of a cell: learning rates, the same for all rows, times choices of a setting of the row's own.
+        """The grid of a cell: learning rates, the same for all rows, times choices of a setting of the row.
 
-        None where the scale tunes nothing.
+        None if the scale tunes nothing.
         """
         count, fixed = self.scale.rates, self.scale.settings_of(row.method)
         if not count:
@@ -241,18 +209,14 @@ class StudyPlan:
         )
 
     def experiments(self, scenario: Scenario, row: ExhibitRow, point: str, seeds: Collection[int]) -> list[Experiment]:
-        """The runs of a cell: for each domain that is held out, if any is, one for each seed.
-
-        Raises:
-            FedshiftError: the method cannot run there, or a setting is wrong.
-        """
+        """The runs of a cell: for each held-out domain, if any, a run per seed."""
         size = scenario.sizes[self.scale.name]
         its = {
             "method.name": row.method,
             **self.scale.settings,
             **self.scale.settings_of(row.method),
             **size.settings,
-            **self.exhibit.own(self.scale.name),
+            **self.exhibit.settings_at(self.scale.name),
             **self.exhibit.points(self.scale.name)[point],
             **row.settings,
             **row.at.get(scenario.name, {}),
@@ -263,20 +227,21 @@ class StudyPlan:
 
     @property
     def cells(self) -> list[Cell]:
-        """Every cell, scenario by scenario."""
         return [cell for scenario in self.scenarios for cell in self.cells_of(scenario)]
 
     def first_of(self, scenario: Scenario, row: ExhibitRow) -> Experiment:
-        """The first run of a row."""
         (point, *_) = self.exhibit.points(self.scale.name)
         return self.experiments(scenario, row, point, self.scale.seeds[:1])[0]
 
     # Data --------------------------------------------------------------------------------------------
 
     def need(self, scenario: Scenario, *, methods: bool = False) -> Need | None:
-        """What the data, the network, or perhaps the methods of a scenario need that is not here; None if nothing."""
+        """What the data, the network, or (if requested) the methods of a scenario need that is not here.
+
+        None if nothing.
+        """
         data = self.data_of(scenario)
-        rows = [row for row in self.rows if self.exhibit.asks_for(scenario, row, "")]
+        rows = [row for row in self.rows if self.exhibit.includes_cell(scenario, row, "")]
         try:
             first = self.first_of(scenario, self.exhibit.plain or rows[0])
             specs: list[Spec] = [first.data, first.partition, first.protocol, first.model]
@@ -294,31 +259,23 @@ class StudyPlan:
         return None
 
     def data_of(self, scenario: Scenario) -> str:
-        """The name of a scenario's data set."""
         return scenario.sizes[self.scale.name].data
 
     @property
     def data_sets(self) -> list[str]:
-        """The data sets of the scenarios that the scale has."""
         return sorted({self.data_of(scenario) for scenario in self.known})
 
     def takes(self, name: str) -> bool:
-        """Whether data of this name, or of this NAME.SETTING, are of a scenario."""
         return name.partition(".")[0] in self.data_sets
 
     def _given(self, scenario: Scenario) -> dict[str, str]:
-        """The settings by which a scenario reads what a user gives."""
         own = self.data_of(scenario)
         named = {tuple(name.split(".", 1)): path for name, path in self.data.items()}
         return {f"data.{'.'.join(rest) or 'path'}": path for (name, *rest), path in named.items() if name == own}
 
     @cached_property
-    def left_out(self) -> dict[str, str]:
-        """Why scenarios are excluded that lack something, by name.
-
-        Raises:
-            FedshiftError: all do.
-        """
+    def excluded(self) -> dict[str, str]:
+        """Why scenarios that lack something are excluded, by name; raises a FedshiftError if all are."""
         requested = [each for each in self.scenarios if not self._recorded(each)]
         needs = [(scenario, need) for scenario in requested if (need := self.need(scenario))]
         found = {scenario.name: f"{self.title(scenario)} is excluded: {need.why}" for scenario, need in needs}
@@ -327,35 +284,26 @@ class StudyPlan:
         return found
 
     def _recorded(self, scenario: Scenario) -> bool:
-        """Whether all rows of a scenario were run elsewhere, so that nothing is needed for it."""
         return all((scenario.name, row.name) in self.records.cells for row in self.rows)
 
     @property
     def available(self) -> Plan:
-        """The cells that are to be run, of the scenarios that lack nothing."""
-        out = {*self.left_out}
+        out = {*self.excluded}
         cells = [cell for cell in self.cells if cell.key[0] not in out and cell.key[:2] not in self.records.cells]
         return Plan(cells, seed_by_seed=True)
 
 
 def paths_by_name(data: Mapping[str, str | Path] | None) -> dict[str, str]:
-    """Files that a user gives, by the data set's name.
-
-    Raises:
-        FedshiftError: they have no names.
-    """
     if data is not None and not isinstance(data, Mapping):
         raise FedshiftError(f'data = {shown(data)}: give paths by data set, such as {{"pacs": "pacs.parquet"}}.')
     return {name: str(path) for name, path in (data or {}).items()}
 
 
 def _lacking(error: FedshiftError, data: str) -> str:
-    """The data set's setting of which an error speaks, as ``--data`` names it."""
     setting = re.search(r"\bdata\.(\w+)", str(error))
     return f"{data}.{setting[1] if setting else 'SETTING'}"
 
 
 def _given_here(error: str, given: str) -> str:
-    """An error about data, with the option by which paths are given here."""
     why = error.replace("--set data.path=", f"--data {given}=")
     return why if why != error else f"{why.rstrip('.')}. Give it by --data {given}=PATH."

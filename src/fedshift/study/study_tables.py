@@ -1,4 +1,4 @@
-"""What a study measured, by scenario, row and column; the files in which it stands."""
+"""The measurements of a study, by scenario, row and column, and their files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedshift.runs.run import Run
 from fedshift.runs.scheduling import run_path
 from fedshift.runs.selection import by_environment, last
 from fedshift.runs.shard import Shard
-from fedshift.study.execute import CarriedOut, carry_out, why_diverged
+from fedshift.study.execute import PlanOutcome, divergence_reason, run_plan
 from fedshift.study.quantities import quantity
 from fedshift.study.records import LACKING, Key, Lacking
 from fedshift.study.study_plan import Cell, StudyPlan
@@ -35,13 +35,11 @@ WAIT = 600.0  # seconds for another process that reads and writes the same table
 
 @dataclass(frozen=True)
 class Count:
-    """How many runs there are.
+    """The number of runs.
 
     Attributes:
-        runs: in all.
-        finished: carried to their end.
-        diverged: others of cells that diverged, of which the remaining seeds are excluded.
-        seconds: what the finished ones took, evaluation included.
+        diverged: runs of cells that diverged, whose remaining seeds are skipped.
+        seconds: of the finished runs, evaluation included.
     """
 
     runs: int = 0
@@ -51,24 +49,18 @@ class Count:
 
     @classmethod
     def of(cls, cells: Iterable[Sequence[Run]]) -> Count:
-        """Of the folders of each cell.
-
-        Raises:
-            FedshiftError: one cannot be read.
-        """
         runs = finished = diverged = 0
         seconds = 0.0
         for folders in cells:
             times = [folder.times for folder in folders if folder.finished]
             runs += len(folders)
             finished += len(times)
-            diverged += len(folders) - len(times) if why_diverged(folders) else 0
+            diverged += len(folders) - len(times) if divergence_reason(folders) else 0
             seconds += sum(each.training + each.evaluation for each in times)
         return cls(runs, finished, diverged, seconds)
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is left to run."""
         return self.finished + self.diverged == self.runs
 
     def __str__(self) -> str:
@@ -77,65 +69,45 @@ class Count:
 
 @dataclass(frozen=True, repr=False)
 class StudyResults(Tabled):
-    """A study, as run; prints as its tables.
-
-    Attributes:
-        plan: what was requested.
-        numbers: of every seed of which all runs are finished, by scenario, row, and column or point of a curve.
-        lacking: why cells have none.
-        count: how many runs are over.
-        chosen: what was found by tuning, one for each held-out domain, by scenario and row.
-        left_out: why scenarios are excluded, by name.
-    """
+    """A study's results; prints as its tables."""
 
     WIDTH: ClassVar[int] = 200
 
     plan: StudyPlan
+    # of every seed whose runs are all finished, by scenario, row, and column or point of a curve
     numbers: Mapping[Key, Mapping[int, float]] = field(default_factory=dict)
-    lacking: Mapping[Key, Lacking] = field(default_factory=dict)
-    count: Count = Count()
+    lacking: Mapping[Key, Lacking] = field(default_factory=dict)  # why cells have none
+    count: Count = Count()  # how many runs are over
+    # what tuning found, for each held-out domain, by scenario and row
     chosen: Mapping[tuple[str, str], Sequence[Found]] = field(default_factory=dict)
-    left_out: Mapping[str, str] = field(default_factory=dict)
+    excluded: Mapping[str, str] = field(default_factory=dict)  # why scenarios are excluded, by name
 
     @classmethod
-    def carried_out(cls, plan: StudyPlan, progress: Progress | None = None, shard: Shard | None = None) -> Self:
-        """Run a plan, and write the files of all results that are there then.
-
-        Args:
-            plan: what is requested.
-            progress: callback for the progress; by default a live display.
-            shard: carries it out with other processes.
-
-        Raises:
-            FedshiftError: no scenario has its data here; or as :func:`fedshift.study.execute.carry_out`.
-        """
+    def run(cls, plan: StudyPlan, progress: Progress | None = None, shard: Shard | None = None) -> Self:
+        """Run a plan, perhaps shared with other processes, and write the files of all results."""
         requested, tuned = plan.available, plan.scale.rates
         with display(progress, sum(map(_runs_of, requested.cells))) as shown:
             files.check_folder(plan.folder)
             if not tuned:  # a tuned study's runs are unknown before their settings are chosen
                 files.make_folder(plan.folder)
                 files.write(plan.folder / RUNS_FILE, json.dumps(run_folders(plan), indent=1))
-            for why in plan.left_out.values():
+            for why in plan.excluded.values():
                 shown.note(why)
-            carried_out = carry_out(requested, shown, shard)
+            outcome = run_plan(requested, shown, shard)
         with locked(plan.folder, WAIT):  # another process may have finished more runs since these were read
-            done = cls.read(plan, carried_out.cells if tuned else plan.whole.cells, carried_out)
+            done = cls.read(plan, outcome.cells if tuned else plan.whole.cells, outcome)
             done.write()
         return done
 
     @classmethod
-    def read(cls, plan: StudyPlan, cells: Sequence[Cell], done: CarriedOut) -> Self:
-        """What the folders of cells contain, whichever process ran them.
-
-        Raises:
-            DamagedError: a folder cannot be read; the message shows how it is made again.
-        """
+    def read(cls, plan: StudyPlan, cells: Sequence[Cell], done: PlanOutcome) -> Self:
+        """The content of the cells' folders, of all processes."""
         folders = {cell.key: [Run(run_path(each)) for each in cell.experiments] for cell in cells}
         numbers: dict[Key, dict[int, float]] = {}
         diverged: dict[Key, Lacking] = {}
         with naming_damage():
             for cell in cells:
-                if why := why_diverged(folders[cell.key]):
+                if why := divergence_reason(folders[cell.key]):
                     diverged[cell.key] = Lacking(why, "diverged")
                 elif cell.key not in done.lacking:
                     runs = [run for run in folders[cell.key] if run.finished]
@@ -143,14 +115,12 @@ class StudyResults(Tabled):
             count = Count.of(folders.values())
         known = plan.records.of([each.name for each in plan.scenarios], [row.name for row in plan.rows])
         lacking = {**known.lacking, **diverged, **done.lacking}
-        return cls(plan, {**known.numbers, **numbers}, lacking, count, done.chosen, plan.left_out)
+        return cls(plan, {**known.numbers, **numbers}, lacking, count, done.chosen, plan.excluded)
 
     def by_seed(self, scenario: str, row: str, column: str) -> Mapping[int, float]:
-        """The numbers of a cell; empty where it has none."""
         return self.numbers.get((scenario, row, column), {})
 
     def mean(self, scenario: str, row: str, column: str) -> MeanStd | None:
-        """Mean and standard deviation of a cell over seeds."""
         return MeanStd.of([*self.by_seed(scenario, row, column).values()])
 
     def measurements(self) -> list[dict[str, Any]]:
@@ -165,17 +135,15 @@ class StudyResults(Tabled):
                 found.append({**of, "value": value, "unit": unit, **about})
         return found
 
-    def what_is_lacking(self) -> list[str]:
-        """Why cells have no number, and scenarios are excluded."""
+    def lacking_notes(self) -> list[str]:
         titles = {scenario.name: self.plan.title(scenario) for scenario in self.plan.known}
         words = [
             f"{', '.join(filter(None, (titles[scenario], row, point)))}: {LACKING[why.kind]}. {why.reason}"
             for (scenario, row, point), why in self.lacking.items()
         ]
-        return [*words, *self.left_out.values()]
+        return [*words, *self.excluded.values()]
 
     def json(self) -> str:
-        """Everything in the tables, and every number."""
         whole = {
             "scale": self.plan.scale.name,
             **asdict(self.count),
@@ -187,17 +155,14 @@ class StudyResults(Tabled):
         return json.dumps(whole, indent=1) + "\n"
 
     def more_files(self) -> dict[str, str | bytes]:
-        """Figures and pages, by their suffixes."""
         return {}
 
     def write(self) -> list[Path]:
-        """Write Markdown, CSV, JSON and :meth:`more_files` into the plan's folder, replacing earlier ones.
+        """Write Markdown, CSV, JSON and :meth:`more_files` into the plan's folder, replacing earlier files.
 
-        Returns:
-            The files.
+        Returns the files.
 
-        Raises:
-            FedshiftError: one cannot be written.
+        Raises a FedshiftError if a file cannot be written.
         """
         measured = self.measurements()
         text = StringIO()
@@ -214,34 +179,31 @@ class StudyResults(Tabled):
 
 
 def _runs_of(cell: Cell) -> int:
-    """How many runs a cell has, those of its tuning included, before anything is chosen."""
     return len(cell.seeds) + cell.budget.trials * len(cell.tuning_seeds) if cell.budget else len(cell.experiments)
 
 
 def run_folders(plan: StudyPlan) -> list[list[str]]:
-    """The folders of the runs of each cell of a whole table, below the folder of all tables."""
     out = plan.folder.parent
     return [[str(run_path(each).relative_to(out)) for each in cell.experiments] for cell in plan.whole.cells]
 
 
 @contextmanager
 def naming_damage() -> Iterator[None]:
-    """Add to the error of a run that cannot be read how it is made again."""
+    """Add the fix to the error of a run that cannot be read."""
     try:
         yield
     except FedshiftError as error:
-        raise DamagedError(f"{error} Or delete the run's folder: the same command makes it again.") from error
+        raise DamagedError(f"{error} Or delete the run's folder: the same command repeats it.") from error
 
 
 def _whole_seeds(cell: Cell, runs: Sequence[Run]) -> list[Run]:
-    """The runs of the seeds of which all are finished, so that a mean over held-out domains is one over all."""
     seeds = [run.table["seed"] for run in runs]
     requested = [each.seed for each in cell.experiments]
     return [run for run, seed in zip(runs, seeds, strict=True) if seeds.count(seed) == requested.count(seed)]
 
 
 def _numbers(plan: StudyPlan, cell: Cell, runs: list[Run]) -> dict[Key, dict[int, float]]:
-    """What is read off runs, by the column or the point of a curve, and by seed."""
+    """The numbers of runs, by the column or the point of a curve, and by seed."""
     scenario, row, point = cell.key
     columns = plan.exhibit.quantities(next(each for each in plan.known if each.name == scenario))
     if plan.exhibit.along == "environment":

@@ -1,4 +1,4 @@
-"""Carrying out studies: batches of trials, whose runs advance together, until the budget is spent."""
+"""Running studies: batches of trials, whose runs advance together, until the budget is spent."""
 
 from __future__ import annotations
 
@@ -33,18 +33,12 @@ NO_TRIALS_FAULT = (DiskError, LockedError, DamagedError)
 def plan_studies(experiments: Sequence[Experiment], budget: Budget) -> tuple[list[Study], list[FedshiftError]]:
     """The studies of experiments, one for each method and held-out domain over all seeds; nothing is written.
 
-    Returns:
-        The studies, and why methods have none that refuse their settings.
-
-    Warns:
-        FedshiftWarning: a setting that is to be searched belongs to no method that is tuned.
-
-    Raises:
-        FedshiftError: a setting has several values, a range does not fit, nothing is searched, the protocol's
-            validation is a test, or every method refuses its settings.
+    Returns the studies, and why some methods refuse their settings. Warns if no tuned method has a setting to be
+    searched. Raises a FedshiftError if a setting has several values, a range does not fit, nothing is searched, the
+    protocol's validation is a test, or every method refuses its settings.
     """
     for key in unused_ranges(budget.search, experiments):
-        words = f"{key} is a setting of no method that is tuned, so it is not searched."
+        words = f"{key} is not a setting of any tuned method, so it is not searched."
         warnings.warn(words, FedshiftWarning, stacklevel=2)
     groups: dict[tuple[str, str], list[Experiment]] = {}
     refused: dict[str, FedshiftError] = {}
@@ -68,7 +62,7 @@ def _study(experiments: Sequence[Experiment], budget: Budget) -> Study:
     if len({each.series for each in experiments}) > 1 or len({each.seed for each in experiments}) < len(experiments):
         raise FedshiftError(
             f"{first.method_name}: a setting has a list of values, which make a grid; to search among them write "
-            "--search train.lr=0.1,0.01 in the place of --set train.lr=0.1,0.01."
+            "--search train.lr=0.1,0.01 instead of --set train.lr=0.1,0.01."
         )
     space = Space.of(first, budget.search, budget.fixed, budget.declared)
     decides = [
@@ -87,17 +81,12 @@ def _study(experiments: Sequence[Experiment], budget: Budget) -> Study:
 def search_all(
     experiments: Sequence[Experiment], budget: Budget, progress: Progress, shard: Shard | None = None
 ) -> Tuning:
-    """Run the studies of experiments, and write the best settings down; what is there already is not repeated.
+    """Run the studies of experiments, and write the best settings; finished work is not repeated.
 
-    A study that fails does not keep the others from theirs. Processes that share the work run the runs of each
-    batch together.
-
-    Warns:
-        FedshiftWarning: as :func:`plan_studies`; or the file of the best settings had other entries for these methods.
-
-    Raises:
-        FedshiftError: as :func:`plan_studies`; no study has a trial that was carried to its end; or runs cannot be
-            run for a reason that is not their method's, such as a full disk.
+    A study that fails does not stop the others. Processes that share the work run the runs of each batch together.
+    Warns and raises as :func:`plan_studies`; also warns if the file of the best settings had other entries for these
+    methods, and raises a FedshiftError if no study has a complete trial, or runs cannot run for a reason other than
+    their method, such as a full disk.
     """
     studies, failed = plan_studies(experiments, budget)
     folder = run_path(experiments[0]).parent
@@ -105,7 +94,7 @@ def search_all(
     done: list[Study] = []
     for study in studies:
         try:
-            _carry_out(study, cast(Progress, _ValidationProgress(progress)), shard)
+            _run(study, cast(Progress, _ValidationProgress(progress)), shard)
         except NO_TRIALS_FAULT:
             raise
         except FedshiftError as error:
@@ -113,7 +102,7 @@ def search_all(
             continue
         if study.best() is None:
             reason = next((trial.reason for trial in study.trials if trial.reason), "")
-            failed.append(DivergedError(f"No trial of {study.label} was carried to its end. {reason}"))
+            failed.append(DivergedError(f"No trial of {study.label} completed. {reason}"))
         else:
             done.append(study)
     if not done:
@@ -125,31 +114,26 @@ def search_all(
 
 
 def chosen_on(experiment: Experiment) -> str:
-    """On what data settings are chosen, for a reader."""
+    """The data on which settings are chosen, for a reader."""
     label = experiment.protocol.validation_label
     words = ROLE if label == ROLE else f"{label} {ROLE}"
     return (
         f"{words} {Metric(experiment.evaluate.select).title} at the end, the mean over environments and "
-        "seeds; no test environment is inspected"
+        "seeds; test environments are not used"
     )
 
 
 # One study ---------------------------------------------------------------------------------------
 
 
-def _carry_out(study: Study, progress: Progress, shard: Shard | None) -> None:
-    """Run the trials of a study, of which it may have some already.
-
-    Raises:
-        FedshiftError: another process is busy with it that shares nothing, or its runs cannot run.
-    """
+def _run(study: Study, progress: Progress, shard: Shard | None) -> None:
     with nullcontext() if shard else locked(study.path):
-        while numbers := _asked(study, shard):
+        while numbers := _next_batch(study, shard):
             outcomes = _Batch(study, numbers, progress, shard).outcomes()
             with _turn(study, shard):
                 study.read()
                 for number, outcome in outcomes.items():
-                    if study.trials[number].state == "asked":  # no other process was before us
+                    if study.trials[number].state == "requested":  # no other process was before us
                         study.tell(number, outcome)
             for number, outcome in outcomes.items():
                 pruned = f"pruned after round {outcome.curve[-1][0]}" if outcome.state == "pruned" else ""
@@ -161,44 +145,42 @@ def _carry_out(study: Study, progress: Progress, shard: Shard | None) -> None:
                 )
 
 
-def _asked(study: Study, shard: Shard | None) -> list[int]:
-    """The numbers of the trials that are next."""
+def _next_batch(study: Study, shard: Shard | None) -> list[int]:
     with _turn(study, shard):
         study.read()
         return study.ask()
 
 
 def _turn(study: Study, shard: Shard | None) -> AbstractContextManager[None]:
-    """Where processes share a study, one at a time reads and writes its journal."""
     return locked(study.path, TURN) if shard else nullcontext()
 
 
 class _Batch:
-    """Trials of a study that are run side by side."""
+    """Trials of a study that run side by side."""
 
     def __init__(self, study: Study, numbers: Sequence[int], progress: Progress, shard: Shard | None = None) -> None:
         self._study, self._numbers, self._progress, self._shard = study, numbers, progress, shard
-        self._runs: dict[int, list[Experiment]] = {}  # one for each seed, of trials whose outcome is not known
+        self._runs: dict[int, list[Experiment]] = {}  # an experiment per seed, of trials without an outcome
         self._rounds: dict[str, int] = {}  # all rounds of these runs, by the folder's name
         self._outcomes: dict[int, Trial] = {}
 
     def outcomes(self) -> dict[int, Trial]:
-        """Carry them out; returns the outcome of each.
+        """Run them; returns the outcome of each.
 
-        The first seed of all goes before the others, as it decides which trials are pruned: so that does not depend on
-        which runs an engine runs together.
+        The first seed of all runs before the others, as it decides which trials are pruned: so that does not depend on
+        which runs an engine stacks.
         """
         trials, metric = self._study.trials, self._study.metric
         for number in self._numbers:
             if trials[number].repeats is None:
                 self._prepare(number)
-        self._carry_out([runs[0] for runs in self._runs.values()], self._why_pruned)
+        self._run([runs[0] for runs in self._runs.values()], self._pruning_reason)
         for number, runs in list(self._runs.items()):
             if (end := self._pruned_at(folder := self._folder(runs[0]))) is not None:
                 self._end(number, state="pruned", curve=[scored for scored in _curve(folder) if scored[0] <= end])
         for number in self._behind():
             self._end(number, state="pruned", curve=_curve(self._folder(self._runs[number][0])))
-        self._carry_out([run for runs in self._runs.values() for run in runs[1:]], to_the_end)
+        self._run([run for runs in self._runs.values() for run in runs[1:]], to_the_end)
         for number, runs in list(self._runs.items()):
             values = [mean_score(last(self._folder(run).records), ROLE) for run in runs]
             there = [value for value in values if value is not None]
@@ -213,11 +195,13 @@ class _Batch:
         return dict(sorted(self._outcomes.items()))
 
     def _behind(self) -> list[int]:
-        """The trials that are no finalists: the first seed of others has a better score, or an equal one earlier."""
+        """The trials that are no finalists: the first seed of others has a better score, or an equal score earlier."""
         finalists, merit = self._study.budget.finalists, self._study.metric.merit
         if finalists is None or len(self._study.experiments) == 1:
             return []
-        first = {number: trial.runs[0] for number, trial in self._study.beside(self._numbers[0]).items() if trial.runs}
+        first = {
+            number: trial.runs[0] for number, trial in self._study.batch_trials(self._numbers[0]).items() if trial.runs
+        }
         first |= {number: runs[0].run_name for number, runs in self._runs.items()}
         folders = {number: Run(self._study.path / name) for number, name in first.items()}
         scores = {number: mean_score(last(run.records), ROLE) for number, run in folders.items() if run.finished}
@@ -226,7 +210,6 @@ class _Batch:
         return [number for number in known if number in self._runs and number not in best]
 
     def _prepare(self, number: int) -> None:
-        """Make a trial's experiments."""
         settings = self._study.trials[number].settings
         try:
             runs = [with_settings(each, settings) for each in self._study.experiments]
@@ -239,8 +222,8 @@ class _Batch:
         rounds = sum(stage.rounds for stage in runs[0].method.stages(runs[0].train.rounds))
         self._rounds |= dict.fromkeys((run.run_name for run in runs), rounds)
 
-    def _carry_out(self, runs: Sequence[Experiment], judge: Judge) -> None:
-        """Run runs, but for those that are known to be given up; a trial fails with any of its runs."""
+    def _run(self, runs: Sequence[Experiment], judge: Judge) -> None:
+        """Run runs, except those known to be stopped early; a trial fails with any of its runs."""
         requested = [PlannedRun.of(run, folder.path) for run in runs if not judge(folder := self._folder(run))]
         failed = attempt(requested, self._progress, judge, self._shard) if requested else {}
         for number, of_trial in list(self._runs.items()):
@@ -251,14 +234,12 @@ class _Batch:
                 self._end(number, state="failed", reason=str(errors[0]))
 
     def _pruned_at(self, folder: Run) -> int | None:
-        """After which round a run is given up, as far as it has come."""
         return self._study.pruned_at(self._numbers[0], _curve(folder), self._rounds[folder.path.name])
 
-    def _why_pruned(self, folder: Run) -> str:
-        """Why a run is given up; empty if it continues."""
+    def _pruning_reason(self, folder: Run) -> str:
         try:
-            end = self._pruned_at(folder) if folder.begun else None
-        except DamagedError:  # it is set aside and made again
+            end = self._pruned_at(folder) if folder.has_started else None
+        except DamagedError:  # it is set aside and repeated
             return ""
         return "" if end is None else f"pruned, as after round {end} it is worse than the median of earlier trials"
 
@@ -266,19 +247,17 @@ class _Batch:
         return Run(self._study.path / run.run_name)
 
     def _end(self, number: int, **outcome: Any) -> None:
-        """Note the outcome of a trial, which has no more to do."""
         runs = [run.run_name for run in self._runs.pop(number, ())]
         self._outcomes[number] = replace(self._study.trials[number], runs=runs, **outcome)
 
 
 def _curve(folder: Run) -> Curve:
-    """A run's validation scores so far, by rounds done; none of rounds where the metric is undefined."""
     scores = ((record["position"], mean_score(record, ROLE)) for record in folder.records)
     return [(position, score) for position, score in scores if score is not None]
 
 
 class _ValidationProgress:
-    """Passes on the progress of trials without their test scores, which nobody should see while settings are chosen."""
+    """Passes on the progress of trials without their test scores, which must stay unseen while settings are chosen."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

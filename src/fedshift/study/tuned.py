@@ -1,4 +1,4 @@
-"""What studies found: the best settings as a TOML file, which experiments take, and all trials as tables and a page."""
+"""Results of studies: the best settings as a TOML file, which experiments read, and all trials as tables and a page."""
 
 from __future__ import annotations
 
@@ -37,41 +37,24 @@ Natural = Annotated[int, Ge(0)]
 
 
 class Found(File):
-    """What a study found.
-
-    Attributes:
-        method: the method's name.
-        hold_out: the domain that was held out, where one was.
-        settings: the best settings, by dotted name.
-        value: their validation score, in 0..1, by the metric that selects.
-        trial: the number of the best trial, from 0.
-        trials: the budget.
-        pruned: how many of them were given up early.
-        failed: how many failed.
-        repeated: how many had the settings of an earlier one, and cost nothing.
-        sampler: what chose settings.
-        seeds: of each trial.
-        search: what was searched, by dotted name.
-        study: the name of the study's folder.
-    """
+    """What a study found."""
 
     method: str
-    hold_out: str | None = None
-    settings: dict[str, Any]
-    value: FiniteFloat
-    trial: Natural
-    trials: Natural
-    pruned: Natural
-    failed: Natural
-    repeated: Natural
-    sampler: str
-    seeds: list[int]
-    search: dict[str, Any]
-    study: str
+    hold_out: str | None = None  # the held-out domain, if there is one
+    settings: dict[str, Any]  # the best settings, by dotted name
+    value: FiniteFloat  # their validation score, in 0..1, by the metric that selects
+    trial: Natural  # the number of the best trial, from 0
+    trials: Natural  # the budget
+    pruned: Natural  # how many trials were stopped early
+    failed: Natural  # how many failed
+    repeated: Natural  # how many had the settings of an earlier trial, and cost nothing
+    sampler: str  # that chose settings
+    seeds: list[int]  # of each trial
+    search: dict[str, Any]  # what was searched, by dotted name
+    study: str  # the name of the study's folder
 
     @classmethod
     def of(cls, study: Study) -> Self:
-        """What a study found, of which a trial was carried to its end."""
         there, number = study.trials, study.best()
         assert number is not None
         method, held_out = study.case
@@ -93,12 +76,10 @@ class Found(File):
 
     @property
     def case(self) -> tuple[str, str]:
-        """The method, and the held-out domain (empty where none is)."""
         return self.method, self.hold_out or ""
 
     @property
     def complete(self) -> int:
-        """How many trials were carried to their end."""
         return self.trials - self.pruned - self.failed
 
     @property
@@ -109,41 +90,25 @@ class Found(File):
 
 
 class TunedSettings(File):
-    """The best settings of methods on one experiment.
-
-    Attributes:
-        chosen_on: on what data they were chosen, for a reader.
-        digest: of the experiment without its method and what was searched.
-        experiment: the same, by dotted name.
-        tuned: an entry for each method and held-out domain.
-    """
+    """The best settings of methods on an experiment."""
 
     format: Literal[2] = 2
-    chosen_on: str
-    digest: str
-    experiment: dict[str, Any]
-    tuned: list[Found]
+    chosen_on: str  # the data on which they were chosen, for a reader
+    digest: str  # of the experiment without its method and searched settings
+    experiment: dict[str, Any]  # the same, by dotted name
+    tuned: list[Found]  # an entry for each method and held-out domain
 
     @classmethod
     def of(cls, experiment: Experiment, chosen_on: str, searched: Collection[str], entries: Iterable[Found]) -> Self:
-        """What was found on an experiment.
+        """The entries found on an experiment, any of the tuned ones.
 
-        Args:
-            experiment: one of those that were tuned.
-            chosen_on: on what data, for a reader.
-            searched: dotted names of the settings that some study searched.
-            entries: what was found.
+        ``searched`` has the dotted names that a study searched.
         """
         common = _common(experiment, searched)
         return cls(chosen_on=chosen_on, digest=_digest(experiment, common), experiment=common, tuned=list(entries))
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """Read a file.
-
-        Raises:
-            FedshiftError: it cannot be read, or is no such file.
-        """
         try:
             return checked(tomllib.loads(files.read(Path(path), LARGEST_TOML).decode("utf-8")), cls)
         except OSError as error:
@@ -156,16 +121,10 @@ class TunedSettings(File):
             ) from error
 
     def write(self, folder: Path) -> Path:
-        """Write it into a folder, beside the entries for other methods and domains that its file has already.
+        """Write it into a folder, together with the file's entries for other methods and domains; returns the file.
 
-        Returns:
-            The file, whose name has the digest.
-
-        Warns:
-            FedshiftWarning: it replaces an entry that another search, or a longer one, found.
-
-        Raises:
-            FedshiftError: the file is there and cannot be read, or it cannot be written.
+        Its name contains the digest. Warns if it replaces an entry of another, or a longer, search. Raises a
+        FedshiftError if an existing file cannot be read, or the file cannot be written.
         """
         path = folder / f"tuned-{self.digest[:8]}.toml"
         with locked(folder, TURN):  # other processes may add entries of other methods
@@ -178,7 +137,7 @@ class TunedSettings(File):
             before = entries.get(now.case, now)
             if before.study != now.study or before.trials > now.trials:
                 warnings.warn(
-                    f"The entry for {_in_words(now.case)} in '{path}' is replaced: there were {before.budget}, now "
+                    f"The entry for {_describe(now.case)} in '{path}' is replaced: there were {before.budget}, now "
                     f"{now.budget}.",
                     FedshiftWarning,
                     stacklevel=3,
@@ -191,19 +150,11 @@ class TunedSettings(File):
     def apply(
         self, experiments: Sequence[Experiment], given: Collection[str] = (), where: str = ""
     ) -> list[Experiment]:
-        """Experiments with the settings that were found for their method and held-out domain.
+        """Experiments with the tuned settings for their method and held-out domain.
 
-        Args:
-            experiments: any that have an entry.
-            given: dotted names of settings that keep their values.
-            where: the file's name in messages.
-
-        Warns:
-            FedshiftWarning: a setting keeps its value, budgets of the methods differ, or the experiments are not the
-                one on which settings were chosen.
-
-        Raises:
-            FedshiftError: a method or domain has no entry, or experiments become equal.
+        Settings in ``given`` (dotted) keep their values; ``where`` is the file's name in messages. Warns if a setting
+        keeps its value, budgets of the methods differ, or the experiments differ from that on which settings were
+        chosen. Raises a FedshiftError if a method or domain has no entry, or experiments become equal.
         """
         entries = {found.case: found for found in self.tuned}
         cases = dict.fromkeys(each.case for each in experiments)
@@ -211,13 +162,13 @@ class TunedSettings(File):
             methods, domains = (",".join(dict.fromkeys(filter(None, names))) for names in zip(*missing, strict=True))
             held_out = f" --hold-out {domains}" if domains else ""
             raise FedshiftError(
-                f"'{where}' has no settings for {'; '.join(map(_in_words, missing))}. `fedshift tune EXPERIMENT "
-                f"--method {methods}{held_out}`, with its other options, makes them."
+                f"'{where}' has no settings for {'; '.join(map(_describe, missing))}. `fedshift tune EXPERIMENT "
+                f"--method {methods}{held_out}`, with its other options, finds them."
             )
         budgets = {entries[case].budget: entries[case] for case in cases}
         notes = [*self._differences(experiments)]
         if len(budgets) > 1:
-            words = (f"{_in_words(found.case)} {budget}" for budget, found in budgets.items())
+            words = (f"{_describe(found.case)} {budget}" for budget, found in budgets.items())
             notes.append(f"The methods were not tuned with the same budget: {'; '.join(words)}.")
         applied = []
         for each in experiments:
@@ -225,19 +176,18 @@ class TunedSettings(File):
             kept = {key_here(key, each) for key in given}
             for key in sorted(kept & entry.settings.keys()):
                 value, tuned = shown(settings_of(each)[key].value), shown(entry.settings[key])
-                notes.append(f"{each.method_name}: {key} = {value} is given, and counts before the tuned {tuned}.")
+                notes.append(f"{each.method_name}: {key} = {value} is given, and overrides the tuned {tuned}.")
             applied.append(with_settings(each, {key: v for key, v in entry.settings.items() if key not in kept}))
         for note in dict.fromkeys(notes):
             warnings.warn(note, FedshiftWarning, stacklevel=2)
         if len({each.fingerprint for each in applied}) < len(applied):
             raise FedshiftError(
                 "With tuned settings, two of these runs are the same: give no list for a setting that was tuned, or "
-                "give it by --set, which counts before what was found."
+                "give it by --set, which overrides the tuned value."
             )
         return applied
 
     def _differences(self, experiments: Sequence[Experiment]) -> Iterable[str]:
-        """In what experiments differ from the one on which settings were chosen."""
         tuned = [key for found in self.tuned for key in found.settings]
         for now in (_common(each, tuned) for each in experiments):
             differing = [
@@ -250,18 +200,16 @@ class TunedSettings(File):
                 yield f"Settings were tuned on another experiment: {', '.join(differing[:MOST_SHOWN] + more)}."
 
 
-def _in_words(case: tuple[str, str]) -> str:
+def _describe(case: tuple[str, str]) -> str:
     return f"{case[0]} with {case[1]} held out" if case[1] else case[0]
 
 
 def _common(experiment: Experiment, searched: Collection[str]) -> dict[str, Any]:
-    """What of an experiment is neither its method nor searched, by dotted name."""
     table = {key: value for key, value in experiment.table().items() if key not in NOT_OF_ALL}
     return {key: value for key, value in flat(table).items() if key not in searched and key != "protocol.hold_out"}
 
 
 def _digest(experiment: Experiment, common: Mapping[str, Any]) -> str:
-    """A digest in which a file of data or of a model counts by its content, and plugins do not count."""
     paths = {".".join(names) for names, _ in experiment.paths() if names[0] != "method"}
     contents = {what: content for what, content in experiment.contents.items() if what in paths}
     there = {key: value for key, value in common.items() if key not in contents}
@@ -273,27 +221,18 @@ def _digest(experiment: Experiment, common: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Tuning(Tabled):
-    """What studies found; prints as tables.
+    """What studies found; prints as tables."""
 
-    Attributes:
-        path: the TOML file of the best settings, which ``compare`` takes.
-        tuned: its content.
-        studies: the studies that found something, with all their trials.
-        failed: a message for each study without a complete trial.
-    """
-
-    path: Path
-    tuned: TunedSettings
-    studies: tuple[Study, ...]
-    failed: tuple[str, ...] = ()
+    path: Path  # the TOML file of the best settings, which ``compare`` takes
+    tuned: TunedSettings  # its content
+    studies: tuple[Study, ...]  # the studies that found something, with all their trials
+    failed: tuple[str, ...] = ()  # a message for each study without a complete trial
 
     @property
     def found(self) -> list[Found]:
-        """What each of the studies found."""
         return [*map(Found.of, self.studies)]
 
     def tables(self) -> list[Table]:
-        """The best value of each study, and how its trials ended."""
         several = 1 + any(domain for _, domain in (study.case for study in self.studies))
         values, spent = [], []
         for study, found in zip(self.studies, self.found, strict=True):
@@ -311,20 +250,19 @@ class Tuning(Tabled):
         ]
 
     def notes(self) -> list[str]:
-        """The best settings of each study, where it searched, and on what they were chosen."""
         words = [
             f"{study.label}: {study.trials[found.trial].words}; searched {study.space}."
             for study, found in zip(self.studies, self.found, strict=True)
         ]
         if any(found.repeated for found in self.found):
-            words.append("Trials that repeat the settings of an earlier one have its outcome, and cost nothing.")
+            words.append("Trials that repeat the settings of an earlier trial share its outcome, and cost nothing.")
         return [*words, f"Chosen on {self.tuned.chosen_on}.", *self.failed]
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write an HTML page with tables and plots, and the plots as PNG files into the studies' folders.
 
         Args:
-            path: the page; None: beside the TOML file.
+            path: the page; None: next to the TOML file.
 
         Returns:
             The page.

@@ -53,7 +53,7 @@ class CKA(Analysis):
         environments = [one for one in every if one.role == "test"] or list(every)
         found: dict[str, list[Tensor]] = {}
         for environment in {one.name: one for one in environments}.values():
-            for client, observed in trained.under_each_client(environment, self.clients).items():
+            for client, observed in trained.observe_by_client(environment, self.clients).items():
                 rows = torch.linspace(0, len(observed.y) - 1, min(self.samples, len(observed.y))).round().long()
                 found.setdefault(client, []).append(observed.z[rows])
         z = {client: torch.cat(parts) for client, parts in found.items()}
