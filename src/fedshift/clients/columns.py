@@ -80,7 +80,6 @@ def each_alone(
 
 
 def _is_unique(cells: Array, coded: bool) -> bool:
-    """Whether every cell that is not missing contains another code or whole number, in half of the rows or more."""
     known = cells[~np.isnan(cells)]
     if len(known) < max(LEAST_UNIQUE, len(cells) / 2):
         return False
@@ -88,7 +87,6 @@ def _is_unique(cells: Array, coded: bool) -> bool:
 
 
 def _halves(group: Array, labels: Array) -> Array:
-    """Which half each row is in, (n,), bool: of each class as many groups in one as in the other."""
     _, first, which = np.unique(group, return_index=True, return_inverse=True)
     half = np.zeros(len(first), bool)
     by_class = np.lexsort((first, labels[first]))
@@ -140,16 +138,10 @@ def _by_shares(codes: Array, label: Array, classes: int, half: Array) -> float:
 
 
 def _counted(codes: Array, label: Array, classes: int, most: int = 0) -> Array:
-    """How many rows of each label have each code, (codes, classes + 1)."""
     most = most or int(codes.max()) + 1
     return np.bincount(codes * (classes + 1) + label, minlength=most * (classes + 1)).reshape(most, classes + 1)
 
 
 def _area(own: Array, others: Array) -> float:
-    """The area under the ROC curve, of how many rows of a class, and of others, have each score, in ascending order.
-
-    It is the share of pairs of a row of the class and another in which the former has the higher score; equal scores
-    count half (Hanley and McNeil, Radiology, 1982).
-    """
     below = others.cumsum() - others
     return float((own * (below + others / 2)).sum() / (own.sum() * others.sum()))

@@ -109,10 +109,8 @@ def _shrunk(count: Tensor, mean: Tensor, squares: Tensor) -> tuple[Tensor, Tenso
 
 
 def _means(x: Tensor) -> Tensor:
-    """The mean of each column over the cells that have a value; 0 where none has."""
     return x.nanmean(dim=0).nan_to_num()
 
 
 def _apart(x: Tensor) -> Tensor:
-    """What each cell differs from its column's mean, 0 where nothing is."""
     return (x - _means(x)).nan_to_num()

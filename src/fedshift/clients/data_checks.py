@@ -77,7 +77,6 @@ def check_data(data: DomainData, inputs: Inputs, one_class: bool = False) -> Non
 
 
 def _first(data: DomainData, numbers: Tensor, number: int) -> str:
-    """Where a name occurs first."""
     found = (numbers == number).nonzero()
     return f"first of {data.place(int(found[0]))}" if len(found) else "of no sample"
 
@@ -119,7 +118,6 @@ def check_inputs(x: Tensor, inputs: Inputs, place: Callable[[int], str]) -> None
 
 
 def _right(x: Tensor, inputs: Inputs) -> Tensor:
-    """Which numbers may be: finite ones (or NaN, if missing ones may), or tokens of that many (0: unknown)."""
     if x.is_floating_point():
         right = x.abs() <= FLOAT32
         return right | x.isnan() if inputs.preparation is not None else right

@@ -198,7 +198,6 @@ class FederatedData:
         return self if self._pool.x.device == device else self._moved(mover(device))
 
     def _moved(self, move: Move) -> FederatedData:
-        """The same federation with views of the pools' copies."""
         clients = lazy(self.clients).mapped(lambda client: replace(client, train=client.train.moved(move)))
         environments = lazy(self.environments).mapped(lambda each: replace(each, samples=each.samples.moved(move)))
         return replace(self, clients=clients, environments=environments)

@@ -129,7 +129,6 @@ def _one_class(federated: FederatedData) -> Iterator[str]:
 
 
 def _batch(federated: FederatedData, batch: int) -> Iterator[str]:
-    """A batch that no client can fill."""
     if why := too_large(batch, max(federated.trained_sizes, default=0)):
         yield why
 

@@ -252,7 +252,6 @@ def _by_flower(name: str, arguments: Mapping[str, Any], originals: Originals, st
 
 
 def _originals(group: Tensor) -> tuple[Tensor, Tensor]:
-    """The first sample of each group (U,), in order, and each sample's place in that order (N,)."""
     first, inverse = first_of_each(group)
     order = first.argsort()
     place = torch.empty_like(order)

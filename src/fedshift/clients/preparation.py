@@ -287,7 +287,6 @@ class Preparation:
         return torch.stack(found) if found else x.new_zeros(0).double()
 
     def _by_column(self, frequencies: Tensor) -> dict[int, Tensor]:
-        """Those of each column of categories, by its place."""
         places = {place: len(c.categories) for place, c in enumerate(self.columns) if c.categories is not None}
         return dict(zip(places, torch.split(frequencies, list(places.values())), strict=True)) if places else {}
 
@@ -323,7 +322,6 @@ class Preparation:
         return torch.cat([numbers, (cells == code[chosen]).double().masked_fill(cells.isnan(), torch.nan)], dim=1)
 
     def _kept(self, device: torch.device) -> Tensor:
-        """Which columns of numbers are covariates, (numbers,), bool."""
         kept = [self.columns[place].name in self.covariates for place in self.numbers]
         return torch.tensor(kept, dtype=torch.bool, device=device)
 

@@ -414,7 +414,6 @@ class PersonalUnderShift(Protocol):
 
 
 def _refuse_environments(protocol: Protocol, data: DomainData) -> None:
-    """A protocol that holds samples out itself takes no data that have done so already."""
     if data.environment is not None:
         raise FedshiftError(
             f"{type(protocol).__name__} holds samples out itself, but these data bring their own environments "

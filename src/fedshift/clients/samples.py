@@ -56,7 +56,6 @@ class Samples:
         return f"Samples({len(self)} of shape {tuple(self.pool.x.shape[1:])})"
 
     def __eq__(self, other: object) -> bool:
-        """The same rows of the same pool."""
         if not isinstance(other, Samples) or not self.shares_pool(other):
             return False
         if self.rows is None or other.rows is None:

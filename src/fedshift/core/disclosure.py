@@ -150,5 +150,4 @@ def size_alone(parts: Mapping[str, CellCounts]) -> Collection[str]:
 
 
 def _hides(parts: Mapping[str, CellCounts]) -> bool:
-    """Whether the sum over subgroups leaves each one's cells open: there are several, and every class occurs."""
     return len(parts) > 1 and bool(sum(cells.table.sum(axis=1) for cells in parts.values()).min() > 0)

@@ -65,7 +65,6 @@ class Dropout(nn.Module):
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """What splitmix64 makes of whole numbers (Steele et al., OOPSLA 2014): as good as independent of each other."""
     x = x * -0x61C8864680B583EB  # 0x9e37... as a signed number; products wrap
     for right, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
         x = (x ^ (x >> right & (1 << (64 - right)) - 1)) * factor  # >> keeps the sign, which is cut off

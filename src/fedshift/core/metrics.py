@@ -65,7 +65,6 @@ class Metric:
 
     @cached_property
     def _parts(self) -> tuple[str, str, str]:
-        """What it measures, its number and its class; the latter two may be empty."""
         if numbered := re.fullmatch(f"({SENSITIVITY_AT}|{CALIBRATION})-(.*)", self.name, re.DOTALL):
             return numbered[1], numbered[2], ""
         kind, _, of_class = self.name.partition(OF)
@@ -266,7 +265,6 @@ def _average_precision(own: Array, p: Array, chosen: Array) -> float | None:
 
 
 def _sensitivity_at(own: Array, p: Array, chosen: Array, specificity: float) -> float | None:
-    """The largest sensitivity of a threshold with so much specificity, or more."""
     if not own.any() or own.all():
         return None
     # Every threshold is one that can be chosen, also where the curve is a straight line.
@@ -286,13 +284,11 @@ OF_CLASS: dict[str, Callable[..., float | None]] = {
 
 
 def _calibration_error(confidence: Array, right: Array, bins: int) -> float:
-    """The expected calibration error of the predicted class's probability."""
     place = np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], confidence)
     gaps = np.abs(np.bincount(place, right - confidence, minlength=bins))
     return min(1.0, float(gaps.sum() / len(right)))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """The mean of those that are defined; None of none."""
     there = [value for value in values if value is not None]
     return sum(there) / len(there) if there else None

@@ -329,7 +329,6 @@ class Setup:
 
     @cached_property
     def _uploadable(self) -> Tensors:
-        """All but the batch norms of shared parts that stay on the client."""
         local = [
             n for n, scope in self.scopes.items() if scope == "client" and self.parts[part_of(n)].scope == "shared"
         ]

@@ -234,11 +234,6 @@ class Evaluate(Spec):
     )
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            FedshiftError: a metric is unknown, or what selects is none of them.
-        """
         super().__post_init__()
         check_metrics(self.metrics, self.select)
 

@@ -62,7 +62,6 @@ class ScoreEstimate:
         return Bounds(max(least, self.value - half), min(1.0, self.value + half))
 
     def __sub__(self, other: Self) -> ScoreEstimate:
-        """The difference of two scores on the same samples."""
         return ScoreEstimate(self.value - other.value, self.influence - other.influence)
 
 
@@ -217,7 +216,6 @@ def resampled(
 
 
 def _mean_auroc_bounds(labels: Array, p: Array, group: Array) -> Bounds | None:
-    """Of the mean over the classes that occur, whose influences are the means."""
     found = [each for number in range(p.shape[1]) if (each := auroc(labels == number, p[:, number])) is not None]
     if not found:
         return None

@@ -57,7 +57,6 @@ class SideBySide:
         return replace(self, batch=batch, noise={name: tensor.clone() for name, tensor in self.noise.items()})
 
     def __call__(self, function: Function) -> Mapping[str, Tensor]:
-        """Call a function once, under vmap."""
         return self.bank.evaluate(function, self)
 
 
@@ -196,7 +195,6 @@ class Stacked(Bank):
 
 
 def _there(tensor: Tensor | None) -> TypeGuard[Tensor]:
-    """Whether a batch has this field."""
     return tensor is not None and len(tensor) > 0
 
 

@@ -116,7 +116,6 @@ def cores() -> int:
 
 
 def _limit(name: str) -> int:
-    """What a variable limits threads to; 0 if it limits nothing. Of a list, for nested threads, the first counts."""
     value = os.environ.get(name, "").partition(",")[0].strip()
     return int(value) if value.isascii() and value.isdecimal() else 0  # as OpenMP ignores what is not a number
 
@@ -158,7 +157,6 @@ def open_engine(choice: Choice, tell: Callable[[str], None] = lambda text: None)
 
 
 def _keep_memory() -> None:
-    """Let the C library keep what a training step frees, as the next step requires the same again."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:  # other C libraries have none
         for parameter, value in _KEEP.items():

@@ -162,7 +162,6 @@ class Descent:
 
     @torch.no_grad()
     def _clip(self, largest: Tensor) -> None:
-        """Scale each lane's gradient down to its largest norm."""
         gradients = [self.bank.rows(tensor.grad) for tensor in self.moved.values() if tensor.grad is not None]
         norms = torch.stack([gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in gradients]).norm(dim=0)
         factors = (largest / (norms + 1e-6)).clamp(max=1.0)
@@ -264,5 +263,4 @@ def _settings(setup: Setup, objective: Objective, round: Round) -> Settings:
 
 
 def _counted(state: Mapping[str, Mapping[str, Tensor]]) -> tuple[tuple[str, float], ...]:
-    """How many steps Adam has counted for each tensor, on which its rate depends."""
     return tuple((name, float(kinds["step"])) for name, kinds in sorted(state.items()) if "step" in kinds)

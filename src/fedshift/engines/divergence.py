@@ -37,7 +37,6 @@ def too_large(setup: Setup, inputs: Inputs, samples: Samples | None) -> tuple[st
 
 
 def _column(setup: Setup, place: int) -> str:
-    """The name of an input of rows, or its number."""
     if setup.preparation is not None:
         return setup.preparation.columns[setup.preparation.numbers[place]].name
     return setup.columns[place] if setup.columns else str(place)

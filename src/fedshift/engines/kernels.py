@@ -75,7 +75,6 @@ class _InBfloat16(nn.Module):
         return _in_float32(result)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copied and pickled by way of the plain class, as this one has no name to be found by."""
         reduced = super().__reduce_ex__(protocol)
         assert isinstance(reduced, tuple)
         return (_empty_in_bfloat16, (_plain(type(self)),), *reduced[2:])
@@ -83,12 +82,10 @@ class _InBfloat16(nn.Module):
 
 @cache
 def _in_bfloat16(plain: type[nn.Module]) -> type[nn.Module]:
-    """The class of modules of the plain class that run in bfloat16."""
     return type(f"{plain.__name__}InBfloat16", (_InBfloat16, plain), {})
 
 
 def _plain(cls: type[nn.Module]) -> type[nn.Module]:
-    """The class before :func:`_in_bfloat16`; any other class is itself."""
     return cls.__bases__[1] if issubclass(cls, _InBfloat16) else cls
 
 
@@ -98,7 +95,6 @@ def _empty_in_bfloat16(plain: type[nn.Module]) -> nn.Module:
 
 
 def _in_float32(value: Any) -> Any:
-    """The same with float32 for every bfloat16 tensor in it, also within tuples and lists."""
     if isinstance(value, Tensor):
         return value.float() if value.dtype is torch.bfloat16 else value
     return type(value)(map(_in_float32, value)) if type(value) in (tuple, list) else value

@@ -117,7 +117,6 @@ def _finish(phase: Phase, course: Course) -> None:
 
 
 def _begins(lane: Lane, phase: Phase, objective: Objective) -> bool:
-    """Whether the first step of an objective is the first of the whole run that changes anything."""
     stage = next(stage.name for stage in lane.setup.stages if stage.name != PREPARATION)
     first = (lane.round.stage.name, lane.round.number, lane.drawn, lane.steps) == (stage, 1, 0, 0)
     return first and objective is phase.objectives[0]

@@ -47,7 +47,6 @@ class Varying:
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """An operation of torch sees the tensor."""
         return function(*map(_plain, args), **{name: _plain(value) for name, value in (kwargs or {}).items()})
 
     __hash__ = None  # type: ignore[assignment]  # what compares by value and changes has no hash
@@ -114,7 +113,6 @@ def kind(setup: Setup) -> tuple[object, ...]:
 
 
 def _numbers(method: Method) -> dict[str, float]:
-    """The method's own settings that are floats."""
     return {name: value for name in method.table() if isinstance(value := getattr(method, name), float)}
 
 

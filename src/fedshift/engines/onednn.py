@@ -95,7 +95,6 @@ def _worthwhile(x: Tensor, weight: Tensor) -> bool:
 
 
 def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The product of rows (n, in) and weights (out, in) by oneDNN, without gradients."""
     # A bias with gaps would be read as if it had none.
     bias = None if bias is None else bias.contiguous()
     product: Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, weight, bias, "none", [], "")
@@ -103,6 +102,5 @@ def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _transformed() -> bool:
-    """Whether a transform of torch.func (vmap, grad, ...) is running, for which oneDNN's product has no rule."""
     active: bool = torch._C._are_functorch_transforms_active()
     return active

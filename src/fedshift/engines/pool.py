@@ -59,14 +59,6 @@ class WorkerPool(Sequential, Generic[M]):
     advice: ClassVar[str]  # what to do where clients cannot be trained because members die
 
     def __init__(self, kernels: Kernels, count: int, threads: int, tell: Callable[[str], None]) -> None:
-        """Members start when there is work.
-
-        Args:
-            kernels: how modules are prepared.
-            count: how many members.
-            threads: of this process while it scores, when members have nothing to do.
-            tell: called with a member that died and was replaced.
-        """
         super().__init__(kernels)
         self._count, self._threads, self._tell = count, threads, tell
         self._deaths = 0
@@ -93,15 +85,12 @@ class WorkerPool(Sequential, Generic[M]):
                 self._stop()
 
     def _know(self, refers: dict[int, object]) -> None:
-        """Make sure that members have what jobs refer to, by its ``id()``."""
         raise NotImplementedError
 
     def _begin(self) -> M:
-        """A new member."""
         raise NotImplementedError
 
     def _answered(self) -> list[M]:
-        """Wait for members to answer, or to die, or to be ready for work."""
         raise NotImplementedError
 
     def _hand_out(self, jobs: Sequence[Job], waiting: deque[Attempt]) -> None:
@@ -140,7 +129,6 @@ class WorkerPool(Sequential, Generic[M]):
             }
 
     def _replace(self, member: M) -> str:
-        """Begin another in a member's place; how that one ended."""
         ending = member.stop()
         self._pool[self._pool.index(member)] = self._begin()
         self._deaths += 1

@@ -197,14 +197,12 @@ def _predict(net: Net, questions: Sequence[Question]) -> list[tuple[Tensor, Tens
 
 
 def _lend(question: Question) -> AbstractContextManager[None]:
-    """The random stream that predictions for an environment draw from."""
     environment = question.environment
     client = SERVER if environment.client is None else environment.client
     return question.setup.lend("prediction", *question.round.key, environment.role, environment.name, client)
 
 
 def _represent(net: Net, question: Question) -> Iterator[Tensor]:
-    """Representations (B, d) of an environment's samples, batch by batch, by a model that has just predicted."""
     with _lend(question):
         for number, rows in enumerate(even_chunks(len(question.environment.samples), question.setup.evaluate.batch)):
             x, _, y = _asked(question, number, rows)
@@ -226,7 +224,6 @@ def _predictions(net: Net, questions: Sequence[Question]) -> Iterator[tuple[Tens
 
 
 def _sums(log_probabilities: Tensor, y: Tensor, sizes: Sequence[int]) -> Tensor:
-    """How many predictions are right and the sum of the losses, (2, parts), of parts of the rows (B,)."""
     right = log_probabilities.argmax(dim=1) == y
     losses = -log_probabilities.gather(1, y.unsqueeze(1)).squeeze(1)
     rows = torch.stack([right.cpu().double(), losses.cpu().double()])

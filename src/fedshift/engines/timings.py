@@ -74,7 +74,6 @@ class EngineTimings:
         return fastest(self.engines)
 
     def __str__(self) -> str:
-        """One line for people."""
         best = self.best
         others = [f"{t.choice} {t.milliseconds:.2f}" for t in self.engines if t is not best and not t.notes]
         beside = f"; others: {', '.join(others)}" if others else ""
@@ -169,11 +168,6 @@ def _race(choices: Sequence[Choice], jobs: Sequence[Job], seconds: float, tell: 
 
 
 def _seconds(engine: Engine, jobs: Sequence[Job]) -> float:
-    """How long jobs take an engine.
-
-    Raises:
-        DivergedError: a loss is not finite, or what else goes wrong with a job.
-    """
     started = time.perf_counter()
     for answer in engine.train(jobs):
         if isinstance(answer, Exception):
@@ -209,7 +203,6 @@ def _engines(setup: Setup, options: RunOptions, kernels: Kernels, clients: int) 
 
 
 def _kernels(setup: Setup) -> list[Kernels]:
-    """The ways to prepare a run's modules that may differ."""
     layouts = (True, False) if has_layer(setup, nn.Conv2d) else (False,)
     in_float32_on_cpu = setup.device.type == "cpu" and setup.train.precision == "float32"
     with_onednn = in_float32_on_cpu and has_layer(setup, nn.Linear) and onednn_available()

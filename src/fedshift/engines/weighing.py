@@ -84,7 +84,6 @@ def check_read(read: set[str], setup: Setup) -> None:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in a value, or in lists and tuples of it."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):

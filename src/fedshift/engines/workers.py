@@ -50,7 +50,6 @@ class Workers(WorkerPool["_Worker"]):
     )
 
     def __init__(self, kernels: Kernels, count: int, tell: Callable[[str], None] = lambda text: None) -> None:
-        """Workers start when there is work; see :class:`WorkerPool`."""
         super().__init__(kernels, count, count, tell)
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Outcome | Exception]:
@@ -59,7 +58,6 @@ class Workers(WorkerPool["_Worker"]):
         yield from super().train(jobs) if on_cpu else Sequential.train(self, jobs)
 
     def _know(self, refers: dict[int, object]) -> None:
-        """Have workers that know these objects: they are forked again when there is something new."""
         if not refers.keys() <= self._known.keys():
             self._stop()
             self._known |= refers
@@ -102,7 +100,6 @@ class _Arena:
         return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)
 
     def _mapped(self, size: int) -> mmap.mmap:
-        """At least that many bytes of the file, which is made longer where it is too short."""
         if self._memory is None or len(self._memory) < size:
             if os.fstat(self._file.fileno()).st_size < size:
                 self._file.truncate(2 * size)

@@ -205,7 +205,6 @@ class Coordinator:
             return exchange.send(self.state, client)
 
     def _down_of_all(self, exchange: Exchange) -> Down:
-        """What every client receives, made once for a state of the server."""
         if self._sent is None or self._sent[0] is not exchange or self._sent[1] is not self.state:
             names = self.setup.declaration(exchange).sent
             self._sent = (exchange, self.state, Down((self.state.shared | self.state.down).only(names)))

@@ -137,7 +137,6 @@ class Evaluation:
 
     @property
     def _harmonised(self) -> bool:
-        """Whether a site that never trained needs nothing of others but what they share."""
         return self.setup.preparation is not None and self.setup.preparation.statistics == "combat"
 
     def _preparation_of_unseen(self, sent: Tensors) -> Tensors:
@@ -158,7 +157,6 @@ class Evaluation:
         return frozenset(map(part_of, self.site.initial)) & self.read
 
     def _kept_by_clients(self) -> Sequence[Tensors]:
-        """The tensors of every client that has trained, or the initial ones if none has."""
         trained = [client for client in self.site.store.ids() if self.site.has_trained(client)]
         return Lazy(self._kept_by, trained) if trained else [self.site.initial]
 
@@ -207,7 +205,6 @@ def intervals_of(bounds: Mapping[str, Sequence[float]]) -> Row:
 
 
 def _same_models(models: Sequence[Tensors], others: Sequence[Tensors]) -> bool:
-    """Whether two lists of models are the same tensors."""
     return len(models) == len(others) and all(
         one is other or (one.keys() == other.keys() and all(same(tensor, other[name]) for name, tensor in one.items()))
         for one, other in zip(models, others, strict=True)

@@ -96,7 +96,6 @@ class Ledger:
         self._entries = {(entry.exchange, entry.direction, entry.signature): entry for entry in copies}
 
     def __len__(self) -> int:
-        """How many kinds of messages there are; it grows when there is a new one."""
         return len(self._entries)
 
     @property
@@ -156,7 +155,6 @@ def _about(entries: Sequence[Entry]) -> dict[str, Any]:
 
 
 def _who(entries: Sequence[Entry]) -> dict[str, Any]:
-    """How many messages, of which clients, in which rounds."""
     return {
         "messages": sum(entry.messages for entry in entries),
         "clients": in_ranges(set().union(*(entry.clients for entry in entries))),

@@ -171,7 +171,6 @@ def _check_telemetry(setup: Setup, telemetry: Telemetry, exchange: Exchange, whe
 
 
 def _check_types(tensors: Tensors, declared: Declared, about: str) -> None:
-    """Tensors, all of which are declared, have the types and shapes that are."""
     for name, tensor in tensors.items():
         dtype, shape = declared[name]
         if tensor.dtype != dtype or not _fits(tuple(tensor.shape), shape):
@@ -197,7 +196,6 @@ def first_not_finite(tensors: Tensors) -> str:
 
 
 def _declared_down(setup: Setup, exchange: Exchange) -> Declared:
-    """Type and shape of every tensor that all clients receive."""
     like = setup.shapes.only(setup.declaration(exchange).sent)
     return {name: (setup.kept_as(name, tensor), tuple(tensor.shape)) for name, tensor in like.items()}
 

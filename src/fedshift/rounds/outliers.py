@@ -127,13 +127,11 @@ def _sizes(categories: Mapping[str, Category], down: Down, up: Up) -> dict[Group
 
 
 def _root_mean(squares: Sequence[Squares]) -> float:
-    """The root mean square of the numbers of some tensors; 0 of no numbers."""
     count = sum(numbers for _, numbers in squares)
     return math.sqrt(sum(total for total, _ in squares) / count) if count else 0.0
 
 
 def _squared(tensor: Tensor) -> float:
-    """The sum of the squares in float64, where those of the largest float32 are finite."""
     return float(tensor.cpu().double().square().sum())
 
 
@@ -149,7 +147,6 @@ def _reference(category: Category, median: float, sent: float, answers: int) -> 
 
 
 def _growth(setup: Setup, exchange: Exchange, category: Category, client: int, limits: Limits) -> float:
-    """How much larger an answer may be since the client has more samples: sums and epochs grow with them."""
     grows = category == "statistic" or (category == "model update" and _counts_epochs(setup, exchange))
     if not grows or client not in limits.samples:
         return 1.0
@@ -158,7 +155,6 @@ def _growth(setup: Setup, exchange: Exchange, category: Category, client: int, l
 
 
 def _counts_epochs(setup: Setup, exchange: Exchange) -> bool:
-    """Whether clients take more steps the more samples they have."""
     return any(
         isinstance(phase.steps, Epochs) or (phase.steps is None and setup.train.unit == "epochs")
         for phase in exchange.phases
@@ -285,6 +281,5 @@ class GuardedCoordinator(Coordinator):
         return excesses(self.setup, requested.exchange, pairs, self.limits)
 
     def _leave_out(self, requested: AskedExchange, answers: dict[int, Answer], client: int, why: str) -> None:
-        """Remove an answer that is as declared, and write down that it is not merged."""
         del answers[client]
         self._tell(self.names[client], why, self._miss(requested, client, why))

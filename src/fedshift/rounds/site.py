@@ -137,7 +137,6 @@ def _private(tensors: Mapping[str, Tensor], when: str, public: Iterable[Tensor])
 
 
 def _near(row: Tensor, other: Tensor) -> bool:
-    """Whether training hardly changed a tensor, as with tiny steps, so that it reveals no more than the other."""
     row, other = row.double(), other.double()
     return bool((row - other).abs().amax() <= 1e-5 * other.abs().amax())
 
@@ -312,5 +311,4 @@ class Site:
 
 
 def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    """Whether two clients' statistics are the same."""
     return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())

@@ -235,7 +235,6 @@ def read_state(path: Path, digest: FileDigest | None, device: torch.device) -> C
 
 
 def _permuted(tensor: Tensor) -> bool:
-    """Whether a tensor's elements lie close, but in another order than row by row."""
     if tensor.stride() == torch.empty(tensor.shape, device="meta").stride():
         return False
     return tensor.stride() == torch.empty_like(tensor, device="meta").stride()  # which keeps close strides only

@@ -148,5 +148,4 @@ def _name(client: int, version: Version) -> str:
 
 
 def _newest(versions: Sequence[Version], position: int) -> Version:
-    """The newest of some versions that is not after a position; the first where all are."""
     return max((each for each in versions if each[0] <= position), default=versions[0])
