@@ -1,4 +1,4 @@
-"""A data set as a federation is made from it: samples with a label and a domain."""
+"""A loaded data set: samples with a label and a domain."""
 
 from __future__ import annotations
 
@@ -16,31 +16,27 @@ KINDS = (torch.uint8, torch.int64, torch.float32)
 
 @dataclass(frozen=True)
 class DomainData:
-    """A loaded data set.
+    """A loaded data set; a FedshiftError names a field with a wrong type, shape or length, or a number without a name.
 
     Attributes:
         x: inputs (N, ...), uint8 images (channels, height, width), int64 token ids (length,) or float32. They may be
-            mapped from a file (``torch.from_file``): only the samples of batches are read, however many there are.
+            mapped from a file (``torch.from_file``): only the samples of batches are read, whatever their number.
         y: labels (N,), int64.
-        domain: which domain each sample is of, (N,), int64.
+        domain: the domain of each sample, (N,), int64.
         domains: the domains' names.
         classes: the classes' names.
-        group: samples made from one original share a group, (N,); a split keeps groups whole.
-        environment: for a data set that brings its own environments, which one each sample is of, (N,); 0 is what
-            clients train on. None: a protocol holds samples out.
-        environments: the environments' names; the first is what clients train on.
-        train_environment: for a data set that knows better than by domain in which environment each sample was
-            collected, (N,), int64; samples that no client trains on may have any number. None: each domain is one.
-        train_environments: the names of those.
-        notes: what a reader of the results must know of how the data were read.
-        where: for messages, gives the file or the row that a sample was read from; None: unknown.
-        columns: of a table, what the columns of x (N, columns) are. Where rows are prepared, x is float64, NaN stands
-            for a missing cell, and a category for its number among the column's.
-        channels: of signals x (N, channels, time), what the channels are called; empty if unknown.
-
-    Raises:
-        FedshiftError: a field has another type, shape or length, or a number that stands for no name; the message names
-            the field.
+        group: samples from one original share a group, (N,); a split keeps groups whole.
+        environment: of a data set with custom environments, the environment of each sample, (N,); 0 is what clients
+            train on. None: a protocol holds samples out.
+        environments: the environments' names; clients train on the first.
+        train_environment: the environment in which each sample was collected, (N,), int64, if that is not its domain;
+            samples that no client trains on may have any number. None: each domain is an environment.
+        train_environments: the names of these environments.
+        notes: notes for readers on how the data were read.
+        where: for messages, maps a sample to its file or row; None: unknown.
+        columns: of a table, the columns of x (N, columns). Where rows are prepared, x is float64, NaN is a missing
+            cell, and a category is its number among the column's.
+        channels: of signals x (N, channels, time), the channels' names; empty if unknown.
     """
 
     x: Tensor
@@ -81,7 +77,7 @@ class DomainData:
         return f"DomainData({len(self.y)} of shape {shape}, domains: {len(self.domains)}, classes: {len(self.classes)})"
 
     def place(self, row: int) -> str:
-        """What messages call a sample."""
+        """A sample's name in messages."""
         return f"sample {row}" if self.where is None else self.where(row)
 
     def missing(self) -> list[tuple[str, str]]:
@@ -93,12 +89,12 @@ class DomainData:
 
 @dataclass(frozen=True)
 class Unlabelled:
-    """The samples of a file, without labels, to predict for.
+    """Samples of a file without labels, to predict for.
 
     Attributes:
-        x: inputs (N, ...), as :class:`DomainData` has them.
-        rows: each sample's row in the file, from 0, or what it is called there; empty where the file is one sample.
-        notes: what a reader of the predictions must know of how the file was read.
+        x: inputs (N, ...), as in :class:`DomainData`.
+        rows: each sample's row in the file, from 0, or its name there; empty if the file is one sample.
+        notes: notes for readers on how the file was read.
     """
 
     x: Tensor
@@ -119,7 +115,7 @@ def _check_inputs(x: object, columns: int) -> None:
     if x.dtype not in KINDS and not (columns and x.dtype == torch.float64):
         raise FedshiftError(f"x is {x.dtype}; give uint8 (images), int64 (tokens) or float32.")
     if x.ndim < 2 or not x.numel():
-        raise FedshiftError(f"x has the shape {tuple(x.shape)}, so there is no sample of a number; give (N, ...).")
+        raise FedshiftError(f"x has the shape {tuple(x.shape)}, so it contains no sample with a number; give (N, ...).")
 
 
 def _check_words(name: str, words: object) -> None:
@@ -131,7 +127,7 @@ def _check_words(name: str, words: object) -> None:
 
 
 def _check_numbers(name: str, numbers: object, samples: int, names: tuple[str, ...] | None) -> None:
-    """A number for each sample, which stands for a name, where there are names."""
+    """Check a number for each sample, an index into the names, if there are names."""
     if not isinstance(numbers, Tensor) or numbers.dtype != torch.int64 or tuple(numbers.shape) != (samples,):
         found = f"{numbers.dtype} {tuple(numbers.shape)}" if isinstance(numbers, Tensor) else type(numbers).__name__
         raise FedshiftError(f"{name} is {found}; x contains {samples} samples, so give an int64 tensor ({samples},).")
@@ -140,6 +136,6 @@ def _check_numbers(name: str, numbers: object, samples: int, names: tuple[str, .
     wrong = ((numbers < 0) | (numbers >= len(names))).nonzero().flatten().tolist()
     if wrong:
         raise FedshiftError(
-            f"{name} is {numbers[wrong[0]].item()} of sample {wrong[0]}, and wrong of {len(wrong)} in all: there are "
+            f"{name} is {numbers[wrong[0]].item()} for sample {wrong[0]}, and wrong for {len(wrong)} in all: there are "
             f"{len(names)} names, so it should be from 0 to {len(names) - 1}."
         )

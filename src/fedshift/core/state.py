@@ -1,4 +1,4 @@
-"""What each client keeps between rounds."""
+"""What each client stores between rounds."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ import torch
 from torch import Tensor
 
 OptimiserState = dict[str, dict[str, dict[str, Tensor]]]
-"""By objective, parameter and kind, such as momentum."""
+"""Keyed by objective, parameter and kind, such as momentum."""
 
 
 @dataclass(frozen=True)
 class ClientState:
-    """A client's own: it never leaves the client.
+    """A client's private state, which never leaves the client.
 
     Attributes:
         tensors: the tensors of client scope, by full name.
-        optimisers: optimiser state that is kept, by objective, parameter and kind.
-        drawn: how many batches it has drawn since the start, by stage.
-        trained: whether it has something of its own: steps of training, or what it was reported to keep, have been
-            kept.
+        optimisers: stored optimiser state, by objective, parameter and kind.
+        drawn: number of batches drawn since the start, by stage.
+        trained: whether private values of training, or of an exchange's ``keep``, have been stored.
     """
 
     tensors: dict[str, Tensor]
@@ -68,7 +67,7 @@ def flat_optimisers(optimisers: OptimiserState) -> dict[str, Tensor]:
 
 
 def optimisers_from_flat(flat: Mapping[str, Tensor]) -> OptimiserState:
-    """The inverse of :func:`flat_optimisers`; other tensors are left alone."""
+    """The inverse of :func:`flat_optimisers`; other tensors are ignored."""
     optimisers: OptimiserState = {}
     for key, tensor in flat.items():
         match json.loads(key):

@@ -36,17 +36,16 @@ class Sequential:
         self._residents: dict[Setup, Resident] = {}
 
     def resident(self, setup: Setup) -> Resident:
-        """The modules of a run, made when they are first requested."""
+        """The modules of a run, created on first use."""
         if setup not in self._residents:
             self._residents[setup] = Resident(setup, self.kernels)
         return self._residents[setup]
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Outcome | Exception]:
-        """Let every client work, one after the other."""
         for job in jobs:
             try:
                 yield self._work(job)
-            except Exception as error:  # it is this job's answer
+            except Exception as error:  # it is this job's outcome
                 yield error
 
     def _work(self, job: Job) -> Outcome:
@@ -57,7 +56,6 @@ class Sequential:
         return outcome_of(job, lane, bank, 0)
 
     def serve(self, job: ServerJob) -> tuple[ServerState, dict[str, float]]:
-        """Let the server work; returns its state, and by name each term's mean and the scalars that it measured."""
         state = job.state
         if not job.exchange.server_phases:
             return state, {}
@@ -75,7 +73,7 @@ class Sequential:
         return replace(state, optimisers=lane.optimisers), lane.means | scalars
 
     def score(self, questions: Iterable[Question]) -> Iterator[Score]:
-        """Score model after model; small environments of one model are predicted for together."""
+        """Score model after model; small environments of one model are predicted together."""
         for together in _alike(questions):
             bank = self.resident(together[0].setup).client
             bank.load(0, together[0].model)
@@ -83,11 +81,7 @@ class Sequential:
 
     @torch.no_grad()
     def observe(self, question: Question) -> tuple[Tensor, Tensor, Tensor]:
-        """What a model makes of the samples of an environment, as it was scored.
-
-        Returns:
-            Log-probabilities (n, classes), representations (n, d) and labels (n,), on the CPU.
-        """
+        """Log-probabilities (n, classes), representations (n, d) and labels (n,) of an environment, on the CPU."""
         bank = self.resident(question.setup).client
         bank.load(0, question.model)
         predicted = _predict(bank.net, [question])
@@ -95,12 +89,12 @@ class Sequential:
         return log_probabilities, torch.cat(list(_represent(bank.net, question))).cpu(), y
 
     def close(self) -> None:
-        """Let go of the modules."""
+        """Release the modules."""
         self._residents.clear()
 
 
 def load(bank: Bank, number: int, job: Job) -> None:
-    """Put what a client begins with into a lane of a bank."""
+    """Load a client's initial tensors into a lane of a bank."""
     private = Tensors(job.state.tensors)
     for tensors in (job.down, private):
         bank.load(number, tensors)
@@ -111,16 +105,12 @@ def load(bank: Bank, number: int, job: Job) -> None:
 
 
 def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
-    """What a client sends and keeps after its phases, from its lane in a bank.
-
-    Raises:
-        DivergedError: one of its losses was not finite.
-    """
+    """What a client sends and keeps after its phases; DivergedError if one of its losses was not finite."""
     if lane.error:
         raise lane.error
     setup, exchange = job.setup, job.exchange
     private = Tensors(bank.copy(number, [name for name, scope in setup.scopes.items() if scope == "client"]))
-    # What was not sent is another client's, left over in the bank.
+    # Tensors that were not sent are a previous client's, left in the bank.
     shared = [name for name, scope in setup.scopes.items() if scope == "shared" and name in job.down]
     work = LocalWork(
         job.down,
@@ -149,7 +139,7 @@ def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
 
 
 def _alike(questions: Iterable[Question]) -> Iterator[list[Question]]:
-    """Questions in a row that have one model and fit into one batch."""
+    """Consecutive questions with one model that fit into one batch."""
     together: list[Question] = []
     for question in questions:
         if together and not _fit([*together, question]):
@@ -165,7 +155,7 @@ def _fit(questions: Sequence[Question]) -> bool:
     first, last = questions[0], questions[-1]
     if last.model is not first.model or last.setup is not first.setup:
         return False
-    # Statistics that are measured again are an environment's own.
+    # Re-estimated statistics differ between environments.
     if any(first.setup.method.core.reestimates(unseen) for unseen in (True, False)):
         return False
     return sum(len(question.environment.samples) for question in questions) <= first.setup.evaluate.batch
@@ -243,11 +233,7 @@ def _asked(question: Question, number: int, rows: Tensor) -> tuple[Tensor, dict[
 
 
 def _score_of(question: Question, sums: Sequence[float], log_probabilities: Tensor, y: Tensor) -> Score:
-    """Accuracy and mean loss from their sums, and the declared metrics of an environment's predictions.
-
-    Raises:
-        DivergedError: the loss is not finite.
-    """
+    """Accuracy and mean loss from their sums, and the declared metrics; DivergedError if the loss is not finite."""
     (right, loss), samples, setup = sums, question.environment.samples, question.setup
     if not math.isfinite(loss) or (setup.metrics and not log_probabilities.exp().isfinite().all()):
         what = f"The loss on '{question.environment.name}' is not finite after round {question.round.number}"
@@ -260,7 +246,7 @@ def _score_of(question: Question, sums: Sequence[float], log_probabilities: Tens
 
 
 def _batch_axes(question: Question) -> dict[str, int]:
-    """Along which dimension each of a prediction's draws has the batch."""
+    """The batch dimension of each of a prediction's draws."""
     setup = question.setup
     one, two = (setup.method.core.prediction_draws(setup.model, batch) for batch in (1, 2))
     return {
