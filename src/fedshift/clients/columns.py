@@ -31,18 +31,12 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class ColumnAlone:
-    """What a column reveals alone.
+    """What a column reveals alone."""
 
-    Attributes:
-        column: its name, or its number from 0.
-        auroc: mean over classes of the area under the ROC curve, in 0..1, 0.5 is guessing; None if no class has enough
-            rows.
-        unique: whether it has whole numbers or categories that differ in every row, as ids do.
-    """
-
-    column: str
+    column: str  # its name, or its number from 0
+    # mean over classes of the area under the ROC curve, in 0..1, 0.5 is guessing; None if no class has enough rows
     auroc: float | None
-    unique: bool
+    unique: bool  # whether it has whole numbers or categories that differ in every row, as ids do
 
     @property
     def reveals(self) -> bool:

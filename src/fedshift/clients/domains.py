@@ -27,7 +27,7 @@ class DomainData:
         classes: the classes' names.
         group: samples from one original share a group, (N,); a split keeps groups whole.
         environment: of a data set with custom environments, the environment of each sample, (N,); 0 is what clients
-            train on. None: a protocol holds samples out.
+            train on. None: a protocol splits samples.
         environments: the environments' names; clients train on the first.
         train_environment: the environment in which each sample was collected, (N,), int64, if that is not its domain;
             samples that no client trains on may have any number. None: each domain is an environment.

@@ -35,7 +35,7 @@ class FederatedData:
             indexes; by default each domain is an environment.
         columns: of rows of a table, the columns' names, in order.
         pooled_sizes: of a client with pooled samples, the numbers of training samples of the clients it replaces.
-        oddity: the most serious problem of the data, a sentence; empty if there is none.
+        oddity: a sentence on the most serious problem of the data, or empty.
     """
 
     clients: Sequence[Client]

@@ -34,20 +34,13 @@ MANY_STRATA = 200_000  # (class, client) pairs, for example
 
 @dataclass(frozen=True)
 class Originals:
-    """The originals of one domain, in the order of their first samples.
+    """The originals of one domain, in the order of their first samples."""
 
-    Attributes:
-        domain: the domain's index.
-        classes: the names of all classes.
-        y: the label of each original, (U,), int64.
-        environment: the environment of each original, (U,), int64; 0 without environments.
-    """
-
-    domain: int
+    domain: int  # the domain's index
     name: str
-    classes: tuple[str, ...]
-    y: Tensor
-    environment: Tensor
+    classes: tuple[str, ...]  # the names of all classes
+    y: Tensor  # the label of each original, (U,), int64
+    environment: Tensor  # the environment of each original, (U,), int64; 0 without environments
 
     def __len__(self) -> int:
         return len(self.y)

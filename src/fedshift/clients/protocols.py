@@ -69,21 +69,13 @@ class Protocol(Spec):
 
 @dataclass(frozen=True)
 class Division:
-    """The assignment of samples to holders.
+    """The assignment of samples to holders."""
 
-    Attributes:
-        data: the samples.
-        holder: each sample's holder, (N,), int64, from 0; -1: unassigned.
-        domains: the index of each holder's home domain.
-        names: the holders' names: the domain's, with the part's number if the domain has several.
-        target: the index of the domain in which no client trains; None: no such domain.
-    """
-
-    data: DomainData
-    holder: Tensor
-    domains: tuple[int, ...]
-    names: tuple[str, ...]
-    target: int | None = None
+    data: DomainData  # the samples
+    holder: Tensor  # each sample's holder, (N,), int64, from 0; -1: unassigned
+    domains: tuple[int, ...]  # the index of each holder's home domain
+    names: tuple[str, ...]  # the holders' names: the domain's, with the part's number if the domain has several
+    target: int | None = None  # the index of the domain in which no client trains; None: no such domain
 
     def __len__(self) -> int:
         return len(self.names)

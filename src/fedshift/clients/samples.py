@@ -226,20 +226,13 @@ Role = Literal["validation", "test"]
 
 @dataclass(frozen=True)
 class Environment:
-    """Samples on which a model is scored.
+    """Samples on which a model is scored."""
 
-    Attributes:
-        name: their domain (or shift).
-        role: ``test`` makes the headline; a selection may inspect ``validation``.
-        client: the id of their client; None for a client that never trained.
-        own: whether its client's model is scored; if not, the model of a client that never trained.
-    """
-
-    name: str
-    role: Role
-    client: int | None
+    name: str  # their domain (or shift)
+    role: Role  # ``test`` makes the headline; a selection may inspect ``validation``
+    client: int | None  # the id of their client; None for a client that never trained
     samples: Samples
-    own: bool = True
+    own: bool = True  # whether its client's model is scored; if not, the model of a client that never trained
 
     @property
     def scored_as(self) -> int | None:

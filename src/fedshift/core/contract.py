@@ -113,18 +113,13 @@ class Brief:
 
 @dataclass(frozen=True, repr=False)
 class Known(Brief):
-    """What a client can read while it works, and afterwards.
+    """What a client can read while it works, and afterwards."""
 
-    Attributes:
-        received: the Down that it started from, by full name; frozen. Empty on the server.
-        measured: the sums of each :class:`Measure` so far in this exchange; and ``snapshot.<name>`` of a
-            :class:`Phase` with a snapshot.
-        counts: the client's training samples of each class, (classes,), int64; zeros on the server.
-    """
-
-    received: Tensors
+    received: Tensors  # the Down that it started from, by full name; frozen. Empty on the server
+    # the sums of each :class:`Measure` so far in this exchange; and ``snapshot.<name>`` of a :class:`Phase` with a
+    # snapshot
     measured: Tensors
-    counts: Tensor
+    counts: Tensor  # the client's training samples of each class, (classes,), int64; zeros on the server
 
 
 @dataclass(frozen=True, repr=False)

@@ -33,17 +33,11 @@ def fewer(floor: int) -> str:
 
 @dataclass(frozen=True)
 class CellCounts:
-    """Counts of samples by class and predicted class.
+    """Counts of samples by class and predicted class."""
 
-    Attributes:
-        table: number of samples of each class (rows) with each predicted class (columns), (classes, classes).
-        small: which classes have few groups, (classes,).
-        rare: which classes are predicted for few groups, but at least one, (classes,).
-    """
-
-    table: Array
-    small: Array
-    rare: Array
+    table: Array  # number of samples of each class (rows) with each predicted class (columns), (classes, classes)
+    small: Array  # which classes have few groups, (classes,)
+    rare: Array  # which classes are predicted for few groups, but at least one, (classes,)
 
     @classmethod
     def of(cls, y: Array, predicted: Array, group: Array, classes: int, floor: int) -> CellCounts:
@@ -65,17 +59,11 @@ class CellCounts:
 
 @dataclass(frozen=True)
 class Permitted:
-    """What may be published about the samples of an environment.
+    """What may be published about the samples of an environment."""
 
-    Attributes:
-        support: each class's number of samples, or a placeholder.
-        threshold: whether metrics of predicted classes may be.
-        precision: whether metrics that divide by the number of predictions of a class may be.
-    """
-
-    support: tuple[int | str, ...]
-    threshold: bool
-    precision: bool
+    support: tuple[int | str, ...]  # each class's number of samples, or a placeholder
+    threshold: bool  # whether metrics of predicted classes may be
+    precision: bool  # whether metrics that divide by the number of predictions of a class may be
 
     @property
     def supported(self) -> bool:

@@ -71,29 +71,20 @@ class Declaration:
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """A run without its data.
+    """A run without its data."""
 
-    Attributes:
-        run: the run's name in orders.
-        model: builds its modules.
-        parts: the method's parts, with their initial values.
-        device: where tensors live.
-        classes: the classes' names.
-        preparation: prepares rows of a table, with its part among ``parts``; None: samples are not rows.
-        columns: the names of rows' columns; empty if unknown.
-    """
-
-    run: str
+    run: str  # the run's name in orders
     method: Method
-    model: ModelBuilder
-    parts: Mapping[str, Part]
+    model: ModelBuilder  # builds its modules
+    parts: Mapping[str, Part]  # the method's parts, with their initial values
     train: Train
     evaluate: Evaluate
     streams: Streams
-    device: torch.device
-    classes: tuple[str, ...]
+    device: torch.device  # where tensors live
+    classes: tuple[str, ...]  # the classes' names
+    # prepares rows of a table, with its part among ``parts``; None: samples are not rows
     preparation: Preparation | None = None
-    columns: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()  # the names of rows' columns; empty if unknown
 
     def __post_init__(self) -> None:
         """Check what the method declares and which classes settings name; a FedshiftError if these are inconsistent."""

@@ -16,19 +16,12 @@ OptimiserState = dict[str, dict[str, dict[str, Tensor]]]
 
 @dataclass(frozen=True)
 class ClientState:
-    """A client's private state, which never leaves the client.
+    """A client's private state, which never leaves the client."""
 
-    Attributes:
-        tensors: the tensors of client scope, by full name.
-        optimisers: stored optimiser state, by objective, parameter and kind.
-        drawn: number of batches drawn since the start, by stage.
-        trained: whether private values of training, or of an exchange's ``keep``, have been stored.
-    """
-
-    tensors: dict[str, Tensor]
-    optimisers: OptimiserState = field(default_factory=dict)
-    drawn: dict[str, int] = field(default_factory=dict)
-    trained: bool = True
+    tensors: dict[str, Tensor]  # the tensors of client scope, by full name
+    optimisers: OptimiserState = field(default_factory=dict)  # stored optimiser state, by objective, parameter and kind
+    drawn: dict[str, int] = field(default_factory=dict)  # number of batches drawn since the start, by stage
+    trained: bool = True  # whether private values of training, or of an exchange's ``keep``, have been stored
 
     def flat(self) -> dict[str, Tensor]:
         """Everything as named tensors, for a file."""

@@ -34,22 +34,14 @@ _KEEP = {-1: 2**28, -3: 2**25}
 
 @dataclass(frozen=True)
 class Choice:
-    """An engine and how it runs.
-
-    Attributes:
-        workers: processes of the engine 'workers'; actors of 'ray', 0: as many as fit; 1 for the others.
-        threads: threads of each process.
-        kernels: how modules are prepared.
-        gpus: the part of a GPU that an actor of 'ray' uses.
-        address: the cluster of 'ray'.
-    """
+    """An engine and how it runs."""
 
     engine: Name
-    workers: Processors
-    threads: Annotated[Processors, Ge(1)]
-    kernels: Kernels
-    gpus: Probability = 0.0
-    address: str = "auto"
+    workers: Processors  # processes of the engine 'workers'; actors of 'ray', 0: as many as fit; 1 for the others
+    threads: Annotated[Processors, Ge(1)]  # threads of each process
+    kernels: Kernels  # how modules are prepared
+    gpus: Probability = 0.0  # the part of a GPU that an actor of 'ray' uses
+    address: str = "auto"  # the cluster of 'ray'
 
     @property
     def together(self) -> int:

@@ -191,7 +191,7 @@ class Descent:
 
 
 def _clips(setups: Sequence[Setup], objectives: Sequence[Objective]) -> Tensor | None:
-    """The largest gradient norm of each lane, (lanes,), by the objective's and the experiment's limits; None: no limit."""
+    """The largest gradient norm of each lane, (lanes,), by its objective's and experiment's limits; None: no limit."""
     limits = []
     for setup, objective in zip(setups, objectives, strict=True):
         own, clip = objective.optimiser.clip, setup.train.clip

@@ -24,21 +24,16 @@ SERVER = -1  # the server's number, in place of a client's
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A client's work in an exchange: an order, joined with what only the site has.
-
-    Attributes:
-        federated: the data as the stage sees them, with ``client`` among the clients.
-        state: what the client kept from before.
-        tell: called with finished steps, if the engine can report them during the work.
-    """
+    """A client's work in an exchange: an order, joined with what only the site has."""
 
     setup: Setup
-    federated: FederatedData
+    federated: FederatedData  # the data as the stage sees them, with ``client`` among the clients
     exchange: Exchange
     round: Round
     client: Client
     down: Down
-    state: ClientState
+    state: ClientState  # what the client kept from before
+    # called with finished steps, if the engine can report them during the work
     tell: Callable[[int], None] = lambda steps: None
 
     @property
@@ -65,21 +60,13 @@ class ServerJob:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a job.
+    """The result of a job."""
 
-    Attributes:
-        client: the client's id.
-        up: its reply.
-        state: what it keeps.
-        terms: the mean over steps of every loss term, by name.
-        steps: number of local steps.
-    """
-
-    client: int
-    up: Up
-    state: ClientState
-    terms: dict[str, float]
-    steps: int
+    client: int  # the client's id
+    up: Up  # its reply
+    state: ClientState  # what it keeps
+    terms: dict[str, float]  # the mean over steps of every loss term, by name
+    steps: int  # number of local steps
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,20 +82,13 @@ class Question:
 
 @dataclass(frozen=True)
 class Score:
-    """A model's performance on an environment.
+    """A model's performance on an environment."""
 
-    Attributes:
-        accuracy: in 0..1.
-        loss: the mean negative log-likelihood in nats.
-        n: number of samples.
-        metrics: see :class:`Metric`.
-        intervals: of accuracy and of metrics, by name; see :mod:`fedshift.core.uncertainty`.
-    """
-
-    accuracy: float
-    loss: float
-    n: int
-    metrics: Values = field(default_factory=dict)
+    accuracy: float  # in 0..1
+    loss: float  # the mean negative log-likelihood in nats
+    n: int  # number of samples
+    metrics: Values = field(default_factory=dict)  # see :class:`Metric`
+    # of accuracy and of metrics, by name; see :mod:`fedshift.core.uncertainty`
     intervals: Mapping[str, Bounds] = field(default_factory=dict)
 
 

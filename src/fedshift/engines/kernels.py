@@ -26,14 +26,10 @@ Precision = Literal["float32", "bfloat16", "float64"]
 
 @dataclass(frozen=True)
 class Kernels:
-    """How the same arithmetic is run.
+    """How the same arithmetic is run."""
 
-    Attributes:
-        channels_last: whether convolutions store weights, and so map images, with channels innermost.
-        linear: what multiplies in linear layers: PyTorch's choice, or oneDNN for float32 on a CPU.
-    """
-
-    channels_last: bool = False
+    channels_last: bool = False  # whether convolutions store weights, and so map images, with channels innermost
+    # what multiplies in linear layers: PyTorch's choice, or oneDNN for float32 on a CPU
     linear: Literal["native", "onednn"] = "native"
 
 

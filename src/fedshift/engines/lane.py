@@ -31,39 +31,30 @@ class Lane:
     Attributes:
         name: its name in messages.
         key: the client's id, or SERVER.
-        samples: its training samples; the server has none.
-        optimisers: stored optimiser state, updated at the end.
-        drawn: number of batches drawn before.
         tell: callback with the number of finished steps.
-        means: at the end, the mean of each loss term over the steps.
-        measured: at the end, the sums of every measure.
-        seen: at the end, the number of samples behind each of these.
-        steps: number of finished steps.
-        read: what its objectives read of weighted batches: "y", "weight", both or neither.
-        error: an error of this lane alone.
     """
 
     def __init__(self, job: Job | ServerJob) -> None:
         self.setup, self.round, self.tell = job.setup, job.round, job.tell
-        self.optimisers: OptimiserState = dict(job.state.optimisers)
+        self.optimisers: OptimiserState = dict(job.state.optimisers)  # stored optimiser state, updated at the end
         if isinstance(job, Job):
             self.name, self.key, self.phases = job.client.name, job.client.id, job.exchange.phases
-            self.samples: Samples | None = job.client.train
+            self.samples: Samples | None = job.client.train  # its training samples; the server has none
             self.inputs, self.replies = job.inputs, Replies()
             self.received: Tensors = job.down
-            self.drawn = job.state.drawn.get(job.round.stage.name, 0)
+            self.drawn = job.state.drawn.get(job.round.stage.name, 0)  # number of batches drawn before
         else:
             self.name, self.key, self.phases = "the server", SERVER, job.exchange.server_phases
             self.samples = None
             self.inputs, self.replies = Inputs(), job.replies
             self.received = Tensors()
             self.drawn = 0
-        self.means: dict[str, float] = {}
-        self.measured: dict[str, Tensor] = {}
-        self.seen: dict[str, int] = {}
-        self.steps = 0
-        self.read: set[str] = set()
-        self.error: Exception | None = None
+        self.means: dict[str, float] = {}  # at the end, the mean of each loss term over the steps
+        self.measured: dict[str, Tensor] = {}  # at the end, the sums of every measure
+        self.seen: dict[str, int] = {}  # at the end, the number of samples behind each of these
+        self.steps = 0  # number of finished steps
+        self.read: set[str] = set()  # what its objectives read of weighted batches: "y", "weight", both or neither
+        self.error: Exception | None = None  # an error of this lane alone
 
     @cached_property
     def number(self) -> Tensor:

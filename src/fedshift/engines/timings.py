@@ -42,16 +42,12 @@ Notify = Callable[[str], None]
 
 @dataclass
 class Timing:
-    """The timing of one candidate.
-
-    Attributes:
-        turns: milliseconds per client and step of each turn, which is a round of some of the cohort's steps.
-        notes: why it is excluded, if it is.
-    """
+    """The timing of one candidate."""
 
     choice: Choice
+    # milliseconds per client and step of each turn, which is a round of some of the cohort's steps
     turns: list[float] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # why it is excluded, if it is
 
     @property
     def milliseconds(self) -> float:

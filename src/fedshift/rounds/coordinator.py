@@ -43,12 +43,6 @@ class Coordinator:
     Attributes:
         setup: what it agreed on with the sites.
         names: the clients' names by id, in id order.
-        state: the server's tensors.
-        position: number of finished rounds, over all stages.
-        ledger: every kind of message that has crossed the wire.
-        terms: the means of the loss terms in the last round, by client's name.
-        missing: the clients that did not answer since the last record, with reasons.
-        ended: the last rounds of stages that ended early, by name.
     """
 
     def __init__(self, setup: Setup, names: Mapping[int, str]) -> None:
@@ -56,11 +50,11 @@ class Coordinator:
         self.state = ServerState(
             setup.initial("shared"), setup.initial("down"), setup.initial("server"), clients=len(names)
         )
-        self.position = 0
-        self.ledger = Ledger()
-        self.terms: dict[str, dict[str, float]] = {}
-        self.missing: list[dict[str, Any]] = []
-        self.ended: dict[str, int] = {}
+        self.position = 0  # number of finished rounds, over all stages
+        self.ledger = Ledger()  # every kind of message that has crossed the wire
+        self.terms: dict[str, dict[str, float]] = {}  # the means of the loss terms in the last round, by client's name
+        self.missing: list[dict[str, Any]] = []  # the clients that did not answer since the last record, with reasons
+        self.ended: dict[str, int] = {}  # the last rounds of stages that ended early, by name
         self._sent: tuple[Exchange, ServerState, Down] | None = None
 
     @property
@@ -235,7 +229,7 @@ class Coordinator:
         return answers
 
     def _sift(self, requested: AskedExchange, answers: dict[int, Answer]) -> None:
-        """Remove answers that are as declared but must not be aggregated; here there are none."""
+        """Remove answers that are as declared but must not be aggregated; here, nothing."""
 
     def _checked(self, requested: AskedExchange, order: Order, came: Received) -> Received:
         """An answer if it is as declared, else its error."""

@@ -30,15 +30,11 @@ Send = Callable[[int], Tensors]  # the tensors that the server sends to a client
 
 
 class Evaluation:
-    """Scores the environments of a site: with a client's model, the global model, or an unseen client's.
-
-    Attributes:
-        simulated: whether a model used what several clients keep, as only a simulation can.
-    """
+    """Scores the environments of a site: with a client's model, the global model, or an unseen client's."""
 
     def __init__(self, site: Site) -> None:
         self.site, self.setup = site, site.setup
-        self.simulated = False
+        self.simulated = False  # whether a model used what several clients keep, as only a simulation can
         self._unseen: tuple[Tensors, Tensors] | None = None  # an unseen site's preparation, with the shared statistics
 
     def rows(

@@ -53,24 +53,16 @@ Numbers = Annotated[set[int], BeforeValidator(_numbers), PlainSerializer(in_rang
 
 
 class Entry(BaseModel):
-    """All messages of one signature, in one exchange and direction.
-
-    Attributes:
-        direction: ``down`` to clients, ``up`` from them, or ``telemetry`` beside an up.
-        signature: name, type and shape of every tensor.
-        messages: number of messages.
-        clients: the ids of the clients that received or sent them.
-        rounds: the rounds, counted over all stages from 1.
-    """
+    """All messages of one signature, in one exchange and direction."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     exchange: str
-    direction: Direction
-    signature: tuple[tuple[str, Dtype, tuple[Length, ...]], ...]
-    messages: int = 0
-    clients: Numbers = Field(default_factory=set)
-    rounds: Numbers = Field(default_factory=set)
+    direction: Direction  # ``down`` to clients, ``up`` from them, or ``telemetry`` beside an up
+    signature: tuple[tuple[str, Dtype, tuple[Length, ...]], ...]  # name, type and shape of every tensor
+    messages: int = 0  # number of messages
+    clients: Numbers = Field(default_factory=set)  # the ids of the clients that received or sent them
+    rounds: Numbers = Field(default_factory=set)  # the rounds, counted over all stages from 1
 
     @property
     def largest(self) -> int:

@@ -149,7 +149,7 @@ def _more(names: list[str]) -> str:
 
 
 def first_not_finite(tensors: Tensors) -> str:
-    """The name of the first tensor with a number that is not finite; empty if there is none."""
+    """The name of the first tensor with a number that is not finite, else empty."""
     floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()}
     # A finite sum means finite numbers; it may overflow, and then they are checked one by one.
     if not floating or bool(torch.stack([tensor.sum().double() for tensor in floating.values()]).isfinite().all()):

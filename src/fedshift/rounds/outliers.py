@@ -38,15 +38,10 @@ Tell = Callable[[str, str, Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class Limits:
-    """What a coordinator accepts of sites that may be dishonest.
+    """What a coordinator accepts of sites that may be dishonest."""
 
-    Attributes:
-        norm_factor: maximum norm of an answer, in units of the cohort's median norm; 0: no limit.
-        samples: declared numbers of training samples, by client id.
-    """
-
-    norm_factor: float
-    samples: Mapping[int, int] = field(default_factory=dict)
+    norm_factor: float  # maximum norm of an answer, in units of the cohort's median norm; 0: no limit
+    samples: Mapping[int, int] = field(default_factory=dict)  # declared numbers of training samples, by client id
 
     @property
     def factor(self) -> float:
@@ -186,15 +181,14 @@ class GuardedCoordinator(Coordinator):
 
     Attributes:
         limits: what is accepted.
-        suspects: the answers that were aggregated.
-        left_out: answers to exclude in any case, with the reason: by the round of the run, from 1, the exchange, and
-            the client.
     """
 
     def __init__(self, setup: Setup, names: Mapping[int, str], limits: Limits, tell: Tell) -> None:
         super().__init__(setup, names)
         self.limits, self._tell = limits, tell
-        self.suspects: list[Suspect] = []
+        self.suspects: list[Suspect] = []  # the answers that were aggregated
+        # answers to exclude in any case, with the reason: by the round of the run, from 1, the exchange, and the
+        # client
         self.left_out: dict[tuple[int, str, int], str] = {}
 
     def _check(self, answer: Answer, exchange: Exchange, where: str) -> None:

@@ -41,16 +41,11 @@ INVERSE = (pow(BASE, -1, 1 << 64) + (1 << 63)) % (1 << 64) - (1 << 63)
 
 @dataclass(frozen=True)
 class Secret:
-    """Rows of numbers (rows, length) that must not leave a client.
+    """Rows of numbers (rows, length) that must not leave a client."""
 
-    Attributes:
-        what: their description in a message; ``{}`` stands for the row's number.
-        part: their private part; empty for samples and labels.
-    """
-
-    what: str
+    what: str  # their description in a message; ``{}`` stands for the row's number
     rows: Tensor
-    part: str = ""
+    part: str = ""  # their private part; empty for samples and labels
     _cast: dict[torch.dtype, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def as_type(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -166,7 +161,6 @@ class Site:
     Attributes:
         setup: what it agreed on with the coordinator.
         federated: its clients and their environments, on the run's device.
-        store: the clients' states.
         audit: whether uploads are compared with private data.
     """
 
@@ -174,7 +168,7 @@ class Site:
         self, setup: Setup, federated: FederatedData, store: ClientStore | None = None, audit: bool = False
     ) -> None:
         self.setup, self.federated, self.audit = setup, federated, audit
-        self.store = store or ClientStore()
+        self.store = store or ClientStore()  # the clients' states
         self.initial = setup.initial("client")
         self._viewed: tuple[object, Mapping[str, Tensor], FederatedData] | None = None
         self._prepared: dict[int, tuple[Tensors, Tensors]] = {}  # with the statistics that all sites share
@@ -252,7 +246,7 @@ class Site:
         )
 
     def keep(self, job: Job, outcome: Outcome) -> Answer:
-        """Store a client's state and return its reply; a FedshiftError, before storing, if the audit finds private data."""
+        """Store a client's state and return its reply, or a FedshiftError if the audit finds private data."""
         if self.audit:
             train = self.federated.client(job.client.id).train
             inputs = self.federated.inputs.fitted((job.down | job.state.tensors).of(PREPARATION))

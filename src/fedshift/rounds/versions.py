@@ -62,7 +62,7 @@ class Versions(ClientStore):
                 files.remove(self._folder / name)
 
     def at(self, position: int, place: int) -> None:
-        """Start an exchange: states are from before it, and its states replace those of an earlier attempt.
+        """Start an exchange: states are from before it, and its states replace an earlier attempt's.
 
         Args:
             position: number of finished rounds after its round.
