@@ -1,4 +1,4 @@
-"""Federations: samples are views of one pool, made when they are asked for; every sample has one holder."""
+"""Federations: samples are views of one pool, made when they are requested; every sample has one holder."""
 
 from __future__ import annotations
 
@@ -312,7 +312,7 @@ def test_flowers_partitioners_by_name():
         (FlowerPartitioner(partitioner="IidPartitioner", arguments={}), "IidPartitioner with no arguments"),
         (
             FlowerPartitioner(partitioner="ShardPartitioner", arguments={"seed": 3}),
-            "partition.arguments.seed: leave it out",
+            "partition.arguments.seed: omit it",
         ),
     ],
 )

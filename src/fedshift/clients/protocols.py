@@ -139,7 +139,7 @@ class Division:
 
 
 def divide(data: DomainData, partition: Partition, streams: Streams, target: int | None = None) -> Division:
-    """The (domain, part) pairs that contain samples, in order, with the pairs of the target, in which no client trains.
+    """The (domain, part) pairs that contain samples, in order, including pairs of the target domain.
 
     A FedshiftError if the partition assigns no sample, or not one part to each sample.
     """

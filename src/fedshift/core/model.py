@@ -36,11 +36,11 @@ class Model(Spec):
     dim: Width = setting(64, help="dimension d of the representation z")
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
-        """A network from inputs (B, *shape) to (B, out); a FedshiftError if such inputs do not fit."""
+        """A network from inputs ``(B, *shape)`` to (B, out); a FedshiftError if such inputs do not fit."""
         raise NotImplementedError
 
     def dim_for(self, shape: Shape) -> int:
-        """The dimension d of z for inputs (B, *shape); a FedshiftError if such inputs do not fit."""
+        """The dimension d of z for inputs ``(B, *shape)``; a FedshiftError if such inputs do not fit."""
         return self.dim
 
     @property

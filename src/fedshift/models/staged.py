@@ -154,7 +154,7 @@ class Staged(Freezing):
         return FrozenNetwork(name, checksum(torch.empty(0), weights), lambda: front, self.mean, self.std)
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
-        """Inputs (B, *shape), images or what the frozen stages give, to (B, out)."""
+        """Inputs ``(B, *shape)``, images or what the frozen stages give, to (B, out)."""
         _, trained = self._cut(3 if self.freezes else shape[0])
         return WithProjection(trained, _features(trained, shape), out)
 
