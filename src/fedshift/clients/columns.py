@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class ColumnAlone:
+class ColumnScore:
     """What a column reveals alone."""
 
     column: str  # its name, or its number from 0
@@ -43,9 +43,9 @@ class ColumnAlone:
         return self.auroc is not None and self.auroc >= REVEALS
 
 
-def each_alone(
+def score_columns(
     x: Tensor, y: Tensor, group: Tensor, columns: Sequence[Column], generator: torch.Generator, rows: int = ROWS
-) -> tuple[ColumnAlone, ...]:
+) -> tuple[ColumnScore, ...]:
     """What every column of rows x (n, columns) reveals alone about labels (n,).
 
     NaN is a missing cell and a category is its code; ``group`` (n,) marks rows from one original; the generator draws
@@ -62,7 +62,7 @@ def each_alone(
     for place, column in enumerate(columns):
         cells, coded = x[:, place].double().numpy(), column.categories is not None
         auroc = _auroc(cells[drawn.numpy()], coded, label, len(classes), half) if len(classes) else None
-        found.append(ColumnAlone(column.name, auroc, _is_unique(cells, coded)))
+        found.append(ColumnScore(column.name, auroc, _is_unique(cells, coded)))
     return tuple(found)
 
 

@@ -28,7 +28,7 @@ def covariate_sums(x: Tensor, z: Tensor) -> dict[str, Tensor]:
     NaN is a missing cell; a missing covariate counts as the site's mean. Returns ``covariates`` (columns, k), their
     means; about these, ``covariate_squares`` (columns, k, k) and ``covariate_products`` (columns, k), with the column.
     """
-    known, location, z = ~x.isnan(), _means(z), _apart(z)
+    known, location, z = ~x.isnan(), _means(z), _centred(z)
     count = known.sum(dim=0).clamp_min(1)[:, None]
     shift = known.double().T @ z / count
     squares = torch.einsum("nv,na,nb->vab", known.double(), z, z)
@@ -36,7 +36,7 @@ def covariate_sums(x: Tensor, z: Tensor) -> dict[str, Tensor]:
     return {
         "covariates": location + shift,
         "covariate_squares": squares,
-        "covariate_products": _apart(x).T @ z,
+        "covariate_products": _centred(x).T @ z,
     }
 
 
@@ -61,7 +61,7 @@ def effects_of(sites: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 def residuals(x: Tensor, z: Tensor, effects: Tensor, means: Tensor) -> Tensor:
     """Columns x (n, columns) less the effects (columns, k) of covariates z (n, k), missing ones as in the sums."""
-    z = _apart(z) + _means(z)
+    z = _centred(z) + _means(z)
     return x - z @ effects.T + (means * effects).sum(dim=1)
 
 
@@ -71,7 +71,7 @@ def location_and_scale(x: Tensor) -> tuple[Tensor, Tensor]:
     Delta is the square of what Johnson et al. divide by. A column without two different values keeps 0 and 1; if a site
     has a single other column, nothing is shrunk.
     """
-    count, squares = (~x.isnan()).sum(dim=0).double(), _apart(x).square().sum(dim=0)
+    count, squares = (~x.isnan()).sum(dim=0).double(), _centred(x).square().sum(dim=0)
     gamma, delta, some = x.new_zeros(x.shape[1]), x.new_ones(x.shape[1]), squares > ROUNDED
     if some.any():
         gamma[some], delta[some] = _shrunk(count[some], _means(x)[some], squares[some])
@@ -101,5 +101,5 @@ def _means(x: Tensor) -> Tensor:
     return x.nanmean(dim=0).nan_to_num()
 
 
-def _apart(x: Tensor) -> Tensor:
+def _centred(x: Tensor) -> Tensor:
     return (x - _means(x)).nan_to_num()

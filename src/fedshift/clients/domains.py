@@ -61,7 +61,7 @@ class DomainData:
         """Raise an error if a field has a wrong type, shape, length or number."""
         _check_inputs(self.x, len(self.columns))
         for name in ("domains", "classes", "environments", "train_environments", "channels"):
-            _check_words(name, getattr(self, name))
+            _check_strings(name, getattr(self, name))
         if len(self.channels) not in (0, count := self.x.shape[1]):
             raise FedshiftError(f"channels has {len(self.channels)} names, but x has {count}; name all or none.")
         numbered = {"y": self.classes, "domain": self.domains, "group": None}
@@ -118,7 +118,7 @@ def _check_inputs(x: object, columns: int) -> None:
         raise FedshiftError(f"x has the shape {tuple(x.shape)}, so it contains no sample with a number; give (N, ...).")
 
 
-def _check_words(name: str, words: object) -> None:
+def _check_strings(name: str, words: object) -> None:
     if not isinstance(words, tuple) or not all(isinstance(word, str) for word in words):
         raise FedshiftError(f"{name} = {words!r:.200}; give a tuple of strings.")
     twice = next((word for word in words if words.count(word) > 1), None) if len(set(words)) < len(words) else None

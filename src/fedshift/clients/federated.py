@@ -123,8 +123,8 @@ class FederatedData:
         sizes = [*zip(keys, self.scored_sizes, strict=True)]
         some = {key for key, size in sizes if size}
         for role, name in (key for key, _ in sizes if key not in some):
-            if data is not None and (why := _one_group(data, name)):
-                raise FedshiftError(f"No {role} sample of '{name}' is left to score: {why}")
+            if data is not None and (reason := _one_group(data, name)):
+                raise FedshiftError(f"No {role} sample of '{name}' is left to score: {reason}")
             raise FedshiftError(
                 f"No {role} sample of '{name}' is left to score: give it more samples, or "
                 "hold out a larger part (protocol.validation, protocol.test), or divide the domains among fewer "

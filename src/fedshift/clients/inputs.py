@@ -71,7 +71,7 @@ class Inputs:
 
     @property
     def _statistics(self) -> Statistics:
-        return {} if self.preparation is None else self.preparation.of_nobody()
+        return {} if self.preparation is None else self.preparation.empty_statistics()
 
     def training(self, x: Tensor, streams: Streams, *key: Key) -> Tensor:
         """A training batch; ``key`` keys the augmentation's draws."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedshift.clients.domains import DomainData
-from fedshift.clients.partitions import Partition, of_each_domain
+from fedshift.clients.partitions import Partition, originals_by_domain
 from fedshift.errors import FedshiftError
 from fedshift.spec import Clients, Probability, setting
 from fedshift.streams import Streams
@@ -36,7 +36,7 @@ class Mixed(Partition):
     def assign(self, data: DomainData, streams: Streams, target: int | None = None) -> tuple[Tensor, Tensor]:
         """Divide every domain at random by the clients' parts of it."""
         home, parts = data.domain.clone(), torch.zeros_like(data.domain)
-        domains = [each for each in of_each_domain(data) if each[0].domain != target]
+        domains = [each for each in originals_by_domain(data) if each[0].domain != target]
         if self.clients < len(domains):
             raise FedshiftError(
                 f"partition.clients = {self.clients} is below the number of domains, {len(domains)}: each is home to a "

@@ -12,13 +12,13 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from fedshift.clients.columns import each_alone
+from fedshift.clients.columns import score_columns
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.preparation import Column
 from fedshift.streams import Streams
 
-Tell = Callable[[str, int, int], None]
+Notify = Callable[[str, int, int], None]
 PIECE = 1 << 22  # numbers read together, so that inputs that are mapped from a file need no memory
 RARE = 5  # training samples of a class, below which it cannot be learned
 SHARE = 0.1  # minimum part of the classes, or of the sites, for a problem
@@ -70,7 +70,7 @@ def _revealing(federated: FederatedData) -> Iterator[str]:
     if not parts:
         return
     x, y, group = (torch.cat([getattr(part, name) for part in parts]) for name in ("x", "y", "group"))
-    found = [one for one in each_alone(x, y, group, columns, draw) if one.reveals]
+    found = [one for one in score_columns(x, y, group, columns, draw) if one.reveals]
     if found:
         best = max(found, key=lambda one: one.auroc or 0)
         more = f", as {len(found) - 1} more do" if len(found) > 1 else ""
@@ -129,18 +129,18 @@ def _one_class(federated: FederatedData) -> Iterator[str]:
 
 
 def _batch(federated: FederatedData, batch: int) -> Iterator[str]:
-    if why := too_large(batch, max(federated.trained_sizes, default=0)):
-        yield why
+    if reason := too_large(batch, max(federated.trained_sizes, default=0)):
+        yield reason
 
 
-def contents(x: Tensor, tell: Tell = silent) -> Tensor:
+def contents(x: Tensor, notify: Notify = silent) -> Tensor:
     """A hash of each sample's bytes, (N,), int64."""
     step = max(1, PIECE // x[0].numel())
     number: dict[bytes, int] = {}
     found: list[int] = []
     for start in range(0, len(x), step):
-        tell("Comparing samples", start, len(x))
+        notify("Comparing samples", start, len(x))
         piece = x[start : start + step].contiguous().flatten(1).numpy()
         found += [number.setdefault(blake2b(row, digest_size=16).digest(), len(number)) for row in piece]
-    tell("Comparing samples", len(x), len(x))
+    notify("Comparing samples", len(x), len(x))
     return torch.tensor(found)

@@ -28,7 +28,7 @@ from fedshift.errors import FedshiftError, UnknownNameError, needs
 from fedshift.spec import Clients, Positive, Range, Spec, WholeNumber, setting
 from fedshift.streams import Key, Streams
 
-NOBODY = -1
+UNASSIGNED = -1
 MANY_STRATA = 200_000  # (class, client) pairs, for example
 
 
@@ -75,8 +75,8 @@ class Partition(Spec):
         Raises:
             FedshiftError: the data cannot be divided like this; the message gives the reason.
         """
-        parts = torch.full((len(data.y),), NOBODY)
-        for originals, inside, original in of_each_domain(data):
+        parts = torch.full((len(data.y),), UNASSIGNED)
+        for originals, inside, original in originals_by_domain(data):
             parts[inside] = self.divide(originals, streams)[original]
         return data.domain, parts
 
@@ -85,7 +85,7 @@ class Partition(Spec):
         raise NotImplementedError
 
 
-def of_each_domain(data: DomainData) -> Iterator[tuple[Originals, Tensor, Tensor]]:
+def originals_by_domain(data: DomainData) -> Iterator[tuple[Originals, Tensor, Tensor]]:
     """The originals of each non-empty domain, the domain's samples (n,), and the original of each of these (n,)."""
     sizes = torch.bincount(data.domain, minlength=len(data.domains)).tolist()
     rows = torch.split(data.domain.argsort(stable=True), sizes)
@@ -170,15 +170,15 @@ class ByClass(Partition):
         for name in chain.from_iterable(self.groups):
             if name not in originals.classes:
                 raise UnknownNameError("class in partition.groups", name, originals.classes)
-        group = self._group_of_each(originals, streams)
-        parts = torch.full((len(originals),), NOBODY)
+        group = self._group_by_original(originals, streams)
+        parts = torch.full((len(originals),), UNASSIGNED)
         for number in range(len(self.groups)):
             order = originals.strata(group == number, streams)
             parts[order] = number * self.clients + torch.arange(len(order)) % self.clients
         return parts
 
-    def _group_of_each(self, originals: Originals, streams: Streams) -> Tensor:
-        group = torch.full((len(originals),), NOBODY)
+    def _group_by_original(self, originals: Originals, streams: Streams) -> Tensor:
+        group = torch.full((len(originals),), UNASSIGNED)
         for label, name in enumerate(originals.classes):
             holders = torch.tensor([number for number, names in enumerate(self.groups) if name in names])
             if len(holders):
@@ -228,27 +228,27 @@ def _by_flower(name: str, arguments: Mapping[str, Any], originals: Originals, st
         given["seed"] = int(torch.randint(2**31, (), generator=generator))
     divider = known[name](**given)
     divider.dataset = Dataset.from_dict({"index": rows.tolist(), "label": originals.y[rows].tolist()})
-    parts = torch.full((len(originals),), NOBODY)
+    parts = torch.full((len(originals),), UNASSIGNED)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # repeated draws need no warning,
         warnings.simplefilter("ignore", FutureWarning)  # nor does pyarrow's deprecation inside datasets
         for part in range(divider.num_partitions):
-            held = torch.tensor(divider.load_partition(part)[:]["index"], dtype=torch.int64)
-            if (parts[held] != NOBODY).any():
+            assigned = torch.tensor(divider.load_partition(part)[:]["index"], dtype=torch.int64)
+            if (parts[assigned] != UNASSIGNED).any():
                 raise ValueError("it assigns a row to several partitions")
-            parts[held] = part
+            parts[assigned] = part
     return parts
 
 
 def _originals(group: Tensor) -> tuple[Tensor, Tensor]:
-    first, inverse = first_of_each(group)
+    first, inverse = first_in_groups(group)
     order = first.argsort()
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order))
     return first[order], place[inverse]
 
 
-def first_of_each(group: Tensor) -> tuple[Tensor, Tensor]:
+def first_in_groups(group: Tensor) -> tuple[Tensor, Tensor]:
     """The first sample of each group (U,), by the groups' numbers, and the index of each sample's group (N,)."""
     groups, inverse = torch.unique(group, return_inverse=True)
     first = torch.full((len(groups),), len(group))
@@ -288,13 +288,13 @@ def split(
         most: maximum groups of each class of each holder in the last mask; 0: no limit.
     """
     holder = data.domain if holder is None else holder
-    held = (holder >= 0).nonzero().flatten()
-    first, group = first_of_each(data.group[held])
+    assigned = (holder >= 0).nonzero().flatten()
+    first, group = first_in_groups(data.group[assigned])
     count = max(len(data.domains), int(holder.max()) + 1)
-    labels = data.y[held]
+    labels = data.y[assigned]
     # Groups of mixed labels (blocks of text) have no class.
     classes = labels[first] if torch.equal(labels[first][group], labels) else torch.zeros_like(first)
-    stratum = classes * count + holder[held][first]
+    stratum = classes * count + holder[assigned][first]
     order, sizes = shuffled(stratum, streams, "split")
     different, which = torch.unique(sizes, return_inverse=True)
     stops = torch.tensor([_stops(size, fractions, most) for size in different.tolist()]).view(-1, len(fractions))[which]
@@ -305,7 +305,7 @@ def split(
     side[order] = (place.unsqueeze(1) >= stops.repeat_interleave(sizes, dim=0)).sum(dim=1)
     masks = [torch.zeros(len(data.y), dtype=torch.bool) for _ in fractions]
     for number, mask in enumerate(masks):
-        mask[held] = (side == number)[group]
+        mask[assigned] = (side == number)[group]
     return masks
 
 

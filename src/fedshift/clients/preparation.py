@@ -224,12 +224,12 @@ class Preparation:
     def of_rows(self, x: Tensor) -> dict[str, Tensor]:
         return self.statistics_of(self.measured(x), self._medians(x) if self.impute == "median" else None)
 
-    def of_nobody(self) -> dict[str, Tensor]:
+    def empty_statistics(self) -> dict[str, Tensor]:
         """Statistics of an empty table; every number becomes 0."""
-        shared = self.shared_by_nobody()
+        shared = self.empty_shared_statistics()
         return self.of_unseen((), shared) if self.statistics == "combat" else shared
 
-    def shared_by_nobody(self) -> dict[str, Tensor]:
+    def empty_shared_statistics(self) -> dict[str, Tensor]:
         """Shared statistics before any site has reported."""
         number, count = torch.zeros(len(self.numbers), dtype=torch.float64), torch.zeros((), dtype=torch.int64)
         nothing = {"rows": count, "present": number.long(), "mean": number, "squares": number}
@@ -254,8 +254,8 @@ class Preparation:
         fill[self.numbers] = mean(fills[:, self.numbers])
         for place, column in enumerate(self.columns):
             if column.categories is not None:
-                said = torch.bincount(fills[:, place][fills[:, place] != UNSEEN].long().cpu())
-                fill[place] = float(said.numpy().argmax()) if len(said) else UNSEEN
+                counts = torch.bincount(fills[:, place][fills[:, place] != UNSEEN].long().cpu())
+                fill[place] = float(counts.numpy().argmax()) if len(counts) else UNSEEN
         center = mean(torch.stack([site["center"] for site in sites]))
         rows = torch.stack([site["rows"] for site in sites]).sum()
         return {"rows": rows, "fill": fill, "center": center, "scale": mean(scales)}

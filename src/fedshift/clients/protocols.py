@@ -24,7 +24,7 @@ from torch import Tensor
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
-from fedshift.clients.partitions import NOBODY, Partition, split
+from fedshift.clients.partitions import UNASSIGNED, Partition, split
 from fedshift.clients.samples import Client, Environment, Kind, Lazy, Role, Samples, environments_of, views
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.spec import Fraction, ProperFraction, Spec, WholeNumber, setting
@@ -83,7 +83,7 @@ class Division:
     def without(self, domain: int) -> Division:
         """The holders of other domains, renumbered in order; the domain's samples become unassigned."""
         kept = (torch.tensor(self.domains) != domain).nonzero().flatten()
-        number = torch.full((len(self) + 1,), NOBODY)  # index -1 reads the last entry
+        number = torch.full((len(self) + 1,), UNASSIGNED)  # index -1 reads the last entry
         number[kept] = torch.arange(len(kept))
         holders = kept.tolist()
         domains, names = (tuple(each[n] for n in holders) for each in (self.domains, self.names))
@@ -94,7 +94,7 @@ class Division:
         """The (holder, domain of the samples) of each sample, (N,), -1: unassigned; and all of these, in order."""
         held, count = self.holder >= 0, len(self.data.domains)
         pairs, own = torch.unique(self.holder[held] * count + self.data.domain[held], return_inverse=True)
-        cell = torch.full_like(self.holder, NOBODY)
+        cell = torch.full_like(self.holder, UNASSIGNED)
         cell[held] = own
         return cell, tuple(divmod(pair, count) for pair in pairs.tolist())
 
@@ -116,7 +116,7 @@ class Division:
 
     def views(self, mask: Tensor) -> Lazy[Samples]:
         """Each holder's samples where the mask (N,) is true."""
-        return views(self.whole, self.holder.where(mask, NOBODY), len(self))
+        return views(self.whole, self.holder.where(mask, UNASSIGNED), len(self))
 
     def kind(self, role: Role, name: str, mask: Tensor) -> Kind:
         """An environment per holder under one name: its samples where the mask (N,) is true."""
@@ -126,7 +126,7 @@ class Division:
         """Environments of each holder for each domain of its samples, by the domain's name."""
         cell, cells = self.cells
         names = tuple(self.data.domains[domain] for _, domain in cells)
-        samples = views(self.whole, cell.where(mask, NOBODY), len(cells))
+        samples = views(self.whole, cell.where(mask, UNASSIGNED), len(cells))
         return Kind(role, tuple(holder for holder, _ in cells), names, samples, own)
 
     def federated(
@@ -149,7 +149,7 @@ def divide(data: DomainData, partition: Partition, streams: Streams, target: int
     held = parts >= 0
     most = int(parts.max()) + 1
     pairs, own = torch.unique(home[held] * most + parts[held], return_inverse=True)
-    holder = torch.full_like(parts, NOBODY)
+    holder = torch.full_like(parts, UNASSIGNED)
     holder[held] = own
     domains, numbers = pairs // most, pairs % most
     divided = torch.bincount(domains)[domains] > 1
@@ -378,13 +378,13 @@ class PersonalUnderShift(Protocol):
         assert data.environment is not None
         native = data.environment == 0
         if self.validation == HELD_OUT:
-            held_out = split(data, (self.held_out,), streams, holder.where(native, NOBODY))[0]
+            held_out = split(data, (self.held_out,), streams, holder.where(native, UNASSIGNED))[0]
             return native & ~held_out, held_out, ~native
         shifted = data.environment == data.environments.index(self.validation)
         if not self.apart:
             return native, shifted, ~native
-        looked_at = split(data, (self.held_out,), streams, holder.where(shifted, NOBODY))[0]
-        return native, looked_at, ~native & ~torch.isin(data.group, data.group[looked_at])
+        inspected = split(data, (self.held_out,), streams, holder.where(shifted, UNASSIGNED))[0]
+        return native, inspected, ~native & ~torch.isin(data.group, data.group[inspected])
 
 
 def _refuse_environments(protocol: Protocol, data: DomainData) -> None:

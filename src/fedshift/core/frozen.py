@@ -113,7 +113,7 @@ def frozen_network(name: str) -> FrozenNetwork:
     return FrozenNetwork(name, commit, partial(_pooled, name, commit))
 
 
-def embed(images: Tensor, network: FrozenNetwork, size: int = 0, tell: Embedding = silent) -> Tensor:
+def embed(images: Tensor, network: FrozenNetwork, size: int = 0, notify: Embedding = silent) -> Tensor:
     """The features of images or texts, from the cache or computed.
 
     Args:
@@ -121,7 +121,7 @@ def embed(images: Tensor, network: FrozenNetwork, size: int = 0, tell: Embedding
             length).
         network: loaded only if the cache lacks these features.
         size: height and width that images are resized to, in pixels; 0: as they are.
-        tell: progress callback.
+        notify: progress callback.
 
     Returns:
         float32 (N, F), maps (N, channels, height, width), or sequences (N, length, F), on the CPU.
@@ -145,18 +145,18 @@ def embed(images: Tensor, network: FrozenNetwork, size: int = 0, tell: Embedding
     folder, file = cache_folder("features"), f"{checksum(images, about)}.safetensors"
     features = _read(folder / file) if folder else None
     if features is None:
-        features = _computed(images, network, size, tell)
+        features = _computed(images, network, size, notify)
         cache("features", file, pack({"features": features}, {"checksum": checksum(features)}))
     return features
 
 
-def embedded(data: DomainData, network: FrozenNetwork | None, size: int = 0, tell: Embedding = silent) -> DomainData:
+def embedded(data: DomainData, network: FrozenNetwork | None, size: int = 0, notify: Embedding = silent) -> DomainData:
     """The data with features in place of images; unchanged without a network."""
-    return data if network is None else replace(data, x=embed(data.x, network, size, tell), channels=())
+    return data if network is None else replace(data, x=embed(data.x, network, size, notify), channels=())
 
 
-def _computed(images: Tensor, network: FrozenNetwork, size: int, tell: Embedding) -> Tensor:
-    tell(network.name, 0, len(images))
+def _computed(images: Tensor, network: FrozenNetwork, size: int, notify: Embedding) -> Tensor:
+    notify(network.name, 0, len(images))
     front = Front(network, size)
     all_features, done = torch.empty(0), 0
     for batch in torch.split(images, BATCH):
@@ -177,7 +177,7 @@ def _computed(images: Tensor, network: FrozenNetwork, size: int, tell: Embedding
             all_features = torch.empty(len(images), *features.shape[1:])
         all_features[done : done + len(batch)] = features
         done += len(batch)
-        tell(network.name, done, len(images))
+        notify(network.name, done, len(images))
     return all_features
 
 

@@ -133,11 +133,11 @@ class ModelBuilder:
                 module = build()
             except Exception:  # for example, it reads its values; real errors recur when it is built in memory
                 return
-        held = sum(tensor.nbytes for tensor in module.state_dict().values() if tensor.is_meta)
+        nbytes = sum(tensor.nbytes for tensor in module.state_dict().values() if tensor.is_meta)
         # Each engine stores at least the initial values, the server's tensors, a client's tensors in use, and their
         # gradients.
         memory.check(
-            COPIES * held,
-            f"The {role} of the model {type(self.model).__name__} (dim = {self.dim}, {held // 4:,} numbers)",
+            COPIES * nbytes,
+            f"The {role} of the model {type(self.model).__name__} (dim = {self.dim}, {nbytes // 4:,} numbers)",
             "Lower model.dim, or the widths of the model's layers.",
         )

@@ -28,9 +28,9 @@ def preparation_part(preparation: Preparation | None) -> dict[str, Part]:
     if preparation is None:
         return {}
     scope: Scope = "down" if preparation.statistics == "pooled" else "client"
-    parts = {PREPARATION: Part.state(preparation.of_nobody(), scope)}
+    parts = {PREPARATION: Part.state(preparation.empty_statistics(), scope)}
     if scope == "client" and preparation.common is not None:
-        parts[COMMON] = Part.state(preparation.common.shared_by_nobody(), "down")
+        parts[COMMON] = Part.state(preparation.common.empty_shared_statistics(), "down")
     return parts
 
 

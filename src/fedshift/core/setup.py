@@ -161,10 +161,10 @@ class Setup:
 
     def plan(self, method: Method) -> tuple[Stage, ...]:
         """The stages of a method for this run."""
-        with self.lend("plan"):
+        with self.global_draws("plan"):
             return prepared_first(self.preparation, method.stages(self.train.rounds))
 
-    def lend(self, purpose: str, *key: Key) -> AbstractContextManager[None]:
+    def global_draws(self, purpose: str, *key: Key) -> AbstractContextManager[None]:
         """Seed the global generators for a page's code; see :meth:`Streams.as_global`."""
         return self.streams.as_global(f"global draws in {purpose}", *key, device=self.device)
 
@@ -197,7 +197,7 @@ class Setup:
         """The initial tensors of a scope."""
         return self._starting({name: part.module for name, part in self.parts.items()}, scope)
 
-    def begun(self, client: int) -> Tensors:
+    def initial_private(self, client: int) -> Tensors:
         """A client's initial private tensors of parts that are drawn per client; a FedshiftError if shapes differ."""
         own, builder = {}, replace(self.model, client=client)
         for name, part in self.parts.items():
@@ -312,7 +312,7 @@ def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
 
-def told(name: str) -> Category:
+def telemetry_category(name: str) -> Category:
     """Category of a telemetry tensor: step counts are 'count', means of loss terms 'statistic'."""
     return "count" if name == STEPS else "statistic"
 

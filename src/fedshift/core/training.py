@@ -128,12 +128,12 @@ class Train(Spec):
                 "choose one of the two."
             )
 
-    def need(self, why: str, **needed: object) -> None:
+    def need(self, reason: str, **needed: object) -> None:
         """Raise an error with the reason, unless settings have the values that a method needs."""
         given = [f"train.{name} = {getattr(self, name)!r}" for name in needed if getattr(self, name) != needed[name]]
         if given:
             fix = ", ".join(f"train.{name} = {value!r}" for name, value in needed.items())
-            raise FedshiftError(f"{', '.join(given)}: {why}: set {fix}, or choose another method.")
+            raise FedshiftError(f"{', '.join(given)}: {reason}: set {fix}, or choose another method.")
 
     def steps_on(self, samples: int | None, batch: int | None = None) -> int:
         """The local steps of a round on a number of samples; ``batch`` replaces the batch size."""

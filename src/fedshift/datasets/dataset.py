@@ -41,12 +41,12 @@ class Dataset(Spec):
         """
         raise NotImplementedError
 
-    def embedded(self, data: DomainData, tell: Embedding = silent) -> DomainData:
+    def embedded(self, data: DomainData, notify: Embedding = silent) -> DomainData:
         """What :meth:`load` gave, with images replaced by features where the settings request that.
 
         Args:
             data: the loaded samples.
-            tell: called with how far the work is: a network's name, images embedded, images in all.
+            notify: called with how far the work is: a network's name, images embedded, images in all.
         """
         return data
 
@@ -153,9 +153,9 @@ class ImageDataset(Dataset):
         """Read the images; what is random about it comes from the streams."""
         raise NotImplementedError
 
-    def embedded(self, data: DomainData, tell: Embedding = silent) -> DomainData:
+    def embedded(self, data: DomainData, notify: Embedding = silent) -> DomainData:
         """The data with features (N, F), float32, in the place of images, unless ``frozen`` is 'none'."""
-        found = embedded(data, self.frozen_network(), self.frozen_size, tell)
+        found = embedded(data, self.frozen_network(), self.frozen_size, notify)
         return found if self.harmonise == "none" else replace(found, columns=feature_columns(found.x.shape[1]))
 
     def suffixes(self) -> tuple[str, ...]:

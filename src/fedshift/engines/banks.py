@@ -54,10 +54,10 @@ class SideBySide:
 
 
 class Bank:
-    """One lane: the tensors of a client or the server in use, in resident modules; ``at_work``: by full name."""
+    """One lane: the tensors of a client or the server in use, in resident modules; ``in_use``: by full name."""
 
     def __init__(self, net: Net) -> None:
-        self.net, self.at_work = net, dict(net.tensors())
+        self.net, self.in_use = net, dict(net.tensors())
 
     def choose(self, lanes: slice | Sequence[int]) -> None:
         """Select lanes: a slice as views, a list as copies, which are read only."""
@@ -89,7 +89,7 @@ class Bank:
         return {name: here[name].detach().clone(memory_format=torch.contiguous_format) for name in names}
 
     def _of_lane(self, lane: int) -> Mapping[str, Tensor]:
-        return self.at_work
+        return self.in_use
 
 
 class Resident:
@@ -122,9 +122,9 @@ class Stacked(Bank):
     def choose(self, lanes: slice | Sequence[int]) -> None:
         self._constant: tuple[tuple[Any, ...], tuple[Any, ...]] | None = None  # vmap's arguments, and their lanes
         self._lanes = index = lanes if isinstance(lanes, slice) else list(lanes)
-        self.at_work = {name: tensor[index] for name, tensor in self._all.items()}
+        self.in_use = {name: tensor[index] for name, tensor in self._all.items()}
         for name in self.net.trainable:
-            self.at_work[name].requires_grad_()
+            self.in_use[name].requires_grad_()
 
     def rows(self, tensor: Tensor) -> Tensor:
         return tensor
@@ -147,7 +147,7 @@ class Stacked(Bank):
     def evaluate(self, function: Function, given: SideBySide) -> dict[str, Tensor]:
         """The values of a pure function in each lane, (lanes, ...), by name."""
 
-        def of_one(
+        def in_one_lane(
             tensors: dict[str, Tensor],
             numbers: dict[str, Tensor],
             batch: Batch,
@@ -168,8 +168,8 @@ class Stacked(Bank):
         numbers = {name: self._numbers[name][self._lanes] for name in self._varying}
         of_batch: list[Any] = [0 if _there(tensor) else None for tensor in given.batch]
         try:
-            every = vmap(of_one, in_dims=(0, 0, Batch(*of_batch), 0, *dims))
-            return dict(every(self.at_work, numbers, given.batch, given.noise, *constant))
+            every = vmap(in_one_lane, in_dims=(0, 0, Batch(*of_batch), 0, *dims))
+            return dict(every(self.in_use, numbers, given.batch, given.noise, *constant))
         finally:
             for varying in self._varying.values():
                 varying.now = None

@@ -50,12 +50,12 @@ class Choice:
 
     def __str__(self) -> str:
         workers = f"{self.workers} worker{'s' if self.workers > 1 else ''} of"
-        who = {"workers": workers, "ray": f"{self.workers or 'all'} Ray actors of"}.get(
+        runners = {"workers": workers, "ray": f"{self.workers or 'all'} Ray actors of"}.get(
             self.engine, f"{self.engine} on"
         )
         layout = ", channels last" if self.kernels.channels_last else ""
         linear = ", oneDNN for linear layers" if self.kernels.linear == "onednn" else ""
-        return f"{who} {self.threads} thread{'s' if self.threads > 1 else ''}{layout}{linear}"
+        return f"{runners} {self.threads} thread{'s' if self.threads > 1 else ''}{layout}{linear}"
 
     def table(self) -> dict[str, Any]:
         """As JSON."""
@@ -101,10 +101,10 @@ def _limit(name: str) -> int:
 
 
 @contextmanager
-def open_engine(choice: Choice, tell: Callable[[str], None] = lambda text: None) -> Iterator[Engine]:
+def open_engine(choice: Choice, notify: Callable[[str], None] = lambda text: None) -> Iterator[Engine]:
     """The engine of a choice, whose resources and number of threads are released at the end.
 
-    ``tell`` is called with messages for the user, such as that clients could not be stacked, or a worker died.
+    ``notify`` is called with messages for the user, such as that clients could not be stacked, or a worker died.
     """
     _keep_memory()
     before = torch.get_num_threads()
@@ -113,9 +113,9 @@ def open_engine(choice: Choice, tell: Callable[[str], None] = lambda text: None)
         case "sequential":
             engine = Sequential(choice.kernels)
         case "vectorised":
-            engine = Vectorised(choice.kernels, tell)
+            engine = Vectorised(choice.kernels, notify)
         case "workers":
-            engine = Workers(choice.kernels, choice.workers, tell)
+            engine = Workers(choice.kernels, choice.workers, notify)
         case "ray":
             from fedshift.engines.ray_actors import RayActors
 
@@ -125,7 +125,7 @@ def open_engine(choice: Choice, tell: Callable[[str], None] = lambda text: None)
                 min(choice.workers or cores(), cores()),
                 choice.gpus,
                 choice.address,
-                tell,
+                notify,
             )
     try:
         yield engine

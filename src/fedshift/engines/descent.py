@@ -43,7 +43,7 @@ class Descent:
         self.moved = self._moved(courses[0].lane)
         self._moved_tensors = list(self.moved.values())
         self._clips = _clips([course.lane.setup for course in courses], own)
-        self._take = bank.recorded(self._go)
+        self._take = bank.recorded(self._run_step)
         self._shares: list[tuple[slice, dict[str, Tensor], torch.optim.Optimizer]] = []
         settings = [
             (_settings(course.lane.setup, one, course.lane.round), _counted(course.optimisers[one.name]))
@@ -72,7 +72,7 @@ class Descent:
                     f"The objective '{self.objective.name}' moves '{name}' of scope {fixed}, which is fixed where it "
                     "runs."
                 )
-        return {name: self.bank.at_work[name] for name in names}
+        return {name: self.bank.in_use[name] for name in names}
 
     def _share(
         self, settings: Settings, rows: slice, kept: Sequence[Mapping[str, Mapping[str, Tensor]]], whole: bool
@@ -114,7 +114,7 @@ class Descent:
         drawn = zip(self.lanes, self._draws, strict=True)
         return [lane.context(lane.noise(draws, self.phase.name, self.objective.name, *key)) for lane, draws in drawn]
 
-    def _go(self, given: Given) -> list[Tensor]:
+    def _run_step(self, given: Given) -> list[Tensor]:
         """The tensor work of the step; returns each term, by lane."""
         terms = given(self._loss)
         moved = self._moved_tensors

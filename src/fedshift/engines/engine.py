@@ -34,28 +34,28 @@ class Job:
     down: Down
     state: ClientState  # what the client kept from before
     # called with finished steps, if the engine can report them during the work
-    tell: Callable[[int], None] = lambda steps: None
+    notify: Callable[[int], None] = lambda steps: None
 
     @property
     def inputs(self) -> Inputs:
         """How the client's samples become inputs, with its statistics of training rows."""
         return self.federated.inputs.fitted((self.down | self.state.tensors).of(PREPARATION))
 
-    def lend(self, purpose: str) -> AbstractContextManager[None]:
+    def global_draws(self, purpose: str) -> AbstractContextManager[None]:
         """Seed the global generators for a page's code in this job."""
-        return self.setup.lend(purpose, *self.round.key, self.exchange.name, self.client.id)
+        return self.setup.global_draws(purpose, *self.round.key, self.exchange.name, self.client.id)
 
 
 @dataclass(frozen=True, eq=False)
 class ServerJob:
-    """The server's work in an exchange, between replies and aggregation; ``tell`` is called with finished steps."""
+    """The server's work in an exchange, between replies and aggregation; ``notify`` is called with finished steps."""
 
     setup: Setup
     exchange: Exchange
     round: Round
     state: ServerState
     replies: Replies
-    tell: Callable[[int], None] = lambda steps: None
+    notify: Callable[[int], None] = lambda steps: None
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,11 @@ class Lane:
     Attributes:
         name: its name in messages.
         key: the client's id, or SERVER.
-        tell: callback with the number of finished steps.
+        notify: callback with the number of finished steps.
     """
 
     def __init__(self, job: Job | ServerJob) -> None:
-        self.setup, self.round, self.tell = job.setup, job.round, job.tell
+        self.setup, self.round, self.notify = job.setup, job.round, job.notify
         self.optimisers: OptimiserState = dict(job.state.optimisers)  # stored optimiser state, updated at the end
         if isinstance(job, Job):
             self.name, self.key, self.phases = job.client.name, job.client.id, job.exchange.phases
@@ -89,7 +89,7 @@ class Lane:
         """Its name in a message."""
         return self.name if self.key == SERVER else f"client '{self.name}'"
 
-    def drawn_from(self, phase: Phase) -> Samples | None:
+    def source_of(self, phase: Phase) -> Samples | None:
         """The samples from which a phase draws batches: the lane's, or computed from the replies."""
         return self.samples if phase.samples is None else phase.samples(self.replies)
 
@@ -153,7 +153,7 @@ class Course:
     def __init__(self, lane: Lane, phase: Phase | Measure) -> None:
         assert isinstance(phase, Phase)
         self.lane, self.phase = lane, phase
-        self.samples = lane.drawn_from(phase)
+        self.samples = lane.source_of(phase)
         order = lane.order(phase, self.samples)
         self.steps = lane.count(phase, self.samples)
         self.batches = self._gathered(order) if order else repeat(lane.no_batch())
@@ -173,8 +173,8 @@ class Course:
             x, y = samples.batch(rows)
             together = lane.batch(lane.inputs.training(x, lane.setup.streams, lane.key, number), y)
             if self.phase.environments:
-                of_each = one_hot(samples.subset(rows).environment, lane.setup.model.environments)
-                together = together._replace(environment=of_each.to(lane.setup.dtype))
+                environments = one_hot(samples.subset(rows).environment, lane.setup.model.environments)
+                together = together._replace(environment=environments.to(lane.setup.dtype))
             for start in range(0, len(rows), order.length):
                 yield together.part(slice(start, start + order.length))
                 number += 1
@@ -214,7 +214,7 @@ def steps_by_phase(job: Job | ServerJob) -> tuple[int, ...]:
     for phase in lane.phases:
         samples = lane.samples
         if isinstance(phase, Phase) and phase.samples is not None:
-            with job.setup.lend("counting steps", *job.round.key, job.exchange.name):
+            with job.setup.global_draws("counting steps", *job.round.key, job.exchange.name):
                 samples = phase.samples(lane.replies)
         counts.append(lane.count(phase, samples) if isinstance(phase, Phase) else 0)
     return tuple(counts)

@@ -68,7 +68,7 @@ def _step(bank: Bank, phase: Phase, descents: Sequence[Descent], active: Sequenc
                 error.add_note(f"This happened at {where}, objective '{objective.name}'.")
                 raise
     for course in active:
-        course.lane.tell(1)
+        course.lane.notify(1)
 
 
 def _take_snapshots(bank: Bank, active: Sequence[Course], step: int) -> None:

@@ -50,9 +50,9 @@ class WorkerPool(Sequential, Generic[M]):
     member: ClassVar[str]  # a member, at the start of a sentence
     advice: ClassVar[str]  # the remedy if members die
 
-    def __init__(self, kernels: Kernels, count: int, threads: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, kernels: Kernels, count: int, threads: int, notify: Callable[[str], None]) -> None:
         super().__init__(kernels)
-        self._count, self._threads, self._tell = count, threads, tell
+        self._count, self._threads, self._notify = count, threads, notify
         self._deaths = 0
         self._known: dict[int, object] = {}  # by id(): objects that members have
         self._pool: list[M] = []
@@ -69,7 +69,7 @@ class WorkerPool(Sequential, Generic[M]):
                 while due not in answers:
                     self._hand_out(jobs, waiting)
                     for member in self._answered():
-                        answers |= self._hear(member, jobs, waiting)
+                        answers |= self._receive(member, jobs, waiting)
                 yield answers.pop(due)
         finally:
             if any(member.queue for member in self._pool):  # the other results are not needed
@@ -95,7 +95,7 @@ class WorkerPool(Sequential, Generic[M]):
                     attempt = waiting.popleft()
                     member.ask(attempt, jobs[attempt[0]])
 
-    def _hear(self, member: M, jobs: Sequence[Job], waiting: deque[Attempt]) -> dict[int, Outcome | Exception]:
+    def _receive(self, member: M, jobs: Sequence[Job], waiting: deque[Attempt]) -> dict[int, Outcome | Exception]:
         """A member's result, by the job's number; empty if the member died and its job is tried again."""
         (number, attempt), *unbegun = member.queue
         try:
@@ -103,7 +103,7 @@ class WorkerPool(Sequential, Generic[M]):
         except EOFError:
             ending = self._replace(member)
             job = jobs[number]
-            self._tell(
+            self._notify(
                 f"{self.member} died in round {job.round.number} ({ending}), while it trained client "
                 f"'{job.client.name}', and was replaced; {self._deaths} so far. The results do not change."
             )

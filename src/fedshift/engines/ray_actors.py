@@ -27,7 +27,7 @@ from fedshift.engines.pool import Attempt, WorkerPool, refers
 from fedshift.engines.sequential import Sequential
 from fedshift.errors import FedshiftError, needs
 
-LOOK_AGAIN = 1.0  # seconds between checks
+CHECK_SECONDS = 1.0  # seconds between checks
 PATIENCE = 30.0  # seconds without any actor after which a message reports a full cluster
 FALSE_STARTS = 3  # consecutive actors that died before they were ready; then give up
 
@@ -73,7 +73,7 @@ class RayActors(WorkerPool["_RemoteActor"]):
         threads: int,
         gpus: float = 0.0,
         address: str = "auto",
-        tell: Callable[[str], None] = lambda text: None,
+        notify: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Start actors when there is work.
 
@@ -83,9 +83,9 @@ class RayActors(WorkerPool["_RemoteActor"]):
             threads: of this process while it scores.
             gpus: the part of a GPU that an actor uses.
             address: of the cluster, see :func:`connect`.
-            tell: called with messages on dead actors.
+            notify: called with messages on dead actors.
         """
-        super().__init__(kernels, count, threads, tell)
+        super().__init__(kernels, count, threads, notify)
         self._ray, self._gpus = connect(address), gpus
         if not count:
             resources = self._ray.cluster_resources()
@@ -121,18 +121,18 @@ class RayActors(WorkerPool["_RemoteActor"]):
         waited = 0.0
         while True:
             awaited = {actor.next: actor for actor in self._pool if actor.queue or not actor.ready}
-            done, _ = self._ray.wait([*awaited], num_returns=1, timeout=LOOK_AGAIN)
+            done, _ = self._ray.wait([*awaited], num_returns=1, timeout=CHECK_SECONDS)
             found = [awaited[each] for each in done]
             if found and found[0].ready:
                 return found
             if found:
-                self._greet(found[0])
+                self._accept(found[0])
                 return []
-            waited += LOOK_AGAIN
+            waited += CHECK_SECONDS
             if waited == PATIENCE and not any(actor.ready for actor in self._pool):
-                self._tell(f"No actor of {self._count} has started yet: the cluster has no free processor (or GPU).")
+                self._notify(f"No actor of {self._count} has started yet: the cluster has no free processor (or GPU).")
 
-    def _greet(self, actor: _RemoteActor) -> None:
+    def _accept(self, actor: _RemoteActor) -> None:
         """Accept an actor that has started, or replace it."""
         try:
             actor.greet()

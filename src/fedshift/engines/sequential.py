@@ -51,7 +51,7 @@ class Sequential:
     def _work(self, job: Job) -> Outcome:
         bank, lane = self.resident(job.setup).client, Lane(job)
         load(bank, 0, job)
-        with job.lend("work"):
+        with job.global_draws("work"):
             work(bank, [lane])
         return outcome_of(job, lane, bank, 0)
 
@@ -62,7 +62,7 @@ class Sequential:
         bank = self.resident(job.setup).server
         bank.load(0, state.tensors)
         lane = Lane(job)
-        with job.setup.lend("server phases", *job.round.key, job.exchange.name):
+        with job.setup.global_draws("server phases", *job.round.key, job.exchange.name):
             work(bank, [lane])
         if lane.error:
             raise lane.error
@@ -74,7 +74,7 @@ class Sequential:
 
     def score(self, questions: Iterable[Question]) -> Iterator[Score]:
         """Score model after model; small environments of one model are predicted together."""
-        for together in _alike(questions):
+        for together in _with_one_model(questions):
             bank = self.resident(together[0].setup).client
             bank.load(0, together[0].model)
             yield from _score(bank.net, together)
@@ -99,9 +99,9 @@ def load(bank: Bank, number: int, job: Job) -> None:
     for tensors in (job.down, private):
         bank.load(number, tensors)
     if job.exchange.begin is not None:
-        with job.lend("begin"):
-            begun = job.exchange.begin(private, job.down)
-        bank.load(number, begun)
+        with job.global_draws("begin"):
+            initial = job.exchange.begin(private, job.down)
+        bank.load(number, initial)
 
 
 def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
@@ -123,7 +123,7 @@ def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
         setup.train.lr_in(job.round.number, job.round.stage.rounds),
         lane.seen,
     )
-    with job.lend("keep and upload") if exchange.keep or exchange.upload else nullcontext():
+    with job.global_draws("keep and upload") if exchange.keep or exchange.upload else nullcontext():
         given = exchange.keep(work) if exchange.keep else {}
         kept = {full_name(name): tensor.detach().clone() for name, tensor in given.items()}
         uploaded = setup.named(exchange, exchange.upload(work) if exchange.upload else {})
@@ -138,7 +138,7 @@ def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
 # Scoring ------------------------------------------------------------------------------------------
 
 
-def _alike(questions: Iterable[Question]) -> Iterator[list[Question]]:
+def _with_one_model(questions: Iterable[Question]) -> Iterator[list[Question]]:
     """Consecutive questions with one model that fit into one batch."""
     together: list[Question] = []
     for question in questions:
@@ -180,22 +180,22 @@ def _predict(net: Net, questions: Sequence[Question]) -> list[tuple[Tensor, Tens
     """Predictions and labels of a net, batch by batch."""
     set_modes(net, ())
     first = questions[0]
-    with _lend(first):
+    with _global_draws(first):
         if first.setup.method.core.reestimates(unseen=first.environment.scored_as is None):
             _reestimate(net, first)
         return list(_predictions(net, questions))
 
 
-def _lend(question: Question) -> AbstractContextManager[None]:
+def _global_draws(question: Question) -> AbstractContextManager[None]:
     environment = question.environment
     client = SERVER if environment.client is None else environment.client
-    return question.setup.lend("prediction", *question.round.key, environment.role, environment.name, client)
+    return question.setup.global_draws("prediction", *question.round.key, environment.role, environment.name, client)
 
 
 def _represent(net: Net, question: Question) -> Iterator[Tensor]:
-    with _lend(question):
+    with _global_draws(question):
         for number, rows in enumerate(even_chunks(len(question.environment.samples), question.setup.evaluate.batch)):
-            x, _, y = _asked(question, number, rows)
+            x, _, y = _chunk(question, number, rows)
             yield question.setup.method.core.encode(net, Batch(x, y), {}).z.flatten(1)
 
 
@@ -203,13 +203,13 @@ def _predictions(net: Net, questions: Sequence[Question]) -> Iterator[tuple[Tens
     """Predictions and labels of one environment, batch by batch, or of several as one batch."""
     first = questions[0]
     if len(questions) > 1:
-        requested = [_asked(question, 0, torch.arange(len(question.environment.samples))) for question in questions]
+        requested = [_chunk(question, 0, torch.arange(len(question.environment.samples))) for question in questions]
         xs, noises, ys = zip(*requested, strict=True)
         noise = {name: torch.cat([one[name] for one in noises], axis) for name, axis in _batch_axes(first).items()}
         yield first.setup.method.core.predict(net, torch.cat(xs), noise), torch.cat(ys)
         return
     for number, rows in enumerate(even_chunks(len(first.environment.samples), first.setup.evaluate.batch)):
-        x, noise, y = _asked(first, number, rows)
+        x, noise, y = _chunk(first, number, rows)
         yield first.setup.method.core.predict(net, x, noise), y
 
 
@@ -221,7 +221,7 @@ def _sums(log_probabilities: Tensor, y: Tensor, sizes: Sequence[int]) -> Tensor:
     return torch.zeros(2, len(sizes), dtype=torch.float64).index_add_(1, part, rows)
 
 
-def _asked(question: Question, number: int, rows: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+def _chunk(question: Question, number: int, rows: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     """The inputs, noise and labels of a chunk of an environment."""
     setup, environment = question.setup, question.environment
     x, y = environment.samples.batch(rows.to(setup.device))

@@ -80,8 +80,8 @@ def fastest(timings: Sequence[Timing]) -> Timing:
     return min((timing for timing in possible if len(timing.turns) == laps), key=lambda timing: timing.milliseconds)
 
 
-def choose(jobs: Sequence[Job], options: RunOptions, tell: Notify) -> Choice:
-    """The fastest engine for a run's jobs, for a short run the sequential one; ``tell`` is called with the result."""
+def choose(jobs: Sequence[Job], options: RunOptions, notify: Notify) -> Choice:
+    """The fastest engine for a run's jobs, for a short run the sequential one; ``notify`` is called with the result."""
     setup = jobs[0].setup
     plain = asked_for(setup, options)
     try:
@@ -91,7 +91,7 @@ def choose(jobs: Sequence[Job], options: RunOptions, tell: Notify) -> Choice:
         calibration = calibrate(jobs, options, seconds=min(SECONDS, SHARE * run))
     except DivergedError:
         return plain  # it raises the error in the right place
-    tell(str(calibration))
+    notify(str(calibration))
     return calibration.best.choice
 
 
@@ -103,7 +103,7 @@ def seconds_a_step(jobs: Sequence[Job], choice: Choice) -> float:
 
 
 def calibrate(
-    jobs: Sequence[Job], options: RunOptions, tell: Notify = lambda text: None, seconds: float = SECONDS
+    jobs: Sequence[Job], options: RunOptions, notify: Notify = lambda text: None, seconds: float = SECONDS
 ) -> EngineTimings:
     """Time a round of a cohort's jobs in every way that this machine offers, for about ``seconds``."""
     setup, workers = jobs[0].setup, options.workers or cores()
@@ -111,13 +111,13 @@ def calibrate(
     alone = [Choice("sequential", 1, threads, kernels) for kernels in _kernels(setup)]
     turn = min(TURN, seconds / 40)
     step = seconds_a_step(jobs, alone[0])
-    by_kernels = _race(alone, _in_part(jobs, step, 1, turn), 0.3 * seconds, tell) if len(alone) > 1 else ()
+    by_kernels = _race(alone, _in_part(jobs, step, 1, turn), 0.3 * seconds, notify) if len(alone) > 1 else ()
     some = _in_part(jobs, step, workers, turn)
     kernels = fastest(by_kernels).choice.kernels if by_kernels else alone[0].kernels
-    return EngineTimings(by_kernels, _race(_engines(setup, options, kernels, len(some)), some, 0.6 * seconds, tell))
+    return EngineTimings(by_kernels, _race(_engines(setup, options, kernels, len(some)), some, 0.6 * seconds, notify))
 
 
-def _race(choices: Sequence[Choice], jobs: Sequence[Job], seconds: float, tell: Notify) -> tuple[Timing, ...]:
+def _race(choices: Sequence[Choice], jobs: Sequence[Job], seconds: float, notify: Notify) -> tuple[Timing, ...]:
     """Let candidates take turns at the same jobs until the time is up; the first turn of each warms up."""
     timings = tuple(map(Timing, choices))
     steps = max(1, sum(map(steps_of_job, jobs)))
@@ -125,7 +125,7 @@ def _race(choices: Sequence[Choice], jobs: Sequence[Job], seconds: float, tell: 
         racing = [(each, stack.enter_context(open_engine(each.choice, each.notes.append))) for each in timings]
 
         def take_turn(timing: Timing, engine: Engine) -> None:
-            tell(str(timing.choice))
+            notify(str(timing.choice))
             torch.set_num_threads(timing.choice.threads)  # opening the next engine changed it
             timing.turns.append(1000 * _seconds(engine, jobs) / steps)
 

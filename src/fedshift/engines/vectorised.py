@@ -21,9 +21,9 @@ NO_BATCHING_RULE = "There is a performance drop because we have not yet implemen
 class Vectorised(Sequential):
     """Stacks clients of the same shape, of one run or of several; clients that do not stack run sequentially."""
 
-    def __init__(self, kernels: Kernels | None = None, tell: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, kernels: Kernels | None = None, notify: Callable[[str], None] = lambda text: None) -> None:
         super().__init__(kernels)
-        self._tell = tell
+        self._notify = notify
         self._kinds: dict[Setup, object] = {}
         self._unstackable: set[tuple[str, str, str, bool]] = set()
 
@@ -64,7 +64,7 @@ class Vectorised(Sequential):
         if mistake is not None and not any(isinstance(answer, type(mistake)) for answer in answers.values()):
             self._unstackable.add(name)
             if (*name[:-1], False) not in self._unstackable or len(runs) == 1:
-                self._tell(_reason(mistake, *name))
+                self._notify(_reason(mistake, *name))
         return answers
 
     def _stacked(self, jobs: Sequence[Job]) -> dict[Job, Outcome | Exception]:
@@ -79,7 +79,7 @@ class Vectorised(Sequential):
             load(bank, number, job)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", NO_BATCHING_RULE)
-            with first.setup.lend("work of a stack"):
+            with first.setup.global_draws("work of a stack"):
                 before = global_states(first.setup.device)
                 work(bank, lanes, phases)
                 if global_states(first.setup.device) != before:
@@ -95,11 +95,11 @@ class Vectorised(Sequential):
 
 def _reason(mistake: Exception, method: str, model: str, exchange: str, several: bool) -> str:
     """A message: which clients are not stacked, what happens instead, and the first sentence of the error."""
-    who, instead = "clients", "train one after the other"
+    stacked, instead = "clients", "train one after the other"
     if several:
-        who, instead = "runs", "get a stack per run"
-    why = (str(mistake).strip() or type(mistake).__name__).splitlines()[0].partition(". Please")[0]
+        stacked, instead = "runs", "get a stack per run"
+    reason = (str(mistake).strip() or type(mistake).__name__).splitlines()[0].partition(". Please")[0]
     return (
-        f"The {who} of {method} with the model {model} cannot be stacked in the exchange '{exchange}', so they "
-        f"{instead}: {why}"
+        f"The {stacked} of {method} with the model {model} cannot be stacked in the exchange '{exchange}', so they "
+        f"{instead}: {reason}"
     )

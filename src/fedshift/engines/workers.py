@@ -46,8 +46,8 @@ class Workers(WorkerPool["_Worker"]):
         "Fewer processes need less: workers = 1, or engine = 'sequential', in [run] of the run folder's experiment.toml"
     )
 
-    def __init__(self, kernels: Kernels, count: int, tell: Callable[[str], None] = lambda text: None) -> None:
-        super().__init__(kernels, count, count, tell)
+    def __init__(self, kernels: Kernels, count: int, notify: Callable[[str], None] = lambda text: None) -> None:
+        super().__init__(kernels, count, count, notify)
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Outcome | Exception]:
         """Train every client; in this process if the device is not a CPU."""

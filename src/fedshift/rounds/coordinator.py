@@ -28,7 +28,7 @@ Request = list[Order] | ServerJob  # the work that a round yields to its host
 Asking = Generator[Request, Any, None]  # it receives a list of Received, or a server's state and its loss terms
 
 
-class AskedExchange(NamedTuple):
+class OpenExchange(NamedTuple):
     """An exchange of a round: the clients whose answers count, repeated as they were drawn, and their Downs."""
 
     exchange: Exchange
@@ -111,7 +111,7 @@ class Coordinator:
             orders = self.orders(exchange, round, list(dict.fromkeys(cohort)))
             for order in orders:
                 self.ledger.add(exchange.name, "down", order.down, order.client, self.position + 1)
-            requested = AskedExchange(exchange, round, cohort, orders)
+            requested = OpenExchange(exchange, round, cohort, orders)
             answers = self._collect(requested, (yield orders))
             merged: ServerState | None = None
             if enough(self.setup, len(orders), len(answers)):
@@ -129,7 +129,7 @@ class Coordinator:
         self.position += 1
 
     def _merged(
-        self, requested: AskedExchange, answers: dict[int, Answer]
+        self, requested: OpenExchange, answers: dict[int, Answer]
     ) -> Generator[Request, Any, ServerState | None]:
         """The state after the server's phases and aggregation; a client's answer counts as often as it was drawn.
 
@@ -138,7 +138,7 @@ class Coordinator:
         exchange, round = requested.exchange, requested.round
         replies = Replies((client, answers[client].up) for client in requested.cohort if client in answers)
         state, terms = yield ServerJob(self.setup, exchange, round, self.state, replies)
-        with self.setup.lend("merge", *round.key, exchange.name):
+        with self.setup.global_draws("merge", *round.key, exchange.name):
             merged = exchange.merge(state, replies)
         if terms:
             self.terms.setdefault("server", {}).update(terms)
@@ -149,7 +149,7 @@ class Coordinator:
             )
         return merged
 
-    def _miss(self, requested: AskedExchange, client: int, why: str) -> dict[str, Any]:
+    def _miss(self, requested: OpenExchange, client: int, why: str) -> dict[str, Any]:
         """Record that a client's answer is not aggregated, and return the place."""
         about = {
             "stage": requested.round.stage.name,
@@ -174,7 +174,7 @@ class Coordinator:
                 yield exchange, self._drawn(exchange.select, round, generator, exchange.name)
 
     def _drawn(self, select: Select, round: Round, generator: torch.Generator, *exchange: str) -> list[int]:
-        with self.setup.lend("select", *round.key, *exchange):
+        with self.setup.global_draws("select", *round.key, *exchange):
             return sorted(select(self.state, list(self.names), self.cohort(round.stage), generator))
 
     def down(self, exchange: Exchange, client: int) -> Down:
@@ -190,7 +190,7 @@ class Coordinator:
         """The tensors that one client receives in place of the common ones."""
         if exchange.send is None:
             return {}
-        with self.setup.lend("send", self.position, exchange.name, client):
+        with self.setup.global_draws("send", self.position, exchange.name, client):
             return exchange.send(self.state, client)
 
     def _down_of_all(self, exchange: Exchange) -> Down:
@@ -209,18 +209,20 @@ class Coordinator:
         for exchange, cohort in self.cohorts(round):
             yield exchange, self.orders(exchange, round, list(dict.fromkeys(cohort)))
 
-    def _collect(self, requested: AskedExchange, received: Sequence[Received]) -> dict[int, Answer]:
+    def _collect(self, requested: OpenExchange, received: Sequence[Received]) -> dict[int, Answer]:
         """The valid answers by client; records the others, or raises the first error if the run needs them."""
         answers: dict[int, Answer] = {}
         errors: list[Exception] = []
-        for order, came in zip(requested.orders, received, strict=True):
-            checked = self._checked(requested, order, came)
+        for order, result in zip(requested.orders, received, strict=True):
+            checked = self._checked(requested, order, result)
             if isinstance(checked, Answer):
                 answers[order.client] = checked
                 self._count(requested.exchange, checked)
                 continue
             errors += [checked] if isinstance(checked, Exception) else []
-            self._miss(requested, order.client, checked.why if isinstance(checked, Missing) else in_words(checked))
+            self._miss(
+                requested, order.client, checked.why if isinstance(checked, Missing) else describe_error(checked)
+            )
         self._sift(requested, answers)
         if errors and (
             self.setup.train.min_answers == "all" or not enough(self.setup, len(requested.orders), len(answers))
@@ -228,24 +230,24 @@ class Coordinator:
             raise errors[0]
         return answers
 
-    def _sift(self, requested: AskedExchange, answers: dict[int, Answer]) -> None:
+    def _sift(self, requested: OpenExchange, answers: dict[int, Answer]) -> None:
         """Remove answers that are as declared but must not be aggregated; here, nothing."""
 
-    def _checked(self, requested: AskedExchange, order: Order, came: Received) -> Received:
+    def _checked(self, requested: OpenExchange, order: Order, result: Received) -> Received:
         """An answer if it is as declared, else its error."""
-        if not isinstance(came, Answer):
-            return came
+        if not isinstance(result, Answer):
+            return result
         exchange, where = requested.exchange, f"client '{self.names[order.client]}', round {requested.round.number}"
-        if came.trip != order.trip:
+        if result.trip != order.trip:
             return FedshiftError(
-                f"The answer to the order of {where}, exchange '{exchange.name}', comes from client {came.client} and "
-                f"belongs to the {came} of the run {came.run}: it was sent earlier, or by another client."
+                f"The answer to the order of {where}, exchange '{exchange.name}', is from client {result.client} and "
+                f"belongs to the {result} of the run {result.run}: it was sent earlier, or by another client."
             )
         try:
-            self._check(came, exchange, where)
+            self._check(result, exchange, where)
         except FedshiftError as error:  # it concerns this client only, not the round
             return error
-        return came
+        return result
 
     def _check(self, answer: Answer, exchange: Exchange, where: str) -> None:
         check_answer(self.setup, answer, exchange, where)
@@ -255,8 +257,8 @@ class Coordinator:
         self.ledger.add(exchange.name, "up", answer.up, answer.client, round)
         if answer.telemetry:
             self.ledger.add(exchange.name, "telemetry", answer.telemetry, answer.client, round)
-            told, declared = answer.telemetry.terms, term_names(exchange.phases).values()
-            in_order = {name: told[name] for name in declared if name in told}
+            reported, declared = answer.telemetry.terms, term_names(exchange.phases).values()
+            in_order = {name: reported[name] for name in declared if name in reported}
             self.terms.setdefault(self.names[answer.client], {}).update(in_order)
 
     def record(self, round: Round) -> dict[str, Any]:
@@ -275,7 +277,7 @@ class Coordinator:
         }
 
 
-def in_words(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """An error's text; for unforeseen errors with their type, since the text may be empty."""
     return str(error) if isinstance(error, FedshiftError) else f"{type(error).__name__}: {error}"
 

@@ -71,7 +71,7 @@ class Evaluation:
             models = self.models(environment, state, send, strangers)
             if not _same_models(models, last):
                 last = models  # models that are the same object predict together
-            row = {"environment": environment.name, "role": environment.role, "model": self.whose(environment)}
+            row = {"environment": environment.name, "role": environment.role, "model": self.model_of(environment)}
             about.append((row, len(last)))
             for model in last:
                 inputs = federated.inputs.fitted(model.of(PREPARATION))
@@ -87,7 +87,7 @@ class Evaluation:
         """
         client, strangers = environment.client, [] if strangers is None else strangers
         sent = state.shared | state.down if environment.scored_as is None else send(environment.scored_as)
-        match self.whose(environment):
+        match self.model_of(environment):
             case "global":
                 return [sent | self._preparation_of_unseen(sent)]
             case "own":
@@ -103,7 +103,7 @@ class Evaluation:
             prepared = self.site.prepared_by(client, sent)
         return [sent | private | prepared for private in strangers]
 
-    def whose(self, environment: Environment) -> str:
+    def model_of(self, environment: Environment) -> str:
         """The model of an environment: the global model, the client's, or an unseen client's."""
         client = environment.scored_as
         if not self.private:

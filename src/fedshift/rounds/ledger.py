@@ -137,13 +137,13 @@ def _about(entries: Sequence[Entry]) -> dict[str, Any]:
             "type": " or ".join(sorted({_word(dtype) for dtype, _, _ in seen})),
             "shape": list(max(shapes, key=lambda shape: (torch.Size(shape).numel(), shape))),
             **({"varies": True} if len(shapes) > 1 else {}),
-            **_who([entry for _, _, entry in seen]),
+            **_clients_and_rounds([entry for _, _, entry in seen]),
         }
     sizes = {"bytes": sum(entry.bytes for entry in entries), "largest": max(entry.largest for entry in entries)}
-    return {**_who(entries), **sizes, "tensors": tensors}
+    return {**_clients_and_rounds(entries), **sizes, "tensors": tensors}
 
 
-def _who(entries: Sequence[Entry]) -> dict[str, Any]:
+def _clients_and_rounds(entries: Sequence[Entry]) -> dict[str, Any]:
     return {
         "messages": sum(entry.messages for entry in entries),
         "clients": in_ranges(set().union(*(entry.clients for entry in entries))),

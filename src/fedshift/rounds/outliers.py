@@ -22,7 +22,7 @@ from fedshift.core.messages import Answer, Down, Up
 from fedshift.core.setup import Setup
 from fedshift.core.tensors import Tensors
 from fedshift.errors import DivergedError
-from fedshift.rounds.coordinator import AskedExchange, Coordinator, Request, in_words
+from fedshift.rounds.coordinator import Coordinator, OpenExchange, Request, describe_error
 from fedshift.rounds.message_checks import check_numbers, enough
 
 FEW = 3  # with fewer answers, a single one may decide the median
@@ -32,7 +32,7 @@ MOST_GROWTH = 100.0  # declared samples beyond this have no effect, since they c
 Squares = tuple[float, int]  # the sum of the squares of a tensor's numbers, and their count
 Group = tuple[Category, bool]
 """The category of an answer's tensors, and whether the client received tensors of these names."""
-Tell = Callable[[str, str, Mapping[str, Any]], None]
+Notify = Callable[[str, str, Mapping[str, Any]], None]
 """Called with an excluded answer: the client's name, the reason, and stage, round and exchange."""
 
 
@@ -77,14 +77,14 @@ def excesses(
     for (category, _), sizes in groups.items():
         median = median_low([size.answer for size in sizes.values()]) if len(sizes) > 1 else 0.0
         for client, size in sizes.items():
-            reference, words = _reference(category, median, size.sent, len(sizes))
+            reference, basis = _reference(category, median, size.sent, len(sizes))
             times = size.answer / reference if math.isfinite(size.answer) else math.inf
             growth = _growth(setup, exchange, category, client, limits)
             power = 2 if category == "statistic" else 1  # it may be a sum of squares, as of a table's columns
             ratio = (times / growth) ** (1 / power)
             if ratio > worst[client].ratio:
                 what, allowed = "update" if category == "model update" else category, limits.factor**power * growth
-                why = f"its {what} has {times:.2g} times {words}; federation.toml allows {allowed:g} (norm_factor)"
+                why = f"its {what} has {times:.2g} times {basis}; federation.toml allows {allowed:g} (norm_factor)"
                 worst[client] = Excess(ratio, why)
     return worst
 
@@ -122,11 +122,11 @@ def _reference(category: Category, median: float, sent: float, answers: int) -> 
     """The size that answers are compared with, and its name; infinite if there is nothing to compare."""
     if sent > 0:
         part = PART_OF_MODEL if answers >= FEW else 1.0
-        floor, words = part * sent, "the norm of the model that it was sent"
-        words = words if part == 1 else f"{part:.0%} of {words}"
+        floor, basis = part * sent, "the norm of the model that it was sent"
+        basis = basis if part == 1 else f"{part:.0%} of {basis}"
     else:
-        floor, words = (1.0, "a mean square of 1") if answers > 1 else (math.inf, "nothing")
-    return (median, "the cohort's median norm") if median >= floor else (floor, words)
+        floor, basis = (1.0, "a mean square of 1") if answers > 1 else (math.inf, "nothing")
+    return (median, "the cohort's median norm") if median >= floor else (floor, basis)
 
 
 def _growth(setup: Setup, exchange: Exchange, category: Category, client: int, limits: Limits) -> float:
@@ -183,9 +183,9 @@ class GuardedCoordinator(Coordinator):
         limits: what is accepted.
     """
 
-    def __init__(self, setup: Setup, names: Mapping[int, str], limits: Limits, tell: Tell) -> None:
+    def __init__(self, setup: Setup, names: Mapping[int, str], limits: Limits, notify: Notify) -> None:
         super().__init__(setup, names)
-        self.limits, self._tell = limits, tell
+        self.limits, self._notify = limits, notify
         self.suspects: list[Suspect] = []  # the answers that were aggregated
         # answers to exclude in any case, with the reason: by the round of the run, from 1, the exchange, and the
         # client
@@ -195,7 +195,7 @@ class GuardedCoordinator(Coordinator):
         super()._check(answer, exchange, where)
         check_numbers(self.setup, answer, exchange, where, self.limits.samples.get(answer.client))
 
-    def _sift(self, requested: AskedExchange, answers: dict[int, Answer]) -> None:
+    def _sift(self, requested: OpenExchange, answers: dict[int, Answer]) -> None:
         """Remove the answers that were excluded beforehand, then outliers."""
         for client in sorted(answers):
             if why := self.left_out.get((self.position + 1, requested.exchange.name, client)):
@@ -205,7 +205,7 @@ class GuardedCoordinator(Coordinator):
                 self._leave_out(requested, answers, client, size.why)
 
     def _merged(
-        self, requested: AskedExchange, answers: dict[int, Answer]
+        self, requested: OpenExchange, answers: dict[int, Answer]
     ) -> Generator[Request, Any, ServerState | None]:
         """The state after aggregation, without the answer that would make it explode; None if too few remain.
 
@@ -227,7 +227,7 @@ class GuardedCoordinator(Coordinator):
         if isinstance(merged, Exception):
             raise whole if isinstance(whole, Exception) else merged
         if isinstance(whole, Exception):
-            what = whole.what if isinstance(whole, DivergedError) else in_words(whole)
+            what = whole.what if isinstance(whole, DivergedError) else describe_error(whole)
             for client in sorted(answers.keys() - kept.keys()):
                 self._leave_out(requested, answers, client, f"with its answer the aggregation failed: {what}")
         if not enough(self.setup, len(requested.orders), len(answers)):
@@ -237,7 +237,7 @@ class GuardedCoordinator(Coordinator):
         return merged
 
     def _tried(
-        self, requested: AskedExchange, answers: dict[int, Answer]
+        self, requested: OpenExchange, answers: dict[int, Answer]
     ) -> Generator[Request, Any, ServerState | Exception]:
         """The state after aggregation, or why it must be rejected."""
         try:
@@ -249,11 +249,11 @@ class GuardedCoordinator(Coordinator):
         wrong = explosion(before, after, [answer.up for answer in answers.values()], self.limits)
         return DivergedError(wrong) if wrong else merged
 
-    def _sizes(self, requested: AskedExchange, answers: Mapping[int, Answer]) -> dict[int, Excess]:
+    def _sizes(self, requested: OpenExchange, answers: Mapping[int, Answer]) -> dict[int, Excess]:
         downs = {order.client: order.down for order in requested.orders}
         pairs = {client: (downs[client], answer.up) for client, answer in answers.items()}
         return excesses(self.setup, requested.exchange, pairs, self.limits)
 
-    def _leave_out(self, requested: AskedExchange, answers: dict[int, Answer], client: int, why: str) -> None:
+    def _leave_out(self, requested: OpenExchange, answers: dict[int, Answer], client: int, why: str) -> None:
         del answers[client]
-        self._tell(self.names[client], why, self._miss(requested, client, why))
+        self._notify(self.names[client], why, self._miss(requested, client, why))

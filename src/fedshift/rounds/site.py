@@ -182,7 +182,7 @@ class Site:
         if self.setup.preparation is not None:
             statistics = Tensors(received or self.setup.initial("down")).of_parts((PREPARATION, COMMON))
         if self._viewed is None or self._viewed[0] != stage.view or not _equal(self._viewed[1], statistics):
-            with self.setup.lend("view", stage.name):
+            with self.setup.global_draws("view", stage.name):
                 viewed = stage.view(self._as_inputs(statistics), self.setup.streams)
             self._viewed = (stage.view, statistics, viewed.to(self.setup.device))
         return self._viewed[2]
@@ -218,7 +218,7 @@ class Site:
         prepared = self.prepared_by(client, received)
         if kept:
             return replace(kept, tensors={**kept.tensors, **prepared}) if prepared else kept
-        return ClientState(dict(self.initial | self.setup.begun(client) | prepared), trained=False)
+        return ClientState(dict(self.initial | self.setup.initial_private(client) | prepared), trained=False)
 
     def has_trained(self, client: int) -> bool:
         """Whether a stage that stores clients' changes has trained a client."""
@@ -259,18 +259,18 @@ class Site:
         trip = self.setup.run, stage.name, job.round.number, job.exchange.name, outcome.client
         return Answer(*trip, outcome.up, telemetry)
 
-    def answer(self, job: Job, came: Outcome | Exception) -> Answer | Exception:
+    def answer(self, job: Job, result: Outcome | Exception) -> Answer | Exception:
         """The answer to a job, or its error."""
-        if not isinstance(came, Outcome):
-            return came
+        if not isinstance(result, Outcome):
+            return result
         try:
-            return self.keep(job, came)
+            return self.keep(job, result)
         except FedshiftError as error:  # it concerns this client only
             return error
 
     def answers(self, orders: Sequence[Order], engine: Engine) -> list[Answer | Exception]:
         jobs = [self.job(order) for order in orders]
-        return [self.answer(job, came) for job, came in zip(jobs, engine.train(jobs), strict=True)]
+        return [self.answer(job, result) for job, result in zip(jobs, engine.train(jobs), strict=True)]
 
 
 def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:

@@ -93,7 +93,7 @@ class DiskStore(ClientStore):
         if client not in self._written:
             return None
         state = self._read(client)
-        self._hold(client, state)
+        self._cache(client, state)
         return state
 
     def put(self, client: int, state: ClientState) -> None:
@@ -101,7 +101,7 @@ class DiskStore(ClientStore):
         if self._position <= self._named:
             raise ValueError(f"A checkpoint may name the states of position {self._position}: start the next round.")
         self._changed[client] = self._position
-        self._hold(client, state)
+        self._cache(client, state)
 
     def ids(self) -> Sequence[int]:
         return sorted(self._written.keys() | self._changed.keys())
@@ -143,7 +143,7 @@ class DiskStore(ClientStore):
 
     # Memory and files ---------------------------------------------------------------------------
 
-    def _hold(self, client: int, state: ClientState) -> None:
+    def _cache(self, client: int, state: ClientState) -> None:
         """Keep a state in memory, and evict the least recently used."""
         self._memory[client] = state
         self._memory.move_to_end(client)

@@ -113,7 +113,7 @@ def predictions(
     paths: Sequence[str | Path],
     client: int | str | None = None,
     round: Picked = "last",
-    tell: Done = nobody,
+    notify: Done = nobody,
 ) -> Predictions:
     """Predict for files of the kind that a run was trained on; what can be read is predicted for.
 
@@ -122,7 +122,7 @@ def predictions(
         paths: files, or folders, of which every such file below is taken.
         client: whose model, by name or id; None: the global one.
         round: the final model, or that of the round which validation picks.
-        tell: called with how many files are read.
+        notify: called with how many files are read.
 
     Raises:
         FedshiftError: there is no such model, no such file, or nothing could be read; the message names every file.
@@ -159,7 +159,7 @@ def predictions(
                 places.extend((str(file), row) for row in rows)
                 notes.update(dict.fromkeys(samples.notes))
                 yield x
-            tell(number + 1, len(found))
+            notify(number + 1, len(found))
 
     found = list(probabilities(model, read(), batch))
     if not found:

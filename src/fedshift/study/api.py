@@ -131,7 +131,7 @@ def analyse(
     name: str,
     *paths: str | Path,
     trust: bool = False,
-    tell: Callable[[Run], None] = lambda run: None,
+    notify: Callable[[Run], None] = lambda run: None,
     **settings: Any,
 ) -> Analysed:
     """Measure finished runs again from their folders and data, without training.
@@ -142,7 +142,7 @@ def analyse(
         name: the analysis, of ``fedshift list analyses``.
         paths: run folders, or folders of them.
         trust: whether plugins may be imported that never ran on this machine; read them first.
-        tell: is called with each run before it is measured.
+        notify: is called with each run before it is measured.
         settings: the analysis's settings, by name.
 
     Raises:
@@ -151,7 +151,7 @@ def analyse(
     from fedshift.reporting.analyses import ANALYSES, analysed
 
     analysis = ANALYSES.build({"name": name, **settings})
-    return analysed.analyse(load(*paths, trust=trust), analysis, tell)
+    return analysed.analyse(load(*paths, trust=trust), analysis, notify)
 
 
 def predict(
@@ -161,7 +161,7 @@ def predict(
     client: int | str | None = None,
     round: Picked = "last",
     trust: bool = False,
-    tell: Callable[[int, int], None] = nobody,
+    notify: Callable[[int, int], None] = nobody,
 ) -> Predictions:
     """Predict for files of the kind that a run was trained on: images, .npz arrays, CSV or Parquet, as its data are.
 
@@ -174,12 +174,12 @@ def predict(
         client: whose model, by name or id; None: the global one.
         round: "last": the final model; "selected": that of the round which source validation picks.
         trust: whether plugins may be imported that never ran on this machine.
-        tell: called with how many files are read, of how many.
+        notify: called with how many files are read, of how many.
 
     Raises:
         FedshiftError: there is no such model or file, or no file could be read; the message names every one.
     """
-    return predictions(Run.open(_path(path), trust), files, client, round, tell)
+    return predictions(Run.open(_path(path), trust), files, client, round, notify)
 
 
 def validate(
@@ -413,18 +413,18 @@ def inspect_data(
             test=test,
             refused=refused,
             notes=notes,
-            tell=shown.inspected,
+            notify=shown.inspected,
         )
 
 
 def bench(
-    source: Source = DEFAULT, *, tell: Callable[[str], None] = lambda text: None, **options: Unpack[Options]
+    source: Source = DEFAULT, *, notify: Callable[[str], None] = lambda text: None, **options: Unpack[Options]
 ) -> EngineTimings:
     """Measure which engine is fastest for a run on this machine now, as ``run.engine = "auto"`` does before a run.
 
     Args:
         source: exactly one run, as for :func:`run`.
-        tell: called with what is measured.
+        notify: called with what is measured.
         options: what differs from the source.
 
     Raises:
@@ -434,7 +434,7 @@ def bench(
     from fedshift.runs.simulation import Simulation
 
     requested = experiment(source, **options)
-    return calibrate(Simulation(requested).example(), requested.run, tell)
+    return calibrate(Simulation(requested).example(), requested.run, notify)
 
 
 def index(source: Source = DEFAULT, *, progress: Progress | None = None, **options: Unpack[Options]) -> Prepared:

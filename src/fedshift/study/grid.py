@@ -63,7 +63,7 @@ def read(source: str | Path) -> Document:
 
 
 def override(
-    document: Mapping[str, Any], changes: Mapping[str, Any], tell: Callable[[str], None] | None = None
+    document: Mapping[str, Any], changes: Mapping[str, Any], notify: Callable[[str], None] | None = None
 ) -> Document:
     """A copy of the document with dotted keys such as ``method.l2r`` set.
 
@@ -73,7 +73,7 @@ def override(
     Args:
         document: the tables.
         changes: values by dotted key.
-        tell: callback that receives a line for each table of the document that is reset and had settings.
+        notify: callback that receives a line for each table of the document that is reset and had settings.
 
     Raises:
         FedshiftError: a key leads through a value that is not a table.
@@ -83,9 +83,9 @@ def override(
     keys = {tuple(key.split(".")): value for key, value in changes.items()}
     for where in sorted(keys, key=lambda where: (len(where), where[-1] != "name")):
         lost = _change(result, where, keys[where])
-        if lost and tell is not None:
+        if lost and notify is not None:
             table = ".".join(where).removesuffix(".name")
-            tell(
+            notify(
                 f"{'.'.join(where)} = {shown(keys[where])} resets the table [{table}]: these settings of the file are "
                 f"not used: {', '.join(lost)}"
             )
