@@ -19,26 +19,18 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Inputs:
-    """How a batch is prepared: uint8 images become float32 in 0..1, other types stay; the rest is optional.
+    """How a batch is prepared: uint8 images become float32 in 0..1, other types stay; the rest is optional."""
 
-    Attributes:
-        augment: random-resized crop (scale 0.7-1), flip, colour jitter 0.3 and grayscale 10 % in training
-            (FedSR, Sec. 4.2), drawn from the run's streams.
-        flip: whether augmentation flips half of the images left to right.
-        normalise: subtract ImageNet's mean and divide by its standard deviation, by channel.
-        vocabulary: for text by characters, the character of each token id 0, 1, ...
-        tokens: for text by a tokenizer, its number of ids; 0: samples are no such text.
-        pad: the id that fills such a text up to its length; -1: no padding.
-        preparation: for rows of a table, the treatment of missing cells, numbers and categories.
-    """
-
+    #: random-resized crop (scale 0.7-1), flip, colour jitter 0.3 and grayscale 10 % in training (FedSR, Sec. 4.2),
+    #: drawn from the run's streams
     augment: bool = False
-    normalise: bool = False
-    vocabulary: tuple[str, ...] = ()
-    tokens: int = 0
-    pad: int = 0
+    normalise: bool = False  #: subtract ImageNet's mean and divide by its standard deviation, by channel
+    vocabulary: tuple[str, ...] = ()  #: for text by characters, the character of each token id 0, 1,
+    tokens: int = 0  #: for text by a tokenizer, its number of ids; 0: samples are no such text
+    pad: int = 0  #: the id that fills such a text up to its length; -1: no padding
+    #: for rows of a table, the treatment of missing cells, numbers and categories
     preparation: Preparation | None = None
-    flip: bool = False
+    flip: bool = False  #: whether augmentation flips half of the images left to right
 
     @property
     def ids(self) -> int:

@@ -109,18 +109,13 @@ class Tensors(Mapping[str, Tensor]):
 
 
 class Replies(Sequence[tuple[int, Tensors]]):
-    """The replies of an exchange's clients, in id order.
-
-    Attributes:
-        clients: their ids, repeated as often as they were sampled.
-        ups: the clients' uploads.
-        weights: weights of a mean, not normalised: numbers of samples where replies contain them, else 1.
-    """
+    """The replies of an exchange's clients, in id order."""
 
     def __init__(self, replies: Iterable[tuple[int, Tensors]] = (), weights: Sequence[float] | None = None) -> None:
         given = list(replies)
-        self.clients = [client for client, _ in given]
-        self.ups = [up for _, up in given]
+        self.clients = [client for client, _ in given]  #: their ids, repeated as often as they were sampled
+        self.ups = [up for _, up in given]  #: the clients' uploads
+        #: weights of a mean, not normalised: numbers of samples where replies contain them, else 1
         self.weights = list(weights) if weights is not None else [_count(up) for up in self.ups]
 
     def __len__(self) -> int:
