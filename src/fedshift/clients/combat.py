@@ -4,10 +4,9 @@ Johnson, Li and Rabinovic (Biostatistics, 2007). The model of row j of site i in
 
     x = mean_v + (z - means_v) effects_v + scale_v (gamma_iv + delta_iv e)
 
-with covariates z, whose effects are preserved; gamma and delta, the site's location and scale, are shrunk towards
-the site's other columns, and removed. As in d-ComBat (Chen et al., Human Brain Mapping, 2022), ``mean``, ``effects``
-and ``scale`` follow from each site's sums about its means, and a site's gamma and delta from its rows. Without missing
-cells the result equals ComBat on pooled rows.
+with covariates z, whose effects are preserved; gamma and delta, the site's location and scale, are shrunk towards its
+other columns, and removed. As in d-ComBat (Chen et al., Human Brain Mapping, 2022), ``mean``, ``effects`` and ``scale``
+follow from sites' sums about their means. Without missing cells the result equals ComBat on pooled rows.
 """
 
 from __future__ import annotations

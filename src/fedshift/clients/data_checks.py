@@ -39,10 +39,7 @@ PIECE = 1 << 22  # numbers inspected together, so that inputs that are mapped fr
 def check_data(data: DomainData, inputs: Inputs, one_class: bool = False) -> None:
     """Refuse data whose results would be misleading; the FedshiftError names each problem and its place.
 
-    Args:
-        data: what a data set's ``load`` returned.
-        inputs: how its samples become inputs; classes that are the characters of a text may differ in case alone.
-        one_class: whether all samples may be of one class, as a site's may.
+    Classes that are characters of a text may differ in case alone; ``one_class`` allows a single class, as at a site.
     """
     if not isinstance(data, DomainData):
         raise FedshiftError(f"A data set's load returned a {type(data).__name__}; it should return a DomainData.")

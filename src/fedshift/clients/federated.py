@@ -95,13 +95,10 @@ class FederatedData:
         return found
 
     def checked(self, data: DomainData | None = None) -> FederatedData:
-        """The same federation without empty environments of single clients, which a note then names.
+        """The same federation without empty environments of single clients, which a note names.
 
-        Args:
-            data: the samples as they were read, whose groups explain why an environment is empty.
-
-        Raises:
-            FedshiftError: a client has no training samples, or an environment has no samples at any client.
+        A FedshiftError if a client has no training samples, or an environment no samples at all; ``data`` helps explain
+        why.
         """
         if 0 in self.trained_sizes:
             empty = self.clients[self.trained_sizes.index(0)]
@@ -144,11 +141,7 @@ class FederatedData:
         return replace(self, environments=lazy(self.environments).among(kept), notes=(*self.notes, note))
 
     def by_training(self, columns: Sequence[Column]) -> FederatedData:
-        """The same federation with only the categories that occur in training; others get no weight and no statistic.
-
-        Args:
-            columns: the columns of the samples, with all categories that occur.
-        """
+        """The same federation with only the categories that occur in training; others get no weight or statistic."""
         seen: dict[int, set[int]] = {n: set() for n, column in enumerate(columns) if column.categories is not None}
         for client in self.clients:
             x = client.train.x

@@ -25,7 +25,7 @@ class Inputs:
     #: drawn from the run's streams
     augment: bool = False
     normalise: bool = False  #: subtract ImageNet's mean and divide by its standard deviation, by channel
-    vocabulary: tuple[str, ...] = ()  #: for text by characters, the character of each token id 0, 1,
+    vocabulary: tuple[str, ...] = ()  #: for text by characters, the character of each token id
     tokens: int = 0  #: for text by a tokenizer, its number of ids; 0: samples are no such text
     pad: int = 0  #: the id that fills such a text up to its length; -1: no padding
     #: for rows of a table, the treatment of missing cells, numbers and categories

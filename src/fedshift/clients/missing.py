@@ -19,11 +19,9 @@ REMEDY = (
 
 
 def mostly_missing(shares: Mapping[str, Mapping[str, float]], settled: Collection[str]) -> dict[str, dict[str, float]]:
-    """The columns that are almost entirely missing at each site, with the share of missing cells, largest first.
+    """The columns almost entirely missing at each site, largest share first; shares are by site and column.
 
-    Args:
-        shares: by site and column, the share of cells that are missing.
-        settled: ignored columns, for which settings decide about missing cells.
+    Columns in ``settled`` are ignored, as settings decide about their missing cells.
     """
     found = dict[str, dict[str, float]]()
     for site, own in shares.items():

@@ -36,11 +36,7 @@ def silent(what: str, done: int, total: int) -> None:
 def most_serious(data: DomainData, federated: FederatedData, batch: int, rows: bool) -> str:
     """The most serious problem, a sentence with the number of others; empty if there is no problem.
 
-    Args:
-        data: the samples as they were read.
-        federated: the clients' samples.
-        batch: samples of a batch.
-        rows: whether inputs (n, columns) are the columns of a table, not features from a network.
+    ``rows``: whether inputs (n, columns) are the columns of a table, not features from a network.
     """
     found = [*(_revealing(federated) if rows else ()), *_shared(data)]
     if 0 < len(federated.clients) <= CLIENTS:

@@ -1,14 +1,12 @@
 """Partitions: how the domains of a data set are divided among clients.
 
-A protocol's clients are the (domain, part) pairs that contain samples: each client has a home domain. Without a
-partition each domain is one client, and clients differ in their features alone; a partition adds clients, and by labels
-a label skew (FedCiR, Sec. 6.1; FedPIN's PACS; Client2Vec's 100 clients of CIFAR-10, which is one domain), or gives
-clients samples of other domains (:mod:`fedshift.clients.mixed`).
+A protocol's clients are the (domain, part) pairs that contain samples. By default each domain is one client, and
+clients differ in their features alone; a partition adds clients, and by labels a label skew (FedCiR, Sec. 6.1; FedPIN's
+PACS; Client2Vec's 100 clients of CIFAR-10), or mixes domains (:mod:`fedshift.clients.mixed`).
 
 *Choices.* Originals are divided: samples of one domain from one image (``DomainData.group``) go to one part, by the
-label of the first. Equal sizes are therefore equal in originals, which are samples in most data sets. Every domain has
-separate random numbers. Rows are shuffled before Flower's partitioners divide them, as in its ``FederatedDataset``,
-because several of them assign blocks in the given order.
+label of the first; so equal sizes count originals. Every domain has separate random numbers. Rows are shuffled before
+Flower's partitioners, as in its ``FederatedDataset``, because several of them assign blocks in the given order.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ class Originals:
         return len(self.y)
 
     def strata(self, inside: Tensor, streams: Streams) -> Tensor:
-        """The originals ``inside`` (a mask (U,)), one (environment, class) after another, each in random order.
+        """The originals in a mask (U,), one (environment, class) after another, each in random order.
 
         Assigned in turn, they give parts whose sizes differ by at most one, in total and in each class.
         """
@@ -278,14 +276,9 @@ def split(
     """Disjoint masks (N,) with the given fractions of every class of every holder; groups stay whole.
 
     If groups contain samples of several classes, the fractions are of every holder's groups. A mask gets at least one
-    image of a class while one remains for the rest.
-
-    Args:
-        data: the samples.
-        fractions: the part of each mask; if they sum to more than 1, the last takes what the others leave.
-        streams: the source of random numbers.
-        holder: each sample's holder, (N,), from 0, and -1 for samples that no mask takes; by default its domain.
-        most: maximum groups of each class of each holder in the last mask; 0: no limit.
+    image of a class while one remains. If fractions sum to more than 1, the last mask takes the rest. ``holder`` is
+    (N,), from 0, -1 for unused samples, by default the domain; ``most`` limits groups per class and holder in the last
+    mask.
     """
     holder = data.domain if holder is None else holder
     assigned = (holder >= 0).nonzero().flatten()

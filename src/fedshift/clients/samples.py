@@ -90,11 +90,7 @@ class Samples:
         return self.pool.group if self.rows is None else self.pool.group[self.rows]
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """``x[indices]`` and ``y[indices]``, without gathering other samples.
-
-        Args:
-            indices: from 0 to n - 1, (B,), int64, or a mask (n,); on the CPU or the pool's device.
-        """
+        """``x[indices]`` and ``y[indices]`` for indices (B,), int64, or a mask (n,), gathering nothing else."""
         rows = indices if self.rows is None else self.rows[indices]
         if rows.dtype == torch.bool:
             return self.pool.x[rows], self.pool.y[rows]

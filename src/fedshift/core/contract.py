@@ -1,9 +1,8 @@
 """The values that define a federated method: parts, objectives, phases, exchanges and stages.
 
-A run consists of stages, a stage of rounds, and a round of one or more exchanges with a cohort of clients. An exchange
-sends each client a Down, the client runs phases and replies with an Up, and the server aggregates the Ups, after phases
-of the server, if any. A phase takes steps, each of which draws one batch and minimises every objective on it in turn;
-or it measures: it sums tensors over all samples.
+A run has stages of rounds; a round has exchanges with a cohort: each client receives a Down, runs phases and replies
+with an Up, and the server aggregates, after phases of the server, if any. A phase takes steps, each with one batch on
+which every objective is minimised in turn; or it measures: it sums tensors over all samples.
 """
 
 from __future__ import annotations
@@ -128,17 +127,16 @@ class Context(Known):
 class Part(Brief):
     """A named module and the scope of its tensors.
 
-    ``shared`` tensors are sent, trained and aggregated; ``client`` tensors never leave the client's store; ``server``
-    tensors are never sent; ``down`` tensors belong to the server, are sent, and are frozen on the client. Batch norms
-    of a shared part stay on the client where the method keeps them local, unless ``follows_bn`` is False. A part that
-    is ``apart`` travels only in exchanges that name it. All clients start with the same ``module`` in a ``client``
-    part; with ``each``, a function of a builder, every client starts with a module drawn from the seed and the client's
-    number.
+    ``shared`` tensors are sent, trained and aggregated; ``client`` tensors never leave the client; ``server`` tensors
+    are never sent; ``down`` tensors belong to the server, are sent, and are frozen on the client. Batch norms of a
+    shared part stay on the client where the method keeps them local, unless ``follows_bn`` is False. A part that is
+    ``apart`` travels only in exchanges that name it. All clients start with the same ``module`` in a ``client`` part;
+    with ``each``, a function of a builder, each starts with a module drawn from the seed and its number.
 
-    Predictions for a client that never trained replace a ``client`` part according to ``unseen``: "mean": the mean over
-    the clients that have trained, as always for local batch norms; "initial": the initial values; "every": the part of
-    every client, whose models' accuracies are averaged; or the tensors of the shared part of that name. This reads what
-    clients keep, which only a simulation can; the records mention it.
+    For a client that never trained, ``unseen`` replaces a ``client`` part: "mean": by the mean over the trained
+    clients, as always for local batch norms; "initial": by its initial values; "every": by the part of every client,
+    whose accuracies are averaged; or by the shared part of that name. Only a simulation can read what clients keep;
+    records mention it.
     """
 
     module: nn.Module
@@ -278,10 +276,10 @@ class Batches(Brief):
 class Phase(Batches):
     """Steps, or :class:`Epochs`: each step draws one batch and minimises every objective on it, in order.
 
-    On the server, batches are drawn from the ``samples`` that a function computes from the replies; without ``samples``
-    the batch is empty, and objectives work on the replies, the server's tensors and noise drawn for ``batch`` samples.
-    With ``snapshot``, the client's shared tensors after a random step are measured; the step is drawn for the round,
-    the same for all clients with equally many steps. With ``environments``, batches contain each sample's environment.
+    On the server, ``samples`` computes what batches are drawn from; without it the batch is empty, and objectives work
+    on replies, the server's tensors and noise for ``batch`` samples. With ``snapshot``, the client's shared tensors
+    after a step are measured; the step is drawn for the round, the same for clients with equally many. With
+    ``environments``, batches contain each sample's environment.
     """
 
     objectives: tuple[Objective, ...]
@@ -294,11 +292,10 @@ class Phase(Batches):
 class Measure(Batches):
     """A phase without training: named tensors, summed over batches that cover every training sample once.
 
-    With ``steps`` it sums over that many batches, drawn as in training but in an order drawn for the round, so that
-    the batches of training do not change; :attr:`LocalWork.means` divides by their number of samples. Parts are in
-    evaluation mode and inputs are not augmented. On the server it is called once, with an empty batch: a tensor that it
-    returns under the full name of a ``down`` or ``server`` tensor is that tensor's next value, and scalars are recorded
-    with the loss terms.
+    With ``steps`` it sums over that many batches, drawn as in training but in an order of the round, so that training's
+    batches do not change. Parts are in evaluation mode and inputs are not augmented. On the server it is called once,
+    with an empty batch: tensors under the full name of a ``down`` or ``server`` tensor replace it, and scalars are
+    recorded.
     """
 
     measure: Callable[[Net, Batch, Context], Mapping[str, Tensor]]
@@ -309,10 +306,7 @@ Phases = tuple[Phase | Measure, ...]
 
 
 def term_names(phases: Phases) -> dict[tuple[str, str, str], str]:
-    """The recorded name of each loss term's mean, by phase, objective and term.
-
-    It is the term's name, prefixed with its objective's or its phase's name if an earlier term has that name.
-    """
+    """The recorded name of each loss term's mean: the term's, prefixed by objective or phase if it is taken."""
     names: dict[tuple[str, str, str], str] = {}
     for phase in phases:
         if isinstance(phase, Measure):
@@ -416,12 +410,7 @@ class Upload:
         return cls(name, (), part, category=category)
 
     def signature(self, tensors: Tensors, floating: torch.dtype) -> Declared:
-        """Type and shape of each tensor by name.
-
-        Args:
-            tensors: the initial tensors by full name, less batch norms that stay on the client.
-            floating: the run's floating type.
-        """
+        """Type and shape of each tensor, from the initial tensors (less local batch norms) and the floating type."""
         if self.shape is None:
             like = tensors.of(self.part).under(self.name)
             return {name: (floating if t.is_floating_point() else t.dtype, tuple(t.shape)) for name, t in like.items()}

@@ -1,10 +1,9 @@
 """Frozen networks: the features that a pretrained network, or its first stages, compute of every sample, once.
 
-:func:`embed` caches features on disk under a key of everything that decides them. *Choices*: images are embedded in
-evaluation mode on the CPU, so that an accelerator changes nothing, and resized (bilinear, antialiased) after they are
-read. EfficientNet-Lite0 gets the normalisation that it was trained with, (pixel - 127) / 128; networks of the
-transformers library get ImageNet's mean and standard deviation. Features are kept in float32. Cached features of other
-library versions or thread counts are reused: they differ by rounding only.
+:func:`embed` caches float32 features under a key of everything that decides them. *Choices*: images are embedded in
+evaluation mode on the CPU, so that an accelerator changes nothing, and resized (bilinear, antialiased) first.
+EfficientNet-Lite0 gets its normalisation, (pixel - 127) / 128; networks of the transformers library ImageNet's mean
+and deviation. Cached features of other library versions or thread counts are reused: they differ by rounding only.
 """
 
 from __future__ import annotations
@@ -83,14 +82,9 @@ class Front(nn.Module):
 
 
 def frozen_network(name: str) -> FrozenNetwork:
-    """The network that the setting ``data.frozen`` names.
+    """The network of ``data.frozen``: 'efficientnet-lite0', a folder that save_pretrained wrote, or a hub id.
 
-    Args:
-        name: 'efficientnet-lite0'; a folder that save_pretrained wrote; or a hub id. A hub id in the local cache is
-            loaded without contacting the hub.
-
-    Raises:
-        FedshiftError: an extra is not installed, or there are no such weights.
+    A hub id in the local cache needs no connection. A FedshiftError: an extra or the weights are missing.
     """
     if name == "efficientnet-lite0":
         return FrozenNetwork(name, digest(lite0_file()), lambda: _Lite0(lite0()), LITE_MEAN, LITE_STD)
@@ -106,20 +100,11 @@ def frozen_network(name: str) -> FrozenNetwork:
 
 
 def embed(images: Tensor, network: FrozenNetwork, size: int = 0, notify: Embedding = silent) -> Tensor:
-    """The features of images or texts, from the cache or computed.
+    """The features of images or texts, from the cache or computed: float32 on the CPU, see :class:`FrozenNetwork`.
 
-    Args:
-        images: uint8 (N, channels, height, width), where one channel is repeated to three; or token ids, int64 (N,
-            length).
-        network: loaded only if the cache lacks these features.
-        size: height and width that images are resized to, in pixels; 0: as they are.
-        notify: progress callback.
-
-    Returns:
-        float32 (N, F), maps (N, channels, height, width), or sequences (N, length, F), on the CPU.
-
-    Raises:
-        FedshiftError: the network does not read such samples, or returns no features.
+    Images are uint8 (N, channels, height, width), one channel repeated to three; texts are token ids, int64 (N,
+    length). ``size`` is the edge of resized images in pixels, 0: as they are; ``notify`` receives the progress. A
+    FedshiftError if the network does not read such samples, or returns no features.
     """
     if network.reads == "tokens":
         if images.dtype != torch.int64 or images.ndim != 2:

@@ -91,9 +91,7 @@ def wilson(value: float, n: float) -> Bounds:
 def auroc(own: Array, p: Array) -> ScoreEstimate | None:
     """The area under the ROC curve; None if the class or its complement is empty.
 
-    Args:
-        own: booleans (n,), which samples are of the class.
-        p: numbers (n,) that are larger for samples of the class.
+    ``own`` are booleans (n,), the samples of the class; ``p`` (n,) is larger for these.
     """
     from scipy.stats import rankdata
 

@@ -225,11 +225,10 @@ def steps_by_phase(job: Job | ServerJob) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class BatchOrder:
-    """A client's endless sequence of batches: epoch after epoch, each in a new random order.
+    """A client's endless sequence of batches: epoch after epoch, each in a new random order, from round to round.
 
-    An epoch's incomplete last batch is dropped; a client with fewer samples than a batch draws all of them. The
-    sequence continues from round to round, and any position can be computed from its number. ``purpose`` keys its
-    stream.
+    An epoch's incomplete last batch is dropped; a client with fewer samples than a batch draws all of them. Any
+    position can be computed from its number. ``purpose`` keys its stream.
     """
 
     streams: Streams
@@ -261,9 +260,8 @@ class BatchOrder:
 class BalancedOrder(BatchOrder):
     """A client's endless sequence of batches with equally many samples of each class, or one more.
 
-    Classes alternate, sample by sample, across batches. Each cycles through its samples in new random orders, so
-    samples of a rare class recur more often. An epoch has as many batches as without balance. ``labels`` are
-    (samples,).
+    Classes alternate, sample by sample, across batches, and each cycles through its samples in new random orders. An
+    epoch has as many batches as without balance.
     """
 
     labels: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))

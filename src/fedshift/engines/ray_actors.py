@@ -75,15 +75,9 @@ class RayActors(WorkerPool["_RemoteActor"]):
         address: str = "auto",
         notify: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Start actors when there is work.
+        """Start actors when there is work; 0 actors: one per processor of the cluster, or as many as fit on its GPUs.
 
-        Args:
-            kernels: how modules are prepared.
-            count: number of actors; 0: one per processor of the cluster, or as many as fit on its GPUs.
-            threads: of this process while it scores.
-            gpus: the part of a GPU that an actor uses.
-            address: of the cluster, see :func:`connect`.
-            notify: called with messages on dead actors.
+        ``threads`` are this process's while it scores; ``notify`` is called with messages on dead actors.
         """
         super().__init__(kernels, count, threads, notify)
         self._ray, self._gpus = connect(address), gpus

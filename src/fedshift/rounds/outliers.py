@@ -146,11 +146,7 @@ def _counts_epochs(setup: Setup, exchange: Exchange) -> bool:
 
 
 def explosion(before: Tensors, after: Tensors, ups: Sequence[Up], limits: Limits) -> str:
-    """A description of an exploded model; empty if the model is normal.
-
-    The change from ``before`` to ``after`` aggregation may be ``norm_factor`` times the norm of ``before`` and all
-    answers.
-    """
+    """A description of an exploded model, or empty; ``norm_factor``, its norm and the answers limit its change."""
     names = [name for name, tensor in after.items() if tensor.is_floating_point()]
     change = math.sqrt(sum(_squared(after[name].double() - before[name].double()) for name in names))
     if not math.isfinite(change):

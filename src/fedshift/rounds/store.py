@@ -1,9 +1,8 @@
 """Client states: in memory, or on the disk and read when a client takes part.
 
 A file contains one client's state after a round: ``<id>@<position>.safetensors``, where the position is the number of
-finished rounds. A file never changes: the client's next round creates another, and the checkpoint writer removes the
-old file once no manifest names it. So a round costs what its cohort costs, however many clients there are, and a killed
-run returns to the files that its checkpoint names.
+finished rounds. It never changes: the next round creates another, and the checkpoint writer removes the old file once
+no manifest names it. So a round costs what its cohort costs, and a killed run returns to its checkpoint's files.
 """
 
 from __future__ import annotations
@@ -60,19 +59,10 @@ _FILE = re.compile(r"(\d+)@(\d+)\.safetensors")
 
 
 class DiskStore(ClientStore):
-    """Client states in a folder, with the latest used in memory.
-
-    States of the current or last round are in memory or in files that no checkpoint names yet.
-    """
+    """Client states in a folder, the latest used also in memory; new ones are in files that no checkpoint names."""
 
     def __init__(self, folder: Path, keep: int, device: torch.device) -> None:
-        """Create an empty store; :meth:`rewind` loads states.
-
-        Args:
-            folder: where the files are, created if missing; a DiskError if that fails.
-            keep: maximum number of states in memory, 0 or more.
-            device: of the tensors of states that are read.
-        """
+        """Create an empty store with at most ``keep`` states in memory; a DiskError if the folder cannot be created."""
         super().__init__()  # least recently used first
         files.make_folder(folder)
         self._folder, self._keep, self._device = folder, keep, device
@@ -117,10 +107,7 @@ class DiskStore(ClientStore):
         self._position = position
 
     def flush(self) -> dict[str, FileDigest]:
-        """Write every state to the disk; returns the files that a checkpoint must name.
-
-        DiskError: the disk is full; the last checkpoint's files remain.
-        """
+        """Write every state to the disk, and return the files that a checkpoint must name; a DiskError if it is full."""
         for client in sorted(self._changed):
             self._write(client)
         if self._unsynced:

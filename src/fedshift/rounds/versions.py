@@ -2,7 +2,7 @@
 
 A killed coordinator resumes from its last checkpoint and repeats orders; a killed site restarts with the same order. So
 a site keeps, for every client, the newest state that such a checkpoint may assume and all later ones, and starts each
-order from the state before it. The folder's manifest is rewritten with each state, and lists no other file.
+order from the state before it. The manifest is rewritten with each state, and lists no other file.
 """
 
 from __future__ import annotations
@@ -30,10 +30,7 @@ class Versions(ClientStore):
     """Client states in a folder, by the exchange that created them, all on the disk."""
 
     def __init__(self, folder: Path, run: str, device: torch.device) -> None:
-        """Read the manifest of a folder, which is created if missing, for the run ``run``.
-
-        A DiskError if the folder cannot be created; a DamagedError if the manifest is damaged, or another run's.
-        """
+        """Read the manifest of a folder, which is created if missing; a DamagedError if damaged, or another run's."""
         super().__init__()
         files.make_folder(folder)
         self._folder, self._device = folder, device
@@ -62,11 +59,9 @@ class Versions(ClientStore):
                 files.remove(self._folder / name)
 
     def at(self, position: int, place: int) -> None:
-        """Start an exchange: states are from before it, and its states replace an earlier attempt's.
+        """Start the exchange ``place`` of the round after which ``position`` rounds are finished.
 
-        Args:
-            position: number of finished rounds after its round.
-            place: its index in the round.
+        States are from before it, and its states replace an earlier attempt's.
         """
         self._version = (position, place)
 
@@ -87,10 +82,7 @@ class Versions(ClientStore):
         return self._read(name) if name in self._manifest.files else None
 
     def put(self, client: int, state: ClientState) -> None:
-        """Store the state that the exchange leaves of one client; a DiskError if that fails.
-
-        Earlier states stay; a different state of an earlier attempt moves to the folder :data:`ASIDE`.
-        """
+        """Store the state that the exchange leaves; an earlier attempt's different state moves to the folder ASIDE."""
         name, data = _name(client, self._version), pack_state(state, self._device)
         written = FileDigest.of(data)
         if self._manifest.files.get(name) == written:

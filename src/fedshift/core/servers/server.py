@@ -1,9 +1,8 @@
 """Server optimisers: their base, the plain mean, and momentum.
 
 Reddi et al., Adaptive federated optimization, ICLR 2021, Algorithm 1 (FedOpt): with w the model that clients received
-and mean_k w_k their mean, Delta = mean_k w_k - w replaces the negative gradient of any optimiser.
-
-Only trained shared parameters take steps; buffers, such as batch-norm statistics, are the mean.
+and mean_k w_k their mean, Delta = mean_k w_k - w replaces the negative gradient of any optimiser. Buffers, such as
+batch-norm statistics, are the mean.
 """
 
 from __future__ import annotations
@@ -31,12 +30,7 @@ class ServerOptimiser(Spec):
         return {}
 
     def step(self, state: ServerState, mean: Tensors) -> Tensors:
-        """What differs from the mean, by full name: shared tensors after the step, and the optimiser's state.
-
-        Args:
-            state: the server's, with the model that the clients received.
-            mean: the mean of their models.
-        """
+        """What differs from the mean of models, by full name: shared tensors and the optimiser's state, after the step."""
         raise NotImplementedError
 
     def parts(self, parts: Mapping[str, Part]) -> dict[str, Part]:
@@ -74,10 +68,9 @@ class Momentum(ServerOptimiser):
     Hsu, Qi and Brown, Measuring the effects of non-identical data distribution for federated visual classification,
     2019: v <- beta v + (w - mean_k w_k), w <- w - lr v, with v = 0 at first. It is Algorithm 1 with SGD.
 
-    Choices: momentum is the update above; the paper's experiments take Nesterov's form. It is written as
-    w <- mean_k w_k - beta v_before + (1 - lr) v, which is the same number and makes beta = 0 and lr = 1 the mean to the
-    last bit. The search contains Client2Vec's grid of beta, which ends at 1 (v never forgets); the paper's ends at
-    0.997.
+    Choices: the paper's experiments take Nesterov's form. The update is computed as
+    w <- mean_k w_k - beta v_before + (1 - lr) v, so that beta = 0 and lr = 1 is the mean to the last bit. The search
+    contains Client2Vec's grid of beta, which ends at 1 (v never forgets); the paper's ends at 0.997.
     """
 
     beta: Factor = setting(0.9, help="server momentum", source="the momentum update of v", search=(0.1, 0.5, 1.0))
