@@ -107,7 +107,7 @@ class DiskStore(ClientStore):
         self._position = position
 
     def flush(self) -> dict[str, FileDigest]:
-        """Write every state to the disk, and return the files that a checkpoint must name; a DiskError if it is full."""
+        """Write every state to the disk, and return the files that a checkpoint must name; a DiskError if full."""
         for client in sorted(self._changed):
             self._write(client)
         if self._unsynced:

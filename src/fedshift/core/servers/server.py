@@ -30,7 +30,7 @@ class ServerOptimiser(Spec):
         return {}
 
     def step(self, state: ServerState, mean: Tensors) -> Tensors:
-        """What differs from the mean of models, by full name: shared tensors and the optimiser's state, after the step."""
+        """What differs from the mean of models, by full name: shared tensors and the optimiser's state."""
         raise NotImplementedError
 
     def parts(self, parts: Mapping[str, Part]) -> dict[str, Part]:
