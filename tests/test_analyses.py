@@ -38,11 +38,11 @@ def test_a_run_is_measured_once_and_again_when_its_cache_is_damaged(tmp_path: Pa
     run = fedshift.run(method="fedavg", rounds=2, out=str(tmp_path))
     measured: list[str] = []
     for settings in ({}, {}, {"bins": 3}):
-        fedshift.analyse("calibration", run.path, tell=lambda one: measured.append(one.path.name), **settings)
+        fedshift.analyse("calibration", run.path, notify=lambda one: measured.append(one.path.name), **settings)
     assert len(measured) == 2
     for cache in (run.path / "analyses").iterdir():
         cache.write_bytes(cache.read_bytes()[:-30])
-    again = fedshift.analyse("calibration", run.path, tell=lambda one: measured.append(one.path.name))
+    again = fedshift.analyse("calibration", run.path, notify=lambda one: measured.append(one.path.name))
     assert len(measured) == 3
     assert sum(row["n"] for row in again.measurements() if row["role"] == "test") == 1000
 

@@ -51,10 +51,10 @@ class Machine:
     now: float = 0.0
 
     @contextmanager
-    def open_engine(self, choice: Choice, tell: Callable[[str], None] = lambda text: None) -> Iterator[Any]:
+    def open_engine(self, choice: Choice, notify: Callable[[str], None] = lambda text: None) -> Iterator[Any]:
         def train(jobs: Sequence[Job]) -> Iterator[Any]:
             if self.unstackable and choice.engine == "vectorised":
-                tell("they cannot be stacked")
+                notify("they cannot be stacked")
             for _ in jobs:
                 self.now += 2 * self.milliseconds(choice) / 1000
                 yield SimpleNamespace(steps=2)

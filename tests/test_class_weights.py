@@ -251,8 +251,8 @@ def test_absent_classes_leave_everything_finite(
     """Nobody has class 2; the first client has class 0 alone; one of the two takes part in a round."""
     whole = simulation_module.make_federated
 
-    def without(experiment: Experiment, tell: Embedding) -> FederatedData:
-        federation, held = whole(experiment, tell), []
+    def without(experiment: Experiment, notify: Embedding) -> FederatedData:
+        federation, held = whole(experiment, notify), []
         for client in federation.clients:
             present = client.train.y < (1 if client.id == 0 else 2)
             held.append(replace(client, train=client.train.subset(present)))

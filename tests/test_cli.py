@@ -107,7 +107,7 @@ def test_auto_is_chosen_once_and_a_resumed_run_keeps_it(
     monkeypatch.setenv("FEDSHIFT_CACHE", str(tmp_path / "cache"))
     kernels = Kernels()
     choices = iter([Choice("vectorised", 1, 1, kernels), Choice("sequential", 1, 1, kernels)])
-    monkeypatch.setattr(simulation_module, "choose", lambda jobs, options, tell: next(choices))
+    monkeypatch.setattr(simulation_module, "choose", lambda jobs, options, notify: next(choices))
     (experiment,) = expand(
         override(tiny_document, {"run.engine": "auto", "train.rounds": 3, "run.checkpoint_every": 1})
     )

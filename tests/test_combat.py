@@ -146,7 +146,7 @@ def test_a_site_that_never_trained_is_in_the_location_and_scale_that_sites_share
     assert unseen["rows"] == 0
     given = preparation.inputs(torch.tensor([[5.6], [5.6 + 2**0.5], [nan]]), unseen)
     assert given[:, 0].tolist() == pytest.approx([0, 1, 0], abs=1e-6)
-    assert preparation.inputs(sites[0], preparation.of_nobody()).tolist() == [[0], [0], [0]]
+    assert preparation.inputs(sites[0], preparation.empty_statistics()).tolist() == [[0], [0], [0]]
 
 
 def test_what_cannot_be_estimated_is_left_alone():

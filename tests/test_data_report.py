@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 import fedshift
 from conftest import TINY, Make
 from fedshift.cli.app import app
-from fedshift.clients.columns import ColumnAlone, each_alone
+from fedshift.clients.columns import ColumnScore, score_columns
 from fedshift.clients.columns import _halves as halves
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
@@ -357,7 +357,7 @@ def test_everything_is_in_the_text_the_notebook_and_the_json():
 def test_samples_of_one_group_that_cannot_be_split_are_named():
     data = replace(clean(), where=lambda row: f"row {row} of 'x'")
     one = replace(data, group=data.group.where(data.domain != 1, 200))
-    with refuses("sample of 'south'", "its 200 samples are of one group, that of row 200 of 'x'"):
+    with refuses("sample of 'south'", "its 200 samples share the group of row 200 of 'x'"):
         federated(one).checked(one)
     assert len(federated(data).checked(data).environments) == 6
 
@@ -365,11 +365,11 @@ def test_samples_of_one_group_that_cannot_be_split_are_named():
 # Columns by themselves ------------------------------------------------------------------------------
 
 
-def alone(x: Any, y: Any, *categories: int, group: Any = None) -> list[ColumnAlone]:
+def alone(x: Any, y: Any, *categories: int, group: Any = None) -> list[ColumnScore]:
     x, y = torch.as_tensor(np.asarray(x, float)), torch.as_tensor(y)
     columns = [Column(str(n), ("c",) if n in categories else None) for n in range(x.shape[1])]
     group = torch.arange(len(y)) if group is None else torch.as_tensor(group)
-    return list(each_alone(x, y, group, columns, torch.Generator().manual_seed(0)))
+    return list(score_columns(x, y, group, columns, torch.Generator().manual_seed(0)))
 
 
 def test_a_column_of_few_numbers_has_the_area_of_its_values_or_of_their_shares():

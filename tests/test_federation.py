@@ -312,7 +312,7 @@ def test_flowers_partitioners_by_name():
         (FlowerPartitioner(partitioner="IidPartitioner", arguments={}), "IidPartitioner with no arguments"),
         (
             FlowerPartitioner(partitioner="ShardPartitioner", arguments={"seed": 3}),
-            "partition.arguments.seed: leave it out",
+            "partition.arguments.seed: omit it",
         ),
     ],
 )

@@ -93,15 +93,15 @@ def test_one_round_computed_again(make: Make, changes: dict[str, Any]):
 
     method = Watched(projection_dim=5, **changes)
     simulation = simulate(make(CNN_WITH_BN).replace(method=method), rounds=1)
-    total, at_work = 0, net_of(simulation)
+    total, in_use = 0, net_of(simulation)
     for client, up in zip(simulation.federated.clients, came, strict=True):
         for part in method.moves():
-            at_work.parts[part].load_state_dict(dict(up.of(part)))
-            at_work.parts[part].eval()
+            in_use.parts[part].load_state_dict(dict(up.of(part)))
+            in_use.parts[part].eval()
         own = torch.zeros_like(up[SUMS])
         for x, y in zip(client.train.x, client.train.y, strict=True):
             with torch.no_grad():
-                own[y] += method.encode(at_work, Batch(x.unsqueeze(0)), {}).z[0]
+                own[y] += method.encode(in_use, Batch(x.unsqueeze(0)), {}).z[0]
         torch.testing.assert_close(up[SUMS], own, rtol=1e-4, atol=1e-5)
         total += own
     down = simulation.coordinator.state.down

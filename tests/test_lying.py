@@ -198,13 +198,13 @@ def test_a_merge_that_explodes_is_made_without_the_answer_to_blame(
     monkeypatch.setitem(METHODS._listed, "divides", Divides)
     divides = {"method.name": "divides"}
     run = carry_out(tmp_path / "lies", liar(partial(statement, "up.part", part)), divides)
-    blamed(run, carry_out(tmp_path / "away", away(), divides), "with its answer the merge failed")
+    blamed(run, carry_out(tmp_path / "away", away(), divides), "with its answer the aggregation failed")
 
 
 def test_a_merge_that_fails_whoever_is_left_out_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(METHODS._listed, "divides", Divides)
     lies = liar(partial(statement, "up.part", 0.0), sites=SITES)
-    with refuses("round 2 merged is not finite", "[method]", error=DivergedError):
+    with refuses("aggregate of round 2 is not finite", "[method]", error=DivergedError):
         carry_out(tmp_path, lies, {"method.name": "divides"})
     run = carry_out(tmp_path, None, {"method.name": "divides"})  # nothing of it was saved
     assert missing(run) == []

@@ -209,8 +209,8 @@ def test_what_crosses_what_stays_and_whose_model_is_scored(name: str):
 def test_the_order_of_clients_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch):
     run, in_order = reference(name), simulation_module.make_federated
 
-    def reversed_clients(experiment: Experiment, tell: Embedding) -> FederatedData:
-        federation = in_order(experiment, tell)
+    def reversed_clients(experiment: Experiment, notify: Embedding) -> FederatedData:
+        federation = in_order(experiment, notify)
         return dataclasses.replace(federation, clients=federation.clients[::-1])
 
     monkeypatch.setattr(simulation_module, "make_federated", reversed_clients)
@@ -483,7 +483,7 @@ def test_what_a_merge_makes_is_finite(make: Make):
         def merge(self, state, replies):
             return super().merge(state, replies).updated({"ratio.value": torch.zeros(1) / 0})
 
-    with pytest.raises(FedshiftError, match=r"What round 1 merged is not finite, though every client's reply is"):
+    with pytest.raises(FedshiftError, match=r"The aggregate of round 1 is not finite, though every client's reply is"):
         simulate(make().replace(method=Dividing()))
 
 

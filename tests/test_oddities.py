@@ -67,7 +67,7 @@ ODD: dict[str, tuple[Sites, dict[str, Any], str]] = {
     "one class": (
         {"a": a, "b": b, "c": site(2, np.ones(90, int))},
         {},
-        "1 of 3 sites train on one class alone (c: '1')",
+        "1 of 3 sites train on a single class (c: '1')",
     ),
     "a batch": (
         {"a": a, "b": b},

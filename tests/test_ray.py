@@ -192,7 +192,7 @@ def test_a_dead_actor_costs_its_own_work(make: Make, tmp_path: Path, monkeypatch
     assert results(run) == expected
     (note,) = notes
     assert note.startswith("A Ray actor died in round 3 (")
-    assert "running for client 'gray', and was replaced; 1 so far" in note
+    assert "while it trained client 'gray', and was replaced; 1 so far" in note
 
 
 @cluster
@@ -202,7 +202,7 @@ def test_an_actor_that_dies_twice_ends_the_run_which_then_goes_on(
     expected = results(by_workers(make, PRIVATE, tmp_path))
     dying(monkeypatch, tmp_path / "killed", times=2)
     experiment = make({**PRIVATE, **RAY, "run.out": str(tmp_path / "ray")})
-    with refuses("A Ray actor died twice in round 3, running for client 'gray'"):
+    with refuses("A Ray actor died twice in round 3, while it trained client 'gray'"):
         carried_out(experiment)
     (run,), failed = runner.run_all([experiment], Progress())
     assert not failed
@@ -259,7 +259,7 @@ def test_an_actor_that_cannot_read_what_a_run_is_says_why():
     data, tensors = site.work(b"", np.zeros(0, np.uint8), np.zeros(0, np.uint8), "cpu")
     error = read(data, Packed(tensors), {}, copy=True)
     assert isinstance(error, pickle.UnpicklingError)
-    assert error.__notes__[0].startswith("In a Ray actor, which has read what the run is:")
+    assert error.__notes__[0].startswith("In a Ray actor that reads the run:")
 
 
 @cluster

@@ -63,7 +63,7 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return real(simulation, folder, position, *rest)
 
     monkeypatch.setattr(together, "_begin", begin)
-    monkeypatch.setattr(scheduling, "LOOK_AGAIN", 0.02)
+    monkeypatch.setattr(scheduling, "CHECK_SECONDS", 0.02)
     return log
 
 

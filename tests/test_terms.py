@@ -79,7 +79,7 @@ class Given(FedAvg):
         ({"size": Term(lambda net, batch, context: batch.z.mean(dim=1))}, ("'size'", "of the shape (4,)", "scalar")),
         ({"size": Term(lambda net, batch, context: None)}, ("'size'", "a NoneType", "scalar")),
         ({f"pixel{number}": Term(FedAvg().risk) for number in range(16)}, ("objective 'train'", "at most 16")),
-        ({"cross_entropy": Term(FedAvg().risk, since=2)}, ("objective 'train'", "from round 1 on")),
+        ({"cross_entropy": Term(FedAvg().risk, since=2)}, ("objective 'train'", "from round 1 and")),
     ],
 )
 def test_what_is_no_term_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch, given: Any, words: tuple[str, ...]):

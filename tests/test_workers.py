@@ -126,7 +126,7 @@ def test_a_killed_worker_loses_nothing(make: Make, tmp_path: Path, monkeypatch: 
         folder = Run.open(scheduling.run_path(experiment))
         assert not folder.finished
         resume(folder)
-    assert "A worker process died in round 3 (killed by signal 9), running for client 'gray'" in notes[0]
+    assert "A worker process died in round 3 (killed by signal 9), while it trained client 'gray'" in notes[0]
     assert marker.stat().st_size == times
     assert results(folder) == results(whole)
 

@@ -128,7 +128,7 @@ def print_engines(experiments: Sequence[Experiment], dry_run: bool) -> None:
             typer.echo(title)
             continue
         with console.status("") as status:
-            calibration = api.bench(experiment, tell=status.update)
+            calibration = api.bench(experiment, notify=status.update)
         rows = [
             [str(timing.choice), f"{timing.milliseconds:.2f}", str(len(timing.turns)), "; ".join(timing.notes)]
             for timing in (*calibration.kernels, *calibration.engines)

@@ -217,7 +217,7 @@ def analyse(
     load_plugins(plugin)
     settings = {key.removeprefix("analysis."): value for key, value in parse_assignments(set_ or []).items()}
     with interruptible(". What was measured before is kept."):
-        found = api.analyse(name, *paths, trust=trust, tell=_tell_analysed, **settings)
+        found = api.analyse(name, *paths, trust=trust, notify=_tell_analysed, **settings)
     print_tables(found.tables(), found.notes())
     written = found.write(to or paths[0] / "analyses")
     typer.echo("Written: " + printable(", ".join(map(str, written))))
@@ -261,8 +261,8 @@ def predict(
 
     whose = named_client(Run.open(run, trust), client)
     with interruptible(". Nothing was written."), LiveProgress(0) as progress:
-        tell = partial(progress.inspected, "Reading files")
-        found = api.predict(run, files, client=whose, round=cast("Picked", round_), trust=trust, tell=tell)
+        notify = partial(progress.inspected, "Reading files")
+        found = api.predict(run, files, client=whose, round=cast("Picked", round_), trust=trust, notify=notify)
     for note in found.notes:
         typer.echo(f"Note: {note}", err=True)
     if out == STDOUT:

@@ -1,4 +1,4 @@
-"""Who contains which samples: clients, environments, partitions and protocols, and the lists of the last two."""
+"""Clients, environments, partitions and protocols, and the lists of the last two."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""How well each column of a table separates the classes by itself, and which contain another value in every row.
+"""How well each column of a table separates the classes alone, and which columns have a different value in every row.
 
-*The rule.* Of a column of numbers a score is made in two ways, and the better one counts: the number itself, in
-any direction; and, as of a column of categories, the share of the class among rows with the same category (or
-with a number between the same quantiles, up to :data:`BINS`; small numbers of them count each for itself). Shares are
-those of the other half of the rows, so a category that no other row has reveals nothing; rows of one group are in one
-half. A missing cell counts as a category, and as the smallest number. The area under the ROC curve of that score is
-taken for every class against all others, and their mean is the column's.
+The better of two scores of a column counts: the number itself, in either direction; and the share of the class among
+rows with the same category (or with a number between the same quantiles, up to :data:`BINS`; a few distinct numbers
+count separately). Shares are computed on the other half of the rows, so a category that occurs once reveals nothing;
+rows of a group stay in one half. A missing cell is a category, and the smallest number. A column's area is the mean,
+over classes, of the area under that score's ROC curve for the class against all others.
 """
 
 from __future__ import annotations
@@ -20,67 +19,54 @@ from torch import Tensor
 
 from fedshift.clients.preparation import Column
 
-REVEALS = 0.99  # the area from which a column reveals the label
-LEAST = 10  # rows of a class, and of all others, from which its area is taken
-LEAST_UNIQUE = 20  # rows, all of another value, from which a column is unique
+REVEALS = 0.99  # the area from which on a column reveals the label
+LEAST = 10  # minimum rows of a class, and of all others, for its area
+LEAST_UNIQUE = 20  # rows with different values from which on a column is unique
 BINS = 50
 PER_BIN = 20  # rows between two quantiles, at least
-ROWS = 5000  # that are drawn, where there are more
+ROWS = 5000  # maximum rows, drawn at random
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class ColumnAlone:
-    """What a column states by itself.
+class ColumnScore:
+    """What a column reveals alone."""
 
-    Attributes:
-        column: its name, or its number from 0.
-        auroc: the mean over classes of the area under the ROC curve, in 0..1, where 0.5 is guessing; None where no
-            class has enough rows.
-        unique: whether it has whole numbers or categories, another one in every row, as an id has.
-    """
-
-    column: str
+    column: str  # its name, or its number from 0
+    # mean over classes of the area under the ROC curve, in 0..1, 0.5 is guessing; None if no class has enough rows
     auroc: float | None
-    unique: bool
+    unique: bool  # whether it has whole numbers or categories that differ in every row, as ids do
 
     @property
     def reveals(self) -> bool:
-        """Whether it separates the classes all but perfectly."""
         return self.auroc is not None and self.auroc >= REVEALS
 
 
-def each_alone(
+def score_columns(
     x: Tensor, y: Tensor, group: Tensor, columns: Sequence[Column], generator: torch.Generator, rows: int = ROWS
-) -> tuple[ColumnAlone, ...]:
-    """What every column states about the labels by itself.
+) -> tuple[ColumnScore, ...]:
+    """What every column of rows x (n, columns) reveals alone about labels (n,).
 
-    Args:
-        x: rows (n, columns), in which NaN is a missing cell and a category is its code.
-        y: labels (n,).
-        group: what rows made from one original share, (n,).
-        columns: what the columns are.
-        generator: draws the rows that are inspected, and the halves.
-        rows: of that many at most an area is taken.
+    NaN is a missing cell and a category is its code; ``group`` (n,) marks rows from one original; the generator draws
+    ``rows`` rows at most, and the halves.
     """
     drawn = torch.randperm(len(x), generator=generator)[:rows]
     labels = y[drawn].numpy()
     counts = np.bincount(labels)
     classes = np.flatnonzero((counts >= LEAST) & (len(labels) - counts >= LEAST))
-    label = np.full(len(counts), len(classes))  # of all other classes together
+    label = np.full(len(counts), len(classes))  # for all other classes together
     label[classes] = np.arange(len(classes))
     label, half = label[labels], _halves(group[drawn].numpy(), labels)
     found = []
     for place, column in enumerate(columns):
         cells, coded = x[:, place].double().numpy(), column.categories is not None
         auroc = _auroc(cells[drawn.numpy()], coded, label, len(classes), half) if len(classes) else None
-        found.append(ColumnAlone(column.name, auroc, _is_unique(cells, coded)))
+        found.append(ColumnScore(column.name, auroc, _is_unique(cells, coded)))
     return tuple(found)
 
 
 def _is_unique(cells: Array, coded: bool) -> bool:
-    """Whether every cell that is not missing contains another code or whole number, in half of the rows or more."""
     known = cells[~np.isnan(cells)]
     if len(known) < max(LEAST_UNIQUE, len(cells) / 2):
         return False
@@ -88,7 +74,6 @@ def _is_unique(cells: Array, coded: bool) -> bool:
 
 
 def _halves(group: Array, labels: Array) -> Array:
-    """Which half each row is in, (n,), bool: of each class as many groups in one as in the other."""
     _, first, which = np.unique(group, return_index=True, return_inverse=True)
     half = np.zeros(len(first), bool)
     by_class = np.lexsort((first, labels[first]))
@@ -97,17 +82,9 @@ def _halves(group: Array, labels: Array) -> Array:
 
 
 def _auroc(cells: Array, coded: bool, label: Array, classes: int, half: Array) -> float:
-    """The mean area of a column, by the rule.
-
-    Args:
-        cells: the column, (n,).
-        coded: whether it contains categories.
-        label: each row's class, (n,), or ``classes`` of one whose area is not taken.
-        classes: of how many it is taken.
-        half: which half each row is in, (n,), bool.
-    """
+    """The mean area of a column (n,); ``label`` is (n,), ``classes`` where no area is taken; ``half`` is bool (n,)."""
     values, codes, count = np.unique(cells, return_inverse=True, return_counts=True)
-    missing = bool(np.isnan(values[-1]))  # which is the last of them, once
+    missing = bool(np.isnan(values[-1]))  # of which the last is listed once
     bins = min(BINS, max(2, len(cells) // PER_BIN))
     bin_of = np.arange(len(values))
     if not coded and len(values) > bins:
@@ -122,7 +99,7 @@ def _auroc(cells: Array, coded: bool, label: Array, classes: int, half: Array) -
 
 
 def _by_shares(codes: Array, label: Array, classes: int, half: Array) -> float:
-    """The mean area of the classes' shares among rows of the other half that have the same code."""
+    """The mean area of the classes' shares among rows of the other half with the same code."""
     found = []
     for own in (half, ~half):
         there = _counted(codes[~own], label[~own], classes, codes.max() + 1)
@@ -130,7 +107,7 @@ def _by_shares(codes: Array, label: Array, classes: int, half: Array) -> float:
         if not here.any() or not there.any():
             continue
         of_all = there.sum(axis=0) / there.sum()
-        shares = (there + of_all) / (there.sum(axis=1, keepdims=True) + 1)  # that of all, where no row has the code
+        shares = (there + of_all) / (there.sum(axis=1, keepdims=True) + 1)  # the overall share if no row has the code
         for c in range(classes):
             _, rank = np.unique(shares[:, c], return_inverse=True)
             mine, others = (np.bincount(rank, each) for each in (here[:, c], here.sum(axis=1) - here[:, c]))
@@ -140,16 +117,10 @@ def _by_shares(codes: Array, label: Array, classes: int, half: Array) -> float:
 
 
 def _counted(codes: Array, label: Array, classes: int, most: int = 0) -> Array:
-    """How many rows of each label have each code, (codes, classes + 1)."""
     most = most or int(codes.max()) + 1
     return np.bincount(codes * (classes + 1) + label, minlength=most * (classes + 1)).reshape(most, classes + 1)
 
 
 def _area(own: Array, others: Array) -> float:
-    """The area under the ROC curve, of how many rows of a class, and of others, have each score, in ascending order.
-
-    It is the share of pairs of a row of the class and another in which the former has the higher score; equal scores
-    count half (Hanley and McNeil, Radiology, 1982).
-    """
     below = others.cumsum() - others
     return float((own * (below + others / 2)).sum() / (own.sum() * others.sum()))

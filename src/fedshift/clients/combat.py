@@ -1,13 +1,12 @@
-"""ComBat: columns that sites measure on other scales, brought to one location and scale by empirical Bayes.
+"""ComBat: harmonises columns that sites measure on different scales, by empirical Bayes.
 
-Johnson, Li and Rabinovic (Biostatistics, 2007). Of row j of site i in column v it models::
+Johnson, Li and Rabinovic (Biostatistics, 2007). The model of row j of site i in column v is::
 
     x = mean_v + (z - means_v) effects_v + scale_v (gamma_iv + delta_iv e)
 
-with covariates z, whose effects are preserved; gamma and delta, the site's location and scale, are shrunk towards
-what its other columns have, and taken away. As in d-ComBat (Chen et al., Human Brain Mapping, 2022) ``mean``,
-``effects`` and ``scale`` follow from sums of each site about its own means, and gamma and delta of a site from its own
-rows then. With every cell there it is what pooled rows would give.
+with covariates z, whose effects are preserved; gamma and delta, the site's location and scale, are shrunk towards its
+other columns, and removed. As in d-ComBat (Chen et al., Human Brain Mapping, 2022), ``mean``, ``effects`` and ``scale``
+follow from sites' sums about their means. Without missing cells the result equals ComBat on pooled rows.
 """
 
 from __future__ import annotations
@@ -17,23 +16,18 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-ROUNDS = 10_000  # of the iteration for gamma and delta, which ends long before
-CLOSE = 1e-12  # how little changes at its end
+ROUNDS = 10_000  # maximum iterations for gamma and delta, never reached
+CLOSE = 1e-12  # the change at which they end
 ROUNDED = 1e-20  # a sum of squares, in units of the scale, that rounding alone leaves
 
 
 def covariate_sums(x: Tensor, z: Tensor) -> dict[str, Tensor]:
-    """Sums of a site's covariates over the rows that have a value in each column.
+    """Sums of a site's covariates z (n, k) over the rows with a value in each column of x (n, columns), float64.
 
-    Args:
-        x: columns (n, columns), float64; NaN is a missing cell.
-        z: covariates (n, k), float64; one that is missing counts as the site's mean.
-
-    Returns:
-        ``covariates`` (columns, k), their means; and, about these, ``covariate_squares`` (columns, k, k), the sums of
-        products of covariates, and ``covariate_products`` (columns, k), those of the covariates and the column.
+    NaN is a missing cell; a missing covariate counts as the site's mean. Returns ``covariates`` (columns, k), their
+    means; about these, ``covariate_squares`` (columns, k, k) and ``covariate_products`` (columns, k), with the column.
     """
-    known, location, z = ~x.isnan(), _means(z), _apart(z)
+    known, location, z = ~x.isnan(), _means(z), _centred(z)
     count = known.sum(dim=0).clamp_min(1)[:, None]
     shift = known.double().T @ z / count
     squares = torch.einsum("nv,na,nb->vab", known.double(), z, z)
@@ -41,16 +35,15 @@ def covariate_sums(x: Tensor, z: Tensor) -> dict[str, Tensor]:
     return {
         "covariates": location + shift,
         "covariate_squares": squares,
-        "covariate_products": _apart(x).T @ z,
+        "covariate_products": _centred(x).T @ z,
     }
 
 
 def effects_of(sites: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The covariates' effects within sites, of what :func:`covariate_sums` gave with ``present`` (columns,) beside.
+    """The covariates' effects within sites, from :func:`covariate_sums` and ``present`` (columns,).
 
-    Returns:
-        ``effects`` (columns, k); ``covariates`` (columns, k), their means over all rows; and ``explained`` (columns,),
-        the sum of squares within sites that the effects explain.
+    Returns ``effects`` (columns, k); ``covariates`` (columns, k), their means over all rows; and ``explained``
+    (columns,), the sum of squares within sites that the effects explain.
     """
     present = torch.stack([site["present"] for site in sites]).double()[..., None]
     means = (present * torch.stack([site["covariates"] for site in sites])).sum(dim=0)
@@ -67,22 +60,17 @@ def effects_of(sites: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 def residuals(x: Tensor, z: Tensor, effects: Tensor, means: Tensor) -> Tensor:
     """Columns x (n, columns) less the effects (columns, k) of covariates z (n, k), missing ones as in the sums."""
-    z = _apart(z) + _means(z)
+    z = _centred(z) + _means(z)
     return x - z @ effects.T + (means * effects).sum(dim=1)
 
 
 def location_and_scale(x: Tensor) -> tuple[Tensor, Tensor]:
-    """A site's gamma and delta (the square of what Johnson et al. divide by) of standardised columns.
+    """Gamma and delta, each (columns,), of residuals (n, columns) in units of the shared scale; NaN is a missing cell.
 
-    A column without two different values is left alone (0 and 1). Of a single other one nothing is shrunk.
-
-    Args:
-        x: residuals (n, columns) in units of the scale that sites share; NaN is a missing cell.
-
-    Returns:
-        gamma and delta, each (columns,).
+    Delta is the square of what Johnson et al. divide by. A column without two different values keeps 0 and 1; if a site
+    has a single other column, nothing is shrunk.
     """
-    count, squares = (~x.isnan()).sum(dim=0).double(), _apart(x).square().sum(dim=0)
+    count, squares = (~x.isnan()).sum(dim=0).double(), _centred(x).square().sum(dim=0)
     gamma, delta, some = x.new_zeros(x.shape[1]), x.new_ones(x.shape[1]), squares > ROUNDED
     if some.any():
         gamma[some], delta[some] = _shrunk(count[some], _means(x)[some], squares[some])
@@ -90,7 +78,7 @@ def location_and_scale(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _shrunk(count: Tensor, mean: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
-    """The posterior modes of a site's gamma and delta, of that many values' means and squares about them (columns,)."""
+    """The posterior modes of a site's gamma and delta, from counts, means and squares about these, each (columns,)."""
     variance = squares / (count - 1)
     middle = variance.mean()
     if len(mean) == 1:
@@ -109,10 +97,8 @@ def _shrunk(count: Tensor, mean: Tensor, squares: Tensor) -> tuple[Tensor, Tenso
 
 
 def _means(x: Tensor) -> Tensor:
-    """The mean of each column over the cells that have a value; 0 where none has."""
     return x.nanmean(dim=0).nan_to_num()
 
 
-def _apart(x: Tensor) -> Tensor:
-    """What each cell differs from its column's mean, 0 where nothing is."""
+def _centred(x: Tensor) -> Tensor:
     return (x - _means(x)).nan_to_num()

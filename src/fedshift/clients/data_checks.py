@@ -1,4 +1,4 @@
-"""What every data set and its names must fulfil, wherever they come from, before it is divided among clients."""
+"""Checks of every data set and its names before it is divided among clients."""
 
 from __future__ import annotations
 
@@ -14,16 +14,8 @@ from fedshift.errors import FedshiftError, Problems
 
 
 def check_names(kind: str, places: Mapping[str, str]) -> None:
-    """Refuse names that cannot be printed, and names that differ only in case or white space.
-
-    Args:
-        kind: "domain" or "class".
-        places: where each name occurs first, by the name.
-
-    Raises:
-        FedshiftError: the message names each such name and its place.
-    """
-    problems = Problems(f"{kind} names cannot be used")
+    """Refuse names that cannot be printed, or differ only in case or white space; ``places`` has first occurrences."""
+    problems = Problems(f"{kind} names are invalid")
     spelled: dict[str, str] = {}
     for name, place in places.items():
         if not name.strip() or not name.isprintable():
@@ -34,7 +26,7 @@ def check_names(kind: str, places: Mapping[str, str]) -> None:
             problems.add(
                 FedshiftError(
                     f"The {kind} names {other!r} ({places[other]}) and {name!r} ({place}) differ only in case or white "
-                    "space. Spell them the same; if they are two, give them names that differ in more."
+                    "space. Use one spelling, or clearly different names."
                 )
             )
     problems.check()
@@ -45,21 +37,14 @@ PIECE = 1 << 22  # numbers inspected together, so that inputs that are mapped fr
 
 
 def check_data(data: DomainData, inputs: Inputs, one_class: bool = False) -> None:
-    """Refuse data from which numbers would come that mean something else than they seem to.
+    """Refuse data whose results would be misleading; the FedshiftError names each problem and its place.
 
-    Args:
-        data: what a data set gave.
-        inputs: how its samples become inputs; classes that are the characters of a text may differ in case alone.
-        one_class: whether all samples may be of one class, as those of a site may.
-
-    Raises:
-        FedshiftError: it is no DomainData, names are unusable or spelled twice, fewer than two classes occur, or inputs
-            are not finite or no token of the vocabulary; the message names them and where.
+    Classes that are characters of a text may differ in case alone; ``one_class`` allows a single class, as at a site.
     """
     if not isinstance(data, DomainData):
-        raise FedshiftError(f"A data set's load gave a {type(data).__name__}; it should return a DomainData.")
+        raise FedshiftError(f"A data set's load returned a {type(data).__name__}; it should return a DomainData.")
     data.check_fields()  # again, since tensors can be changed in place
-    problems = Problems("things are wrong with the data")
+    problems = Problems("problems with the data")
     with problems.gathered():
         check_names("domain", {name: _first(data, data.domain, number) for number, name in enumerate(data.domains)})
     if data.classes != inputs.vocabulary:
@@ -68,7 +53,7 @@ def check_data(data: DomainData, inputs: Inputs, one_class: bool = False) -> Non
     with problems.gathered():
         if not one_class and (data.y == data.y[0]).all():
             raise FedshiftError(
-                f"Every sample is of the class '{data.classes[int(data.y[0])]}', so any model would be right; give "
+                f"Every sample is of the class '{data.classes[int(data.y[0])]}', so any model would be right; provide "
                 "data of at least two classes."
             )
     with problems.gathered():
@@ -77,7 +62,6 @@ def check_data(data: DomainData, inputs: Inputs, one_class: bool = False) -> Non
 
 
 def _first(data: DomainData, numbers: Tensor, number: int) -> str:
-    """Where a name occurs first."""
     found = (numbers == number).nonzero()
     return f"first of {data.place(int(found[0]))}" if len(found) else "of no sample"
 
@@ -88,16 +72,7 @@ def _place(data: DomainData, row: int) -> str:
 
 
 def check_inputs(x: Tensor, inputs: Inputs, place: Callable[[int], str]) -> None:
-    """Refuse samples (N, ...) with a number that is not finite, beyond float32 or no token.
-
-    Args:
-        x: the samples.
-        inputs: how they become inputs; only rows that are prepared may lack numbers.
-        place: what errors call a sample.
-
-    Raises:
-        FedshiftError: a number is wrong; the message names the first, and how many samples have one.
-    """
+    """Refuse samples (N, ...) with a number that is not finite, beyond float32 or no token; errors name its place."""
     if x.dtype == torch.uint8:
         return
     step = max(1, PIECE // x[0].numel())
@@ -114,12 +89,11 @@ def check_inputs(x: Tensor, inputs: Inputs, place: Callable[[int], str]) -> None
     needed = "finite numbers of float32" if sample.is_floating_point() else tokens
     raise FedshiftError(
         f"x contains {sample[tuple(at)].item()} at {at} of {place(bad[0])}{more}; it should contain {needed}. Correct "
-        "such samples or leave them out."
+        "or remove such samples."
     )
 
 
 def _right(x: Tensor, inputs: Inputs) -> Tensor:
-    """Which numbers may be: finite ones (or NaN, if missing ones may), or tokens of that many (0: unknown)."""
     if x.is_floating_point():
         right = x.abs() <= FLOAT32
         return right | x.isnan() if inputs.preparation is not None else right

@@ -1,4 +1,4 @@
-"""A data set as a federation is made from it: samples with a label and a domain."""
+"""A loaded data set: samples with a label and a domain."""
 
 from __future__ import annotations
 
@@ -16,47 +16,30 @@ KINDS = (torch.uint8, torch.int64, torch.float32)
 
 @dataclass(frozen=True)
 class DomainData:
-    """A loaded data set.
+    """A loaded data set; a FedshiftError names a field with a wrong type, shape, length or number."""
 
-    Attributes:
-        x: inputs (N, ...), uint8 images (channels, height, width), int64 token ids (length,) or float32. They may be
-            mapped from a file (``torch.from_file``): only the samples of batches are read, however many there are.
-        y: labels (N,), int64.
-        domain: which domain each sample is of, (N,), int64.
-        domains: the domains' names.
-        classes: the classes' names.
-        group: samples made from one original share a group, (N,); a split keeps groups whole.
-        environment: for a data set that brings its own environments, which one each sample is of, (N,); 0 is what
-            clients train on. None: a protocol holds samples out.
-        environments: the environments' names; the first is what clients train on.
-        train_environment: for a data set that knows better than by domain in which environment each sample was
-            collected, (N,), int64; samples that no client trains on may have any number. None: each domain is one.
-        train_environments: the names of those.
-        notes: what a reader of the results must know of how the data were read.
-        where: for messages, gives the file or the row that a sample was read from; None: unknown.
-        columns: of a table, what the columns of x (N, columns) are. Where rows are prepared, x is float64, NaN stands
-            for a missing cell, and a category for its number among the column's.
-        channels: of signals x (N, channels, time), what the channels are called; empty if unknown.
-
-    Raises:
-        FedshiftError: a field has another type, shape or length, or a number that stands for no name; the message names
-            the field.
-    """
-
+    #: inputs (N, ...), uint8 images (channels, height, width), int64 token ids (length,) or float32. They may be
+    #: mapped from a file (``torch.from_file``): only the samples of batches are read, whatever their number
     x: Tensor
-    y: Tensor
-    domain: Tensor
-    domains: tuple[str, ...]
-    classes: tuple[str, ...]
-    group: Tensor
+    y: Tensor  #: labels (N,), int64
+    domain: Tensor  #: the domain of each sample, (N,), int64
+    domains: tuple[str, ...]  #: the domains' names
+    classes: tuple[str, ...]  #: the classes' names
+    group: Tensor  #: samples from one original share a group, (N,); a split keeps groups whole
+    #: of a data set with custom environments, the environment of each sample, (N,); 0 is what clients train on. None:
+    #: a protocol splits samples
     environment: Tensor | None = None
-    environments: tuple[str, ...] = ()
+    environments: tuple[str, ...] = ()  #: the environments' names; clients train on the first
+    #: the environment in which each sample was collected, (N,), int64, if that is not its domain; samples that no
+    #: client trains on may have any number. None: each domain is an environment
     train_environment: Tensor | None = None
-    train_environments: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    where: Callable[[int], str] | None = None
+    train_environments: tuple[str, ...] = ()  #: the names of these environments
+    notes: tuple[str, ...] = ()  #: notes for readers on how the data were read
+    where: Callable[[int], str] | None = None  #: for messages, maps a sample to its file or row; None: unknown
+    #: of a table, the columns of x (N, columns). Where rows are prepared, x is float64, NaN is a missing cell, and a
+    #: category is its number among the column's
     columns: tuple[Column, ...] = ()
-    channels: tuple[str, ...] = ()
+    channels: tuple[str, ...] = ()  #: of signals x (N, channels, time), the channels' names; empty if unknown
 
     def __post_init__(self) -> None:
         self.check_fields()
@@ -65,7 +48,7 @@ class DomainData:
         """Raise an error if a field has a wrong type, shape, length or number."""
         _check_inputs(self.x, len(self.columns))
         for name in ("domains", "classes", "environments", "train_environments", "channels"):
-            _check_words(name, getattr(self, name))
+            _check_strings(name, getattr(self, name))
         if len(self.channels) not in (0, count := self.x.shape[1]):
             raise FedshiftError(f"channels has {len(self.channels)} names, but x has {count}; name all or none.")
         numbered = {"y": self.classes, "domain": self.domains, "group": None}
@@ -81,7 +64,7 @@ class DomainData:
         return f"DomainData({len(self.y)} of shape {shape}, domains: {len(self.domains)}, classes: {len(self.classes)})"
 
     def place(self, row: int) -> str:
-        """What messages call a sample."""
+        """A sample's name in messages."""
         return f"sample {row}" if self.where is None else self.where(row)
 
     def missing(self) -> list[tuple[str, str]]:
@@ -93,17 +76,12 @@ class DomainData:
 
 @dataclass(frozen=True)
 class Unlabelled:
-    """The samples of a file, without labels, to predict for.
+    """Samples of a file without labels, to predict for."""
 
-    Attributes:
-        x: inputs (N, ...), as :class:`DomainData` has them.
-        rows: each sample's row in the file, from 0, or what it is called there; empty where the file is one sample.
-        notes: what a reader of the predictions must know of how the file was read.
-    """
-
-    x: Tensor
+    x: Tensor  #: inputs (N, ...), as in :class:`DomainData`
+    #: each sample's row in the file, from 0, or its name there; empty if the file is one sample
     rows: Sequence[int | str] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  #: notes for readers on how the file was read
 
     def __repr__(self) -> str:
         return f"Unlabelled({len(self.x)} of shape {tuple(self.x.shape[1:])})"
@@ -119,10 +97,10 @@ def _check_inputs(x: object, columns: int) -> None:
     if x.dtype not in KINDS and not (columns and x.dtype == torch.float64):
         raise FedshiftError(f"x is {x.dtype}; give uint8 (images), int64 (tokens) or float32.")
     if x.ndim < 2 or not x.numel():
-        raise FedshiftError(f"x has the shape {tuple(x.shape)}, so there is no sample of a number; give (N, ...).")
+        raise FedshiftError(f"x has the shape {tuple(x.shape)}, so it contains no sample with a number; give (N, ...).")
 
 
-def _check_words(name: str, words: object) -> None:
+def _check_strings(name: str, words: object) -> None:
     if not isinstance(words, tuple) or not all(isinstance(word, str) for word in words):
         raise FedshiftError(f"{name} = {words!r:.200}; give a tuple of strings.")
     twice = next((word for word in words if words.count(word) > 1), None) if len(set(words)) < len(words) else None
@@ -131,7 +109,7 @@ def _check_words(name: str, words: object) -> None:
 
 
 def _check_numbers(name: str, numbers: object, samples: int, names: tuple[str, ...] | None) -> None:
-    """A number for each sample, which stands for a name, where there are names."""
+    """Check a number for each sample, an index into the names, if there are names."""
     if not isinstance(numbers, Tensor) or numbers.dtype != torch.int64 or tuple(numbers.shape) != (samples,):
         found = f"{numbers.dtype} {tuple(numbers.shape)}" if isinstance(numbers, Tensor) else type(numbers).__name__
         raise FedshiftError(f"{name} is {found}; x contains {samples} samples, so give an int64 tensor ({samples},).")
@@ -140,6 +118,6 @@ def _check_numbers(name: str, numbers: object, samples: int, names: tuple[str, .
     wrong = ((numbers < 0) | (numbers >= len(names))).nonzero().flatten().tolist()
     if wrong:
         raise FedshiftError(
-            f"{name} is {numbers[wrong[0]].item()} of sample {wrong[0]}, and wrong of {len(wrong)} in all: there are "
+            f"{name} is {numbers[wrong[0]].item()} for sample {wrong[0]}, and wrong for {len(wrong)} in all: there are "
             f"{len(names)} names, so it should be from 0 to {len(names) - 1}."
         )

@@ -1,7 +1,6 @@
-"""Who contains which samples: the clients that train, and the environments on which models are scored.
+"""The clients that train, and the environments on which models are scored, as views of one pool of samples.
 
-A federation keeps one copy of its samples: :class:`Samples` are views of a pool that all share. Clients and
-environments are made when they are requested, from tables of a few numbers each, so that ten thousand of them cost
+Clients and environments are created on request, from tables of a few numbers each, so that ten thousand of them cost
 hardly more than a hundred.
 """
 
@@ -24,30 +23,20 @@ from fedshift.streams import Streams
 
 @dataclass(frozen=True)
 class FederatedData:
-    """Clients, environments, the classes' names, and how samples become inputs of a network.
+    """Clients, environments, the classes' names, and how samples become inputs of a network."""
 
-    Attributes:
-        clients: who trains, in id order; a tuple, or made when they are requested.
-        environments: what is scored; several clients may have one of the same name.
-        classes: the classes' names.
-        inputs: how samples become inputs.
-        notes: what a reader of the results must know of how the data were divided.
-        train_environments: the names of the environments that clients train in, which :attr:`Samples.environment`
-            numbers; by default each domain is one.
-        columns: of rows of a table, the columns' names, in order.
-        pooled_sizes: how many training samples each of the clients had whose samples a single one contains.
-        oddity: what is most serious about the data, a sentence; empty: nothing is.
-    """
-
-    clients: Sequence[Client]
-    environments: Sequence[Environment]
-    classes: tuple[str, ...]
-    inputs: Inputs
-    notes: tuple[str, ...] = ()
+    clients: Sequence[Client]  #: the clients in id order; a tuple, or created on request
+    environments: Sequence[Environment]  #: what is scored; environments of several clients may share a name
+    classes: tuple[str, ...]  #: the classes' names
+    inputs: Inputs  #: how samples become inputs
+    notes: tuple[str, ...] = ()  #: notes for readers on how the data were divided
+    #: the names of the environments that clients train in, which :attr:`Samples.environment` indexes; by default each
+    #: domain is an environment
     train_environments: tuple[str, ...] = ()
-    columns: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()  #: of rows of a table, the columns' names, in order
+    #: of a client with pooled samples, the numbers of training samples of the clients it replaces
     pooled_sizes: tuple[int, ...] = ()
-    oddity: str = ""
+    oddity: str = ""  #: a sentence on the most serious problem of the data, or empty
 
     def __repr__(self) -> str:
         counts = f"clients: {len(self.clients)}, environments: {len(self.environments)}, classes: {len(self.classes)}"
@@ -55,16 +44,14 @@ class FederatedData:
 
     @cached_property
     def places(self) -> dict[int, int]:
-        """The place of each client among the clients, by id; ids are in order."""
+        """The index of each client among the clients, by id."""
         return dict(sorted((client.id, place) for place, client in enumerate(self.clients)))
 
     @property
     def ids(self) -> Sequence[int]:
-        """The clients' ids, in order."""
         return tuple(self.places)
 
     def client(self, id: int) -> Client:
-        """The client of an id."""
         return self.clients[self.places[id]]
 
     @property
@@ -74,7 +61,7 @@ class FederatedData:
 
     @property
     def type(self) -> str:
-        """The type of the samples, as they are stored: "uint8", for example."""
+        """The samples' type as stored, for example "uint8"."""
         return str(self._pool.x.dtype).removeprefix("torch.")
 
     @property
@@ -83,21 +70,21 @@ class FederatedData:
 
     @cached_property
     def trained_sizes(self) -> tuple[int, ...]:
-        """How many training samples each client has, in id order."""
+        """Number of training samples of each client, in id order."""
         return tuple(len(client.train) for client in self.clients)
 
     @cached_property
     def scored_sizes(self) -> tuple[int, ...]:
-        """How many samples each environment has."""
+        """Number of samples of each environment."""
         return tuple(len(each.samples) for each in self.environments)
 
     def trained_classes(self) -> dict[int, tuple[int, ...]]:
-        """By each client's id, how many training samples of each class it has."""
+        """Number of training samples of each class, by client id."""
         counts = class_counts([client.train for client in self.clients], len(self.classes))
         return dict(zip(self.ids, map(tuple, counts.tolist()), strict=True))
 
     def scored_classes(self) -> dict[str, dict[str, tuple[int, ...]]]:
-        """By role and environment, how many samples of each class are scored, over all clients."""
+        """Number of scored samples of each class over all clients, by role and environment."""
         parts: dict[tuple[str, str], list[Samples]] = {}
         for each in self.environments:
             parts.setdefault((each.role, each.name), []).append(each.samples)
@@ -108,13 +95,10 @@ class FederatedData:
         return found
 
     def checked(self, data: DomainData | None = None) -> FederatedData:
-        """The same federation without the empty environments of single clients, which a note then names.
+        """The same federation without empty environments of single clients, which a note names.
 
-        Args:
-            data: the samples as they were read, whose groups explain why an environment has none.
-
-        Raises:
-            FedshiftError: a client has nothing to train on, or no client has a sample of some environment.
+        A FedshiftError if a client has no training samples, or an environment no samples at all; ``data`` helps explain
+        why.
         """
         if 0 in self.trained_sizes:
             empty = self.clients[self.trained_sizes.index(0)]
@@ -126,8 +110,8 @@ class FederatedData:
         sizes = [*zip(keys, self.scored_sizes, strict=True)]
         some = {key for key, size in sizes if size}
         for role, name in (key for key, _ in sizes if key not in some):
-            if data is not None and (why := _one_group(data, name)):
-                raise FedshiftError(f"No {role} sample of '{name}' is left to score: {why}")
+            if data is not None and (reason := _one_group(data, name)):
+                raise FedshiftError(f"No {role} sample of '{name}' is left to score: {reason}")
             raise FedshiftError(
                 f"No {role} sample of '{name}' is left to score: give it more samples, or "
                 "hold out a larger part (protocol.validation, protocol.test), or divide the domains among fewer "
@@ -144,7 +128,7 @@ class FederatedData:
         return replace(self, environments=lazy(self.environments).among(scored), notes=(*self.notes, note))
 
     def scoring(self, most: int, streams: Streams) -> FederatedData:
-        """The same federation with the environments of at most that many clients, drawn at random; a note names it."""
+        """The same federation with the environments of at most ``most`` clients, drawn at random and noted."""
         if len(self.clients) <= most:
             return self
         ids = self.ids
@@ -157,13 +141,7 @@ class FederatedData:
         return replace(self, environments=lazy(self.environments).among(kept), notes=(*self.notes, note))
 
     def by_training(self, columns: Sequence[Column]) -> FederatedData:
-        """The same federation, of rows whose categories are those that occur in training.
-
-        Others have no code from here on, so that neither a weight nor a statistic knows of them.
-
-        Args:
-            columns: what the columns of the samples are, with all categories that occur.
-        """
+        """The same federation with only the categories that occur in training; others get no weight or statistic."""
         seen: dict[int, set[int]] = {n: set() for n, column in enumerate(columns) if column.categories is not None}
         for client in self.clients:
             x = client.train.x
@@ -194,26 +172,25 @@ class FederatedData:
         return replace(self, clients=(alone,), environments=environments, pooled_sizes=self.trained_sizes)
 
     def to(self, device: torch.device) -> FederatedData:
-        """The same federation on a device, to which every pool is copied once and shared by its views."""
+        """The same federation on a device; each pool is copied once and shared by its views."""
         return self if self._pool.x.device == device else self._moved(mover(device))
 
     def _moved(self, move: Move) -> FederatedData:
-        """The same federation with views of the pools' copies."""
         clients = lazy(self.clients).mapped(lambda client: replace(client, train=client.train.moved(move)))
         environments = lazy(self.environments).mapped(lambda each: replace(each, samples=each.samples.moved(move)))
         return replace(self, clients=clients, environments=environments)
 
 
 def _one_group(data: DomainData, domain: str) -> str:
-    """That all samples of a domain are of one group, and what to do; empty: they are not."""
+    """Why a domain cannot be split: all its samples are of one group; empty if they are not."""
     if domain not in data.domains:
         return ""
     rows = (data.domain == data.domains.index(domain)).nonzero().flatten()
     if len(rows) < 2 or len(torch.unique(data.group[rows])) > 1:
         return ""
     return (
-        f"all of its {len(rows)} samples are of one group, that of {data.place(int(rows[0]))}, which a split keeps "
-        "whole. Give samples that have nothing to do with each other separate groups."
+        f"all of its {len(rows)} samples share the group of {data.place(int(rows[0]))}, which a split keeps "
+        "whole. Give independent samples separate groups."
     )
 
 
@@ -224,6 +201,6 @@ def _notes_on_categories(columns: Sequence[Column], kept: Sequence[Column]) -> I
         if unseen:
             more = f" and {len(unseen) - 3} more" if len(unseen) > 3 else ""
             yield (
-                f"No training row has {', '.join(map(repr, unseen[:3]))}{more} in the column '{column.name}': where "
-                "another row has, every input of this column is 0."
+                f"No training row has {', '.join(map(repr, unseen[:3]))}{more} in the column '{column.name}': if "
+                "another row does, every input of this column is 0."
             )

@@ -1,4 +1,4 @@
-"""From stored samples to what a network reads: scaling, augmentation and normalisation, by the batch."""
+"""From stored samples to a network's inputs: scaling, augmentation and normalisation, by the batch."""
 
 from __future__ import annotations
 
@@ -19,66 +19,54 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Inputs:
-    """How a batch is prepared: uint8 images become float32 in 0..1, all else stays; the rest is optional.
+    """How a batch is prepared: uint8 images become float32 in 0..1, other types stay; the rest is optional."""
 
-    Attributes:
-        augment: random-resized crop (scale 0.7-1), flip, colour jitter 0.3 and grayscale 10 % in training
-            (FedSR, Sec. 4.2), drawn from the run's streams.
-        flip: whether augmentation flips images, half of them, left to right.
-        normalise: subtract ImageNet's mean and divide by its standard deviation, by channel.
-        vocabulary: for text by characters, the character behind each token id 0, 1, ...
-        tokens: for text by a tokenizer, how many ids it has; 0: samples are no such text.
-        pad: the id with which such a text is filled up to its length; -1: none is.
-        preparation: for rows of a table, what is done with missing cells, numbers and categories.
-    """
-
+    #: random-resized crop (scale 0.7-1), flip, colour jitter 0.3 and grayscale 10 % in training (FedSR, Sec. 4.2),
+    #: drawn from the run's streams
     augment: bool = False
-    normalise: bool = False
-    vocabulary: tuple[str, ...] = ()
-    tokens: int = 0
-    pad: int = 0
+    normalise: bool = False  #: subtract ImageNet's mean and divide by its standard deviation, by channel
+    vocabulary: tuple[str, ...] = ()  #: for text by characters, the character of each token id
+    tokens: int = 0  #: for text by a tokenizer, its number of ids; 0: samples are no such text
+    pad: int = 0  #: the id that fills such a text up to its length; -1: no padding
+    #: for rows of a table, the treatment of missing cells, numbers and categories
     preparation: Preparation | None = None
-    flip: bool = False
+    flip: bool = False  #: whether augmentation flips half of the images left to right
 
     @property
     def ids(self) -> int:
-        """How many token ids there are, of characters or of a tokenizer; 0: samples are no token ids."""
+        """Number of token ids, of characters or of a tokenizer; 0: samples are no token ids."""
         return len(self.vocabulary) or self.tokens
 
     def counting(self, x: Tensor) -> Inputs:
-        """The same for samples (N, ...): whole numbers without a description are token ids, none of which pads."""
+        """The same for samples (N, ...): whole numbers without a description become token ids without padding."""
         unsaid = x.dtype == torch.int64 and not self.ids
         return replace(self, tokens=int(x.max()) + 1, pad=-1) if unsaid else self
 
     def like(self, shape: tuple[int, ...]) -> Tensor:
-        """A batch of one sample of that shape, of zeros, in the type that samples have in a batch."""
+        """A batch of one zero sample of that shape, in the type that samples have in a batch."""
         return torch.zeros(1, *shape, dtype=torch.int64 if self.ids else torch.float32)
 
     def of_columns(self, columns: tuple[Column, ...]) -> Inputs:
-        """The same for rows of these columns, where rows are prepared.
-
-        Raises:
-            UnknownNameError: a setting names a column that is none of these.
-        """
+        """The same for rows of these columns, if rows are prepared; UnknownNameError if a setting names others."""
         return self if self.preparation is None else replace(self, preparation=self.preparation.of_columns(columns))
 
     def fitted(self, statistics: Statistics) -> Inputs:
-        """The same with statistics of training rows, where rows are prepared."""
+        """The same with statistics of training rows, if rows are prepared."""
         if self.preparation is None:
             return self
         settings = {each.name: getattr(self, each.name) for each in fields(Inputs)}
         return _Fitted(**settings, statistics=statistics)
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the input that a sample of a shape becomes."""
+        """The shape of the input that a stored sample becomes."""
         return stored if self.preparation is None else (self.preparation.width,)
 
     @property
     def _statistics(self) -> Statistics:
-        return {} if self.preparation is None else self.preparation.of_nobody()
+        return {} if self.preparation is None else self.preparation.empty_statistics()
 
     def training(self, x: Tensor, streams: Streams, *key: Key) -> Tensor:
-        """A training batch; ``key`` names the augmentation's draws."""
+        """A training batch; ``key`` keys the augmentation's draws."""
         x = self._scaled(x)
         if self.augment:
             with streams.as_global("augmentation", *key):
@@ -86,17 +74,12 @@ class Inputs:
         return self._normalised(x)
 
     def evaluation(self, x: Tensor) -> Tensor:
-        """A batch to predict for."""
         return self._normalised(self._scaled(x))
 
     def text(self, x: Tensor) -> list[str]:
-        """Token ids (B, length), int64, that stand for characters, as B strings.
-
-        Raises:
-            FedshiftError: these samples are no characters.
-        """
+        """B strings from token ids (B, length), int64, of characters; a FedshiftError for other samples."""
         if not self.vocabulary:
-            raise FedshiftError("These samples are no text by characters; such a data set is 'shakespeare'.")
+            raise FedshiftError("These samples are not text by characters; such a data set is 'shakespeare'.")
         return ["".join(self.vocabulary[token] for token in row) for row in x.tolist()]
 
     def _normalised(self, x: Tensor) -> Tensor:
@@ -113,7 +96,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class _Fitted(Inputs):
-    """Inputs whose rows are prepared by these statistics."""
+    """Inputs with statistics for rows."""
 
     statistics: Statistics = field(default_factory=dict, compare=False, repr=False)
 

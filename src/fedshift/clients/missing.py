@@ -1,4 +1,4 @@
-"""Columns that a site hardly has: which they are, and what can be done about them."""
+"""Columns that are almost entirely missing at a site, and remedies."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ import torch
 from fedshift.clients.domains import DomainData
 from fedshift.clients.preparation import Preparation
 
-MOSTLY = 0.9  # of a site's cells of a column, from which on it is named
-NAMED = 5  # sites, and columns of each, that are named one by one
+MOSTLY = 0.9  # missing part of a site's cells of a column, from which on it is named
+NAMED = 5  # sites, and columns of each, that a message lists
 REMEDY = (
-    "Leave such a column out (--set data.exclude={name}), add an input that names where it is missing (--set "
-    "data.indicate={name}), or, where rows are prepared by statistics of each site, prepare it by those of all (--set "
+    "Exclude such a column (--set data.exclude={name}), add an input that marks missing cells (--set "
+    "data.indicate={name}), or, if each site's statistics prepare rows, pool this column's statistics (--set "
     "data.pool={name})."
 )
 
 
 def mostly_missing(shares: Mapping[str, Mapping[str, float]], settled: Collection[str]) -> dict[str, dict[str, float]]:
-    """The columns of each site that are almost entirely missing there, with the share of cells, most of all first.
+    """The columns almost entirely missing at each site, largest share first; shares are by site and column.
 
-    Args:
-        shares: by site and column, the share of cells that are missing.
-        settled: columns that are ignored, as settings decide about missing cells.
+    Columns in ``settled`` are ignored, as settings decide about their missing cells.
     """
     found = dict[str, dict[str, float]]()
     for site, own in shares.items():
@@ -33,7 +31,7 @@ def mostly_missing(shares: Mapping[str, Mapping[str, float]], settled: Collectio
 
 
 def mostly_missing_text(found: Mapping[str, Mapping[str, float]], sites: int) -> str:
-    """A sentence on what :func:`mostly_missing` found at that many sites."""
+    """A sentence on the result of :func:`mostly_missing` at ``sites`` sites."""
     words = []
     for site, own in [*found.items()][:NAMED]:
         columns = [f"{100 * share:.0f} % of '{name}'" for name, share in [*own.items()][:NAMED]]
@@ -45,7 +43,7 @@ def mostly_missing_text(found: Mapping[str, Mapping[str, float]], sites: int) ->
 
 
 def remedy(found: Mapping[str, Mapping[str, float]]) -> str:
-    """What to do about what :func:`mostly_missing` found, with the column that most sites lack."""
+    """A remedy for the result of :func:`mostly_missing`, with the column that most sites lack."""
     sites: dict[str, int] = {}
     for own in found.values():
         for name in own:
@@ -54,7 +52,7 @@ def remedy(found: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def notes_on_missing(data: DomainData, preparation: Preparation | None) -> tuple[str, ...]:
-    """A note on the columns that sites hardly have, of rows that are prepared, but for those that settings name."""
+    """A note on columns that are almost missing at sites, for prepared rows, less columns that settings name."""
     if preparation is None:
         return ()
     names, missing = [column.name for column in data.columns], data.x.isnan().double()

@@ -1,14 +1,14 @@
-"""Clients that contain samples of several domains: a partition that mixes domains by a parameter lambda.
+"""Clients with samples of several domains: a partition that mixes domains by a parameter lambda.
 
 Bai, Bagchi and Inouye, Benchmarking algorithms for federated domain generalization, ICLR 2024, heterogeneous
-partitioning. Of C clients each is at home in one domain: every domain has one, and each further client goes to the
-domain that has the most samples a client. Of domain d, which has C_d clients, client i contains the part
+partitioning. Each of C clients has a home domain: every domain has one client, and each further client goes to the
+domain with the most samples per client. Of domain d, which has C_d clients, client i gets the part
 
-    lambda / C + (1 - lambda) [i is at home in d] / C_d.
+    lambda / C + (1 - lambda) [d is the home of i] / C_d.
 
-*Choices.* There are no fewer clients than domains that train. What a client contains is drawn without regard to labels,
-originals whole. A client's domain, in tables and names, is its home; it is validated and tested on each domain that it
-contains samples of, separately. A domain in which no client trains is not mixed: C is the number of clients that train.
+*Choices.* There are at least as many clients as domains that train. A client's samples are drawn without regard to
+labels, originals whole. Tables name a client by its home; it is validated and tested separately on each domain of its
+samples. A domain in which no client trains is not mixed: C is the number of clients that train.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedshift.clients.domains import DomainData
-from fedshift.clients.partitions import Partition, of_each_domain
+from fedshift.clients.partitions import Partition, originals_by_domain
 from fedshift.errors import FedshiftError
 from fedshift.spec import Clients, Probability, setting
 from fedshift.streams import Streams
@@ -34,13 +34,13 @@ class Mixed(Partition):
     )
 
     def assign(self, data: DomainData, streams: Streams, target: int | None = None) -> tuple[Tensor, Tensor]:
-        """Every domain is shared out at random by the clients' parts of it."""
+        """Divide every domain at random by the clients' parts of it."""
         home, parts = data.domain.clone(), torch.zeros_like(data.domain)
-        domains = [each for each in of_each_domain(data) if each[0].domain != target]
+        domains = [each for each in originals_by_domain(data) if each[0].domain != target]
         if self.clients < len(domains):
             raise FedshiftError(
-                f"partition.clients = {self.clients} are fewer than the {len(domains)} domains in which clients are at "
-                f"home: --set partition.clients={len(domains)} or more"
+                f"partition.clients = {self.clients} is below the number of domains, {len(domains)}: each is home to a "
+                f"client: --set partition.clients={len(domains)} or more"
             )
         sizes = torch.tensor([len(originals) for originals, _, _ in domains])
         counts = torch.ones_like(sizes)

@@ -1,6 +1,6 @@
-"""What would spoil a run's results most, found at once in data that are in memory already.
+"""A quick check of loaded data for what would spoil a run's results most.
 
-``fedshift data`` looks further, and states what to do. Data that are only small or uneven are below the limits here.
+``fedshift data`` checks more, and recommends remedies. Data that are only small or uneven stay below the limits here.
 """
 
 from __future__ import annotations
@@ -12,54 +12,50 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from fedshift.clients.columns import each_alone
+from fedshift.clients.columns import score_columns
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.preparation import Column
 from fedshift.streams import Streams
 
-Tell = Callable[[str, int, int], None]
+Notify = Callable[[str, int, int], None]
 PIECE = 1 << 22  # numbers read together, so that inputs that are mapped from a file need no memory
 RARE = 5  # training samples of a class, below which it cannot be learned
-SHARE = 0.1  # of the classes, or of the sites, that have to be odd
-EQUAL = 0.01  # of all samples, that have to be equal to one of another site
-HUGE = 10  # times the samples of the largest client, from which a batch is too large
-ROWS, COLUMNS = 1000, 100  # of a table that are inspected, at most
-CLIENTS = 1000  # whose classes are counted again, at most
-COMPARED, BYTES = 20_000, 2**26  # samples that are compared with each other, and their bytes, at most
+SHARE = 0.1  # minimum part of the classes, or of the sites, for a problem
+EQUAL = 0.01  # minimum part of all samples that equal a sample of another site
+HUGE = 10  # a batch of more than this many times the largest client's samples is too large
+ROWS, COLUMNS = 1000, 100  # maximum columns of a table to check
+CLIENTS = 1000  # maximum clients whose classes are counted
+COMPARED, BYTES = 20_000, 2**26  # maximum samples that are compared with each other, and their bytes
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """Shows no progress."""
+    """Report no progress."""
 
 
 def most_serious(data: DomainData, federated: FederatedData, batch: int, rows: bool) -> str:
-    """What would spoil results most, a sentence, and how many other such things there are; empty: nothing would.
+    """The most serious problem, a sentence with the number of others; empty if there is no problem.
 
-    Args:
-        data: the samples as they were read.
-        federated: who has which.
-        batch: samples of a batch.
-        rows: whether inputs (n, columns) are the columns of a table, and no features that a network made.
+    ``rows``: whether inputs (n, columns) are the columns of a table, not features from a network.
     """
     found = [*(_revealing(federated) if rows else ()), *_shared(data)]
     if 0 < len(federated.clients) <= CLIENTS:
         found += [*_rare(federated), *_one_class(federated)]
     found += [*_batch(federated, batch)]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    statement = "`fedshift data` with the same options (fedshift.inspect_data) states more"
+    statement = "`fedshift data` with the same options (fedshift.inspect_data) shows more"
     return f"Data: {found[0]}{more}; {statement}." if found else ""
 
 
 def too_large(batch: int, most: int) -> str:
-    """Why a batch is too large for clients of which the largest has that many samples; empty: it is not."""
+    """Why a batch is too large for the largest client, of ``most`` samples; empty if it is not."""
     if batch < HUGE * most:
         return ""
     return f"train.batch = {batch:,}, but no client has more than {most:,} training samples: each step takes all"
 
 
 def _revealing(federated: FederatedData) -> Iterator[str]:
-    """Columns that separate the classes by themselves, on a sample of each client's training rows."""
+    """Columns that separate the classes alone, on a sample of each client's training rows."""
     columns = _columns(federated)
     each = max(1, ROWS // max(1, len(federated.clients)))
     draw = Streams(0).generator("oddities")
@@ -70,7 +66,7 @@ def _revealing(federated: FederatedData) -> Iterator[str]:
     if not parts:
         return
     x, y, group = (torch.cat([getattr(part, name) for part in parts]) for name in ("x", "y", "group"))
-    found = [one for one in each_alone(x, y, group, columns, draw) if one.reveals]
+    found = [one for one in score_columns(x, y, group, columns, draw) if one.reveals]
     if found:
         best = max(found, key=lambda one: one.auroc or 0)
         more = f", as {len(found) - 1} more do" if len(found) > 1 else ""
@@ -78,7 +74,7 @@ def _revealing(federated: FederatedData) -> Iterator[str]:
 
 
 def _columns(federated: FederatedData) -> Sequence[Column]:
-    """The columns of inputs; none of other data than rows of numbers."""
+    """The columns of inputs; none unless data are rows of numbers."""
     prepared = federated.inputs.preparation
     if prepared is not None:
         return prepared.columns
@@ -88,7 +84,7 @@ def _columns(federated: FederatedData) -> Sequence[Column]:
 
 
 def _shared(data: DomainData) -> Iterator[str]:
-    """Samples that are at several sites, more of them than chance makes equal within a site."""
+    """Samples that occur at several sites, if they are more than chance makes equal within a site."""
     if len(data.domains) < 2:
         return
     most = min(COMPARED, max(1, BYTES // data.x[0].nbytes))
@@ -104,7 +100,7 @@ def _shared(data: DomainData) -> Iterator[str]:
 
 
 def _rare(federated: FederatedData) -> Iterator[str]:
-    """Classes that cannot be learned, though samples of them are scored or there is one."""
+    """Classes with too few training samples, though samples of them exist or are scored."""
     trained = [sum(counts) for counts in zip(*federated.trained_classes().values(), strict=True)]
     scored = [0] * len(federated.classes)
     for environments in federated.scored_classes().values():
@@ -118,30 +114,29 @@ def _rare(federated: FederatedData) -> Iterator[str]:
 
 
 def _one_class(federated: FederatedData) -> Iterator[str]:
-    """Sites that train on samples of one class alone."""
+    """Sites that train on samples of one class only."""
     sites: dict[str, set[int]] = {}
     for client, counts in zip(federated.clients, federated.trained_classes().values(), strict=True):
         sites.setdefault(client.domain, set()).update(number for number, count in enumerate(counts) if count)
     alone = {site: min(classes) for site, classes in sites.items() if len(classes) == 1}
     if alone and len(alone) >= SHARE * len(sites):
         site, label = next(iter(alone.items()))
-        yield f"{len(alone)} of {len(sites)} sites train on one class alone ({site}: '{federated.classes[label]}')"
+        yield f"{len(alone)} of {len(sites)} sites train on a single class ({site}: '{federated.classes[label]}')"
 
 
 def _batch(federated: FederatedData, batch: int) -> Iterator[str]:
-    """A batch that no client can fill."""
-    if why := too_large(batch, max(federated.trained_sizes, default=0)):
-        yield why
+    if reason := too_large(batch, max(federated.trained_sizes, default=0)):
+        yield reason
 
 
-def contents(x: Tensor, tell: Tell = silent) -> Tensor:
-    """A number for each sample, (N,), int64, the same for those whose bytes are the same."""
+def contents(x: Tensor, notify: Notify = silent) -> Tensor:
+    """A hash of each sample's bytes, (N,), int64."""
     step = max(1, PIECE // x[0].numel())
     number: dict[bytes, int] = {}
     found: list[int] = []
     for start in range(0, len(x), step):
-        tell("Looking for equal samples", start, len(x))
+        notify("Comparing samples", start, len(x))
         piece = x[start : start + step].contiguous().flatten(1).numpy()
         found += [number.setdefault(blake2b(row, digest_size=16).digest(), len(number)) for row in piece]
-    tell("Looking for equal samples", len(x), len(x))
+    notify("Comparing samples", len(x), len(x))
     return torch.tensor(found)

@@ -1,14 +1,12 @@
 """Partitions: how the domains of a data set are divided among clients.
 
-A protocol's clients are the (domain, part) pairs that contain samples: each client is at home in a domain. Without a
-partition each domain is one client, and clients differ in their features alone; a partition adds more clients, and by
-labels a skew of labels on top (FedCiR, Sec. 6.1; FedPIN's PACS; Client2Vec's 100 clients of CIFAR-10, which is one
-domain), or gives clients samples of other domains than their own (:mod:`fedshift.clients.mixed`).
+A protocol's clients are the (domain, part) pairs that contain samples. By default each domain is one client, and
+clients differ in their features alone; a partition adds clients, and by labels a label skew (FedCiR, Sec. 6.1; FedPIN's
+PACS; Client2Vec's 100 clients of CIFAR-10), or mixes domains (:mod:`fedshift.clients.mixed`).
 
-*Choices.* What is dealt out is originals: samples of one domain that were made from one image (``DomainData.group``)
-go to one part together, by the label of the first of them. Sizes that are equal are therefore equal in originals, which
-are samples in most data sets. Every domain is divided by random separate numbers. The rows that Flower's partitioners
-see are shuffled first, as its ``FederatedDataset`` does, because several of them deal out blocks of the order given.
+*Choices.* Originals are divided: samples of one domain from one image (``DomainData.group``) go to one part, by the
+label of the first; so equal sizes count originals. Every domain has separate random numbers. Rows are shuffled before
+Flower's partitioners, as in its ``FederatedDataset``, because several of them assign blocks in the given order.
 """
 
 from __future__ import annotations
@@ -28,35 +26,27 @@ from fedshift.errors import FedshiftError, UnknownNameError, needs
 from fedshift.spec import Clients, Positive, Range, Spec, WholeNumber, setting
 from fedshift.streams import Key, Streams
 
-NOBODY = -1
+UNASSIGNED = -1
 MANY_STRATA = 200_000  # (class, client) pairs, for example
 
 
 @dataclass(frozen=True)
 class Originals:
-    """The originals of one domain, in the order of their first samples.
+    """The originals of one domain, in the order of their first samples."""
 
-    Attributes:
-        domain: the domain's index.
-        name: its name.
-        classes: the names of all classes.
-        y: the label of each original, (U,), int64.
-        environment: the environment it is of, (U,), int64; 0 where the data bring none.
-    """
-
-    domain: int
+    domain: int  # the domain's index
     name: str
-    classes: tuple[str, ...]
-    y: Tensor
-    environment: Tensor
+    classes: tuple[str, ...]  # the names of all classes
+    y: Tensor  # the label of each original, (U,), int64
+    environment: Tensor  # the environment of each original, (U,), int64; 0 without environments
 
     def __len__(self) -> int:
         return len(self.y)
 
     def strata(self, inside: Tensor, streams: Streams) -> Tensor:
-        """The originals ``inside`` (a mask (U,)), one (environment, class) after another, each in random order.
+        """The originals in a mask (U,), one (environment, class) after another, each in random order.
 
-        Dealt out in turn, they give parts of sizes that differ by one at most, in total and in each class.
+        Assigned in turn, they give parts whose sizes differ by at most one, in total and in each class.
         """
         members = inside.nonzero().flatten()
         stratum = self.environment * len(self.classes) + self.y
@@ -65,36 +55,36 @@ class Originals:
 
 
 class Partition(Spec):
-    """How domains are divided among clients. A partition of each by itself overrides :meth:`divide` alone."""
+    """How domains are divided among clients; if each domain is divided separately, override :meth:`divide` alone."""
 
     section: ClassVar[str] = "partition"
 
     def assign(self, data: DomainData, streams: Streams, target: int | None = None) -> tuple[Tensor, Tensor]:
-        """Whose each sample is: the domain in which its client is at home, and the client's part of that.
+        """Assign each sample to a client: the client's home domain, and its part of that.
 
         Args:
             data: the samples.
-            streams: where the random numbers come from.
-            target: the domain in which no client trains, whose samples stay among themselves; None: there is none.
+            streams: the source of random numbers.
+            target: the domain in which no client trains, whose samples stay together; None: no such domain.
 
         Returns:
-            Domains and parts, both (N,), int64, from 0; a part of -1: nobody's.
+            Domains and parts, both (N,), int64, from 0; a part of -1: unassigned.
 
         Raises:
             FedshiftError: the data cannot be divided like this; the message gives the reason.
         """
-        parts = torch.full((len(data.y),), NOBODY)
-        for originals, inside, original in of_each_domain(data):
+        parts = torch.full((len(data.y),), UNASSIGNED)
+        for originals, inside, original in originals_by_domain(data):
             parts[inside] = self.divide(originals, streams)[original]
         return data.domain, parts
 
     def divide(self, originals: Originals, streams: Streams) -> Tensor:
-        """The part of each original of one domain, (U,), int64; -1: nobody's."""
+        """The part of each original of one domain, (U,), int64; -1: unassigned."""
         raise NotImplementedError
 
 
-def of_each_domain(data: DomainData) -> Iterator[tuple[Originals, Tensor, Tensor]]:
-    """The originals of each domain that has any, the domain's samples (n,), and the original of each of these (n,)."""
+def originals_by_domain(data: DomainData) -> Iterator[tuple[Originals, Tensor, Tensor]]:
+    """The originals of each non-empty domain, the domain's samples (n,), and the original of each of these (n,)."""
     sizes = torch.bincount(data.domain, minlength=len(data.domains)).tolist()
     rows = torch.split(data.domain.argsort(stable=True), sizes)
     for domain, (name, inside) in enumerate(zip(data.domains, rows, strict=True)):
@@ -110,17 +100,15 @@ class Domains(Partition):
     """Each domain is one client."""
 
     def divide(self, originals: Originals, streams: Streams) -> Tensor:
-        """One part."""
         return torch.zeros(len(originals), dtype=torch.int64)
 
 
 class IID(Partition):
-    """Each domain is dealt out to clients in equal parts, class by class."""
+    """Each domain is divided into equal parts, class by class."""
 
     clients: Clients = setting(help="clients of each domain")
 
     def divide(self, originals: Originals, streams: Streams) -> Tensor:
-        """Parts of equal size, stratified by class."""
         order = originals.strata(torch.ones(len(originals), dtype=torch.bool), streams)
         parts = torch.empty(len(originals), dtype=torch.int64)
         parts[order] = torch.arange(len(order)) % self.clients
@@ -136,16 +124,15 @@ class Dirichlet(Partition):
     clients: Clients = setting(help="clients of each domain")
     beta: Positive = setting(
         0.5,
-        help="concentration; the smaller, the more the labels are skewed",
+        help="concentration; smaller values skew labels more",
         source="FedCiR, Fig. 5-8 (varied); Client2Vec: 0.1",
         search=Range(0.05, 5, log=True),
     )
     min_samples: WholeNumber = setting(
-        2, help="originals that each client has at least; shares are drawn again, ten times at most, until it has"
+        2, help="minimum originals of each client; shares are redrawn until it has them, at most ten times"
     )
 
     def divide(self, originals: Originals, streams: Streams) -> Tensor:
-        """Parts with skewed labels."""
         arguments = {
             "num_partitions": self.clients,
             "partition_by": "label",
@@ -165,12 +152,12 @@ class Dirichlet(Partition):
 class ByClass(Partition):
     """Each domain is divided by groups of classes, and each group into equal parts (FedPIN, App. E.1: PACS).
 
-    *Choices.* A class in no group is nobody's; a class in several is shared out among them equally, without
-    replacement.
+    *Choices.* Samples of a class in no group are unassigned; a class in several groups is divided among them equally,
+    without replacement.
     """
 
     groups: tuple[tuple[str, ...], ...] = setting(
-        help='lists of class names, one a group: [["dog", "elephant"], ["guitar", "house"]]'
+        help='lists of class names, one per group: [["dog", "elephant"], ["guitar", "house"]]'
     )
     clients: Clients = setting(1, help="clients of each group in a domain")
 
@@ -181,15 +168,15 @@ class ByClass(Partition):
         for name in chain.from_iterable(self.groups):
             if name not in originals.classes:
                 raise UnknownNameError("class in partition.groups", name, originals.classes)
-        group = self._group_of_each(originals, streams)
-        parts = torch.full((len(originals),), NOBODY)
+        group = self._group_by_original(originals, streams)
+        parts = torch.full((len(originals),), UNASSIGNED)
         for number in range(len(self.groups)):
             order = originals.strata(group == number, streams)
             parts[order] = number * self.clients + torch.arange(len(order)) % self.clients
         return parts
 
-    def _group_of_each(self, originals: Originals, streams: Streams) -> Tensor:
-        group = torch.full((len(originals),), NOBODY)
+    def _group_by_original(self, originals: Originals, streams: Streams) -> Tensor:
+        group = torch.full((len(originals),), UNASSIGNED)
         for label, name in enumerate(originals.classes):
             holders = torch.tensor([number for number, names in enumerate(self.groups) if name in names])
             if len(holders):
@@ -202,17 +189,17 @@ class ByClass(Partition):
 class FlowerPartitioner(Partition):
     """Any partitioner of flwr-datasets that divides rows by their number or label, applied to each domain.
 
-    Its rows have the columns ``index`` and ``label``; ``partition_by`` is ``label`` unless stated otherwise, and the
-    seed is the experiment's.
+    Its rows have the columns ``index`` and ``label``; ``partition_by`` is ``label`` by default, and the seed is the
+    experiment's.
     """
 
     partitioner: str = setting(help="the class's name in flwr_datasets.partitioner, such as ShardPartitioner")
     arguments: dict[str, Any] = setting(help="a table of the class's arguments, such as num_partitions")
 
     def divide(self, originals: Originals, streams: Streams) -> Tensor:
-        """The parts it makes; a row that it excludes is nobody's."""
+        """The partitioner's parts; rows that it skips are unassigned."""
         if "seed" in self.arguments:
-            raise FedshiftError("partition.arguments.seed: leave it out; it is drawn from the experiment's seed.")
+            raise FedshiftError("partition.arguments.seed: omit it; it is drawn from the experiment's seed.")
         try:
             return _by_flower(self.partitioner, self.arguments, originals, streams)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
@@ -224,7 +211,7 @@ class FlowerPartitioner(Partition):
 
 
 def _by_flower(name: str, arguments: Mapping[str, Any], originals: Originals, streams: Streams) -> Tensor:
-    """The part that a partitioner of flwr-datasets gives each original, (U,); -1 where it gives none."""
+    """The part that a partitioner of flwr-datasets assigns to each original, (U,); -1: none."""
     rows = streams.permutation(len(originals), "partition rows", originals.domain)
     with needs("partition", "This partition"):
         from datasets import Dataset
@@ -239,47 +226,38 @@ def _by_flower(name: str, arguments: Mapping[str, Any], originals: Originals, st
         given["seed"] = int(torch.randint(2**31, (), generator=generator))
     divider = known[name](**given)
     divider.dataset = Dataset.from_dict({"index": rows.tolist(), "label": originals.y[rows].tolist()})
-    parts = torch.full((len(originals),), NOBODY)
+    parts = torch.full((len(originals),), UNASSIGNED)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that it draws again is no news to the user,
-        warnings.simplefilter("ignore", FutureWarning)  # nor what pyarrow will change under datasets
+        warnings.simplefilter("ignore", UserWarning)  # repeated draws need no warning,
+        warnings.simplefilter("ignore", FutureWarning)  # nor does pyarrow's deprecation inside datasets
         for part in range(divider.num_partitions):
-            held = torch.tensor(divider.load_partition(part)[:]["index"], dtype=torch.int64)
-            if (parts[held] != NOBODY).any():
-                raise ValueError("it gives a row to several partitions")
-            parts[held] = part
+            assigned = torch.tensor(divider.load_partition(part)[:]["index"], dtype=torch.int64)
+            if (parts[assigned] != UNASSIGNED).any():
+                raise ValueError("it assigns a row to several partitions")
+            parts[assigned] = part
     return parts
 
 
 def _originals(group: Tensor) -> tuple[Tensor, Tensor]:
-    """The first sample of each group (U,), in order, and each sample's place in that order (N,)."""
-    first, inverse = first_of_each(group)
+    first, inverse = first_in_groups(group)
     order = first.argsort()
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order))
     return first[order], place[inverse]
 
 
-def first_of_each(group: Tensor) -> tuple[Tensor, Tensor]:
-    """The first sample of each group (U,), by the groups' numbers, and the place of each sample's group (N,)."""
+def first_in_groups(group: Tensor) -> tuple[Tensor, Tensor]:
+    """The first sample of each group (U,), by the groups' numbers, and the index of each sample's group (N,)."""
     groups, inverse = torch.unique(group, return_inverse=True)
     first = torch.full((len(groups),), len(group))
     return first.scatter_reduce(0, inverse, torch.arange(len(group)), "amin"), inverse
 
 
 def shuffled(stratum: Tensor, streams: Streams, purpose: str, *key: Key) -> tuple[Tensor, Tensor]:
-    """The samples of one stratum after another, each stratum's in an order drawn by ``(purpose, *key, stratum)``.
+    """The samples of one stratum (N,) after another, each stratum in an order drawn by ``(purpose, *key, stratum)``.
 
-    Beyond :data:`MANY_STRATA` one stream, ``(purpose, *key)``, orders all: that many streams take longer than the rest.
-
-    Args:
-        stratum: each sample's stratum, (N,), int64.
-        streams: where the random numbers come from.
-        purpose: what the orders are for.
-        key: what names them besides the stratum.
-
-    Returns:
-        The samples' indices (N,), strata ascending, and the sizes of the strata that have samples.
+    Beyond :data:`MANY_STRATA` one stream, ``(purpose, *key)``, orders all, which is much faster. Returns the samples'
+    indices (N,), strata ascending, and the sizes of the strata that have samples.
     """
     values, sizes = torch.unique(stratum, return_counts=True)
     if len(values) > MANY_STRATA:
@@ -297,41 +275,35 @@ def split(
 ) -> list[Tensor]:
     """Disjoint masks (N,) with the given fractions of every class of every holder; groups stay whole.
 
-    Where groups contain samples of several classes, the fractions are of every holder's groups.
-
-    A mask gets at least one image of a class while one is left for the rest.
-
-    Args:
-        data: the samples.
-        fractions: the part of each mask; the last takes what the others leave, where they are more than 1 together.
-        streams: where the random numbers come from.
-        holder: who contains each sample, (N,), from 0, and -1 for samples that no mask takes; by default its domain.
-        most: how many groups of each class of each holder the last mask has at most; 0: no limit.
+    If groups contain samples of several classes, the fractions are of every holder's groups. A mask gets at least one
+    image of a class while one remains. If fractions sum to more than 1, the last mask takes the rest. ``holder`` is
+    (N,), from 0, -1 for unused samples, by default the domain; ``most`` limits groups per class and holder in the last
+    mask.
     """
     holder = data.domain if holder is None else holder
-    held = (holder >= 0).nonzero().flatten()
-    first, group = first_of_each(data.group[held])
+    assigned = (holder >= 0).nonzero().flatten()
+    first, group = first_in_groups(data.group[assigned])
     count = max(len(data.domains), int(holder.max()) + 1)
-    labels = data.y[held]
-    # Groups of mixed labels (blocks of text) have no separate class.
+    labels = data.y[assigned]
+    # Groups of mixed labels (blocks of text) have no class.
     classes = labels[first] if torch.equal(labels[first][group], labels) else torch.zeros_like(first)
-    stratum = classes * count + holder[held][first]
+    stratum = classes * count + holder[assigned][first]
     order, sizes = shuffled(stratum, streams, "split")
     different, which = torch.unique(sizes, return_inverse=True)
     stops = torch.tensor([_stops(size, fractions, most) for size in different.tolist()]).view(-1, len(fractions))[which]
     starts = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
-    place = torch.arange(len(order)) - starts  # in the stratum
+    place = torch.arange(len(order)) - starts  # within the stratum
     side = torch.empty_like(order)
     # The first mask whose stop lies beyond a place takes it; past all stops, none does.
     side[order] = (place.unsqueeze(1) >= stops.repeat_interleave(sizes, dim=0)).sum(dim=1)
     masks = [torch.zeros(len(data.y), dtype=torch.bool) for _ in fractions]
     for number, mask in enumerate(masks):
-        mask[held] = (side == number)[group]
+        mask[assigned] = (side == number)[group]
     return masks
 
 
 def _stops(size: int, fractions: tuple[float, ...], most: int) -> list[int]:
-    """The place in a stratum before which each mask ends, one mask after another."""
+    """The index in a stratum before which each mask ends."""
     stops, stop = [], 0
     for number, fraction in enumerate(fractions, 1):
         taken = max(round(fraction * size), min(1, size - stop - 1))

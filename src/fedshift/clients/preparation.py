@@ -1,18 +1,17 @@
-"""How rows of a table become inputs: what is missing is filled in, numbers are standardised, categories are one-hot.
+"""How rows of a table become inputs: missing cells are imputed, numbers standardised, and categories one-hot.
 
-As scikit-learn's ``SimpleImputer``, ``StandardScaler`` and ``OneHotEncoder(handle_unknown="ignore")`` one after the
-other, with statistics of training rows only. Sums over rows are kept as scikit-learn's own are: of deviations from the
-mean, in float64, merged by Chan, Golub and LeVeque (The American Statistician, 1983), so that a column of large numbers
-that hardly differ keeps its spread.
+As scikit-learn's ``SimpleImputer``, ``StandardScaler`` and ``OneHotEncoder(handle_unknown="ignore")`` in sequence, with
+statistics of training rows only. Deviations from the mean are summed in float64 and merged by Chan, Golub and LeVeque
+(The American Statistician, 1983), as in scikit-learn, so that a column of large, similar numbers keeps its spread.
 
 Choices, where a federation needs what scikit-learn does not offer:
 
-- A column of which no training row has a value is 0 (of categories: zeros) in every row, as if it had been excluded.
-- A site that never trained has no separate statistics. Where they are each site's alone it is given the mean over
-  the sites that know the column; of categories the most frequent one at most sites, the first of several.
-- With ComBat (:mod:`fedshift.clients.combat`) a missing number is 0 once it is harmonised, which is the mean of all
-  sites. Covariates and categories are prepared by pooled statistics. A site that never trained is not harmonised: its
-  numbers are in the location and scale that all sites share.
+- A column without a value in any training row is 0 (categories: zeros) in every row, as if it had been excluded.
+- A site that never trained has no statistics. If statistics are local, it gets the mean over the sites that have the
+  column; for categories the most frequent one at most sites, the first on ties.
+- With ComBat (:mod:`fedshift.clients.combat`) a missing number is 0 after harmonisation, the mean of all sites.
+  Covariates and categories use pooled statistics. A site that never trained is not harmonised: its numbers use the
+  location and scale that all sites share.
 """
 
 from __future__ import annotations
@@ -30,21 +29,16 @@ from fedshift.clients.combat import covariate_sums, effects_of, location_and_sca
 from fedshift.errors import UnknownNameError
 
 Statistics = Mapping[str, Tensor]
-"""``rows`` (), int64, how many rows they are of; ``fill`` (columns,), what stands for a missing cell; and of the
+"""``rows`` (), int64, the number of rows; ``fill`` (columns,), the value for a missing cell; and of the
 columns of numbers ``center`` and ``scale``, each (numbers,), all float64. A ``scale`` of 0: no row has a value.
 With covariates also their ``slopes`` (numbers, covariates) and ``offset`` (numbers,), which preserve their effects; and
 what sites share has ``effects`` and ``covariates``, see :func:`fedshift.clients.combat.effects_of`."""
-UNSEEN = -1.0  # the code of a category that no training row has
+UNSEEN = -1.0  # the code of a category without training rows
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of inputs.
-
-    Attributes:
-        name: in the file.
-        categories: what its cells' codes 0, 1, ... stand for; None: it contains numbers.
-    """
+    """A column of inputs; cells are codes 0, 1, ... of its ``categories``, or numbers if that is None."""
 
     name: str
     categories: tuple[str, ...] | None = None
@@ -52,34 +46,24 @@ class Column:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What makes inputs of rows (B, columns), in which NaN is a missing cell and a category is its code.
+    """Turns rows (B, columns) into inputs; NaN is a missing cell and a category is its code."""
 
-    Attributes:
-        statistics: whose they are: each site's own, or of all sites' training rows together; "combat": those, and
-            what a site's columns differ from all sites' is taken away.
-        impute: what stands for a missing number; for a missing category it is the most frequent one.
-        columns: in the order of the file's; none: not known yet.
-        pool: the names of columns that statistics of all sites prepare though the others' are each site's own.
-        indicate: the names of columns of which a further input states whether the cell is missing.
-        covariates: the names of columns that ComBat leaves alone, and whose effects on the others it preserves.
-    """
-
+    #: their source: each site, or all sites' training rows together; "combat": pooled statistics, and a site's
+    #: difference from all sites is removed
     statistics: Literal["site", "pooled", "combat"]
+    #: the value of a missing number; for a missing category it is the most frequent one
     impute: Literal["mean", "median"] = "mean"
-    columns: tuple[Column, ...] = ()
-    pool: tuple[str, ...] = ()
-    indicate: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()  #: in the file's order; empty until known
+    pool: tuple[str, ...] = ()  #: the names of columns with pooled statistics where the other columns' are local
+    indicate: tuple[str, ...] = ()  #: the names of columns with a further input that marks missing cells
+    #: the names of columns that ComBat does not change, and whose effects on the others it preserves
     covariates: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"Preparation('{self.statistics}', '{self.impute}', columns: {len(self.columns)})"
 
     def of_columns(self, columns: tuple[Column, ...]) -> Preparation:
-        """The same for these columns.
-
-        Raises:
-            UnknownNameError: a setting names a column that is none of these.
-        """
+        """The same for these columns; UnknownNameError if a setting names another column."""
         names = [column.name for column in columns]
         for setting in ("pool", "indicate", "covariates"):
             for name in getattr(self, setting):
@@ -89,29 +73,29 @@ class Preparation:
 
     @cached_property
     def numbers(self) -> list[int]:
-        """The places of the columns of numbers."""
+        """The indices of the columns of numbers."""
         return [place for place, column in enumerate(self.columns) if column.categories is None]
 
     @cached_property
     def codes(self) -> list[tuple[int, int]]:
-        """For each category of each column, in order, the column's place and the category's code."""
+        """For each category of each column, in order, the column's index and the category's code."""
         return [
             (place, code) for place, column in enumerate(self.columns) for code in range(len(column.categories or ()))
         ]
 
     @cached_property
     def indicators(self) -> list[int]:
-        """The places of the columns of which an input states whether the cell is missing."""
+        """The indices of the columns with an input that marks missing cells."""
         return [place for place, column in enumerate(self.columns) if column.name in self.indicate]
 
     @property
     def width(self) -> int:
-        """How many inputs a row becomes: columns of numbers, each category of the other columns, and indicators."""
+        """Number of inputs of a row: columns of numbers, each category of the other columns, and indicators."""
         return len(self.numbers) + len(self.codes) + len(self.indicators)
 
     @cached_property
     def common(self) -> Preparation | None:
-        """How the columns are prepared whose statistics are of all sites, from sums that each sends; None: none is."""
+        """The preparation of columns with pooled statistics, from sums that each site sends; None: all are local."""
         if self.statistics != "site":
             return self
         pooled = tuple(column for column in self.columns if column.name in self.pool)
@@ -124,29 +108,28 @@ class Preparation:
 
     @property
     def effects(self) -> int:
-        """How many numbers the covariates are, each category one; 0: there are none."""
+        """Number of covariates, each category as one; 0 without covariates."""
         own = [column for column in self.columns if column.name in self.covariates]
         return sum(len(column.categories or "1") for column in own)
 
     # Statistics of rows -------------------------------------------------------------------------
 
     def measured(self, x: Tensor) -> dict[str, Tensor]:
-        """What a site reports of rows x (n, columns): what :meth:`merged` and :meth:`statistics_of` need.
+        """A site's report on rows x (n, columns), the input of :meth:`merged` and :meth:`statistics_of`.
 
-        Returns:
-            ``rows`` (); ``present`` (numbers,), int64, how many cells have a value; their ``mean`` and ``squares``, the
-            sum of the squared deviations from it, each (numbers,), float64; and ``frequencies`` (categories,), int64.
-            With covariates also what :func:`fedshift.clients.combat.covariate_sums` gives.
+        Returns ``rows`` (); ``present`` (numbers,), int64, the number of cells with a value; their ``mean`` and
+        ``squares``, the sum of the squared deviations from it, each (numbers,), float64; and ``frequencies``
+        (categories,), int64. With covariates also the results of :func:`fedshift.clients.combat.covariate_sums`.
         """
         x = x.double()
         values = x[:, self.numbers]
         known = ~values.isnan()
         present = known.sum(dim=0)
         count = present.clamp_min(1)
-        first = values.gather(0, known.long().argmax(dim=0, keepdim=True)).nan_to_num()  # of large ones, close to all
+        first = values.gather(0, known.long().argmax(dim=0, keepdim=True)).nan_to_num()  # large numbers: near the mean
         mean = first[0] + torch.where(known, values - first, 0.0).sum(dim=0) / count
         apart = torch.where(known, values - mean, 0.0)
-        squares = apart.square().sum(dim=0) - apart.sum(dim=0).square() / count  # less what rounding of the mean adds
+        squares = apart.square().sum(dim=0) - apart.sum(dim=0).square() / count  # less the error from rounding the mean
         place, code = self._codes(x.device)
         frequencies = (x[:, place] == code).sum(dim=0)
         rows = torch.tensor(len(x), device=x.device)
@@ -155,7 +138,7 @@ class Preparation:
 
     @staticmethod
     def merged(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """What :meth:`measured` would show of all rows together, but for rounding and covariates."""
+        """The result of :meth:`measured` for all rows together, but for rounding and covariates."""
         whole = dict(parts[0])
         for part in parts[1:]:
             present = whole["present"] + part["present"]
@@ -168,12 +151,7 @@ class Preparation:
         return whole
 
     def statistics_of(self, measured: Mapping[str, Tensor], medians: Tensor | None = None) -> dict[str, Tensor]:
-        """The statistics of rows of which so much was measured.
-
-        Args:
-            measured: see :meth:`measured`.
-            medians: of the columns of numbers, (numbers,), where these are filled in; None: means are.
-        """
+        """The statistics from the results of :meth:`measured`; ``medians`` (numbers,) impute instead of means."""
         rows, present, mean = measured["rows"], measured["present"], measured["mean"]
         filled = mean if medians is None else medians
         count, missing = rows.clamp_min(1), rows - present
@@ -188,13 +166,13 @@ class Preparation:
         fill[self.numbers] = filled
         for place, frequencies in self._by_column(measured["frequencies"]).items():
             if frequencies.any():
-                fill[place] = float(frequencies.cpu().numpy().argmax())  # the first of several
+                fill[place] = float(frequencies.cpu().numpy().argmax())  # the first on ties
         return {"rows": rows, "fill": fill, "center": center, "scale": scale}
 
     def shared_by(self, sites: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """The statistics of all sites together, of what :meth:`measured` reported of each.
+        """The statistics of all sites together, from each site's :meth:`measured`.
 
-        With ComBat ``scale`` is that of the residuals within sites, of covariates the deviation of all rows.
+        With ComBat ``scale`` is the residuals' scale within sites; for covariates it is the deviation of all rows.
         """
         whole = self.merged(sites)
         statistics = self.statistics_of(whole)
@@ -208,7 +186,7 @@ class Preparation:
         return {**statistics, "center": whole["mean"], "scale": scale, **found}
 
     def of_site(self, x: Tensor, shared: Statistics) -> dict[str, Tensor]:
-        """What prepares a site's rows, of its training rows x (n, columns) and what all sites share, if they do."""
+        """The statistics that prepare a site's rows, from its training rows x (n, columns) and shared statistics."""
         if self.statistics == "combat":
             return self._harmonised(x, shared)
         own = self.of_rows(x)
@@ -221,7 +199,7 @@ class Preparation:
         return own
 
     def _harmonised(self, x: Tensor, shared: Statistics) -> dict[str, Tensor]:
-        """The statistics that take a site's gamma and delta away; of no row, none."""
+        """The statistics that remove a site's gamma and delta; empty without rows."""
         x, center, scale = x.double(), shared["center"], shared["scale"]
         alone = self._kept(x.device) | (scale == 0)
         values, z = x[:, self.numbers], self._covariates(x)
@@ -238,16 +216,15 @@ class Preparation:
         return own
 
     def of_rows(self, x: Tensor) -> dict[str, Tensor]:
-        """The statistics of rows x (n, columns) alone."""
         return self.statistics_of(self.measured(x), self._medians(x) if self.impute == "median" else None)
 
-    def of_nobody(self) -> dict[str, Tensor]:
-        """Those of no row, before there are any: every number becomes 0."""
-        shared = self.shared_by_nobody()
+    def empty_statistics(self) -> dict[str, Tensor]:
+        """Statistics of an empty table; every number becomes 0."""
+        shared = self.empty_shared_statistics()
         return self.of_unseen((), shared) if self.statistics == "combat" else shared
 
-    def shared_by_nobody(self) -> dict[str, Tensor]:
-        """What all sites share before there are any."""
+    def empty_shared_statistics(self) -> dict[str, Tensor]:
+        """Shared statistics before any site has reported."""
         number, count = torch.zeros(len(self.numbers), dtype=torch.float64), torch.zeros((), dtype=torch.int64)
         nothing = {"rows": count, "present": number.long(), "mean": number, "squares": number}
         nothing["frequencies"] = torch.zeros(len(self.codes), dtype=torch.int64)
@@ -256,7 +233,7 @@ class Preparation:
         return self.shared_by([nothing])
 
     def of_unseen(self, sites: Sequence[Statistics], shared: Statistics) -> dict[str, Tensor]:
-        """What a site that never trained is given of those of the sites that did, and of what all share."""
+        """The statistics for a site that never trained, from the trained sites' and the shared statistics."""
         if self.statistics == "combat":
             return self._harmonised(shared["fill"].new_zeros(0, len(self.columns)), shared)
         scales = torch.stack([site["scale"] for site in sites])
@@ -271,14 +248,14 @@ class Preparation:
         fill[self.numbers] = mean(fills[:, self.numbers])
         for place, column in enumerate(self.columns):
             if column.categories is not None:
-                said = torch.bincount(fills[:, place][fills[:, place] != UNSEEN].long().cpu())
-                fill[place] = float(said.numpy().argmax()) if len(said) else UNSEEN
+                counts = torch.bincount(fills[:, place][fills[:, place] != UNSEEN].long().cpu())
+                fill[place] = float(counts.numpy().argmax()) if len(counts) else UNSEEN
         center = mean(torch.stack([site["center"] for site in sites]))
         rows = torch.stack([site["rows"] for site in sites]).sum()
         return {"rows": rows, "fill": fill, "center": center, "scale": mean(scales)}
 
     def _medians(self, x: Tensor) -> Tensor:
-        """The median of each column of numbers, of two in the middle their mean; 0 where no row has a value."""
+        """The median of each column of numbers (for even counts the mean of the middle two); 0 without values."""
         found = []
         for place in self.numbers:
             ordered = x[:, place][~x[:, place].isnan()].double().sort().values
@@ -287,7 +264,6 @@ class Preparation:
         return torch.stack(found) if found else x.new_zeros(0).double()
 
     def _by_column(self, frequencies: Tensor) -> dict[int, Tensor]:
-        """Those of each column of categories, by its place."""
         places = {place: len(c.categories) for place, c in enumerate(self.columns) if c.categories is not None}
         return dict(zip(places, torch.split(frequencies, list(places.values())), strict=True)) if places else {}
 
@@ -314,7 +290,7 @@ class Preparation:
         return torch.cat(inputs, dim=1).float()
 
     def _covariates(self, x: Tensor) -> Tensor:
-        """The covariates of rows x (n, columns): numbers, then each category as 0 or 1; NaN where nothing is."""
+        """The covariates of rows x (n, columns): numbers, then each category as 0 or 1; NaN where a cell is missing."""
         own = {place for place, column in enumerate(self.columns) if column.name in self.covariates}
         numbers = x[:, [place for place in self.numbers if place in own]]
         place, code = self._codes(x.device)
@@ -323,7 +299,6 @@ class Preparation:
         return torch.cat([numbers, (cells == code[chosen]).double().masked_fill(cells.isnan(), torch.nan)], dim=1)
 
     def _kept(self, device: torch.device) -> Tensor:
-        """Which columns of numbers are covariates, (numbers,), bool."""
         kept = [self.columns[place].name in self.covariates for place in self.numbers]
         return torch.tensor(kept, dtype=torch.bool, device=device)
 
@@ -337,7 +312,7 @@ class Preparation:
 
 
 def recoded(x: Tensor, own: Sequence[Column], agreed: Sequence[Column]) -> Tensor:
-    """Rows (N, columns) whose categories have the codes of other columns; :data:`UNSEEN` stands for what these lack."""
+    """Rows (N, columns) with categories recoded for other columns; :data:`UNSEEN` if these lack a category."""
     x = x.clone()
     for place, (one, other) in enumerate(zip(own, agreed, strict=True)):
         if one.categories == other.categories or one.categories is None or other.categories is None:

@@ -1,15 +1,13 @@
 """Protocols: how a data set becomes a federation, and so which numbers are reported.
 
-A protocol takes the clients from a partition (each domain one client, by default) and gives each environment a
-name and a role. What is reported of a role is, for each environment, the mean over clients, and then the mean and the
-worst over environments: so in-domain figures are means over domains of the means over their clients, and all-clients
-figures, which have a single environment, means over clients. A client that contains samples of several domains has an
-environment for each.
+A protocol takes clients from a partition (by default each domain is a client) and gives each environment a name and a
+role. A role reports, for each environment, the mean over clients, and then the mean and the worst over environments:
+in-domain figures are means over domains of means over clients; all-clients figures, with a single environment, means
+over clients. A client with samples of several domains has an environment for each.
 
-*Choices.* A split is stratified by client, domain and class, and keeps images made from one original on one side
-everywhere. Fewer samples to train on are the first of those that more would be, and what is held out stays the same. A
-fraction counts of what validation and test leave: of 5,000 samples with half for the test and a tenth for validation,
-600 are ``fraction = 0.3``.
+*Choices.* A split is stratified by client, domain and class, and keeps images from one original on one side. A smaller
+training set is a prefix of a larger one, and held-out samples stay the same. A fraction counts what validation and test
+leave: of 5,000 samples with half for the test and a tenth for validation, 600 are ``fraction = 0.3``.
 """
 
 from __future__ import annotations
@@ -26,38 +24,33 @@ from torch import Tensor
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
-from fedshift.clients.partitions import NOBODY, Partition, split
+from fedshift.clients.partitions import UNASSIGNED, Partition, split
 from fedshift.clients.samples import Client, Environment, Kind, Lazy, Role, Samples, environments_of, views
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.spec import Fraction, ProperFraction, Spec, WholeNumber, setting
 from fedshift.streams import Streams
 
 HELD_OUT = "held-out"
-ALL_CLIENTS = "all clients"  # their environments' one name
+APART = "protocol.apart=true"
+ALL_CLIENTS = "all clients"  # the common name of their environments
 
 
 class Protocol(Spec):
-    """A way to judge: who trains on what, and what is held out.
-
-    Attributes:
-        question: what it answers, as a reader would ask.
-        test_label: what the accuracy on ``test`` environments is called.
-        validation_label: likewise for ``validation`` environments.
-    """
+    """An evaluation protocol: which clients train on which samples, and what is held out."""
 
     section: ClassVar[str] = "protocol"
-    question: ClassVar[str] = ""
-    test_label: ClassVar[str]
-    validation_label: ClassVar[str]
+    question: ClassVar[str] = ""  #: the question that it answers
+    test_label: ClassVar[str]  #: the name of the accuracy on ``test`` environments
+    validation_label: ClassVar[str]  #: likewise for ``validation`` environments
 
     @property
     def own_models(self) -> bool:
-        """Whether clients are scored with their own models; if not, with that of a client that never trained."""
+        """Whether clients are scored with their models; if not, with the model of a client that never trained."""
         return True
 
     @property
     def caution(self) -> str:
-        """What speaks against its own numbers, as a note for readers; empty if nothing does."""
+        """A note for readers on the limits of its numbers, if any."""
         return ""
 
     def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> FederatedData:
@@ -65,34 +58,26 @@ class Protocol(Spec):
         raise NotImplementedError
 
     def check_choosing(self) -> None:
-        """Raise an error if what is chosen on its validation environments would be chosen on samples of the test."""
+        """Raise an error if its validation environments share samples with the test."""
 
 
 @dataclass(frozen=True)
 class Division:
-    """Who contains which samples.
+    """The assignment of samples to holders."""
 
-    Attributes:
-        data: the samples.
-        holder: each sample's holder, (N,), int64, from 0; -1: nobody.
-        domains: the index of the domain in which each holder is at home.
-        names: the holders' names: the domain's, with the part's number where the domain has several.
-        target: the index of the domain in which no client trains; None: there is none.
-    """
-
-    data: DomainData
-    holder: Tensor
-    domains: tuple[int, ...]
-    names: tuple[str, ...]
-    target: int | None = None
+    data: DomainData  # the samples
+    holder: Tensor  # each sample's holder, (N,), int64, from 0; -1: unassigned
+    domains: tuple[int, ...]  # the index of each holder's home domain
+    names: tuple[str, ...]  # the holders' names: the domain's, with the part's number if the domain has several
+    target: int | None = None  # the index of the domain in which no client trains; None: no such domain
 
     def __len__(self) -> int:
         return len(self.names)
 
     def without(self, domain: int) -> Division:
-        """The holders of other domains alone, numbered again in order; a domain's samples become nobody's."""
+        """The holders of other domains, renumbered in order; the domain's samples become unassigned."""
         kept = (torch.tensor(self.domains) != domain).nonzero().flatten()
-        number = torch.full((len(self) + 1,), NOBODY)  # the last is where an index of -1 leads
+        number = torch.full((len(self) + 1,), UNASSIGNED)  # index -1 reads the last entry
         number[kept] = torch.arange(len(kept))
         holders = kept.tolist()
         domains, names = (tuple(each[n] for n in holders) for each in (self.domains, self.names))
@@ -100,49 +85,48 @@ class Division:
 
     @cached_property
     def cells(self) -> tuple[Tensor, tuple[tuple[int, int], ...]]:
-        """Which (holder, domain of the samples) each sample is of, (N,), -1: nobody's; and all of these, in order."""
+        """The (holder, domain of the samples) of each sample, (N,), -1: unassigned; and all of these, in order."""
         held, count = self.holder >= 0, len(self.data.domains)
         pairs, own = torch.unique(self.holder[held] * count + self.data.domain[held], return_inverse=True)
-        cell = torch.full_like(self.holder, NOBODY)
+        cell = torch.full_like(self.holder, UNASSIGNED)
         cell[held] = own
         return cell, tuple(divmod(pair, count) for pair in pairs.tolist())
 
     @cached_property
     def trained_in(self) -> tuple[Tensor, tuple[str, ...]]:
-        """The environment that each sample was collected in, (N,), and the names of those that clients train in."""
+        """The environment in which each sample was collected, (N,), and the names of the clients' environments."""
         environment, names = self.data.train_environment, self.data.train_environments
         if environment is not None:
             return environment, names
         environment, names = self.data.domain, self.data.domains
-        if self.target is not None:  # those behind it move up
+        if self.target is not None:  # later environments move up
             environment = environment - (environment > self.target).long()
             names = names[: self.target] + names[self.target + 1 :]
         return environment, names
 
     @cached_property
     def whole(self) -> Samples:
-        """The pool of all samples."""
         return Samples(self.data.x, self.data.y, None, self.trained_in[0], self.data.group)
 
     def views(self, mask: Tensor) -> Lazy[Samples]:
         """Each holder's samples where the mask (N,) is true."""
-        return views(self.whole, self.holder.where(mask, NOBODY), len(self))
+        return views(self.whole, self.holder.where(mask, UNASSIGNED), len(self))
 
     def kind(self, role: Role, name: str, mask: Tensor) -> Kind:
-        """An environment of a name for each holder: its samples where the mask (N,) is true."""
+        """An environment per holder under one name: its samples where the mask (N,) is true."""
         return Kind(role, range(len(self)), (name,) * len(self), self.views(mask))
 
     def by_domain(self, role: Role, mask: Tensor, own: bool = True) -> Kind:
-        """Environments of each holder for each domain of its samples, by the domain's name; whose model is scored."""
+        """Environments of each holder for each domain of its samples, by the domain's name."""
         cell, cells = self.cells
         names = tuple(self.data.domains[domain] for _, domain in cells)
-        samples = views(self.whole, cell.where(mask, NOBODY), len(cells))
+        samples = views(self.whole, cell.where(mask, UNASSIGNED), len(cells))
         return Kind(role, tuple(holder for holder, _ in cells), names, samples, own)
 
     def federated(
         self, train: Tensor, environments: Sequence[Environment], inputs: Inputs, *notes: str
     ) -> FederatedData:
-        """The holders as clients, who train on their samples where the mask (N,) is true."""
+        """The holders as clients that train on their samples where the mask (N,) is true."""
         own, homes = self.views(train), [self.data.domains[domain] for domain in self.domains]
         clients = Lazy(lambda id: Client(id, self.names[id], homes[id], own[id]), range(len(self)))
         return FederatedData(clients, environments, self.data.classes, inputs, notes, self.trained_in[1])
@@ -151,16 +135,15 @@ class Division:
 def divide(data: DomainData, partition: Partition, streams: Streams, target: int | None = None) -> Division:
     """The (domain, part) pairs that contain samples, in order, including pairs of the target domain.
 
-    Raises:
-        FedshiftError: the partition gives no sample to anybody, or not one part for each sample.
+    A FedshiftError if the partition assigns no sample, or not one part to each sample.
     """
     home, parts = partition.assign(data, streams, target)
     if parts.shape != data.y.shape or not (parts >= 0).any():
-        raise FedshiftError(f"{type(partition).__name__} must give each sample a part, and some not -1 (nobody).")
+        raise FedshiftError(f"{type(partition).__name__} must give each sample a part, some not -1 (unassigned).")
     held = parts >= 0
     most = int(parts.max()) + 1
     pairs, own = torch.unique(home[held] * most + parts[held], return_inverse=True)
-    holder = torch.full_like(parts, NOBODY)
+    holder = torch.full_like(parts, UNASSIGNED)
     holder[held] = own
     domains, numbers = pairs // most, pairs % most
     divided = torch.bincount(domains)[domains] > 1
@@ -176,25 +159,21 @@ class PartlyTrained(Protocol):
 
     fraction: Fraction | Annotated[dict[str, Fraction], MinLen(1)] = setting(
         1.0,
-        help="part of the remaining samples that clients train on; or a table of it by domain, and all of those that "
-        "it does not name",
+        help="part of the remaining samples that clients train on; or a table of parts by domain, 1 for domains that "
+        "it omits",
     )
     per_class: WholeNumber = setting(
-        0, help="samples of each class that a client trains on at most, of that part; 0: no limit"
+        0, help="maximum samples of each class that a client trains on, of that part; 0: no limit"
     )
 
     def split_off(self, data: DomainData, sides: tuple[float, ...], streams: Streams, holder: Tensor) -> list[Tensor]:
-        """Masks (N,) of what is held out, and last that of training.
-
-        Raises:
-            UnknownNameError: a fraction is of a domain that there is not.
-        """
+        """Masks (N,) of held-out samples, and last of training samples; UnknownNameError for an unknown domain."""
         table = self.fraction if isinstance(self.fraction, dict) else dict.fromkeys(data.domains, self.fraction)
         for name in table:
             if name not in data.domains:
                 raise UnknownNameError("domain in protocol.fraction", name, data.domains)
         shares = [table.get(name, 1.0) for name in data.domains]
-        # What rounding leaves over belongs to those who train on all.
+        # Domains that train on everything get the rest from rounding.
         parts = {share: 1.0 if share == 1 else share * (1 - sum(sides)) for share in shares}
         splits = {share: split(data, (*sides, part), streams, holder, self.per_class) for share, part in parts.items()}
         trained = [splits[share][-1] & (data.domain == domain) for domain, share in enumerate(shares)]
@@ -204,30 +183,28 @@ class PartlyTrained(Protocol):
 class LeaveOneDomainOut(PartlyTrained):
     """The clients of all domains but one train; the held-out domain is the target (FedSR, Sec. 4.2).
 
-    Every client keeps a part for validation, on which alone hyper-parameters and rounds may be chosen. The model
-    that is scored on it is the one that is scored on the target: what suits clients' own may ruin it.
+    Every client keeps a part for validation, the only samples that choose hyper-parameters and rounds. It scores the
+    model that is scored on the target, since what suits personalised models may ruin that.
     """
 
     question: ClassVar[str] = "How good are models on a domain in which no client trains?"
     test_label: ClassVar[str] = "target"
     validation_label: ClassVar[str] = "source"
 
-    hold_out: str = setting(help='the domain held out; a list or "all" makes a run for each')
+    hold_out: str = setting(help='the domain held out; a list or "all" starts a run for each')
     validation: ProperFraction = setting(0.1, help="part of each source client held out", source="FedSR, Sec. 4.2")
     scored: Literal["unseen", "clients"] = setting(
         "unseen",
-        help="unseen: the whole target, with the model of a client that never trained; clients: each client, with its "
-        "own model, on the target's samples of the classes it trains on",
+        help="unseen: the whole target, with the model of a client that never trained; clients: each client's model on "
+        "the target's samples of the classes it trains on",
         source="FedSR, Sec. 4.2: unseen; FedPIN, App. E.1 (PACS): clients",
     )
 
     @property
     def own_models(self) -> bool:
-        """Only where clients are scored on the target."""
         return self.scored == "clients"
 
     def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> FederatedData:
-        """Sources are clients; the target belongs to nobody."""
         _refuse_environments(self, data)
         if self.hold_out not in data.domains:
             raise UnknownNameError("domain to hold out", self.hold_out, data.domains)
@@ -250,7 +227,7 @@ class LeaveOneDomainOut(PartlyTrained):
         else:
             environments = environments_of((validation,), (Environment(self.hold_out, "test", None, unseen),))
             before, last = sum(sources.domains[client] < target for client in validation.clients), len(validation.names)
-            # The target stands among the sources in the order of the domains.
+            # The target keeps its place among the sources in the order of the domains.
             environments = environments.among((*range(before), last, *range(before, last)))
         return sources.federated(trained, environments, inputs)
 
@@ -266,7 +243,6 @@ class InDomain(PartlyTrained):
     validation: ProperFraction = setting(0.1, help="part of each client that a selection may inspect")
 
     def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> FederatedData:
-        """Every client has validation and test separate environments."""
         _refuse_environments(self, data)
         if self.test + self.validation >= 1:
             raise FedshiftError("protocol.test + protocol.validation must leave samples to train on.")
@@ -288,39 +264,35 @@ class AllClients(InDomain):
     test_label: ClassVar[str] = "all clients"
 
     def kind(self, division: Division, role: Role, mask: Tensor) -> Kind:
-        """One environment of each client, under one name for all."""
         return division.kind(role, ALL_CLIENTS, mask)
 
 
 class TrainOnAll(Protocol):
-    """Clients train on all that they have, but for a part for validation if requested; nothing is kept for a test.
+    """Clients train on all their samples, less a part for validation if requested; there is no test.
 
-    For a model that is to be used, and that is judged elsewhere.
+    For a model that is deployed, and evaluated elsewhere.
     """
 
-    question: ClassVar[str] = "How well do models fit the samples that there are?"
+    question: ClassVar[str] = "How well do models fit the available samples?"
     test_label: ClassVar[str] = "as validation"
     validation_label: ClassVar[str] = "validation"
 
     validation: Annotated[float, Interval(ge=0, lt=1)] = setting(
-        0.0, help="part of each client that a selection may inspect; 0: it inspects what is trained on"
+        0.0, help="part of each client that a selection may inspect; 0: it inspects the training samples"
     )
 
     @property
     def caution(self) -> str:
-        """That there is no test."""
-        what = "the part for validation" if self.validation else "the samples that were trained on"
+        what = "the part for validation" if self.validation else "the training samples"
         return f"No sample was left for a test: all figures are of {what}."
 
     def check_choosing(self) -> None:
-        """Raise an error, since there is no test apart from validation."""
         raise FedshiftError(
-            "protocol.name = 'train-on-all' has no samples for a test, so settings that are chosen on its validation "
+            "protocol.name = 'train-on-all' has no test samples, so settings that are chosen on its validation "
             "cannot be judged: --set protocol.name=in-domain"
         )
 
     def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> FederatedData:
-        """Every client is scored on its part for validation, or on what it trains on."""
         _refuse_environments(self, data)
         division = divide(data, partition, streams)
         nobody = torch.zeros_like(data.y, dtype=torch.bool)
@@ -331,13 +303,13 @@ class TrainOnAll(Protocol):
 
 
 class PersonalUnderShift(Protocol):
-    """Each client trains on its own distribution and is scored where that has shifted (FedPIN, App. E.1).
+    """Each client trains on its distribution and is scored under shifts of it (FedPIN, App. E.1).
 
-    Needs data that bring their own environments: clients train on the first; every other one is a test environment of
+    Needs data with custom environments: clients train on the first; each other environment is a test environment of
     every client.
     """
 
-    question: ClassVar[str] = "How good are clients' models where the distribution has shifted away from their own?"
+    question: ClassVar[str] = "How good are clients' models where the distribution has shifted away from training?"
     test_label: ClassVar[str] = "test"
     validation_label: ClassVar[str] = "validation"
 
@@ -349,44 +321,41 @@ class PersonalUnderShift(Protocol):
     )
     apart: bool = setting(
         False,
-        help="whether that environment is no test environment, and shows originals that no test shows",
+        help="whether that environment is excluded from the test, with originals that no test contains",
         source="FedPIN, App. E.3: false; its validation is one of the tests",
     )
     held_out: ProperFraction = setting(
-        0.1, help="part for validation: of each client's training samples if 'held-out', of its test's if separately"
+        0.1, help="part for validation: of each client's training samples if 'held-out', else of its test samples"
     )
 
     @property
     def caution(self) -> str:
-        """That validation inspects a test environment, if so."""
         if self.validation == HELD_OUT or self.apart:
             return ""
         return (
             f"Validation inspects '{self.validation}', which is a test environment as well (as in FedPIN): "
-            f"protocol.apart = true leaves it out of the test; protocol.validation = '{HELD_OUT}' inspects no shift."
+            f"{APART} excludes it from the test; protocol.validation = '{HELD_OUT}' inspects no shift."
         )
 
     def check_choosing(self) -> None:
-        """Raise an error if validation is on a test environment."""
         if self.validation != HELD_OUT and not self.apart:
             raise FedshiftError(
                 f"protocol.validation = '{self.validation}' is a test environment as well, and neither settings nor "
-                "the end of training (train.patience) must be chosen on the test: --set protocol.apart=true leaves it "
-                f"out of the test, and --set protocol.validation={HELD_OUT} inspects training samples"
+                f"the end of training (train.patience) must be chosen on the test: --set {APART} excludes it from "
+                f"the test, and --set protocol.validation={HELD_OUT} inspects training samples"
             )
 
     def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> FederatedData:
-        """Every client has a test environment for each shift."""
         if data.environment is None or len(data.environments) < 2:
             raise FedshiftError(
-                "personal-under-shift needs data that bring their own environments (colored-mnist or waterbird, "
+                "personal-under-shift needs data with custom environments (colored-mnist or waterbird, "
                 "state); for others: --set protocol.name=in-domain or leave-one-domain-out"
             )
         shifts = data.environments[1:]
         if self.validation not in (*shifts, HELD_OUT):
             raise UnknownNameError("environment in protocol.validation", self.validation, [*shifts, HELD_OUT])
         if self.apart and shifts == (self.validation,):
-            raise FedshiftError("protocol.apart = true leaves nothing to test: these data have one test environment.")
+            raise FedshiftError(f"{APART} leaves nothing to test: these data have one test environment.")
         division = divide(data, partition, streams)
         trained, validated, tested = self._masks(data, division.cells[0], streams)
         kinds = [division.kind("validation", self.validation, validated)]
@@ -399,23 +368,22 @@ class PersonalUnderShift(Protocol):
         return division.federated(trained, environments_of(kinds), inputs, *notes)
 
     def _masks(self, data: DomainData, holder: Tensor, streams: Streams) -> tuple[Tensor, Tensor, Tensor]:
-        """Masks (N,) of training, validation and all tests; holder: who has each sample, (N,)."""
+        """Masks (N,) of training, validation and all tests, from each sample's holder (N,)."""
         assert data.environment is not None
         native = data.environment == 0
         if self.validation == HELD_OUT:
-            held_out = split(data, (self.held_out,), streams, holder.where(native, NOBODY))[0]
+            held_out = split(data, (self.held_out,), streams, holder.where(native, UNASSIGNED))[0]
             return native & ~held_out, held_out, ~native
         shifted = data.environment == data.environments.index(self.validation)
         if not self.apart:
             return native, shifted, ~native
-        looked_at = split(data, (self.held_out,), streams, holder.where(shifted, NOBODY))[0]
-        return native, looked_at, ~native & ~torch.isin(data.group, data.group[looked_at])
+        inspected = split(data, (self.held_out,), streams, holder.where(shifted, UNASSIGNED))[0]
+        return native, inspected, ~native & ~torch.isin(data.group, data.group[inspected])
 
 
 def _refuse_environments(protocol: Protocol, data: DomainData) -> None:
-    """A protocol that holds samples out itself takes no data that have done so already."""
     if data.environment is not None:
         raise FedshiftError(
-            f"{type(protocol).__name__} holds samples out itself, but these data bring their own environments "
+            f"{type(protocol).__name__} creates its own test sets, but these data have custom environments "
             f"({', '.join(data.environments[:4])}, ...): --set protocol.name=personal-under-shift"
         )

@@ -1,4 +1,4 @@
-"""Samples as views of a pool that all share, who trains on them, and what models are scored on."""
+"""Samples as views of a shared pool, the clients that train on them, and the environments that score models."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 Move = Callable[[Tensor], Tensor]
-"""Answers a copy of a pool's tensor, the same one each time; see :func:`mover`."""
+"""Returns a copy of a pool's tensor, the same copy each time; see :func:`mover`."""
 
 
 class Pool(NamedTuple):
     """Inputs x (N, ...), uint8 images, int64 tokens or float32, and labels y (N,), int64, that views share.
 
-    ``environment`` (N,), int64, is the training environment of each; None: all are of one. ``group`` (N,), int64, is
-    equal for samples of one original, such as a patient; None: each is its own.
+    ``environment`` (N,), int64, is the training environment of each; None: all share one. ``group`` (N,), int64, is
+    equal for samples of one original, such as a patient; None: each is an original.
     """
 
     x: Tensor
@@ -28,11 +28,11 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True, init=False, eq=False)
 class Samples:
-    """Samples of a pool, some or all; those of ``Samples(x, y)`` are a whole pool.
+    """Some or all samples of a pool; ``Samples(x, y)`` is a whole pool.
 
     Attributes:
-        pool: the inputs and labels among which they are, shared with other views.
-        rows: where in the pool they are, (n,), int64, on the pool's device; None: all, in order.
+        pool: the inputs and labels, shared with other views.
+        rows: indices into the pool, (n,), int64, on the pool's device; None: all, in order.
     """
 
     pool: Pool
@@ -56,7 +56,6 @@ class Samples:
         return f"Samples({len(self)} of shape {tuple(self.pool.x.shape[1:])})"
 
     def __eq__(self, other: object) -> bool:
-        """The same rows of the same pool."""
         if not isinstance(other, Samples) or not self.shares_pool(other):
             return False
         if self.rows is None or other.rows is None:
@@ -68,7 +67,7 @@ class Samples:
 
     @property
     def x(self) -> Tensor:
-        """The inputs (n, ...): the pool's own tensor if these are all, else gathered again each time."""
+        """The inputs (n, ...): the pool's tensor if these are all, else gathered each time."""
         return self.pool.x if self.rows is None else self.pool.x[self.rows]
 
     @property
@@ -78,27 +77,20 @@ class Samples:
 
     @property
     def environment(self) -> Tensor:
-        """Which of :attr:`Federation.train_environments` each is of, (n,), int64; 0 where unknown.
-
-        It reveals nothing about samples of a domain in which no client trains.
-        """
+        """The index in :attr:`Federation.train_environments`, (n,), int64; 0 if unknown."""
         if self.pool.environment is None:
             return torch.zeros_like(self.y)
         return self.pool.environment if self.rows is None else self.pool.environment[self.rows]
 
     @property
     def group(self) -> Tensor:
-        """The group of each (n,), int64; in a pool without groups, its place there."""
+        """The group of each (n,), int64; in a pool without groups, its index there."""
         if self.pool.group is None:
             return torch.arange(len(self), device=self.pool.y.device) if self.rows is None else self.rows
         return self.pool.group if self.rows is None else self.pool.group[self.rows]
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """``x[indices]`` and ``y[indices]``, gathered without the other samples.
-
-        Args:
-            indices: places from 0 to n - 1, (B,), int64, or a mask (n,); on the CPU or the pool's device.
-        """
+        """``x[indices]`` and ``y[indices]`` for indices (B,), int64, or a mask (n,), gathering nothing else."""
         rows = indices if self.rows is None else self.rows[indices]
         if rows.dtype == torch.bool:
             return self.pool.x[rows], self.pool.y[rows]
@@ -112,15 +104,14 @@ class Samples:
         return self.view_of(rows)
 
     def view_of(self, rows: Tensor) -> Samples:
-        """The samples at some rows of the pool, (n,), int64, whether they are among these or not."""
+        """The samples at some rows of the pool, (n,), int64, also rows outside this view."""
         return Samples(*self.pool[:2], rows, *self.pool[2:])
 
     def shares_pool(self, other: Samples) -> bool:
-        """Whether both are views of one pool."""
         return self.pool.x is other.pool.x and self.pool.y is other.pool.y
 
     def to(self, device: torch.device) -> Samples:
-        """The same samples on a device, to which these alone are copied; :meth:`Federation.to` copies pools."""
+        """The same samples on a device, to which only these are copied; :meth:`Federation.to` copies pools."""
         if self.pool.x.device == device:
             return self
         environment = None if self.pool.environment is None else self.environment.to(device)
@@ -136,7 +127,7 @@ class Samples:
 
 
 def joined(parts: Sequence[Samples]) -> Samples:
-    """All samples of the parts, one part after another: a view if they share a pool, else a copy."""
+    """All samples of the parts in order: a view if they share a pool, else a copy."""
     first = parts[0]
     if not all(first.shares_pool(part) for part in parts):
         x, y, environment = (torch.cat([getattr(part, name) for part in parts]) for name in ("x", "y", "environment"))
@@ -146,7 +137,7 @@ def joined(parts: Sequence[Samples]) -> Samples:
 
 
 def class_counts(parts: Sequence[Samples], classes: int) -> Tensor:
-    """How many samples of each of that many classes each part has, (parts, classes), int64, on the CPU."""
+    """Number of samples of each class in each part, (parts, classes), int64, on the CPU."""
     if not parts:
         return torch.zeros(0, classes, dtype=torch.int64)
     sizes = torch.tensor([len(part) for part in parts])
@@ -173,12 +164,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Lazy(Sequence[T]):
-    """What a tuple is, but for the items, which are made each time they are requested.
-
-    Attributes:
-        make: an item by its number.
-        numbers: the items' numbers.
-    """
+    """A sequence whose items are created on each access, by ``make`` from their numbers."""
 
     make: Callable[[int], T]
     numbers: Sequence[int]
@@ -196,29 +182,21 @@ class Lazy(Sequence[T]):
         return self.make(self.numbers[index])
 
     def among(self, places: Iterable[int]) -> Lazy[T]:
-        """The items at some places."""
         return Lazy(self.make, tuple(self.numbers[place] for place in places))
 
     def mapped(self, change: Callable[[T], T]) -> Lazy[T]:
-        """What a function makes of the items."""
+        """The items after a function."""
         return Lazy(lambda number: change(self.make(number)), self.numbers)
 
 
 def lazy(items: Sequence[T]) -> Lazy[T]:
-    """Items as a lazy sequence."""
     return items if isinstance(items, Lazy) else Lazy(items.__getitem__, range(len(items)))
 
 
 def views(whole: Samples, part: Tensor, parts: int) -> Lazy[Samples]:
-    """Disjoint parts of a pool.
-
-    Args:
-        whole: the pool.
-        part: the number of each sample's part, (N,), int64; -1: it is in none.
-        parts: how many parts there are.
-    """
+    """Disjoint parts of a pool, from the number of each sample's part, (N,), int64; -1: in no part."""
     held = (part >= 0).nonzero().flatten()
-    rows = held[part[held].argsort(stable=True)]  # those of part 0 in order, then those of part 1, etc.
+    rows = held[part[held].argsort(stable=True)]  # the samples of part 0 in order, then of part 1, etc.
     sizes = torch.bincount(part[held], minlength=parts)
     starts: list[int] = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]).tolist()
     rows = rows if whole.rows is None else whole.rows[rows]
@@ -231,7 +209,7 @@ def views(whole: Samples, part: Tensor, parts: int) -> Lazy[Samples]:
 
 @dataclass(frozen=True)
 class Client:
-    """One participant: its id, by which merges are ordered, its name, its home domain's, and its training samples."""
+    """A participant: its id, by which aggregation is ordered, its name, its home domain's, and its training samples."""
 
     id: int
     name: str
@@ -244,31 +222,23 @@ Role = Literal["validation", "test"]
 
 @dataclass(frozen=True)
 class Environment:
-    """Samples on which a model is scored.
+    """Samples on which a model is scored."""
 
-    Attributes:
-        name: the domain (or shift) they come from.
-        role: ``test`` makes the headline; ``validation`` is what a selection may inspect.
-        client: the id of the client they belong to; None for a client that never trained.
-        samples: the inputs and labels.
-        own: whether its client's own model is scored; if not, that of a client that never trained.
-    """
-
-    name: str
-    role: Role
-    client: int | None
+    name: str  # their domain (or shift)
+    role: Role  # ``test`` makes the headline; a selection may inspect ``validation``
+    client: int | None  # the id of their client; None for a client that never trained
     samples: Samples
-    own: bool = True
+    own: bool = True  # whether its client's model is scored; if not, the model of a client that never trained
 
     @property
     def scored_as(self) -> int | None:
-        """The client whose model is scored; None: that of a client that never trained."""
+        """The client whose model is scored; None: the model of a client that never trained."""
         return self.client if self.own else None
 
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """Environments of one role: by number their clients, ascending, names and samples, and whose model is scored."""
+    """Environments of one role: client numbers, ascending, names, samples, and whether the client's model is scored."""
 
     role: Role
     clients: Sequence[int]
@@ -278,7 +248,7 @@ class Kind:
 
 
 def environments_of(kinds: Sequence[Kind], unseen: Sequence[Environment] = ()) -> Lazy[Environment]:
-    """The environments of client 0, kind after kind, then those of client 1, etc.; last, those of no client."""
+    """The environments of client 0, kind after kind, then of client 1, etc.; last, environments without a client."""
     owned = [(client, kind, n) for kind, each in enumerate(kinds) for n, client in enumerate(each.clients)]
     owned.sort()
 

@@ -1,1 +1,1 @@
-"""The contract every method, engine and deployment stands on."""
+"""The contract between methods, engines and deployments."""

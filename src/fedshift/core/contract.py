@@ -1,9 +1,8 @@
-"""What a federated method is made of: parts, objectives, phases, exchanges and stages, all of them values.
+"""The values that define a federated method: parts, objectives, phases, exchanges and stages.
 
-A run is stages of rounds. A round is one or more exchanges with a cohort of clients. An exchange sends each client a
-Down, lets it work through phases, and merges what comes back in the Ups, after phases of the server's own if there are
-any. A phase is steps, each of which draws one batch and minimises every objective on it in turn; or it measures: sums
-over all samples.
+A run has stages of rounds; a round has exchanges with a cohort: each client receives a Down, runs phases and replies
+with an Up, and the server aggregates, after phases of the server, if any. A phase takes steps, each with one batch on
+which every objective is minimised in turn; or it measures: it sums tensors over all samples.
 """
 
 from __future__ import annotations
@@ -29,41 +28,31 @@ from fedshift.streams import Draws, Streams
 
 Scope = Literal["shared", "client", "server", "down"]
 Category = Literal["model update", "statistic", "count", "embedding"]
-"""What a tensor that leaves a client states: what training made of the model, or its gradient; a number or vector
-computed from its data, such as a mean; how many samples it has; or samples themselves, as vectors of a network."""
+"""What a tensor that leaves a client contains: trained parameters or a gradient; a number or vector
+computed from its data, such as a mean; numbers of samples; or samples themselves, as vectors of a network."""
 Bound = Literal["total", "each", "steps", "any"]
-"""How large the counts in a tensor may be, of a client with n training samples. "total": their sum is from 1 to n;
+"""Bound on the counts in a tensor of a client with n training samples. "total": their sum is from 1 to n;
 "each": every count is at most n; "steps": at most the client's steps of training; "any": at most n, or the number of
 samples in the batches of all its steps."""
 Result = TypeVar("Result")
 
 
 class Batch(NamedTuple):
-    """A batch of a client: inputs (B, ...) and labels (B,), int64; and their representation, if an objective encodes.
+    """A batch of a client: inputs (B, ...), labels (B,) and, if an objective encodes, their representation."""
 
-    Attributes:
-        x: inputs.
-        y: labels.
-        z: the representation (B, d) that the head reads.
-        mean: of a probabilistic encoder, the mean of z (B, d).
-        sigma: of a probabilistic encoder, the standard deviation of z (B, d).
-        environment: 1 for the training environment that each sample is of, else 0, (B, environments), in phases that
-            request it.
-        weight: how much each sample counts in the risk, (B,), 1 in the mean over the client's samples; None: the same.
-        made: the dict of what :meth:`once` has made in this step; None outside of one.
-    """
-
-    x: Tensor
-    y: Tensor = torch.empty(0, dtype=torch.int64)
-    z: Tensor = torch.empty(0)
-    mean: Tensor | None = None
-    sigma: Tensor | None = None
+    x: Tensor  #: inputs
+    y: Tensor = torch.empty(0, dtype=torch.int64)  #: labels, int64
+    z: Tensor = torch.empty(0)  #: the representation (B, d) that the head reads
+    mean: Tensor | None = None  #: of a probabilistic encoder, the mean of z (B, d)
+    sigma: Tensor | None = None  #: of a probabilistic encoder, the standard deviation of z (B, d)
+    #: one-hot training environment of each sample, (B, environments), in phases that request it
     environment: Tensor = torch.empty(0)
+    #: weight of each sample in the risk, (B,), with mean 1 over the client's samples; None: all 1
     weight: Tensor | None = None
-    made: Any = None
+    made: Any = None  #: cache of :meth:`once` during a step; None outside of a step
 
     def once(self, function: Callable[..., Result], *inputs: Any) -> Result:
-        """What a function gives, such as ``batch.once(net.head, batch.z)``, called once for all terms of a step."""
+        """Evaluate a function such as ``batch.once(net.head, batch.z)`` once for all terms of a step."""
         if self.made is None:
             return function(*inputs)
         key = (function, *map(id, inputs))
@@ -73,26 +62,25 @@ class Batch(NamedTuple):
         return result
 
     def cross_entropy(self, logits: Tensor, reduction: Literal["mean", "sum", "none"] = "mean") -> Tensor:
-        """The cross-entropy of logits (B, classes) on the labels, each sample by its weight; (B,) without reduction."""
+        """Cross-entropy of logits (B, classes) with sample weights; (B,) without reduction."""
         if self.weight is None:
             return F.cross_entropy(logits, self.y, reduction=reduction)
         return self.weighted(F.cross_entropy(logits, self.y, reduction="none"), reduction)
 
     def weighted(self, losses: Tensor, reduction: Literal["mean", "sum", "none"] = "mean") -> Tensor:
-        """Losses (B,) on the labels, each by its sample's weight; the mean is over the batch, whatever its weights."""
+        """Losses (B,) times the sample weights; the mean divides by the batch size, whatever the weights."""
         losses = losses if self.weight is None else self.weight * losses
         if reduction == "none":
             return losses
         return losses.mean() if reduction == "mean" else losses.sum()
 
     def part(self, rows: slice) -> Batch:
-        """Some of its samples."""
         tensors = {name: tensor for name, tensor in self._asdict().items() if isinstance(tensor, Tensor)}
         return self._replace(**{name: tensor[rows] for name, tensor in tensors.items() if len(tensor)})
 
     @property
     def features(self) -> Tensor:
-        """The representation without its noise: the mean of a probabilistic encoder, else z."""
+        """The representation without noise: the mean of a probabilistic encoder, else z."""
         return self.z if self.mean is None else self.mean
 
     def __repr__(self) -> str:
@@ -101,7 +89,7 @@ class Batch(NamedTuple):
 
 
 class Brief:
-    """A value whose text has its names and numbers, and of all else how many there are."""
+    """A value with a short text: its names and numbers, and the lengths of everything else."""
 
     def __repr__(self) -> str:
         texts = []
@@ -115,54 +103,40 @@ class Brief:
 
 @dataclass(frozen=True, repr=False)
 class Known(Brief):
-    """What a client knows while it works, and afterwards.
+    """What a client can read while it works, and afterwards."""
 
-    Attributes:
-        received: the Down it started from, by full name; frozen. Empty on the server.
-        measured: the sums of each :class:`Measure` so far in this exchange; and ``snapshot.<name>`` of a
-            :class:`Phase` with a snapshot.
-        counts: how many training samples of each class the client has, (classes,), int64; zeros on the server.
-    """
-
-    received: Tensors
+    received: Tensors  # the Down that it started from, by full name; frozen. Empty on the server
+    # the sums of each :class:`Measure` so far in this exchange; and ``snapshot.<name>`` of a :class:`Phase` with a
+    # snapshot
     measured: Tensors
-    counts: Tensor
+    counts: Tensor  # the client's training samples of each class, (classes,), int64; zeros on the server
 
 
 @dataclass(frozen=True, repr=False)
 class Context(Known):
-    """What an objective may know besides the net and the batch.
+    """What an objective can read besides the net and the batch."""
 
-    Attributes:
-        round: the round within its stage, from 1.
-        rounds: how many rounds the stage has.
-        noise: the draws the objective requested.
-        client: the client's number, int64 of shape (); -1 on the server.
-        replies: on the server, what the clients of this exchange sent back.
-    """
-
-    round: int
-    rounds: int
-    noise: Mapping[str, Tensor]
-    client: Tensor
-    replies: Replies = field(default_factory=Replies)
+    round: int  #: the round within its stage, from 1
+    rounds: int  #: number of rounds of the stage
+    noise: Mapping[str, Tensor]  #: the draws that the objective requested
+    client: Tensor  #: the client's number, int64 of shape (); -1 on the server
+    replies: Replies = field(default_factory=Replies)  #: on the server, the replies of this exchange's clients
 
 
 @dataclass(frozen=True, repr=False)
 class Part(Brief):
-    """A named module and who may see its tensors.
+    """A named module and the scope of its tensors.
 
-    ``shared`` tensors are sent, trained and merged; ``client`` ones never leave the client's store; ``server`` ones
-    are never sent; ``down`` ones belong to the server, are sent, and frozen on the client. Batch norms of a shared
-    part stay on the client where the method keeps those local, unless ``follows_bn`` is False. A part that is
-    ``apart`` travels only in exchanges that name it. Clients begin with a ``client`` part as ``module`` is, or, with
-    ``each``, which makes such a module by the builder that it is given, with one of their own: as the seed and the
-    client's number draw it.
+    ``shared`` tensors are sent, trained and aggregated; ``client`` tensors never leave the client; ``server`` tensors
+    are never sent; ``down`` tensors belong to the server, are sent, and are frozen on the client. Batch norms of a
+    shared part stay on the client where the method keeps them local, unless ``follows_bn`` is False. A part that is
+    ``apart`` travels only in exchanges that name it. All clients start with the same ``module`` in a ``client`` part;
+    with ``each``, a function of a builder, each starts with a module drawn from the seed and its number.
 
-    A client that never trained is predicted for with ``unseen`` in the place of a ``client`` part: the "mean" over the
-    clients that have trained, as batch norms that stay are always; the "initial" values; "every" client's own, which
-    makes several models whose accuracies are averaged; or the tensors of the shared part of that name. Only a
-    simulation can read what clients keep, and the records state it where it did.
+    For a client that never trained, ``unseen`` replaces a ``client`` part: "mean": by the mean over the trained
+    clients, as always for local batch norms; "initial": by its initial values; "every": by the part of every client,
+    whose accuracies are averaged; or by the shared part of that name. Only a simulation can read what clients keep;
+    records mention it.
     """
 
     module: nn.Module
@@ -174,29 +148,29 @@ class Part(Brief):
 
     @classmethod
     def state(cls, tensors: Tensor | Mapping[str, Tensor], scope: Scope, **more: Any) -> Self:
-        """Named tensors that are not a layer; a single one is called ``value``, and read by the part's name alone."""
+        """Named tensors that are not a layer; a single tensor is called ``value`` and read by the part's name alone."""
         named = {VALUE: tensors} if isinstance(tensors, Tensor) else tensors
         return cls(holder(named), scope, **more)
 
     @classmethod
     def zeros_like(cls, parts: Mapping[str, Part], scope: Scope) -> Self:
-        """A tensor of zeros for every trainable parameter of some parts, under the same full names."""
+        """A zero tensor for every trainable parameter of some parts, under the same full names."""
         trainable = Net({name: part.module for name, part in parts.items()}).parameters()
         return cls.state({name: torch.zeros_like(parameter) for name, parameter in trainable}, scope)
 
 
 def no_draws(model: ModelBuilder, batch: int) -> Draws:
-    """No noise at all."""
     return {}
 
 
 @dataclass(frozen=True)
 class Optimiser:
-    """How an objective is minimised where that differs from the experiment's ``[train]``; None: as there.
+    """How an objective is minimised, where that differs from the experiment's ``[train]``; None: as there.
 
-    Without a ``name`` momentum and weight decay are as there, too; with one there is no momentum. ``factor`` multiplies
-    the rate of ``[train]``, whose schedule then applies. ``clip`` is the largest norm of the gradient, over all that
-    the objective moves; that of ``[train]`` applies as well. ``decay`` multiplies the rate after every round.
+    Without a ``name``, momentum and weight decay are also as there; with a name, there is no momentum. ``factor``
+    multiplies the rate of ``[train]``, whose schedule then applies. ``clip`` is the largest norm of the gradient over
+    all that the objective moves, in addition to the limit of ``[train]``. ``decay`` multiplies the rate after every
+    round.
     """
 
     name: Literal["sgd", "adam"] | None = None
@@ -209,10 +183,10 @@ class Optimiser:
 
 @dataclass(frozen=True)
 class Term:
-    """A term of a loss: a weight times a pure function, ``value(net, batch, context)``, that gives a scalar tensor.
+    """A term of a loss: a weight times a pure function, ``value(net, batch, context)``, that returns a scalar tensor.
 
-    It counts from round ``since`` of its stage on, and once ``after`` percent of the stage's rounds are over. One whose
-    weight is 0 is excluded from the objective: it is neither computed nor recorded.
+    It applies from round ``since`` of its stage, and once ``after`` percent of the stage's rounds are over. A term of
+    weight 0 is excluded from the objective: it is neither computed nor recorded.
     """
 
     value: Callable[[Net, Batch, Context], Tensor]
@@ -221,11 +195,11 @@ class Term:
     after: int = 0
 
     def first(self, rounds: int) -> int:
-        """The round of a stage of that many in which it begins to count."""
+        """The first round, of a stage of ``rounds``, in which the term applies."""
         return max(self.since, rounds * self.after // 100 + 1)
 
     def weighted(self, net: Net, batch: Batch, context: Context) -> Tensor:
-        """The weight times the value; a 1 costs no product."""
+        """The weight times the value; a weight of 1 costs no product."""
         value = self.value(net, batch, context)
         is_scalar = isinstance(value, Tensor) and not value.ndim
         return self.weight * value if is_scalar and not (isinstance(self.weight, float) and self.weight == 1) else value
@@ -233,11 +207,11 @@ class Term:
 
 @dataclass(frozen=True, repr=False)
 class Objective(Brief):
-    """A loss, which is the sum of named terms, and the parts it moves.
+    """A loss, which is the sum of named terms, and the parts that it moves.
 
-    The mean of each term over the steps is sent beside a reply and recorded. With ``encode`` the batch is encoded
-    before, once, and terms read ``batch.z``. Parts that do not move are fixed and in evaluation mode. The loss is
-    minimised ``repeats`` times on each batch.
+    The mean of each term over the steps is reported as telemetry and recorded. With ``encode`` the batch is encoded
+    first, and terms read ``batch.z``. Parts that do not move are fixed and in evaluation mode. The loss is minimised
+    ``repeats`` times on each batch.
     """
 
     name: str
@@ -249,22 +223,18 @@ class Objective(Brief):
     encode: Callable[[Net, Batch, Mapping[str, Tensor]], Batch] | None = None
 
     def __post_init__(self) -> None:
-        """Exclude the terms whose weight is 0.
-
-        Raises:
-            FedshiftError: the terms are not a mapping from names to terms.
-        """
+        """Exclude terms of weight 0; raise a FedshiftError unless the terms are a mapping from names to terms."""
         given = self.terms.items() if isinstance(self.terms, Mapping) else [("terms", self.terms)]
         for name, term in given:
             if not isinstance(term, Term):
                 raise FedshiftError(
-                    f"The objective '{self.name}' has {term!r} for '{name}', which is no term: give terms by name, "
+                    f"The objective '{self.name}' has {term!r} for '{name}', which is not a term: map names to terms, "
                     'such as {"cross_entropy": Term(self.risk), "proximal": Term(self.proximal, self.mu / 2)}.'
                 )
         object.__setattr__(self, "terms", {name: term for name, term in given if term.weight != 0})
 
     def evaluate(self, net: Net, batch: Batch, context: Context) -> dict[str, Tensor]:
-        """The weighted terms of a batch, which is encoded first, by name."""
+        """The weighted terms of a batch by name; the batch is encoded first."""
         batch = batch._replace(made={})
         with dropping(net.dropouts, context.noise):
             batch = batch if self.encode is None else self.encode(net, batch, context.noise)
@@ -275,27 +245,26 @@ class Objective(Brief):
         return values
 
     def loss(self, net: Net, batch: Batch, context: Context) -> Tensor:
-        """The sum of its terms."""
         return Tensors(self.evaluate(net, batch, context)).sum()
 
 
 class Epochs(int):
-    """So many passes over a client's samples, in the place of a number of steps."""
+    """A number of passes over a client's samples, in place of a number of steps."""
 
     def __repr__(self) -> str:
         return f"{int(self)} epochs"
 
 
 def lasting(count: int, unit: Literal["steps", "epochs"]) -> int:
-    """So many steps or epochs, for :attr:`Phase.steps`."""
+    """The value of :attr:`Phase.steps` for a number of steps or epochs."""
     return Epochs(count) if unit == "epochs" else count
 
 
 @dataclass(frozen=True, repr=False)
 class Batches(Brief):
-    """A name, which streams and records are keyed by, and batches: how many, and of how many samples.
+    """A name, which keys streams and records, and the number and size of batches.
 
-    What is None is as the experiment's ``[train]`` states, but a :class:`Measure` without ``steps`` covers all samples.
+    None means as in the experiment's ``[train]``, but a :class:`Measure` without ``steps`` covers all samples.
     """
 
     name: str
@@ -307,10 +276,10 @@ class Batches(Brief):
 class Phase(Batches):
     """Steps, or :class:`Epochs`: each step draws one batch and minimises every objective on it, in order.
 
-    On the server batches are drawn from the ``samples`` made of the replies; without them the batch is empty, and
-    objectives work on the replies, the server's own tensors and noise, which is drawn for ``batch`` samples. With
-    ``snapshot`` the client's shared tensors after a step drawn for the round, the same for all clients with equally
-    many, are measured. Batches state which environments their samples are of where the phase requires ``environments``.
+    On the server, ``samples`` computes what batches are drawn from; without it the batch is empty, and objectives work
+    on replies, the server's tensors and noise for ``batch`` samples. With ``snapshot``, the client's shared tensors
+    after a step are measured; the step is drawn for the round, the same for clients with equally many. With
+    ``environments``, batches contain each sample's environment.
     """
 
     objectives: tuple[Objective, ...]
@@ -321,13 +290,12 @@ class Phase(Batches):
 
 @dataclass(frozen=True, repr=False)
 class Measure(Batches):
-    """A phase that trains nothing: named tensors, summed over batches that cover every training sample once.
+    """A phase without training: named tensors, summed over batches that cover every training sample once.
 
-    With ``steps`` it is that many batches instead, as training would draw them, but in an order drawn for the round, so
-    that the batches of training stay those they would be; :attr:`LocalWork.means` knows how many samples they have.
-    Parts are in evaluation mode and inputs are not augmented. On the server it is called once, with an empty batch:
-    what it calls by the full name of a ``down`` or ``server`` tensor is that tensor's next value, and scalars are
-    recorded beside the loss terms.
+    With ``steps`` it sums over that many batches, drawn as in training but in an order of the round, so that training's
+    batches do not change. Parts are in evaluation mode and inputs are not augmented. On the server it is called once,
+    with an empty batch: tensors under the full name of a ``down`` or ``server`` tensor replace it, and scalars are
+    recorded.
     """
 
     measure: Callable[[Net, Batch, Context], Mapping[str, Tensor]]
@@ -338,10 +306,7 @@ Phases = tuple[Phase | Measure, ...]
 
 
 def term_names(phases: Phases) -> dict[tuple[str, str, str], str]:
-    """What the mean of each loss term is called, by phase, objective and term.
-
-    That is the term's own name, with its objective's or its phase's before it where an earlier one has that name.
-    """
+    """The recorded name of each loss term's mean: the term's, prefixed by objective or phase if it is taken."""
     names: dict[tuple[str, str, str], str] = {}
     for phase in phases:
         if isinstance(phase, Measure):
@@ -357,54 +322,36 @@ def term_names(phases: Phases) -> dict[tuple[str, str, str], str]:
 
 @dataclass(frozen=True, repr=False)
 class LocalWork(Known):
-    """What a client has after its phases, from which it makes its reply and what it keeps.
+    """What a client has after its phases; its reply and its next state are computed from it."""
 
-    Attributes:
-        trained: the tensors of every shared part that was received, by full name, as they are now.
-        private: the client's own tensors, which stay.
-        train: the client's training samples, as the stage sees them.
-        steps: how many steps of training were taken.
-        lr: the learning rate of ``[train]`` in this round.
-        seen: over how many samples each of the sums in ``measured`` is, by its name.
-    """
-
-    trained: Tensors
-    private: Tensors
-    train: Samples
-    steps: int
-    lr: float
-    seen: Mapping[str, int] = field(default_factory=dict)
+    trained: Tensors  #: the current tensors of every shared part that was received, by full name
+    private: Tensors  #: the client's private tensors, which stay
+    train: Samples  #: the client's training samples, as the stage sees them
+    steps: int  #: number of training steps taken
+    lr: float  #: the learning rate of ``[train]`` in this round
+    seen: Mapping[str, int] = field(default_factory=dict)  #: number of samples behind each sum in ``measured``, by name
 
     @property
     def samples(self) -> int:
-        """How many training samples the client has."""
+        """Number of the client's training samples."""
         return len(self.train)
 
     @property
     def means(self) -> Tensors:
-        """What was measured, for a single sample in the mean."""
+        """The measured sums, divided by their numbers of samples."""
         return Tensors({name: self.measured[name] / seen for name, seen in self.seen.items()})
 
 
 @dataclass(frozen=True, repr=False)
 class ServerState(Brief):
-    """Everything the server has: ``shared`` and ``down`` tensors are sent, ``server`` ones never.
+    """Everything that the server stores: ``shared`` and ``down`` tensors are sent, ``server`` tensors never."""
 
-    Attributes:
-        shared: what clients train, by full name.
-        down: what only the server changes.
-        server: what never leaves it.
-        optimisers: optimiser state of the server's own phases that is kept.
-        clients: how many clients there are, sampled or not.
-        round: the round within its stage, from 1, that is in progress or was the last; 0 before any.
-    """
-
-    shared: Tensors = field(default_factory=Tensors)
-    down: Tensors = field(default_factory=Tensors)
-    server: Tensors = field(default_factory=Tensors)
-    optimisers: OptimiserState = field(default_factory=dict)
-    clients: int = 0
-    round: int = 0
+    shared: Tensors = field(default_factory=Tensors)  #: what clients train, by full name
+    down: Tensors = field(default_factory=Tensors)  #: what only the server changes
+    server: Tensors = field(default_factory=Tensors)  #: what never leaves the server
+    optimisers: OptimiserState = field(default_factory=dict)  #: stored optimiser state of the server's phases
+    clients: int = 0  #: number of clients, sampled or not
+    round: int = 0  #: the current or last round within its stage, from 1; 0 before the first
 
     def __post_init__(self) -> None:
         for scope in ("shared", "down", "server"):
@@ -412,15 +359,10 @@ class ServerState(Brief):
 
     @property
     def tensors(self) -> Tensors:
-        """All of them, by full name."""
         return self.shared | self.down | self.server
 
     def updated(self, tensors: Mapping[str, Tensor]) -> Self:
-        """The state with some tensors replaced, each in its scope; a name that is not here is an error.
-
-        Raises:
-            KeyError: the server has no tensor of a name.
-        """
+        """The state with some tensors replaced, each in its scope; an unknown name is a KeyError."""
         known = frozenset(self.tensors)
         tensors = {full_name(name) if full_name(name) in known else name: tensor for name, tensor in tensors.items()}
         unknown = tensors.keys() - known
@@ -434,16 +376,17 @@ class ServerState(Brief):
 
 
 Declared = dict[str, tuple[torch.dtype, tuple[int | None, ...]]]
-"""Type and shape of tensors by name; None stands for any length."""
+"""Type and shape of tensors by name; None: any length."""
 
 
 @dataclass(frozen=True)
 class Upload:
-    """Tensors that a reply carries beside parts, declared so that an answer can be checked.
+    """Tensors that a reply carries besides parts, declared so that an answer can be checked.
 
-    ``Upload("pairs", (None, 2, 8))`` is a floating tensor, of any length where it states None; :meth:`like` has the
-    tensors of a part under another name, :meth:`row` a row of a part's tensor ``value``. One from which a private part
-    follows states it: ``reveals`` is its name. Whole numbers that are no model update are counts, from 0 to ``bound``.
+    ``Upload("pairs", (None, 2, 8))`` is a floating tensor whose first dimension has any length; :meth:`like` declares
+    the tensors of a part under another name, :meth:`row` a row of a part's tensor ``value``. ``reveals`` names the
+    private part that can be computed from the upload, if any. Whole numbers that are no model update are counts within
+    ``bound``.
     """
 
     name: str
@@ -458,21 +401,16 @@ class Upload:
     def like(
         cls, name: str, part: str, category: Category = "model update", reveals: str = "", bound: Bound = "any"
     ) -> Self:
-        """Every tensor of a part that is not kept at home, named ``name.<its name in the part>``."""
+        """Every tensor of a part that leaves the client, named ``name.<its name in the part>``."""
         return cls(name, None, part, category=category, reveals=reveals, bound=bound)
 
     @classmethod
     def row(cls, name: str, part: str, category: Category = "statistic") -> Self:
-        """A tensor of the shape of a row of a part that is a single tensor."""
+        """A tensor with the shape of a row of a part that is a single tensor."""
         return cls(name, (), part, category=category)
 
     def signature(self, tensors: Tensors, floating: torch.dtype) -> Declared:
-        """Type and shape of each tensor by name.
-
-        Args:
-            tensors: those that everything starts with, by full name, less batch norms that stay on the client.
-            floating: the run's floating type.
-        """
+        """Type and shape of each tensor, from the initial tensors (less local batch norms) and the floating type."""
         if self.shape is None:
             like = tensors.of(self.part).under(self.name)
             return {name: (floating if t.is_floating_point() else t.dtype, tuple(t.shape)) for name, t in like.items()}
@@ -481,7 +419,7 @@ class Upload:
 
 
 def leave(state: ServerState, replies: Replies) -> ServerState:
-    """The server keeps what it has."""
+    """Aggregate nothing: the server keeps its state."""
     return state
 
 
@@ -489,70 +427,55 @@ Select = Callable[[ServerState, Sequence[int], int, torch.Generator], Sequence[i
 
 
 def uniform(state: ServerState, clients: Sequence[int], count: int, generator: torch.Generator) -> Sequence[int]:
-    """A cohort: ``count`` of the client ids, uniformly, without replacement."""
+    """Sample ``count`` of the client ids uniformly, without replacement."""
     order = torch.randperm(len(clients), generator=generator)[:count]
     return [clients[i] for i in order.tolist()]
 
 
 @dataclass(frozen=True, repr=False)
 class Exchange(Brief):
-    """One trip to the clients and back.
+    """One broadcast to the clients and their replies."""
 
-    Attributes:
-        name: what messages and records call it.
-        phases: what a client does.
-        merge: the server's next state; by default the one it has.
-        sends: the parts whose shared and down tensors a client receives; None: all that are not separately.
-        returns: the shared parts among them that a reply carries; None: all.
-        uploads: what a reply carries besides, made by ``upload``, which may also give a returned tensor another value.
-        counted: whether a reply shows how many samples the client has, by which a mean is then weighted.
-        send: tensors that one client receives in the place of the server's.
-        begin: tensors with which a client begins instead, from what it keeps and what it received.
-        upload: makes the ``uploads``.
-        keep: client tensors, by full name, that are replaced after the phases; the rest stays as trained.
-        server_phases: phases of the server between replies and merge; they may move ``down`` and ``server`` parts.
-        select: a cohort, from the server's state, the clients' ids, how many are wanted and a generator. That of the
-            first exchange is the round's, by default :func:`uniform`; the others have the round's, or one of their
-            own. An id that is given more than once works once, and its reply is merged as often.
-    """
-
-    name: str
-    phases: Phases = ()
+    name: str  #: its name in messages and records
+    phases: Phases = ()  #: the work of a client
+    #: the server's next state; by default the state that it has
     merge: Callable[[ServerState, Replies], ServerState] = leave
+    #: the parts whose shared and down tensors a client receives; None: all that are not ``apart``
     sends: tuple[str, ...] | None = None
-    returns: tuple[str, ...] | None = None
+    returns: tuple[str, ...] | None = None  #: the shared parts among them that a reply carries; None: all
+    #: what a reply carries besides, computed by ``upload``, which may also replace a returned tensor
     uploads: tuple[Upload, ...] = ()
-    counted: bool = False
+    counted: bool = False  #: whether a reply contains the client's number of samples, by which means are then weighted
+    #: tensors that a client receives in place of the server's
     send: Callable[[ServerState, int], Mapping[str, Tensor]] | None = None
+    #: tensors with which a client starts instead, from what it keeps and what it received
     begin: Callable[[Tensors, Down], Mapping[str, Tensor]] | None = None
-    upload: Callable[[LocalWork], Mapping[str, Tensor]] | None = None
+    upload: Callable[[LocalWork], Mapping[str, Tensor]] | None = None  #: computes the ``uploads``
+    #: client tensors, by full name, that are replaced after the phases; the rest stays as trained
     keep: Callable[[LocalWork], Mapping[str, Tensor]] | None = None
+    #: phases of the server between replies and aggregation; they may move ``down`` and ``server`` parts
     server_phases: Phases = ()
+    #: samples a cohort, from the server's state, the clients' ids, the cohort's size and a generator. The round's
+    #: cohort is the first exchange's, by default :func:`uniform`; later exchanges may sample another. A client that
+    #: is sampled twice trains once, and its reply counts twice
     select: Select | None = None
 
 
 @dataclass(frozen=True, repr=False)
 class Stage(Brief):
-    """Rounds that repeat the same exchanges with one cohort each.
+    """Rounds that repeat the same exchanges, each round with one cohort."""
 
-    Attributes:
-        name: what random streams and records call it.
-        rounds: how many rounds.
-        exchanges: what a round does, in order.
-        participation: the part of the clients sampled in a round, in (0, 1]; None: the experiment's.
-        view: the federation as this stage sees it, where clients work on something else than their samples.
-        scored: whether models are evaluated, and clients keep what the stage does to their own tensors and optimisers.
-    """
-
-    name: str
-    rounds: int
-    exchanges: tuple[Exchange, ...]
-    participation: float | None = None
+    name: str  #: its name in random streams and records
+    rounds: int  #: number of rounds
+    exchanges: tuple[Exchange, ...]  #: the exchanges of a round, in order
+    participation: float | None = None  #: the part of the clients sampled in a round, in (0, 1]; None: the experiment's
+    #: maps the federation to what this stage's clients work on, if that is not their samples
     view: Callable[[FederatedData, Streams], FederatedData] | None = None
+    #: whether models are evaluated, and clients store this stage's changes of private tensors and optimisers
     scored: bool = True
 
     @property
     def training(self) -> Exchange:
-        """The last exchange in which clients train, whose Down their models are made of; of measures, the last."""
+        """The last exchange that trains, with whose Down models are built; if none trains, the last one."""
         trains = (each for each in reversed(self.exchanges) if any(isinstance(one, Phase) for one in each.phases))
         return next(trains, self.exchanges[-1])

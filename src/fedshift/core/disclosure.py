@@ -1,19 +1,18 @@
-"""Which numbers of an evaluation may be handed on, so that no count of few samples is published or follows from others.
+"""Statistical disclosure control: which numbers of an evaluation may be published, so that no small count follows.
 
-A *cell* is a subgroup, a class, a class within a subgroup, or the samples that are predicted to be of a class. It is
-small if it has fewer groups (patients, for example; without groups, samples) than a floor. What a metric divides by is
-a cell, and counts and rates together are equations: supports and sensitivities give each class's errors, of two classes
-also how many samples are predicted to be of each. So what is published is decided for all of them together.
+A *cell* is a subgroup, a class, a class within a subgroup, or the samples with a predicted class. It is small if it has
+fewer groups (patients, for example; without groups, samples) than a floor. Counts and rates together are equations:
+supports and sensitivities give each class's errors, and for two classes also the number of samples predicted to be of
+each. So the decision covers all of them together:
 
-- The supports of small classes are withheld, of a single one with that of the smallest other class, as it would be the
-  rest. Metrics that mix classes are withheld with any support.
-- Where a class is predicted for few samples precisions are withheld; of two classes, and where errors are so few that
-  the count would follow, everything at this threshold is.
-- Small subgroups are published as one, "others", together with as few larger ones as make it large. Of a subgroup
-  that has a small cell the size alone is published, and so it is of another, so that none is the rest.
+- The support of a small class is withheld; a single one with the smallest other class's support, which would be
+  the remainder. Metrics that mix classes are withheld with any support.
+- Where a class is predicted for few samples, precisions are withheld; for two classes, and where errors are so few that
+  the count would follow, so is everything at this threshold.
+- Small subgroups are published together as "others", with enough larger ones to make "others" large. Of a subgroup with
+  a small cell only the size is published, and only the size of another, so that neither is the remainder.
 
-A class that is never predicted is no small cell: that reveals something about the model, and its precision is
-undefined.
+A class that is never predicted is not a small cell: that describes the model, and its precision is undefined.
 """
 
 from __future__ import annotations
@@ -29,27 +28,20 @@ WITHHELD = "withheld"
 
 
 def fewer(floor: int) -> str:
-    """What stands in the place of a small count."""
     return f"< {floor}"
 
 
 @dataclass(frozen=True)
 class CellCounts:
-    """What a model makes of samples, counted.
+    """Counts of samples by class and predicted class."""
 
-    Attributes:
-        table: how many samples of each class (rows) are predicted to be of each (columns), (classes, classes).
-        small: which classes have few groups, (classes,).
-        rare: which classes are predicted for few groups, but for some, (classes,).
-    """
-
-    table: Array
-    small: Array
-    rare: Array
+    table: Array  # number of samples of each class (rows) with each predicted class (columns), (classes, classes)
+    small: Array  # which classes have few groups, (classes,)
+    rare: Array  # which classes are predicted for few groups, but at least one, (classes,)
 
     @classmethod
     def of(cls, y: Array, predicted: Array, group: Array, classes: int, floor: int) -> CellCounts:
-        """Count labels y (n,) and predictions (n,) of samples of some groups (n,)."""
+        """Count labels y (n,) and predictions (n,) of samples with groups (n,)."""
         table = np.zeros((classes, classes), int)
         np.add.at(table, (y, predicted), 1)
         of_class, of_predicted = (
@@ -67,25 +59,17 @@ class CellCounts:
 
 @dataclass(frozen=True)
 class Permitted:
-    """What may be published of the samples of an environment.
+    """What may be published about the samples of an environment."""
 
-    Attributes:
-        support: each class's number of samples, or what stands in its place.
-        threshold: whether metrics of predicted classes may.
-        precision: whether those that divide by how often a class is predicted may.
-    """
-
-    support: tuple[int | str, ...]
-    threshold: bool
-    precision: bool
+    support: tuple[int | str, ...]  # each class's number of samples, or a placeholder
+    threshold: bool  # whether metrics of predicted classes may be
+    precision: bool  # whether metrics that divide by the number of predictions of a class may be
 
     @property
     def supported(self) -> bool:
-        """Whether the support of every class is published."""
         return all(isinstance(count, int) for count in self.support)
 
     def metric(self, name: str, classes: Sequence[str]) -> bool:
-        """Whether a metric may be published."""
         if name == ACCURACY or Metric(name).kind == CALIBRATION:
             return self.threshold
         kind, of, of_class = name.partition(OF)
@@ -96,7 +80,7 @@ class Permitted:
 
 
 def permitted(cells: CellCounts, floor: int) -> Permitted:
-    """What may be published of the samples of an environment that are not few in all."""
+    """What may be published about an environment whose samples are not few in all."""
     support = tuple(_support(cells.table.sum(axis=1), cells.small, floor))
     precision = not cells.rare.any()
     hidden = cells.small.any() and len(support) == 2  # then nothing shows how many samples of a class are errors
@@ -104,7 +88,7 @@ def permitted(cells: CellCounts, floor: int) -> Permitted:
 
 
 def _support(counts: Array, small: Array, floor: int) -> list[int | str]:
-    """The number of samples of each class, or what stands in its place."""
+    """Each class's number of samples, or a placeholder."""
     if not small.any():
         return [int(count) for count in counts]
     hidden, word = set(np.flatnonzero(small).tolist()), fewer(floor)
@@ -132,7 +116,7 @@ def _open(cells: CellCounts, floor: int) -> bool:
 
 
 def pooled(sizes: Mapping[str, int], groups: Mapping[str, int], floor: int) -> set[str]:
-    """The subgroups that are published as one, of the numbers of samples and of groups in each; none, some or all."""
+    """The subgroups to publish together (none, some or all), from their numbers of samples and of groups."""
     inside = {name for name in sizes if groups[name] < floor}
     others = sorted(set(sizes) - inside, key=lambda name: (sizes[name], name))
     while inside and others and (len(inside) < 2 or sum(groups[name] for name in inside) < floor):
@@ -141,7 +125,7 @@ def pooled(sizes: Mapping[str, int], groups: Mapping[str, int], floor: int) -> s
 
 
 def size_alone(parts: Mapping[str, CellCounts]) -> Collection[str]:
-    """The subgroups of which the size alone is published, where all cells of the samples together may be."""
+    """The subgroups of which only the size is published, where all cells of the samples together may be."""
     hidden = {name for name, cells in parts.items() if not cells.whole}
     others = sorted(set(parts) - hidden, key=lambda name: (int(parts[name].table.sum()), name))
     while hidden and others and not _hides({name: parts[name] for name in hidden}):
@@ -150,5 +134,4 @@ def size_alone(parts: Mapping[str, CellCounts]) -> Collection[str]:
 
 
 def _hides(parts: Mapping[str, CellCounts]) -> bool:
-    """Whether the sum over subgroups leaves each one's cells open: there are several, and every class occurs."""
     return len(parts) > 1 and bool(sum(cells.table.sum(axis=1) for cells in parts.values()).min() > 0)

@@ -1,9 +1,9 @@
 """Dropout from the run's streams, so that engines agree and a resumed run continues to the same bits.
 
-A step of an objective that moves a part with dropout is given one number more, drawn as any noise is. From it, the
-layer's place in the net, how often the layer ran in this step, and the place within its input follows whether a value
-is dropped, by integer arithmetic alone: nothing is left to the order of draws, whatever a loss runs and how often,
-and clients can be stacked. Modules are written with PyTorch's own layers, which :func:`from_streams` replaces.
+Each step of an objective that moves a part with dropout receives one drawn number. Whether a value is dropped follows
+by integer arithmetic from this number, the layer's place in the net, the layer's calls in this step, and the value's
+position: it does not depend on the order of draws, and clients can be stacked. Modules use PyTorch's own layers, which
+:func:`from_streams` replaces.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from fedshift.errors import FedshiftError
 from fedshift.streams import Draw, Draws
 
-NOISE = "dropout of the net's layers"  # which a page calls none of its own draws
+NOISE = "dropout of the net's layers"  # the name is reserved: no page's draws have it
 LAYERS: dict[type[nn.Module], int] = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
 BITS = 24
 
@@ -27,9 +27,9 @@ class Dropout(nn.Module):
     """Zeroes values with probability p while training, and divides the others by 1 - p.
 
     Args:
-        p: how likely a value is dropped, in 0..1.
-        together: this many of the last dimensions are dropped together: 2 for the channels of a map. As with PyTorch's
-            Dropout2d, 2 takes (B, channels, length) as well.
+        p: probability that a value is dropped, in 0..1.
+        together: number of trailing dimensions that are dropped together: 2 for the channels of a map. As PyTorch's
+            Dropout2d, 2 also takes (B, channels, length).
     """
 
     def __init__(self, p: float, together: int = 0) -> None:
@@ -39,20 +39,15 @@ class Dropout(nn.Module):
         self.calls = 0
 
     def extra_repr(self) -> str:
-        """Its settings."""
         return f"p={self.p}, together={self.together}"
 
     def forward(self, x: Tensor) -> Tensor:
-        """Inputs of any shape, the same shape.
-
-        Raises:
-            FedshiftError: it is in training mode outside of a run's step.
-        """
+        """Inputs of any shape to the same shape; a FedshiftError in training mode outside of a run's step."""
         if not self.training or self.p == 0:
             return x
         if self.key is None:
             raise FedshiftError(
-                "Dropout is drawn from a run's streams while an objective moves its part; outside of that, put the "
+                "Dropout draws from a run's streams while an objective moves its part; elsewhere, put the "
                 "module into evaluation mode: module.eval()"
             )
         self.calls += 1
@@ -65,7 +60,6 @@ class Dropout(nn.Module):
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """What splitmix64 makes of whole numbers (Steele et al., OOPSLA 2014): as good as independent of each other."""
     x = x * -0x61C8864680B583EB  # 0x9e37... as a signed number; products wrap
     for right, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
         x = (x ^ (x >> right & (1 << (64 - right)) - 1)) * factor  # >> keeps the sign, which is cut off
@@ -73,14 +67,10 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 def from_streams(module: nn.Module, role: str) -> nn.Module:
-    """The module with :class:`Dropout` in the place of PyTorch's dropout layers, itself among them.
-
-    Raises:
-        FedshiftError: it has alpha dropout, or another kind of dropout layer.
-    """
+    """Replace PyTorch's dropout layers in a module; a FedshiftError for other kinds of dropout."""
     layers = {layer: _from_streams(layer, path, role) for path, layer in module.named_modules()}
     for parent in layers:
-        for name, layer in list(parent._modules.items()):  # named_children excludes what is there twice
+        for name, layer in list(parent._modules.items()):  # named_children skips repeated modules
             if layer is not None:
                 setattr(parent, name, layers[layer])
     return layers[module]
@@ -100,13 +90,13 @@ def _from_streams(layer: nn.Module, path: str, role: str) -> nn.Module:
 
 
 def dropout_draws(dropouts: Mapping[str, Sequence[Dropout]], moves: Collection[str]) -> Draws:
-    """What a step needs that moves some of the parts, of whose layers these drop: one number, if one is moved."""
+    """The draws of a step that moves some parts: one number if any of them has dropout layers."""
     drops = any(dropouts[part] for part in moves if part in dropouts)
     return {NOISE: Draw((), "integers", 2**62)} if drops else {}
 
 
 def dropping(dropouts: Mapping[str, Sequence[Dropout]], noise: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-    """Let the layers of a net's parts drop by the number among the noise of a step, if there is one."""
+    """Set the number, from the noise of a step, by which the layers of a net's parts drop, if there is one."""
     return _dropping(dropouts, noise) if NOISE in noise else nullcontext()
 
 

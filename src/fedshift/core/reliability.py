@@ -1,13 +1,12 @@
-"""Whether probabilities mean what they state, where to draw a line, and whether two models err on other samples.
+"""Calibration of probabilities, thresholds, and McNemar's test of two models.
 
-- Bins contain about equally many samples, in the order of the probability, and equal probabilities are in one bin. The
-  limits of a bin would be numbers of single samples, so a bin has none.
-- Intercept and slope are those of a logistic regression of the outcome on the logit of the predicted probability (Cox,
+- Bins contain about equally many samples, in order of probability; equal probabilities share a bin. The limits of a bin
+  would be numbers of single samples, so a bin has none.
+- Intercept and slope are from a logistic regression of the outcome on the logit of the predicted probability (Cox,
   Biometrika 1958; Van Calster et al., BMC Medicine 2019). A slope below 1: probabilities are too extreme. The intercept
-  is that of a regression whose slope is 1 (calibration in the large): above 0, probabilities are too low. Variances are
-  between groups, as in :mod:`fedshift.core.uncertainty`.
-- A threshold lies in the middle between two probabilities that occur, rounded to four digits, so it is no sample's.
-- McNemar's test is the exact one: of the samples on which one model alone is right, is either as often?
+  is for a slope of 1 (calibration in the large): above 0, probabilities are too low. Variances are between groups, as
+  in :mod:`fedshift.core.uncertainty`.
+- A threshold lies midway between two probabilities that occur, rounded to four digits, so it belongs to no sample.
 """
 
 from __future__ import annotations
@@ -22,22 +21,14 @@ from fedshift.core.metrics import Array
 from fedshift.core.uncertainty import Z, share_bounds
 
 FURTHEST = 700.0  # a logit whose probability in float64 is neither 0 nor 1
-STEPS = 50  # of Newton's method, which takes about ten
+STEPS = 50  # iterations of Newton's method, which takes about ten
 STEEPEST = 1e3  # a slope beyond this has no limit: the classes are separated
 LEAST_WEIGHT = 1e-9  # sum of p (1 - p) over samples, below which they are uninformative
-DIGITS = 4  # of a threshold, and of what is handed on
+DIGITS = 4  # digits of thresholds and published numbers
 
 
 class Bin(NamedTuple):
-    """Samples of similar probability.
-
-    Attributes:
-        n: how many.
-        predicted: their mean probability.
-        observed: the share of them of which it came true.
-        low: the lower end of the share's interval for 95 %.
-        high: the upper end.
-    """
+    """Samples of similar probability: its mean, and the share that came true with an interval for 95 %."""
 
     n: int
     predicted: float
@@ -55,27 +46,19 @@ class Fitted(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A threshold and the rule by which it was chosen: a sample whose probability is larger is positive."""
+    """A threshold and the rule that chose it: samples with a larger probability are positive."""
 
     rule: str
     threshold: float
 
 
 def reliability(p: Array, true: Array, group: Array, most: int = 10, least: int = 1) -> list[Bin]:
-    """Samples by probability, from small to large.
-
-    Args:
-        p: probabilities (n,).
-        true: what came true, booleans (n,).
-        group: the group of each sample (n,).
-        most: how many bins there may be.
-        least: how many groups every bin has; where there are fewer in all there is no bin.
-    """
+    """At most ``most`` bins by probability, each with ``least`` groups or more; p, true (bool) and group are (n,)."""
     order = np.argsort(p, kind="stable")
     found, start = list[Array](), 0
     for stop in [*(np.flatnonzero(np.diff(p[order])) + 1), len(p)]:
         rows = order[start:stop]
-        place = start * most // len(p)  # of the equal parts, the one in which the bin begins
+        place = start * most // len(p)  # index of the equal part in which the bin begins
         if stop * most >= (place + 1) * len(p) and count(group[rows]) >= least:
             found.append(rows)
             start = stop
@@ -85,20 +68,13 @@ def reliability(p: Array, true: Array, group: Array, most: int = 10, least: int 
 
 
 def count(group: Array) -> int:
-    """How many groups there are, of the group of each sample (n,)."""
     return len(np.unique(group))
 
 
 def calibration(logit: Array, true: Array, group: Array) -> dict[str, Fitted]:
-    """The ``intercept`` and the ``slope`` of calibration, as far as they exist.
+    """The ``intercept`` and ``slope`` of calibration, from logits, outcomes and groups (n,).
 
-    Args:
-        logit: of the predicted probability (n,).
-        true: what came true, booleans (n,).
-        group: the group of each sample (n,).
-
-    Returns:
-        Neither where nothing, or everything, came true; no slope where the classes are separated, or all logits equal.
+    Both are missing if all outcomes are equal; the slope if the classes are separated, or all logits equal.
     """
     logit = np.clip(logit, -FURTHEST, FURTHEST)
     if true.all() or not true.any():
@@ -110,7 +86,7 @@ def calibration(logit: Array, true: Array, group: Array) -> dict[str, Fitted]:
 
 
 def _regression(x: Array, offset: Array, true: Array, group: Array) -> Fitted | None:
-    """The last coefficient of a logistic regression on inputs (n, k) and an offset (n,), with no penalty."""
+    """The last coefficient of an unpenalised logistic regression on inputs (n, k) and an offset (n,)."""
     from scipy.special import expit
 
     beta = np.zeros(x.shape[1])
@@ -140,12 +116,9 @@ def _regression(x: Array, offset: Array, true: Array, group: Array) -> Fitted | 
 
 
 def operating_points(p: Array, positive: Array, least: float = 0.9) -> list[Point]:
-    """Thresholds that samples choose: the largest sensitivity + specificity (Youden), and one for a least of each.
+    """Thresholds for probabilities (n,): Youden's (largest sensitivity + specificity), and for a least of either.
 
-    Args:
-        p: the probability of being positive (n,).
-        positive: which samples are, booleans (n,), some and not all.
-        least: the sensitivity, or specificity, to keep; the other is then as large as it can be.
+    ``positive`` are booleans (n,), some and not all; the other of the two is then as large as possible.
     """
     values = np.unique(p)
     middles = {float(f"{value:.{DIGITS}g}") for value in (values[1:] + values[:-1]) / 2}
@@ -162,7 +135,7 @@ def operating_points(p: Array, positive: Array, least: float = 0.9) -> list[Poin
 
 
 def mcnemar(right: Array, other: Array) -> float:
-    """The exact p of McNemar's test, of which samples each of two models predicts rightly, booleans (n,)."""
+    """The exact p of McNemar's test, from the samples that each of two models predicts rightly, booleans (n,)."""
     from scipy.stats import binomtest
 
     only, other_only = int((right & ~other).sum()), int((other & ~right).sum())

@@ -1,4 +1,4 @@
-"""What coordinator and sites agree on before a run begins; no data and no state."""
+"""What coordinator and sites agree on before a run starts; no data and no state."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from fedshift.core.training import Evaluate, Train
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.streams import Key, Streams
 
-STEPS = "steps"  # in telemetry: how many steps a client took
-MOST_TERMS = 16  # of an objective: telemetry is a few numbers, not data
+STEPS = "steps"  # in telemetry: the number of steps
+MOST_TERMS = 16  # per objective: telemetry is a few numbers, not data
 DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
 
 
@@ -51,13 +51,13 @@ class Round:
 
     @property
     def key(self) -> tuple[str, int]:
-        """What random streams are keyed by."""
+        """The key of its random streams."""
         return (self.stage.name, self.number)
 
 
 @dataclass(frozen=True, eq=False)
 class Declaration:
-    """What an exchange declares: what is sent and returned, by name; of what comes back type, shape and category."""
+    """What an exchange declares: the names sent and returned, and type, shape and category of what returns."""
 
     exchange: Exchange
     sent: tuple[str, ...]
@@ -71,56 +71,37 @@ class Declaration:
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """A run without its data.
+    """A run without its data."""
 
-    Attributes:
-        run: what orders call the run.
-        method: the run's method.
-        model: what its modules are made from.
-        parts: the method's parts, as they start.
-        train: local training.
-        evaluate: scoring.
-        streams: the run's random streams.
-        device: where tensors live.
-        classes: the classes' names.
-        preparation: what prepares rows of a table, whose part is among ``parts``; None: samples are none.
-        columns: what the columns of rows are called; none if unknown.
-    """
-
-    run: str
+    run: str  # the run's name in orders
     method: Method
-    model: ModelBuilder
-    parts: Mapping[str, Part]
+    model: ModelBuilder  # builds its modules
+    parts: Mapping[str, Part]  # the method's parts, with their initial values
     train: Train
     evaluate: Evaluate
     streams: Streams
-    device: torch.device
-    classes: tuple[str, ...]
+    device: torch.device  # where tensors live
+    classes: tuple[str, ...]  # the classes' names
+    # prepares rows of a table, with its part among ``parts``; None: samples are not rows
     preparation: Preparation | None = None
-    columns: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()  # the names of rows' columns; empty if unknown
 
     def __post_init__(self) -> None:
-        """Check what the method declares.
-
-        Raises:
-            FedshiftError: an objective has no terms, or too many; an upload reveals what is no private part;
-                a part that clients do not keep is to be drawn for each; a setting names a class that is not there, or
-                not as many as there are; metrics are requested and scikit-learn is missing.
-        """
+        """Check what the method declares and which classes settings name; a FedshiftError if these are inconsistent."""
         check_classes(self.evaluate.select, self.classes)
         if self.metrics:
-            scikit_learn()  # here, and not after the first rounds
+            scikit_learn()  # fail here, not after the first rounds
         self._check_class_weights()
         for name, part in self.parts.items():
             if part.unseen not in ("mean", "initial", "every", *self.parts):
                 raise FedshiftError(
-                    f"The part '{name}' has unseen = '{part.unseen}': state 'mean', 'initial', 'every', or the name "
+                    f"The part '{name}' has unseen = '{part.unseen}': choose 'mean', 'initial', 'every', or the name "
                     "of a shared part."
                 )
             if part.each is not None and part.scope != "client":
                 raise FedshiftError(
                     f"The part '{name}' is drawn for each client, but its scope is '{part.scope}': give it the scope "
-                    "'client', or exclude each=."
+                    "'client', or omit each=."
                 )
         for stage in self.stages:
             for exchange in stage.exchanges:
@@ -143,7 +124,7 @@ class Setup:
 
     @property
     def class_weights(self) -> tuple[float, ...] | Literal["none", "balanced"]:
-        """What is requested of each class, in the order of the classes."""
+        """The requested weight of each class, in order."""
         weights = self.train.class_weights
         return tuple(weights.get(name, 1.0) for name in self.classes) if isinstance(weights, dict) else weights
 
@@ -151,13 +132,13 @@ class Setup:
         private = [name for name, part in self.parts.items() if part.scope == "client"]
         if upload.reveals and upload.reveals not in private:
             raise FedshiftError(
-                f"The upload '{upload.name}' states that it reveals '{upload.reveals}', which is no part that stays on "
-                f"the client; there are {', '.join(private) or 'none'}: name one of these, or nothing."
+                f"The upload '{upload.name}' has reveals = '{upload.reveals}', which is not a part that stays on "
+                f"the client ({', '.join(private) or 'there are no such parts'}): name a private part, or nothing."
             )
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
-        """The names of the metrics beside accuracy and loss that a score has."""
+        """The names of a score's metrics besides accuracy and loss."""
         return names(self.evaluate.metrics, self.classes)
 
     @property
@@ -166,26 +147,25 @@ class Setup:
         return DTYPES[self.train.precision]
 
     def typed(self, x: Tensor) -> Tensor:
-        """Floating inputs and noise in the type of the run."""
+        """Floating inputs and noise in the run's type."""
         return x.to(self.dtype) if x.is_floating_point() else x
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """The plan of the run."""
         return self.plan(self.method)
 
     @property
     def notes_on_rates(self) -> tuple[str, ...]:
-        """What a reader must know of learning rates by round."""
+        """Notes for readers about learning rates by round."""
         return self.train.notes(max(stage.rounds for stage in self.stages))
 
     def plan(self, method: Method) -> tuple[Stage, ...]:
-        """The plan that a method makes for the run."""
-        with self.lend("plan"):
+        """The stages of a method for this run."""
+        with self.global_draws("plan"):
             return prepared_first(self.preparation, method.stages(self.train.rounds))
 
-    def lend(self, purpose: str, *key: Key) -> AbstractContextManager[None]:
-        """A stream for code of a page that draws from global generators; see :meth:`Streams.as_global`."""
+    def global_draws(self, purpose: str, *key: Key) -> AbstractContextManager[None]:
+        """Seed the global generators for a page's code; see :meth:`Streams.as_global`."""
         return self.streams.as_global(f"global draws in {purpose}", *key, device=self.device)
 
     def find(self, stage: str, exchange: str) -> tuple[Stage, Exchange]:
@@ -196,33 +176,29 @@ class Setup:
         return found
 
     def scored(self, round: Round) -> bool:
-        """Whether models are evaluated after a round: every that many of a stage, and after its last."""
+        """Whether models are evaluated after a round: periodically within a stage, and after its last round."""
         every, last = self.evaluate.every_in(round.stage.rounds), round.stage.rounds
         due = round.number % every == 0 or round.number == last
         return round.stage.scored and due
 
     @cached_property
     def individual(self) -> bool:
-        """Whether a client may be sent other tensors than the others, so that its model is its own."""
+        """Whether clients may be sent different tensors, so that their models differ."""
         return any(each.send is not None for stage in self.stages for each in stage.exchanges)
 
     # Tensors ------------------------------------------------------------------------------------
 
     @cached_property
     def scopes(self) -> dict[str, Scope]:
-        """Who may see each tensor, by full name."""
+        """The scope of each tensor, by full name."""
         return tensor_scopes(self.method, self.parts)
 
     def initial(self, scope: Scope) -> Tensors:
-        """The tensors of a scope as they start."""
+        """The initial tensors of a scope."""
         return self._starting({name: part.module for name, part in self.parts.items()}, scope)
 
-    def begun(self, client: int) -> Tensors:
-        """The private tensors that a client starts with where it starts apart from others, by its number.
-
-        Raises:
-            FedshiftError: what a part makes for each has other tensors than the part.
-        """
+    def initial_private(self, client: int) -> Tensors:
+        """A client's initial private tensors of parts that are drawn per client; a FedshiftError if shapes differ."""
         own, builder = {}, replace(self.model, client=client)
         for name, part in self.parts.items():
             if part.each is not None:
@@ -231,8 +207,8 @@ class Setup:
                 has, made = (_shapes(module) for module in (part.module, own[name]))
                 if has != made:
                     raise FedshiftError(
-                        f"The part '{name}' has the tensors {has}, but what its each= makes for a client has {made}: "
-                        "make the same module, with other values."
+                        f"The part '{name}' has the tensors {has}, but its each= returns a module with {made}: "
+                        "return the same module, with other values."
                     )
         return self._starting(own, "client")
 
@@ -246,16 +222,13 @@ class Setup:
         )
 
     def kept_as(self, name: str, tensor: Tensor) -> torch.dtype:
-        """The type in which the run keeps a tensor of a full name, and sends it."""
+        """The type in which the run stores and sends the tensor of a full name."""
         return self.dtype if tensor.is_floating_point() and part_of(name) not in (PREPARATION, COMMON) else tensor.dtype
 
     def unseen(self, state: ServerState, clients: Sequence[Tensors], read: Collection[str]) -> list[Tensors]:
-        """The client tensors with which a client that never trained is predicted for, of each model; see :class:`Part`.
+        """For each model, the client tensors that predict for a client that never trained; see :class:`Part`.
 
-        Args:
-            state: the server's.
-            clients: what each client keeps; each is read when it is needed.
-            read: the parts that a prediction reads.
+        ``clients`` are read one after the other when needed; ``read`` are the parts that a prediction reads.
         """
         sources = {name: self.parts[name].unseen for name in read}
         private = [name for name, scope in self.scopes.items() if scope == "client"]
@@ -275,15 +248,15 @@ class Setup:
     def _is_averaged(self, part: str) -> bool:
         return self.parts[part].scope == "shared" or self.parts[part].unseen == "mean"
 
-    # What an exchange declares ------------------------------------------------------------------
+    # Declarations -------------------------------------------------------------------------------
 
     def named(self, exchange: Exchange, uploaded: Mapping[str, Tensor]) -> Tensors:
-        """What is uploaded, by the names that the exchange declares; see :meth:`Part.state`."""
+        """Uploads under the names that the exchange declares; see :meth:`Part.state`."""
         declared = self.declaration(exchange).reply
         return Tensors({full_name(name) if full_name(name) in declared else name: t for name, t in uploaded.items()})
 
     def declaration(self, exchange: Exchange) -> Declaration:
-        """What an exchange declares, worked out when it is first requested and not for every client."""
+        """The declaration of an exchange, computed once."""
         known = self._declarations.get(id(exchange))
         if known is None or known.exchange is not exchange:
             known = self._declarations[id(exchange)] = self._work_out(exchange)
@@ -324,12 +297,11 @@ class Setup:
 
     @cached_property
     def shapes(self) -> Tensors:
-        """Every tensor as it starts, for its type and shape."""
+        """Every initial tensor, for its type and shape."""
         return Tensors(dict(Net({name: part.module for name, part in self.parts.items()}).tensors()))
 
     @cached_property
     def _uploadable(self) -> Tensors:
-        """All but the batch norms of shared parts that stay on the client."""
         local = [
             n for n, scope in self.scopes.items() if scope == "client" and self.parts[part_of(n)].scope == "shared"
         ]
@@ -340,8 +312,8 @@ def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
 
-def told(name: str) -> Category:
-    """What a tensor of telemetry states: how many steps follows from how many samples, a term is a mean over them."""
+def telemetry_category(name: str) -> Category:
+    """Category of a telemetry tensor: step counts are 'count', means of loss terms 'statistic'."""
     return "count" if name == STEPS else "statistic"
 
 
@@ -351,6 +323,6 @@ def check_terms(objective: Objective) -> None:
     if not 0 < len(terms) <= MOST_TERMS or all(term.since > 1 or term.after > 0 for term in terms.values()):
         raise FedshiftError(
             f"The objective '{objective.name}' has the terms {', '.join(terms) or 'none'}: give it at least one that "
-            f"counts from round 1 on and has a weight other than 0, and at most {MOST_TERMS}, since their means leave "
+            f"applies from round 1 and has a weight other than 0, and at most {MOST_TERMS}, since their means leave "
             "the client."
         )

@@ -1,4 +1,4 @@
-"""What each client keeps between rounds."""
+"""What each client stores between rounds."""
 
 from __future__ import annotations
 
@@ -11,25 +11,17 @@ import torch
 from torch import Tensor
 
 OptimiserState = dict[str, dict[str, dict[str, Tensor]]]
-"""By objective, parameter and kind, such as momentum."""
+"""Keyed by objective, parameter and kind, such as momentum."""
 
 
 @dataclass(frozen=True)
 class ClientState:
-    """A client's own: it never leaves the client.
+    """A client's private state, which never leaves the client."""
 
-    Attributes:
-        tensors: the tensors of client scope, by full name.
-        optimisers: optimiser state that is kept, by objective, parameter and kind.
-        drawn: how many batches it has drawn since the start, by stage.
-        trained: whether it has something of its own: steps of training, or what it was reported to keep, have been
-            kept.
-    """
-
-    tensors: dict[str, Tensor]
-    optimisers: OptimiserState = field(default_factory=dict)
-    drawn: dict[str, int] = field(default_factory=dict)
-    trained: bool = True
+    tensors: dict[str, Tensor]  # the tensors of client scope, by full name
+    optimisers: OptimiserState = field(default_factory=dict)  # stored optimiser state, by objective, parameter and kind
+    drawn: dict[str, int] = field(default_factory=dict)  # number of batches drawn since the start, by stage
+    trained: bool = True  # whether private values of training, or of an exchange's ``keep``, have been stored
 
     def flat(self) -> dict[str, Tensor]:
         """Everything as named tensors, for a file."""
@@ -68,7 +60,7 @@ def flat_optimisers(optimisers: OptimiserState) -> dict[str, Tensor]:
 
 
 def optimisers_from_flat(flat: Mapping[str, Tensor]) -> OptimiserState:
-    """The inverse of :func:`flat_optimisers`; other tensors are left alone."""
+    """The inverse of :func:`flat_optimisers`; other tensors are ignored."""
     optimisers: OptimiserState = {}
     for key, tensor in flat.items():
         match json.loads(key):

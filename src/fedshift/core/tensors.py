@@ -1,6 +1,6 @@
-"""Named tensors, and the replies of a cohort: what pages write their equations with.
+"""Named tensors and the replies of a cohort, with the arithmetic in which pages write their equations.
 
-Names are full ones, a part's name and a tensor's within it: ``encoder.conv1.weight``.
+Names are full names, a part's name and a tensor's within it: ``encoder.conv1.weight``.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from torch import Tensor
 
 from fedshift.errors import FedshiftError
 
-MOST_SHOWN = 4  # tensors that a text names
+MOST_SHOWN = 4  # tensors that a repr lists
 VALUE = "value"  # the tensor of a part that is a single tensor
-SAMPLES = "samples"  # in a reply: how many training samples the client has
+SAMPLES = "samples"  # in a reply: the client's number of training samples
 
 
 class Tensors(Mapping[str, Tensor]):
     """An immutable mapping from names to tensors, with arithmetic.
 
     ``a - b`` of two mappings has the names that both have, in the order of ``a``; with a number or a tensor the
-    operation is that of every tensor. ``a | b`` has the names of both, and b's tensors where both have one. The tensor
-    of a part that is a single one is found by the part's name.
+    operation applies to every tensor. ``a | b`` has the names of both, and b's tensors where both have a name. The
+    tensor of a part that is a single tensor is found by the part's name.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
@@ -51,7 +51,7 @@ class Tensors(Mapping[str, Tensor]):
         return Tensors({name.removeprefix(start): tensor for name, tensor in self.items() if name.startswith(start)})
 
     def under(self, part: str) -> Tensors:
-        """The same tensors, named as those of a part; the inverse of :meth:`of`."""
+        """The same tensors, named as a part's; the inverse of :meth:`of`."""
         return Tensors({f"{part}.{name}": tensor for name, tensor in self.items()})
 
     def of_parts(self, parts: Iterable[str]) -> Tensors:
@@ -60,7 +60,7 @@ class Tensors(Mapping[str, Tensor]):
         return Tensors({name: tensor for name, tensor in self.items() if part_of(name) in among})
 
     def only(self, names: Iterable[str]) -> Tensors:
-        """Those of these names that are here, in the order here."""
+        """The tensors with these names, if present, in the mapping's order."""
         among = frozenset(names)
         return Tensors({name: tensor for name, tensor in self.items() if name in among})
 
@@ -73,7 +73,6 @@ class Tensors(Mapping[str, Tensor]):
     # Arithmetic ---------------------------------------------------------------------------------
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Tensors:
-        """The function of every tensor."""
         return Tensors({name: function(tensor) for name, tensor in self.items()})
 
     def _with(self, other: Mapping[str, Tensor] | Tensor | float, function: Callable[..., Tensor]) -> Tensors:
@@ -101,7 +100,7 @@ class Tensors(Mapping[str, Tensor]):
         return self.map(lambda tensor: -tensor)
 
     def sum(self) -> Tensor:
-        """The sum over all elements of all tensors, of shape (); 0 of none."""
+        """The sum over all elements of all tensors, of shape (); 0 if empty."""
         return torch.stack([tensor.sum() for tensor in self.values()]).sum() if self else torch.zeros(())
 
     def squared_norm(self) -> Tensor:
@@ -110,18 +109,13 @@ class Tensors(Mapping[str, Tensor]):
 
 
 class Replies(Sequence[tuple[int, Tensors]]):
-    """What the clients of an exchange sent back, in id order.
-
-    Attributes:
-        clients: their ids; an id comes as often as it was sampled.
-        ups: what each sent.
-        weights: what each counts in a mean, not normalised: its number of samples where it sent that, else 1.
-    """
+    """The replies of an exchange's clients, in id order."""
 
     def __init__(self, replies: Iterable[tuple[int, Tensors]] = (), weights: Sequence[float] | None = None) -> None:
         given = list(replies)
-        self.clients = [client for client, _ in given]
-        self.ups = [up for _, up in given]
+        self.clients = [client for client, _ in given]  #: their ids, repeated as often as they were sampled
+        self.ups = [up for _, up in given]  #: the clients' uploads
+        #: weights of a mean, not normalised: numbers of samples where replies contain them, else 1
         self.weights = list(weights) if weights is not None else [_count(up) for up in self.ups]
 
     def __len__(self) -> int:
@@ -138,11 +132,11 @@ class Replies(Sequence[tuple[int, Tensors]]):
         return list(zip(self.clients, self.ups, strict=True))[place]
 
     def weighted(self, weights: Sequence[float]) -> Replies:
-        """The same replies, of which each counts as much as its weight states."""
+        """The same replies with other weights."""
         return Replies(self, weights)
 
     def mean(self, names: Iterable[str] | None = None) -> Tensors:
-        """The weighted mean of what every reply carries; of these names, as far as replies carry them, or of all."""
+        """The weighted mean of the tensors in every reply, of all names or of those given that replies contain."""
         wanted = [name for name in (self.ups[0] if names is None else names) if name in self.ups[0] and name != SAMPLES]
         return weighted_mean(self.ups, wanted, self.weights)
 
@@ -154,19 +148,17 @@ def _count(up: Mapping[str, Tensor]) -> float:
 def weighted_mean(
     messages: Sequence[Mapping[str, Tensor]], names: Iterable[str], weights: Sequence[float] | None = None
 ) -> Tensors:
-    """The mean of the named tensors over messages, weighted or plain, one message in memory at a time.
+    """The mean of the named tensors over messages, weighted or plain, with one message in memory at a time.
 
-    Floating tensors are summed in the order given; whole-number buffers (batch counts) take the rounded mean.
-
-    Raises:
-        FedshiftError: the weights add up to 0.
+    Floating tensors are summed in the given order; whole-number buffers (batch counts) take the rounded mean. Weights
+    that sum to 0 are a FedshiftError.
     """
     names, weights = list(names), [1.0] * len(messages) if weights is None else weights
     total = sum(weights)
     if messages and total == 0:
         raise FedshiftError(
-            f"The weights {', '.join(f'{weight:g}' for weight in weights[:MOST_SHOWN])} of {len(weights)} messages add "
-            "up to 0: give one of them a weight above 0, such as its number of training samples."
+            f"The weights {', '.join(f'{weight:g}' for weight in weights[:MOST_SHOWN])} of {len(weights)} messages sum "
+            "to 0: give at least one a weight above 0, such as its number of training samples."
         )
     sums: dict[str, Tensor] = {}
     likes: dict[str, Tensor] = {}
@@ -187,15 +179,14 @@ def weighted_mean(
 
 
 def counted(things: Sized, name: str) -> str:
-    """How many things there are, in words."""
+    """A number of things as text, such as "2 clients"."""
     return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
 
 
 def full_name(name: str) -> str:
-    """The full name of the tensor of a part that is a single tensor; a full name is its own."""
+    """The full name of a part's single tensor; full names stay unchanged."""
     return name if "." in name else f"{name}.{VALUE}"
 
 
 def part_of(name: str) -> str:
-    """The part that a full name begins with."""
     return name.partition(".")[0]

@@ -1,14 +1,13 @@
-"""How uncertain a score on a sample is, and whether two models differ on the same samples.
+"""Intervals of scores, and whether two models differ on the same samples.
 
-Samples of a group, such as slices of a patient, are equal, so every variance here is one between groups. A score has an
-*influence function*: how much each sample moves it. The sum over a group is the group's part of the error, and the sum
-of the squares of these estimates the variance. Where every sample is a separate group, that is the binomial variance
-of a share, and the variance of an AUROC by DeLong, DeLong and Clarke-Pearson (Biometrics 1988). Of two models on the
-same samples the influences are subtracted, which gives DeLong's covariance.
+Samples of a group, such as slices of a patient, correlate, so every variance here is between groups. A score has an
+*influence function*, how much each sample moves it: the squares of its sums over groups estimate the variance. If every
+sample is a group, that is the binomial variance of a share, and the variance of an AUROC by DeLong, DeLong and
+Clarke-Pearson (Biometrics 1988); the influences of two models on the same samples are subtracted (DeLong's covariance).
 
 - A share (accuracy, the sensitivity or precision of a class) has Wilson's interval (JASA 1927), for the number of
-  independent samples that has its variance, at most n; of a share of 0 or 1 that is the number of groups.
-- An AUROC of two classes has the normal interval, cut at 0 and 1; where it is 0 or 1, Wilson's for the number of groups
+  independent samples with the same variance, at most n; for a share of 0 or 1, the number of groups.
+- An AUROC of two classes has the normal interval, cut at 0 and 1; at 0 or 1, Wilson's for the number of groups
   of the rarer class, as no sample shows a variance. The mean AUROC of more classes has the normal interval.
 - Any other metric has percentiles over resamples of whole groups (:func:`bootstrap`).
 
@@ -41,12 +40,7 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ScoreEstimate:
-    """A score, and how much each sample moves it.
-
-    Attributes:
-        value: the score.
-        influence: (n,); the squares of its sums over groups add up to the variance of the value.
-    """
+    """A score and its influence function (n,); the squares of its sums over groups sum to the variance."""
 
     value: float
     influence: Array
@@ -57,12 +51,11 @@ class ScoreEstimate:
         return float((np.bincount(place, self.influence) ** 2).sum())
 
     def bounds(self, group: Array, least: float = 0.0) -> Bounds:
-        """The normal interval, cut at ``least`` and 1; of a difference ``least`` is -1."""
+        """The normal interval, cut at ``least`` and 1; for a difference ``least`` is -1."""
         half = Z * sqrt(self.variance(group))
         return Bounds(max(least, self.value - half), min(1.0, self.value + half))
 
     def __sub__(self, other: Self) -> ScoreEstimate:
-        """The difference of two scores on the same samples."""
         return ScoreEstimate(self.value - other.value, self.influence - other.influence)
 
 
@@ -70,18 +63,13 @@ class ScoreEstimate:
 
 
 def share(hits: Array) -> ScoreEstimate:
-    """The share of samples that are hits, booleans (n,) of at least one sample."""
+    """The share of samples that are hits, booleans (n,), n > 0."""
     value = float(hits.mean())
     return ScoreEstimate(value, (hits - value) / len(hits))
 
 
 def share_bounds(hits: Array, group: Array) -> Bounds:
-    """Wilson's interval for a share.
-
-    Args:
-        hits: booleans (n,), of at least one sample.
-        group: the group of each sample (n,).
-    """
+    """Wilson's interval for a share of hits, booleans (n,), n > 0, with groups (n,)."""
     found = share(hits)
     variance = found.variance(group)
     if variance == 0:
@@ -101,11 +89,9 @@ def wilson(value: float, n: float) -> Bounds:
 
 
 def auroc(own: Array, p: Array) -> ScoreEstimate | None:
-    """The area under the ROC curve; None unless there are samples of the class and others.
+    """The area under the ROC curve; None if the class or its complement is empty.
 
-    Args:
-        own: booleans (n,), which samples are of the class.
-        p: numbers (n,) that are larger for samples of the class.
+    ``own`` are booleans (n,), the samples of the class; ``p`` (n,) is larger for these.
     """
     from scipy.stats import rankdata
 
@@ -113,7 +99,7 @@ def auroc(own: Array, p: Array) -> ScoreEstimate | None:
     if not m or not n:
         return None
     ranks, influence = rankdata(p), np.zeros(len(p))
-    above = (ranks[own] - rankdata(p[own])) / n  # of each sample of the class, the share of others that are below
+    above = (ranks[own] - rankdata(p[own])) / n  # for each sample of the class, the share of others below it
     below = 1 - (ranks[~own] - rankdata(p[~own])) / m
     value = float(above.mean())
     influence[own] = (above - value) / sqrt(m * max(1, m - 1))  # sums of squares divided by m - 1, as DeLong
@@ -122,7 +108,7 @@ def auroc(own: Array, p: Array) -> ScoreEstimate | None:
 
 
 def auroc_bounds(own: Array, p: Array, group: Array) -> Bounds | None:
-    """The interval of an area under the ROC curve; None where there is no area. Arguments as of :func:`auroc`."""
+    """The interval of :func:`auroc`; None where that is undefined."""
     found = auroc(own, p)
     if found is None:
         return None
@@ -137,17 +123,7 @@ def auroc_bounds(own: Array, p: Array, group: Array) -> Bounds | None:
 def bootstrap(
     statistic: Callable[[Array], float | None], group: Array, seed: int, resamples: int = RESAMPLES
 ) -> Bounds | None:
-    """Percentiles of a statistic over resamples of whole groups.
-
-    Args:
-        statistic: takes the rows of a resample, and returns a number, or None where it is undefined.
-        group: the group of each sample (n,).
-        seed: of the draws.
-        resamples: how many.
-
-    Returns:
-        None where the statistic is undefined in every second resample or more.
-    """
+    """Percentiles of a statistic of rows over resamples of whole groups; None if every second is undefined or more."""
     _, place = np.unique(group, return_inverse=True)
     order = np.argsort(place, kind="stable")
     members = np.split(order, np.cumsum(np.bincount(place))[:-1])
@@ -164,21 +140,16 @@ def bootstrap(
 
 
 def with_interval(metrics: Sequence[str]) -> tuple[str, ...]:
-    """The metrics, as records name them, that have an interval without resampling."""
+    """The recorded metrics that have an interval without resampling."""
     return tuple(name for name in metrics if name.partition(OF)[0] in ("auroc", "sensitivity", "precision"))
 
 
 def intervals(
     declared: Sequence[str], classes: Sequence[str], log_probabilities: Tensor, y: Tensor, group: Array
 ) -> dict[str, Bounds]:
-    """Intervals of accuracy, and of the declared metrics that have one without resampling, by name.
+    """Intervals of accuracy and of the declared metrics that need no resampling, by name.
 
-    Args:
-        declared: as ``evaluate.metrics`` names them.
-        classes: the classes' names.
-        log_probabilities: (n, classes), of at least one sample.
-        y: labels (n,).
-        group: the group of each sample (n,).
+    ``log_probabilities`` are (n, classes), n > 0; labels y and groups (n,).
     """
     p, labels = log_probabilities.double().exp().cpu().numpy(), y.cpu().numpy()
     predicted = log_probabilities.argmax(dim=1).cpu().numpy()
@@ -201,7 +172,7 @@ def intervals(
 def resampled(
     declared: Sequence[str], classes: Sequence[str], log_probabilities: Tensor, y: Tensor, group: Array, seed: int
 ) -> dict[str, Bounds]:
-    """Intervals of the declared metrics of which :func:`intervals` knows none, with the seed of their resamples."""
+    """Intervals of the declared metrics that :func:`intervals` omits, and the seed of their resamples."""
     known = intervals(declared, classes, log_probabilities, y, group)
     found: dict[str, Bounds] = {}
     for name in declared:
@@ -217,7 +188,6 @@ def resampled(
 
 
 def _mean_auroc_bounds(labels: Array, p: Array, group: Array) -> Bounds | None:
-    """Of the mean over the classes that occur, whose influences are the means."""
     found = [each for number in range(p.shape[1]) if (each := auroc(labels == number, p[:, number])) is not None]
     if not found:
         return None

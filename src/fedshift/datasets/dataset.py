@@ -41,12 +41,12 @@ class Dataset(Spec):
         """
         raise NotImplementedError
 
-    def embedded(self, data: DomainData, tell: Embedding = silent) -> DomainData:
+    def embedded(self, data: DomainData, notify: Embedding = silent) -> DomainData:
         """The loaded samples, with images replaced by features if the settings require it.
 
         Args:
             data: the loaded samples.
-            tell: called with the network's name, the number of embedded images and of all images.
+            notify: called with the network's name, the number of embedded images and of all images.
         """
         return data
 
@@ -146,9 +146,9 @@ class ImageDataset(Dataset):
         """Read the images; random choices come from the streams."""
         raise NotImplementedError
 
-    def embedded(self, data: DomainData, tell: Embedding = silent) -> DomainData:
+    def embedded(self, data: DomainData, notify: Embedding = silent) -> DomainData:
         """The data with features (N, F), float32, in place of images, unless ``frozen`` is 'none'."""
-        found = embedded(data, self.frozen_network(), self.frozen_size, tell)
+        found = embedded(data, self.frozen_network(), self.frozen_size, notify)
         return found if self.harmonise == "none" else replace(found, columns=feature_columns(found.x.shape[1]))
 
     def suffixes(self) -> tuple[str, ...]:

@@ -233,7 +233,7 @@ class _FederatedRun:
                     f"{', '.join(sorted(diverged))} cannot work with the model: round {suspect.position} of the run is "
                     f"repeated without the answer of {name}, the largest of its cohort"
                 )
-                self.members.tell("coordinator", "goes back", why)
+                self.members.notify("coordinator", "goes back", why)
                 Journal(self.folder.path, self.position).remove(this_too=True)
                 self.doubts.go_back(suspect)
                 sound = self.doubts.sound  # the position whose checkpoint becomes the newest
@@ -280,7 +280,7 @@ class _FederatedRun:
             self.display.evaluated(record)
         else:
             why = f"after round {record['round']}: no site scored validation and test environments"
-            self.members.tell("coordinator", "not scored", why)
+            self.members.notify("coordinator", "not scored", why)
             self.coordinator.missing[:0] = record.get("missing", [])  # which the next record has then
         if self.position in self.recorder.saved:
             self.recorder.amend(self.position, self._host(), recorded=True)
@@ -336,4 +336,4 @@ class _FederatedRun:
         return [*notes, *notes_on_collapse(self.setup, self.agreement.blueprint, records)]
 
     def _tell_left_out(self, site: str, why: str, about: Mapping[str, Any]) -> None:
-        self.members.tell(site, "left out", why, **about)
+        self.members.notify(site, "left out", why, **about)

@@ -23,7 +23,7 @@ from fedshift.core.contract import Category, Declared, Exchange, Stage
 from fedshift.core.messages import Telemetry
 from fedshift.core.metrics import ACCURACY
 from fedshift.core.preparation_part import PREPARATION
-from fedshift.core.setup import Round, Setup, told
+from fedshift.core.setup import Round, Setup, telemetry_category
 from fedshift.core.tensors import counted, part_of
 from fedshift.core.uncertainty import with_interval
 from fedshift.deployment import shell
@@ -147,7 +147,7 @@ def category(setup: Setup, exchange: Exchange | None, name: str) -> Category:
     if exchange is not None and kind == "up" and own in setup.declaration(exchange).categories:
         return setup.declaration(exchange).categories[own]
     if exchange is not None and kind == "telemetry" and own in setup.declaration(exchange).telemetry:
-        return told(own)
+        return telemetry_category(own)
     where = f"the exchange '{exchange.name}'" if exchange is not None else "scoring"
     raise FedshiftError(f"'{name}' was not sent: {where} does not declare it.")
 
@@ -158,7 +158,7 @@ def _of_stage(setup: Setup, stage: Stage) -> Iterator[Leaves]:
         yield from _leaves(*often, "reply", setup.declaration(exchange).reply, setup.declaration(exchange).categories)
         if setup.evaluate.telemetry:
             telemetry = setup.declaration(exchange).telemetry
-            yield from _leaves(*often, "telemetry", telemetry, {name: told(name) for name in telemetry})
+            yield from _leaves(*often, "telemetry", telemetry, {name: telemetry_category(name) for name in telemetry})
     if stage.scored:
         scores = _of_scores(setup)
         numbers: Declared = {name: (torch.int64 if name == "n" else torch.float64, ()) for name in scores}
@@ -197,7 +197,9 @@ def without(done: Done, refuse: Collection[Category]) -> Done:
     done = replace(done, scores=tuple(replace(score, **numbers) for score in done.scores))
     if done.answer is None:
         return done
-    telemetry = {name: tensor for name, tensor in done.answer.telemetry.items() if told(name) not in refuse}
+    telemetry = {
+        name: tensor for name, tensor in done.answer.telemetry.items() if telemetry_category(name) not in refuse
+    }
     return replace(done, answer=replace(done.answer, telemetry=Telemetry(telemetry)))
 
 

@@ -126,7 +126,7 @@ class Members:
                 break
             if missing != told:
                 told = missing
-                self.tell("coordinator", "waiting", f"for {', '.join(missing)}, at most {wait:g} seconds")
+                self.notify("coordinator", "waiting", f"for {', '.join(missing)}, at most {wait:g} seconds")
             time.sleep(SECONDS_BETWEEN_LOOKS)
         if len(missing) > len(requested) - fewest:
             raise FedshiftError(
@@ -212,7 +212,7 @@ class Members:
 
     # Events -----------------------------------------------------------------------------------------
 
-    def tell(self, who: str, what: str, why: str = "", **more: Any) -> None:
+    def notify(self, who: str, what: str, why: str = "", **more: Any) -> None:
         self._display.site(who, what, why=why, **more)
 
     def _tell_of(self, site: str, request: Request, came: Came, **more: Any) -> None:
@@ -225,15 +225,15 @@ class Members:
         if isinstance(came, Joined):
             samples = [] if came.samples is None else [f"{came.samples} samples"]
             versions = [" ".join(each) for each in came.versions.items()]
-            self.tell(site, "joined", ", ".join([*versions, *samples]), **more)
+            self.notify(site, "joined", ", ".join([*versions, *samples]), **more)
         elif isinstance(came, Done):
             if site in self._away:
                 self._away.remove(site)
-                self.tell(site, "back")
-            self.tell(site, "scored" if order is None else "answered", **more)
+                self.notify(site, "back")
+            self.notify(site, "scored" if order is None else "answered", **more)
         else:
             self._away.add(site)
-            self.tell(site, *_in_words(came), **more)
+            self.notify(site, *_in_words(came), **more)
 
 
 def confirm(folder: Path, site: str) -> str:

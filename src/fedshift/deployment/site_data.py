@@ -80,11 +80,11 @@ class SiteFolder:
             self._loaded = now, self.federated(self.samples()).to(self.setup.device)
         return self._loaded[1]
 
-    def samples(self, tell: Embedding = silent) -> DomainData:
+    def samples(self, notify: Embedding = silent) -> DomainData:
         """The site's samples as one environment, with the site's name as domain and the federation's classes.
 
         Args:
-            tell: receives the progress of embedding images.
+            notify: receives the progress of embedding images.
         """
         settings, sites = self.settings, self.agreement.federation.sites
         if settings.name not in sites:
@@ -96,8 +96,8 @@ class SiteFolder:
             loaded = dataset.load(streams)
         check_data(loaded, dataset.inputs(), one_class=True)
         with streams.as_global("global draws in federation"):
-            mine = dataset.embedded(_of_domains(loaded, settings.domains), tell)
-            mine = embedded(mine, experiment.model.frozen_network(), tell=tell)
+            mine = dataset.embedded(_of_domains(loaded, settings.domains), notify)
+            mine = embedded(mine, experiment.model.frozen_network(), notify=notify)
         problems = Problems("things about the samples are not as agreed")
         with problems.gathered():
             _check_shape(tuple(mine.x.shape[1:]), self.agreement.federation.shape)

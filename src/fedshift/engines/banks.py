@@ -1,8 +1,8 @@
-"""Where the tensors of clients in use are: in resident modules, or stacked, client beside client.
+"""Storage for the tensors of clients in use: resident modules, or tensors stacked over clients.
 
-A loop that trains sees a bank of lanes, one for each client. The tensors in use have the lanes in front:
-(lanes, ...); those of the resident modules have a single client and no such dimension. Outside a bank every tensor is
-contiguous, whatever layout suits the machine inside, so that no layout is lost on the wire or the disk.
+A training loop sees a bank of lanes, one per client. Stacked tensors have the shape (lanes, ...); resident modules have
+a single client and no such dimension. Outside a bank every tensor is contiguous, whatever layout suits the machine
+inside, so that the wire and the disk lose no layout.
 """
 
 from __future__ import annotations
@@ -26,19 +26,12 @@ from fedshift.engines.merging import Varying
 
 Function = Callable[[Net, Batch, Context], Mapping[str, Tensor]]
 Given = Callable[[Function], Mapping[str, Tensor]]
-"""What the lanes in use are given in one step: it answers what a pure function gives in each lane, by name."""
+"""The inputs of the lanes in use in one step: maps a pure function to its values in each lane, by name."""
 
 
 @dataclass(frozen=True)
 class SideBySide:
-    """What stacked lanes are given in a step.
-
-    Attributes:
-        bank: the lanes.
-        context: a context whose round is everybody's.
-        batch: their batches, (lanes, B, ...).
-        noise: their draws, with the lanes in front.
-    """
+    """The inputs of stacked lanes in a step; ``batch`` is (lanes, B, ...), noise has the lanes in front."""
 
     bank: Stacked
     context: Context
@@ -47,49 +40,43 @@ class SideBySide:
 
     @property
     def changing(self) -> list[Tensor]:
-        """What is another in every step."""
+        """The tensors that change in every step."""
         return [tensor for tensor in (*self.batch, *self.noise.values()) if _there(tensor)]
 
     def copied(self) -> Self:
-        """The same, with memory of its own for what is another in every step."""
+        """The same, with separate memory for tensors that change in every step."""
         own = {name: tensor.clone() for name, tensor in self.batch._asdict().items() if _there(tensor)}
         batch = self.batch._replace(**own)
         return replace(self, batch=batch, noise={name: tensor.clone() for name, tensor in self.noise.items()})
 
     def __call__(self, function: Function) -> Mapping[str, Tensor]:
-        """Call a function once, under vmap."""
         return self.bank.evaluate(function, self)
 
 
 class Bank:
-    """One lane: the tensors of a client or the server in use, in modules that stay.
-
-    Attributes:
-        net: the parts as an objective sees them; modes are set on its modules.
-        at_work: the tensors that are read and trained now, by full name.
-    """
+    """One lane: the tensors of a client or the server in use, in resident modules; ``in_use``: by full name."""
 
     def __init__(self, net: Net) -> None:
-        self.net, self.at_work = net, dict(net.tensors())
+        self.net, self.in_use = net, dict(net.tensors())
 
     def choose(self, lanes: slice | Sequence[int]) -> None:
-        """Put some lanes to work; of a slice the tensors themselves, of a list copies, which are only read."""
+        """Select lanes: a slice as views, a list as copies, which are read only."""
 
     def rows(self, tensor: Tensor) -> Tensor:
-        """A tensor shaped as one in use, with the lanes in front; a view."""
+        """A view of a tensor shaped as one in use, with the lanes in front."""
         return tensor.unsqueeze(0)
 
     def gather(self, batches: Sequence[Batch], contexts: Sequence[Context]) -> Given:
-        """What the lanes in use are given in one step."""
+        """The inputs of the lanes in use in one step."""
         return lambda function: function(self.net, batches[0], contexts[0])
 
     def recorded(self, step: Step) -> Step:
-        """The same step, recorded where that makes it faster; see :mod:`fedshift.engines.graphs`."""
+        """The same step, recorded if that makes it faster; see :mod:`fedshift.engines.graphs`."""
         return step
 
     @torch.no_grad()
     def load(self, lane: int, tensors: Mapping[str, Tensor]) -> None:
-        """Replace tensors of one lane; names that are not here are left alone."""
+        """Replace tensors of one lane; unknown names are ignored."""
         here = self._of_lane(lane)
         for name, tensor in tensors.items():
             if name in here:
@@ -102,11 +89,11 @@ class Bank:
         return {name: here[name].detach().clone(memory_format=torch.contiguous_format) for name in names}
 
     def _of_lane(self, lane: int) -> Mapping[str, Tensor]:
-        return self.at_work
+        return self.in_use
 
 
 class Resident:
-    """A run's modules, prepared for this machine, as a client and as the server works with them."""
+    """A run's modules, prepared for this machine, as a client and as the server uses them."""
 
     def __init__(self, setup: Setup, kernels: Kernels) -> None:
         modules: dict[str, nn.Module] = deepcopy({name: part.module for name, part in setup.parts.items()})
@@ -120,7 +107,7 @@ class Resident:
 
 
 class Stacked(Bank):
-    """Lanes of one shape, client beside client; a function runs once for all of them, under vmap."""
+    """Lanes of one shape, stacked; a function runs once for all of them, under vmap."""
 
     def __init__(self, resident: Resident, lanes: int, varying: Mapping[str, Varying] | None = None) -> None:
         self.net = resident.client.net
@@ -133,19 +120,16 @@ class Stacked(Bank):
         self.choose(slice(lanes))
 
     def choose(self, lanes: slice | Sequence[int]) -> None:
-        """Put some lanes to work; of a slice the tensors themselves, of a list copies, which are only read."""
-        self._constant: tuple[tuple[Any, ...], tuple[Any, ...]] | None = None  # arguments of vmap, and their lanes
+        self._constant: tuple[tuple[Any, ...], tuple[Any, ...]] | None = None  # vmap's arguments, and their lanes
         self._lanes = index = lanes if isinstance(lanes, slice) else list(lanes)
-        self.at_work = {name: tensor[index] for name, tensor in self._all.items()}
+        self.in_use = {name: tensor[index] for name, tensor in self._all.items()}
         for name in self.net.trainable:
-            self.at_work[name].requires_grad_()
+            self.in_use[name].requires_grad_()
 
     def rows(self, tensor: Tensor) -> Tensor:
-        """It has the lanes in front."""
         return tensor
 
     def gather(self, batches: Sequence[Batch], contexts: Sequence[Context]) -> Given:
-        """Batches and noise side by side; what stays the same from step to step is stacked once."""
         if self._constant is None:
             received, of_received = _side_by_side([context.received for context in contexts])
             measured, of_measured = _side_by_side([context.measured for context in contexts])
@@ -157,14 +141,13 @@ class Stacked(Bank):
         return SideBySide(self, contexts[0], batch, noise)
 
     def recorded(self, step: Step) -> Step:
-        """The step as a CUDA graph, where the lanes are on such a device."""
         on_cuda = any(tensor.is_cuda for tensor in self._all.values())
         return replayed(step) if on_cuda else step
 
     def evaluate(self, function: Function, given: SideBySide) -> dict[str, Tensor]:
-        """What a pure function gives in each lane, (lanes, ...), by name."""
+        """The values of a pure function in each lane, (lanes, ...), by name."""
 
-        def of_one(
+        def in_one_lane(
             tensors: dict[str, Tensor],
             numbers: dict[str, Tensor],
             batch: Batch,
@@ -185,8 +168,8 @@ class Stacked(Bank):
         numbers = {name: self._numbers[name][self._lanes] for name in self._varying}
         of_batch: list[Any] = [0 if _there(tensor) else None for tensor in given.batch]
         try:
-            every = vmap(of_one, in_dims=(0, 0, Batch(*of_batch), 0, *dims))
-            return dict(every(self.at_work, numbers, given.batch, given.noise, *constant))
+            every = vmap(in_one_lane, in_dims=(0, 0, Batch(*of_batch), 0, *dims))
+            return dict(every(self.in_use, numbers, given.batch, given.noise, *constant))
         finally:
             for varying in self._varying.values():
                 varying.now = None
@@ -196,12 +179,11 @@ class Stacked(Bank):
 
 
 def _there(tensor: Tensor | None) -> TypeGuard[Tensor]:
-    """Whether a batch has this field."""
     return tensor is not None and len(tensor) > 0
 
 
 def _side_by_side(mappings: Sequence[Mapping[str, Tensor]]) -> tuple[dict[str, Tensor], dict[str, int | None]]:
-    """Tensors stacked by name, and where their lanes are; one that all lanes share is not stacked (None)."""
+    """Tensors stacked by name, and the dimension of their lanes; None if all lanes share one tensor."""
     tensors: dict[str, Tensor] = {}
     dims: dict[str, int | None] = {}
     for name, first in mappings[0].items():

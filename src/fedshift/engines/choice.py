@@ -25,48 +25,37 @@ from fedshift.errors import FedshiftError
 from fedshift.spec import Probability, Processors
 
 Name = Literal["sequential", "vectorised", "workers", "ray"]
-# What users limit the threads of numerical programs with; fedshift takes it for the cores that it may use in all.
+# Users limit the threads of numerical programs with these; fedshift uses them as the total number of cores.
 LIMITS = ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "MKL_NUM_THREADS")
 # mallopt's parameters and values (malloc.h of the GNU C library), in bytes: from how much unused memory at the end of
-# the heap some is given back, and from what size (this is the most) a tensor gets separate pages, cleared each time.
+# the heap some is released, and from what size (this is the maximum) a tensor gets separate pages, cleared each time.
 _KEEP = {-1: 2**28, -3: 2**25}
 
 
 @dataclass(frozen=True)
 class Choice:
-    """An engine and how it runs.
-
-    Attributes:
-        engine: its name.
-        workers: processes of the engine 'workers'; actors of 'ray', or 0 for as many as there is room for; 1 for the
-            others.
-        threads: threads of each process.
-        kernels: how modules are prepared.
-        gpus: the part of a GPU that an actor of 'ray' takes.
-        address: of the cluster of 'ray'.
-    """
+    """An engine and how it runs."""
 
     engine: Name
-    workers: Processors
-    threads: Annotated[Processors, Ge(1)]
-    kernels: Kernels
-    gpus: Probability = 0.0
-    address: str = "auto"
+    workers: Processors  # processes of the engine 'workers'; actors of 'ray', 0: as many as fit; 1 for the others
+    threads: Annotated[Processors, Ge(1)]  # threads of each process
+    kernels: Kernels  # how modules are prepared
+    gpus: Probability = 0.0  # the part of a GPU that an actor of 'ray' uses
+    address: str = "auto"  # the cluster of 'ray'
 
     @property
     def together(self) -> int:
-        """How many runs of a table advance together by default: as many as gain from it."""
+        """The default number of a table's runs that advance together."""
         return {"sequential": 1, "workers": self.workers, "vectorised": 16, "ray": 1}[self.engine]
 
     def __str__(self) -> str:
-        """In a few words, for people."""
         workers = f"{self.workers} worker{'s' if self.workers > 1 else ''} of"
-        who = {"workers": workers, "ray": f"{self.workers or 'all'} Ray actors of"}.get(
+        runners = {"workers": workers, "ray": f"{self.workers or 'all'} Ray actors of"}.get(
             self.engine, f"{self.engine} on"
         )
         layout = ", channels last" if self.kernels.channels_last else ""
         linear = ", oneDNN for linear layers" if self.kernels.linear == "onednn" else ""
-        return f"{who} {self.threads} thread{'s' if self.threads > 1 else ''}{layout}{linear}"
+        return f"{runners} {self.threads} thread{'s' if self.threads > 1 else ''}{layout}{linear}"
 
     def table(self) -> dict[str, Any]:
         """As JSON."""
@@ -74,21 +63,16 @@ class Choice:
 
     @classmethod
     def from_table(cls, table: dict[str, Any]) -> Self:
-        """The inverse of :meth:`table`."""
         return cls(**{**table, "kernels": Kernels(**table["kernels"])})
 
 
 def asked_for(setup: Setup, options: RunOptions) -> Choice:
-    """An engine without measuring: channels last for convolutions, everything else as PyTorch does it.
-
-    Raises:
-        FedshiftError: the engine requested cannot be had here.
-    """
+    """The engine that options request, without timing: channels last for convolutions; a FedshiftError if absent."""
     kernels = Kernels(channels_last=has_layer(setup, nn.Conv2d))
     if options.engine == "workers":
         if setup.device.type != "cpu" or not can_fork():
             raise FedshiftError(
-                f"run.engine = 'workers' forks processes on a CPU, which cannot be had on '{setup.device}' of this "
+                f"run.engine = 'workers' forks processes on a CPU, which is not possible on '{setup.device}' of this "
                 f"{sys.platform} system: --set run.device=cpu on Linux, or try auto."
             )
         return Choice("workers", options.workers or cores(), 1, kernels)
@@ -104,11 +88,7 @@ def has_layer(setup: Setup, kind: type[nn.Module]) -> bool:
 
 
 def cores() -> int:
-    """How many cores this process may use, for threads or for worker processes.
-
-    By its affinity, its container's quota, ``LOKY_MAX_CPU_COUNT``, and :data:`LIMITS`. What an experiment sets itself
-    (``run.threads``, ``run.workers``) is taken as it is.
-    """
+    """Number of cores for threads or processes, by affinity, container quota, LOKY_MAX_CPU_COUNT and LIMITS."""
     import joblib
 
     here: int = joblib.cpu_count()
@@ -116,18 +96,15 @@ def cores() -> int:
 
 
 def _limit(name: str) -> int:
-    """What a variable limits threads to; 0 if it limits nothing. Of a list, for nested threads, the first counts."""
     value = os.environ.get(name, "").partition(",")[0].strip()
     return int(value) if value.isascii() and value.isdecimal() else 0  # as OpenMP ignores what is not a number
 
 
 @contextmanager
-def open_engine(choice: Choice, tell: Callable[[str], None] = lambda text: None) -> Iterator[Engine]:
-    """The engine of a choice; its resources, and the number of threads, are released at the end.
+def open_engine(choice: Choice, notify: Callable[[str], None] = lambda text: None) -> Iterator[Engine]:
+    """The engine of a choice, whose resources and number of threads are released at the end.
 
-    Args:
-        choice: which engine.
-        tell: called with what a user should know, such as that clients could not be stacked, or a worker died.
+    ``notify`` is called with messages for the user, such as that clients could not be stacked, or a worker died.
     """
     _keep_memory()
     before = torch.get_num_threads()
@@ -136,9 +113,9 @@ def open_engine(choice: Choice, tell: Callable[[str], None] = lambda text: None)
         case "sequential":
             engine = Sequential(choice.kernels)
         case "vectorised":
-            engine = Vectorised(choice.kernels, tell)
+            engine = Vectorised(choice.kernels, notify)
         case "workers":
-            engine = Workers(choice.kernels, choice.workers, tell)
+            engine = Workers(choice.kernels, choice.workers, notify)
         case "ray":
             from fedshift.engines.ray_actors import RayActors
 
@@ -148,7 +125,7 @@ def open_engine(choice: Choice, tell: Callable[[str], None] = lambda text: None)
                 min(choice.workers or cores(), cores()),
                 choice.gpus,
                 choice.address,
-                tell,
+                notify,
             )
     try:
         yield engine
@@ -158,8 +135,7 @@ def open_engine(choice: Choice, tell: Callable[[str], None] = lambda text: None)
 
 
 def _keep_memory() -> None:
-    """Let the C library keep what a training step frees, as the next step requires the same again."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:  # other C libraries have none
+    if mallopt is not None:  # other C libraries lack mallopt
         for parameter, value in _KEEP.items():
             mallopt(parameter, value)

@@ -26,10 +26,10 @@ from fedshift.streams import Draws
 
 
 class Descent:
-    """One objective of a phase running in every lane, by torch's optimisers.
+    """One objective of a phase in every lane, with torch's optimisers.
 
-    Lanes whose optimiser has the same settings and counts the same steps share one; the others have each their own,
-    on their rows of the same tensors.
+    Lanes with the same optimiser settings and step count share an optimiser; the others have separate ones, on their
+    rows of the same tensors.
     """
 
     def __init__(self, bank: Bank, objective: Objective, courses: Sequence[Course], number: int) -> None:
@@ -38,12 +38,12 @@ class Descent:
         self.names: list[str] = []
         self.history: list[list[Tensor]] = []
         self._draws: list[Draws] | None = None
-        self._quiet: list[Context] = []  # the contexts of a step without draws, which are those of every step
+        self._quiet: list[Context] = []  # the contexts of a step without draws, equal in every step
         own = [course.phase.objectives[number] for course in courses]
         self.moved = self._moved(courses[0].lane)
         self._moved_tensors = list(self.moved.values())
         self._clips = _clips([course.lane.setup for course in courses], own)
-        self._take = bank.recorded(self._go)
+        self._take = bank.recorded(self._run_step)
         self._shares: list[tuple[slice, dict[str, Tensor], torch.optim.Optimizer]] = []
         settings = [
             (_settings(course.lane.setup, one, course.lane.round), _counted(course.optimisers[one.name]))
@@ -62,7 +62,7 @@ class Descent:
         for part in self.objective.moves:
             if part not in net.parts:
                 raise FedshiftError(
-                    f"The objective '{self.objective.name}' moves '{part}', which is not there; there are "
+                    f"The objective '{self.objective.name}' moves the unknown part '{part}'; there are "
                     f"{', '.join(net.parts)}."
                 )
         names = [name for name, _ in net.parameters() if name.partition(".")[0] in self.objective.moves]
@@ -72,12 +72,12 @@ class Descent:
                     f"The objective '{self.objective.name}' moves '{name}' of scope {fixed}, which is fixed where it "
                     "runs."
                 )
-        return {name: self.bank.at_work[name] for name in names}
+        return {name: self.bank.in_use[name] for name in names}
 
     def _share(
         self, settings: Settings, rows: slice, kept: Sequence[Mapping[str, Mapping[str, Tensor]]], whole: bool
     ) -> tuple[slice, dict[str, Tensor], torch.optim.Optimizer]:
-        """The optimiser of some rows, which continues from kept state."""
+        """The optimiser of some rows, which continues from stored state."""
         targets = self.moved if whole else {name: t.detach()[rows] for name, t in self.moved.items()}
         optimiser = settings.optimiser(list(targets.values()))
         for name, target in targets.items():
@@ -91,17 +91,17 @@ class Descent:
                     if name in one:
                         row.copy_(one[name][kind])
                 optimiser.state[target][kind] = value
-        if settings.name == "sgd" and optimiser.state:  # a fused optimiser wants momentum of all or of none
+        if settings.name == "sgd" and optimiser.state:  # a fused optimiser needs momentum for all or for none
             for target in targets.values():
                 optimiser.state[target].setdefault("momentum_buffer", torch.zeros_like(target, requires_grad=False))
         return rows, targets, optimiser
 
     def step(self, batches: Sequence[Batch], *key: str | int) -> None:
-        """Take one step in every lane, moving nothing else; ``key`` names its noise."""
+        """Take one step in every lane, moving nothing else; ``key`` keys its noise."""
         self.history.append(self._take(self.bank.gather(batches, self._contexts(batches, key))))
 
     def _contexts(self, batches: Sequence[Batch], key: Sequence[str | int]) -> Sequence[Context]:
-        """What each lane's loss may know in a step, with its noise."""
+        """Each lane's context in a step, with its noise."""
         if self._draws is None:
             drops = dropout_draws(self.bank.net.dropouts, self.objective.moves)
             sizes = [len(batch.y) or self.phase.batch or 0 for batch in batches]
@@ -114,8 +114,8 @@ class Descent:
         drawn = zip(self.lanes, self._draws, strict=True)
         return [lane.context(lane.noise(draws, self.phase.name, self.objective.name, *key)) for lane, draws in drawn]
 
-    def _go(self, given: Given) -> list[Tensor]:
-        """The step itself, all of it work on tensors; each term, by lane."""
+    def _run_step(self, given: Given) -> list[Tensor]:
+        """The tensor work of the step; returns each term, by lane."""
         terms = given(self._loss)
         moved = self._moved_tensors
         for tensor in moved:
@@ -126,7 +126,7 @@ class Descent:
                 f"The loss of the objective '{self.objective.name}' has no gradient: none of its terms depends on the "
                 f"parts that it moves ({', '.join(self.objective.moves)}), or they were detached."
             )
-        # Each lane's gradient is its own total.
+        # Lanes are independent, so each gradient is its lane's.
         torch.autograd.backward([total.sum() if total.ndim else total], inputs=moved)
         if self._clips is not None:
             self._clip(self._clips)
@@ -162,7 +162,6 @@ class Descent:
 
     @torch.no_grad()
     def _clip(self, largest: Tensor) -> None:
-        """Scale each lane's gradient down to its largest norm."""
         gradients = [self.bank.rows(tensor.grad) for tensor in self.moved.values() if tensor.grad is not None]
         norms = torch.stack([gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in gradients]).norm(dim=0)
         factors = (largest / (norms + 1e-6)).clamp(max=1.0)
@@ -192,10 +191,7 @@ class Descent:
 
 
 def _clips(setups: Sequence[Setup], objectives: Sequence[Objective]) -> Tensor | None:
-    """The largest norm of each lane's gradient, (lanes,), on the device; None where no lane has a limit.
-
-    It is the smaller one of the objective's and the experiment's.
-    """
+    """The largest gradient norm of each lane, (lanes,), by its objective's and experiment's limits; None: no limit."""
     limits = []
     for setup, objective in zip(setups, objectives, strict=True):
         own, clip = objective.optimiser.clip, setup.train.clip
@@ -209,24 +205,23 @@ def _clips(setups: Sequence[Setup], objectives: Sequence[Objective]) -> Tensor |
 
 
 class _Light(torch.optim.Optimizer):
-    """Without torch's compiler, which takes a second to load in every process, and has no part in what is done here."""
+    """Without torch's compiler, which takes a second to load in every process and is not used here."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's, less the decorator."""
         unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
 
     def _patch_step_function(self) -> None:
-        """Torch's records every step for its profiler, which takes a tenth of a small step."""
+        """Torch's version records every step for its profiler, a tenth of the time of a small step."""
 
 
 class SGD(_Light, torch.optim.SGD):
-    """As torch's."""
+    """torch's SGD."""
 
     step = torch.no_grad()(unwrap(torch.optim.SGD.step))
 
 
 class Adam(_Light, torch.optim.Adam):
-    """As torch's."""
+    """torch's Adam."""
 
     step = torch.no_grad()(unwrap(torch.optim.Adam.step))
 
@@ -240,19 +235,19 @@ class Settings(NamedTuple):
     weight_decay: float
 
     def optimiser(self, targets: list[Tensor]) -> torch.optim.Optimizer:
-        """A fresh optimiser of some tensors."""
+        """A new optimiser of some tensors."""
         on_gpu = targets[0].is_cuda
         fused = on_gpu or targets[0].is_cpu
-        if self.name == "adam":  # on a GPU the count of steps must be there, too, for a step to be recorded
+        if self.name == "adam":  # on a GPU the step count must be on the device for a step to be recorded
             return Adam(targets, self.lr, weight_decay=self.weight_decay, fused=fused, capturable=on_gpu)
-        # Fused SGD passes over memory once, but on a CPU takes ten times as long where a layout is not row by row.
+        # Fused SGD passes over memory once, but on a CPU takes ten times as long unless the layout is row by row.
         fused = fused and all(target.is_contiguous() for target in targets)
         kind = {"fused": True} if fused else {"foreach": True}
         return SGD(targets, self.lr, self.momentum, weight_decay=self.weight_decay, **kind)
 
 
 def _settings(setup: Setup, objective: Objective, round: Round) -> Settings:
-    """The objective's own, and otherwise the experiment's."""
+    """The objective's settings, with the experiment's as defaults."""
     own, train = objective.optimiser, setup.train
     lr = own.factor * train.lr_in(round.number, round.stage.rounds) if own.lr is None else own.lr
     return Settings(
@@ -264,5 +259,4 @@ def _settings(setup: Setup, objective: Objective, round: Round) -> Settings:
 
 
 def _counted(state: Mapping[str, Mapping[str, Tensor]]) -> tuple[tuple[str, float], ...]:
-    """How many steps Adam has counted for each tensor, on which its rate depends."""
     return tuple((name, float(kinds["step"])) for name, kinds in sorted(state.items()) if "step" in kinds)

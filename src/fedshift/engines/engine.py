@@ -1,4 +1,4 @@
-"""What an engine does for runs: it lets clients work, lets servers work, and scores models."""
+"""The interface of engines: they train clients, run the server's phases, and score models."""
 
 from __future__ import annotations
 
@@ -19,72 +19,54 @@ from fedshift.core.state import ClientState
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.core.uncertainty import Bounds
 
-SERVER = -1  # the server's number where clients have theirs
+SERVER = -1  # the server's number, in place of a client's
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A client's work in an exchange: an order, joined with what only the site has.
-
-    Attributes:
-        setup: the run it belongs to.
-        federated: the data as the stage sees them, of which ``client`` is one.
-        exchange: what is done.
-        round: when.
-        client: who works.
-        down: what it received.
-        state: what it kept from before.
-        tell: called with steps, if the engine can report them while the client works.
-    """
+    """A client's work in an exchange: an order, joined with what only the site has."""
 
     setup: Setup
-    federated: FederatedData
+    federated: FederatedData  # the data as the stage sees them, with ``client`` among the clients
     exchange: Exchange
     round: Round
     client: Client
     down: Down
-    state: ClientState
-    tell: Callable[[int], None] = lambda steps: None
+    state: ClientState  # what the client kept from before
+    # called with finished steps, if the engine can report them during the work
+    notify: Callable[[int], None] = lambda steps: None
 
     @property
     def inputs(self) -> Inputs:
-        """How the client's samples become inputs, with what it knows of training rows."""
+        """How the client's samples become inputs, with its statistics of training rows."""
         return self.federated.inputs.fitted((self.down | self.state.tensors).of(PREPARATION))
 
-    def lend(self, purpose: str) -> AbstractContextManager[None]:
-        """A stream of this job's own for code of a page that draws from global generators."""
-        return self.setup.lend(purpose, *self.round.key, self.exchange.name, self.client.id)
+    def global_draws(self, purpose: str) -> AbstractContextManager[None]:
+        """Seed the global generators for a page's code in this job."""
+        return self.setup.global_draws(purpose, *self.round.key, self.exchange.name, self.client.id)
 
 
 @dataclass(frozen=True, eq=False)
 class ServerJob:
-    """The server's work in an exchange, after the replies and before the merge; ``tell`` takes steps that are done."""
+    """The server's work in an exchange, between replies and aggregation; ``notify`` is called with finished steps."""
 
     setup: Setup
     exchange: Exchange
     round: Round
     state: ServerState
     replies: Replies
-    tell: Callable[[int], None] = lambda steps: None
+    notify: Callable[[int], None] = lambda steps: None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a job.
+    """The result of a job."""
 
-    Attributes:
-        client: the client's id.
-        up: its reply.
-        state: what it keeps.
-        terms: the mean over steps of every loss term, by name.
-        steps: how many local steps it took.
-    """
-
-    client: int
-    up: Up
-    state: ClientState
-    terms: dict[str, float]
-    steps: int
+    client: int  # the client's id
+    up: Up  # its reply
+    state: ClientState  # what it keeps
+    terms: dict[str, float]  # the mean over steps of every loss term, by name
+    steps: int  # number of local steps
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,37 +82,27 @@ class Question:
 
 @dataclass(frozen=True)
 class Score:
-    """How good a model is on an environment.
+    """A model's performance on an environment."""
 
-    Attributes:
-        accuracy: the share of samples that are right.
-        loss: the mean negative log-likelihood in nats.
-        n: how many samples there are.
-        metrics: what is measured besides; see :class:`Metric`.
-        intervals: of accuracy and of metrics, by name; see :mod:`fedshift.core.uncertainty`.
-    """
-
-    accuracy: float
-    loss: float
-    n: int
-    metrics: Values = field(default_factory=dict)
+    accuracy: float  # in 0..1
+    loss: float  # the mean negative log-likelihood in nats
+    n: int  # number of samples
+    metrics: Values = field(default_factory=dict)  # see :class:`Metric`
+    # of accuracy and of metrics, by name; see :mod:`fedshift.core.uncertainty`
     intervals: Mapping[str, Bounds] = field(default_factory=dict)
 
 
 class Engine(Protocol):
-    """Runs jobs and scores models; every engine gives the same results but for rounding."""
+    """Runs jobs and scores models; every engine returns the same results but for rounding."""
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Outcome | Exception]:
-        """Let every client of a cohort work; answers come in the order of the jobs.
-
-        What goes wrong with one job is its answer, and does not touch the others'.
-        """
+        """Train every client of a cohort; outcomes are in the order of the jobs, an exception for a job that failed."""
 
     def serve(self, job: ServerJob) -> tuple[ServerState, dict[str, float]]:
-        """Let the server work; returns its state, and by name each term's mean and the scalars that it measured."""
+        """Run the server's phases; returns its state, and by name each term's mean and the scalars that it measured."""
 
     def score(self, questions: Iterable[Question]) -> Iterator[Score]:
-        """Score models, each answer in its turn; questions are taken a few at a time."""
+        """Score models in order; questions are taken a few at a time."""
 
     def close(self) -> None:
         """Release processes, memory and thread counts."""

@@ -1,9 +1,8 @@
-"""A training step as a CUDA graph: launched as one, where launching its small kernels one by one takes the time.
+"""A training step as a CUDA graph: one launch, where launching many small kernels takes most of the time.
 
-The first step runs as it is, so that libraries and optimisers have what they allocate once. The second is recorded, and
-from then on the recording is replayed on the same memory, into which each step's batches and noise are copied. What
-stays the same within a round (what was received, the round's number) is part of the recording, which lives as long as
-the clients' tensors do: a round.
+The first step runs normally, so that libraries and optimisers allocate. The second is recorded, and then the recording
+is replayed on the same memory, into which each step's batches and noise are copied. What stays constant within a round
+(the Down, the round's number) is part of the recording, which lives as long as the clients' tensors do: a round.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from torch import Tensor
 
 
 class Replayable(Protocol):
-    """What a step is given."""
+    """The inputs of a step."""
 
     @property
     def changing(self) -> list[Tensor]:
-        """The tensors that are another in every step."""
+        """The tensors that change in every step."""
 
     def copied(self) -> Self:
-        """The same, with memory of its own for these."""
+        """The same, with separate memory for these."""
 
 
 Step = Callable[[Any], list[Tensor]]
 
 
 class CudaRecording:
-    """A function's work on the current CUDA device; recording it does none of it."""
+    """A function's work on the current CUDA device, recorded without running it."""
 
     def __init__(self, function: Callable[[], list[Tensor]]) -> None:
         self._graph = torch.cuda.CUDAGraph()
@@ -39,17 +38,12 @@ class CudaRecording:
             self.output = function()
 
     def replay(self) -> None:
-        """Do the work again; the output is written again."""
+        """Repeat the work, which overwrites the output."""
         self._graph.replay()
 
 
 def replayed(step: Step, record: type[CudaRecording] = CudaRecording) -> Step:
-    """The same step, recorded when it is called for the second time.
-
-    Args:
-        step: a function of what is given, which writes to tensors that stay where they are.
-        record: what records work.
-    """
+    """The same step, recorded on its second call; it must write to tensors that stay in place."""
     recording: CudaRecording | None = None
     mine: Replayable | None = None
 

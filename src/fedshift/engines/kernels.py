@@ -1,16 +1,12 @@
 """How a part's modules are prepared to run fast on this machine.
 
 :class:`Kernels` changes how the same float32 arithmetic is run, and results by rounding only. Precision changes
-results, so it belongs to the experiment:
+results, so it belongs to the experiment: ``float64`` converts every floating tensor of the part; in ``bfloat16``
+weights, optimiser, batch-norm statistics, losses and messages stay float32, and products and convolutions in a forward
+run in bfloat16 (Micikevicius et al., ICLR 2018; losses need no scaling, as bfloat16 has float32's exponents).
 
-* ``float32``: as the model is.
-* ``float64``: every floating tensor of the part is float64. Inputs and noise must be, too.
-* ``bfloat16``: weights, optimiser, batch-norm statistics, losses and messages stay float32; inside a part's forward
-  products and convolutions are taken in bfloat16 (mixed precision, Micikevicius et al., ICLR 2018; losses need not be
-  scaled, as bfloat16 has float32's exponents).
-
-*Choices*: a module is prepared by giving it another class, not another method: a class keeps no module, so that
-copies, pickles, ``functional_call`` and the names of tensors are those of any module.
+*Choices*: a module is prepared by changing its class, not a method, so that copies, pickles, ``functional_call`` and
+the names of tensors still work.
 """
 
 from __future__ import annotations
@@ -30,21 +26,17 @@ Precision = Literal["float32", "bfloat16", "float64"]
 
 @dataclass(frozen=True)
 class Kernels:
-    """How the same arithmetic is run.
+    """How the same arithmetic is run."""
 
-    Attributes:
-        channels_last: whether convolutions store weights, and so take and give images, with channels innermost.
-        linear: what multiplies in linear layers: PyTorch's choice, or oneDNN for float32 on a CPU.
-    """
-
-    channels_last: bool = False
+    channels_last: bool = False  # whether convolutions store weights, and so map images, with channels innermost
+    # what multiplies in linear layers: PyTorch's choice, or oneDNN for float32 on a CPU
     linear: Literal["native", "onednn"] = "native"
 
 
 def prepare(module: nn.Module, kernels: Kernels, precision: Precision) -> None:
     """Make one part's top-level module run with these kernels in this precision, in place.
 
-    Precision may be requested again; float64 stays. Buffers may be replaced by others, so collect tensors afterwards.
+    Precision may be requested again; float64 stays. Buffers may be replaced, so collect tensors afterwards.
     """
     module.__class__ = _plain(type(module))
     if precision == "float64":
@@ -65,17 +57,16 @@ def prepare(module: nn.Module, kernels: Kernels, precision: Precision) -> None:
 
 
 class _InBfloat16(nn.Module):
-    """What :func:`_in_bfloat16` puts before a module's class."""
+    """A mixin before a module's class."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own forward under autocast; bfloat16 outputs come back as float32."""
+        """The module's forward under autocast; bfloat16 outputs return as float32."""
         tensor = next(chain(self.parameters(), self.buffers()), None)
         with torch.autocast(tensor.device.type if tensor is not None else "cpu", torch.bfloat16):
             result = super().forward(*args, **kwargs)
         return _in_float32(result)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copied and pickled by way of the plain class, as this one has no name to be found by."""
         reduced = super().__reduce_ex__(protocol)
         assert isinstance(reduced, tuple)
         return (_empty_in_bfloat16, (_plain(type(self)),), *reduced[2:])
@@ -83,12 +74,10 @@ class _InBfloat16(nn.Module):
 
 @cache
 def _in_bfloat16(plain: type[nn.Module]) -> type[nn.Module]:
-    """The class of modules of the plain class that run in bfloat16."""
     return type(f"{plain.__name__}InBfloat16", (_InBfloat16, plain), {})
 
 
 def _plain(cls: type[nn.Module]) -> type[nn.Module]:
-    """The class before :func:`_in_bfloat16`; any other class is itself."""
     return cls.__bases__[1] if issubclass(cls, _InBfloat16) else cls
 
 
@@ -98,7 +87,6 @@ def _empty_in_bfloat16(plain: type[nn.Module]) -> nn.Module:
 
 
 def _in_float32(value: Any) -> Any:
-    """The same with float32 for every bfloat16 tensor in it, also within tuples and lists."""
     if isinstance(value, Tensor):
         return value.float() if value.dtype is torch.bfloat16 else value
     return type(value)(map(_in_float32, value)) if type(value) in (tuple, list) else value

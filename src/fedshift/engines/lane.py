@@ -1,4 +1,4 @@
-"""A lane of a bank: one site running, and its way through a phase."""
+"""A lane of a bank: one client's training, and its way through a phase."""
 
 from __future__ import annotations
 
@@ -22,74 +22,55 @@ from fedshift.errors import FedshiftError
 from fedshift.streams import Draws, Key, Streams, sample_draws
 
 Purpose = tuple[str, *tuple[Key, ...]]
-GATHERED = 2**18  # numbers of the batches that are gathered at once, at most, unless one has more
+GATHERED = 2**18  # maximum numbers in batches that are gathered at once, unless one batch has more
 
 
 class Lane:
-    """A job of a client or the server while it is run.
+    """A job of a client or the server while it runs.
 
     Attributes:
-        setup: the run.
-        round: when.
-        name: what messages call it.
+        name: its name in messages.
         key: the client's id, or SERVER.
-        phases: what it does.
-        samples: its training samples; the server has none.
-        inputs: how they become inputs.
-        received: the Down's tensors.
-        replies: on the server, what the clients sent.
-        optimisers: optimiser state that was kept; replaced by what is kept now.
-        drawn: how many batches it drew before.
-        tell: callback that receives how many steps were taken.
-        means: when done, the mean of each loss term over the steps.
-        measured: when done, the sums of every measure.
-        seen: when done, over how many samples each of these is.
-        steps: how many steps were done.
-        read: what its objectives read of batches that have weights: "y", "weight", both or neither.
-        error: what went wrong with this lane alone.
+        notify: callback with the number of finished steps.
     """
 
     def __init__(self, job: Job | ServerJob) -> None:
-        self.setup, self.round, self.tell = job.setup, job.round, job.tell
-        self.optimisers: OptimiserState = dict(job.state.optimisers)
+        self.setup, self.round, self.notify = job.setup, job.round, job.notify
+        self.optimisers: OptimiserState = dict(job.state.optimisers)  # stored optimiser state, updated at the end
         if isinstance(job, Job):
             self.name, self.key, self.phases = job.client.name, job.client.id, job.exchange.phases
-            self.samples: Samples | None = job.client.train
+            self.samples: Samples | None = job.client.train  # its training samples; the server has none
             self.inputs, self.replies = job.inputs, Replies()
             self.received: Tensors = job.down
-            self.drawn = job.state.drawn.get(job.round.stage.name, 0)
+            self.drawn = job.state.drawn.get(job.round.stage.name, 0)  # number of batches drawn before
         else:
             self.name, self.key, self.phases = "the server", SERVER, job.exchange.server_phases
             self.samples = None
             self.inputs, self.replies = Inputs(), job.replies
             self.received = Tensors()
             self.drawn = 0
-        self.means: dict[str, float] = {}
-        self.measured: dict[str, Tensor] = {}
-        self.seen: dict[str, int] = {}
-        self.steps = 0
-        self.read: set[str] = set()
-        self.error: Exception | None = None
+        self.means: dict[str, float] = {}  # at the end, the mean of each loss term over the steps
+        self.measured: dict[str, Tensor] = {}  # at the end, the sums of every measure
+        self.seen: dict[str, int] = {}  # at the end, the number of samples behind each of these
+        self.steps = 0  # number of finished steps
+        self.read: set[str] = set()  # what its objectives read of weighted batches: "y", "weight", both or neither
+        self.error: Exception | None = None  # an error of this lane alone
 
     @cached_property
     def number(self) -> Tensor:
-        """The key as objectives see it, made once and not in every step."""
+        """The key as a tensor for objectives, created once."""
         return torch.tensor(self.key, device=self.setup.device)
 
     @cached_property
     def counts(self) -> Tensor:
-        """How many training samples of each class there are, (classes,)."""
+        """Number of training samples of each class, (classes,)."""
         device = self.setup.device
         labels = self.samples.y if self.samples else torch.zeros(0, dtype=torch.int64, device=device)
         return torch.bincount(labels, minlength=self.setup.model.classes)
 
     @cached_property
     def class_weights(self) -> Tensor | None:
-        """How much a sample of each class counts, (classes,), 1 in the mean over the client's samples; None: the same.
-
-        Raises:
-            FedshiftError: none of the client's samples counts.
-        """
+        """The weight of each class's samples, (classes,), with mean 1 over the client's samples; None: all 1."""
         given = self.setup.class_weights
         if given == "none" or self.samples is None:
             return None
@@ -99,26 +80,23 @@ class Lane:
         if not weighted:
             raise FedshiftError(
                 f"train.class_weights = {list(given)}: all samples of {self.place} are of classes with a weight of 0. "
-                "Give these classes a weight, or leave the client out."
+                "Give these classes a weight, or exclude the client."
             )
         return (weights * (len(self.samples) / weighted)).to(self.setup.dtype)
 
     @property
     def place(self) -> str:
-        """Where it is, for a message."""
+        """Its name in a message."""
         return self.name if self.key == SERVER else f"client '{self.name}'"
 
-    def drawn_from(self, phase: Phase) -> Samples | None:
-        """The samples that a phase draws its batches from: the lane's own, or those it makes of the replies."""
+    def source_of(self, phase: Phase) -> Samples | None:
+        """The samples from which a phase draws batches: the lane's, or computed from the replies."""
         return self.samples if phase.samples is None else phase.samples(self.replies)
 
     def order(
         self, phase: Phase | Measure, samples: Samples | None, purpose: Purpose = ("batches",)
     ) -> BatchOrder | None:
-        """The sequence of batches that a phase draws from samples; None for a server without samples.
-
-        Classes are balanced among a client's own samples alone.
-        """
+        """The batches that a phase draws from samples, balanced only for a client's samples; None without samples."""
         if samples is None:
             return None
         train = self.setup.train
@@ -128,16 +106,15 @@ class Lane:
         return BatchOrder(*drawn)
 
     def count(self, phase: Phase, samples: Samples | None) -> int:
-        """How many steps a phase has on these samples."""
         return steps_of(phase, self.setup.train, None if samples is None else len(samples))
 
     def shape(self) -> tuple[object, ...]:
-        """What lanes that go together must have in common: the length of the batches of each phase."""
+        """What stacked lanes must share: the batch length of each phase."""
         orders = (self.order(phase, self.samples) for phase in self.phases if isinstance(phase, Phase))
         return tuple(order.length for order in orders if order)
 
     def noise(self, draws: Draws, *key: str | int) -> dict[str, Tensor]:
-        """What an objective or a measure requested, drawn in float32 whatever the run's type."""
+        """The requested draws of an objective or a measure, drawn in float32 whatever the run's type."""
         if not draws:
             return {}
         generator = self.setup.streams.generator("noise", *self.round.key, self.key, *key)
@@ -145,13 +122,11 @@ class Lane:
         return {name: self.setup.typed(value) for name, value in drawn.items()}
 
     def context(self, noise: Mapping[str, Tensor]) -> Context:
-        """What an objective may know."""
         when = self.round.number, self.round.stage.rounds
         known = self.received, Tensors(self.measured), self.counts
         return Context(*known, *when, noise, self.number, self.replies)
 
     def batch(self, x: Tensor, y: Tensor) -> Batch:
-        """A batch of inputs and labels."""
         weights = self.class_weights
         return Batch(self.setup.typed(x), y, weight=None if weights is None else weights[y])
 
@@ -161,7 +136,7 @@ class Lane:
         return Batch(torch.empty(0, device=device), torch.empty(0, dtype=torch.int64, device=device))
 
     def measured_batches(self, phase: Measure) -> Iterator[Batch]:
-        """What a phase measures on, not augmented: every sample once, or that many batches of the round's."""
+        """Batches to measure, not augmented: every sample once, or a number drawn for the round."""
         order = self.order(phase, self.samples, ("measured batches", *self.round.key, phase.name))
         if order is None or self.samples is None:
             yield self.no_batch()
@@ -178,7 +153,7 @@ class Course:
     def __init__(self, lane: Lane, phase: Phase | Measure) -> None:
         assert isinstance(phase, Phase)
         self.lane, self.phase = lane, phase
-        self.samples = lane.drawn_from(phase)
+        self.samples = lane.source_of(phase)
         order = lane.order(phase, self.samples)
         self.steps = lane.count(phase, self.samples)
         self.batches = self._gathered(order) if order else repeat(lane.no_batch())
@@ -186,7 +161,7 @@ class Course:
         self.terms: dict[str, tuple[list[str], list[Tensor]]] = {}  # by objective: their names, and their tables
 
     def _gathered(self, order: BatchOrder) -> Iterator[Batch]:
-        """The batches of the steps, gathered and prepared several at once unless each is augmented separately."""
+        """The batches of the steps, several gathered and prepared at once unless each is augmented separately."""
         lane, samples = self.lane, self.samples
         assert samples is not None
         number, end = lane.drawn, lane.drawn + self.steps
@@ -198,15 +173,15 @@ class Course:
             x, y = samples.batch(rows)
             together = lane.batch(lane.inputs.training(x, lane.setup.streams, lane.key, number), y)
             if self.phase.environments:
-                of_each = one_hot(samples.subset(rows).environment, lane.setup.model.environments)
-                together = together._replace(environment=of_each.to(lane.setup.dtype))
+                environments = one_hot(samples.subset(rows).environment, lane.setup.model.environments)
+                together = together._replace(environment=environments.to(lane.setup.dtype))
             for start in range(0, len(rows), order.length):
                 yield together.part(slice(start, start + order.length))
                 number += 1
 
 
 def steps_of(phase: Phase, train: Train, samples: int | None) -> int:
-    """How many steps a phase has on that many samples; None: on a server that has none."""
+    """The number of steps of a phase on a number of samples; None: on a server without samples."""
     if phase.steps is not None and not isinstance(phase.steps, Epochs):
         return phase.steps
     if phase.steps is not None:
@@ -215,17 +190,16 @@ def steps_of(phase: Phase, train: Train, samples: int | None) -> int:
 
 
 def even_chunks(length: int, size: int) -> Iterator[Tensor]:
-    """0..length-1 in chunks of nearly equal size, so that re-estimated statistics weigh every sample the same."""
+    """0..length-1 in chunks of nearly equal size, so that re-estimated statistics weight every sample equally."""
     return iter(torch.arange(length).tensor_split(-(-length // size)))
 
 
 def steps_of_job(job: Job | ServerJob) -> int:
-    """How many steps a job has."""
     return sum(steps_by_phase(job))
 
 
 def shorten(jobs: Sequence[Job], steps: int) -> list[Job]:
-    """The jobs of an exchange with that many steps of each phase at most; what is measured over all samples stays."""
+    """The jobs of an exchange with at most ``steps`` steps per phase; measures over all samples stay."""
     most = [max(counts) for counts in zip(*map(steps_by_phase, jobs), strict=True)]
     phases = zip(jobs[0].exchange.phases, most, strict=True)
     cut = [replace(p, steps=min(steps, n)) if isinstance(p, Phase) else p for p, n in phases]
@@ -234,13 +208,13 @@ def shorten(jobs: Sequence[Job], steps: int) -> list[Job]:
 
 
 def steps_by_phase(job: Job | ServerJob) -> tuple[int, ...]:
-    """How many steps each of the job's phases has; one that measures has none."""
+    """The number of steps of each of the job's phases; 0 for measures."""
     lane = Lane(job)
     counts = []
     for phase in lane.phases:
         samples = lane.samples
         if isinstance(phase, Phase) and phase.samples is not None:
-            with job.setup.lend("counting steps", *job.round.key, job.exchange.name):
+            with job.setup.global_draws("counting steps", *job.round.key, job.exchange.name):
                 samples = phase.samples(lane.replies)
         counts.append(lane.count(phase, samples) if isinstance(phase, Phase) else 0)
     return tuple(counts)
@@ -251,11 +225,10 @@ def steps_by_phase(job: Job | ServerJob) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class BatchOrder:
-    """A client's endless sequence of batches: epoch after epoch, each in a new random order.
+    """A client's endless sequence of batches: epoch after epoch, each in a new random order, from round to round.
 
-    An epoch's incomplete last batch is excluded, so that every batch has the same size; a client with fewer
-    samples than a batch draws all it has. The sequence runs on from round to round, and any place in it can
-    be found from its number alone. It is named by what the batches are for, which is ``purpose``.
+    An epoch's incomplete last batch is dropped; a client with fewer samples than a batch draws all of them. Any
+    position can be computed from its number. ``purpose`` keys its stream.
     """
 
     streams: Streams
@@ -275,7 +248,7 @@ class BatchOrder:
         return self.samples // self.length
 
     def from_number(self, number: int) -> Iterator[Tensor]:
-        """The samples of batch ``number`` (from 0) and of all that follow, each int64 of shape (length,)."""
+        """The samples of batch ``number`` (from 0) and of all later ones, each int64 of shape (length,)."""
         epoch, place = divmod(number, self.per_epoch)
         while True:
             order = self.streams.permutation(self.samples, *self.purpose, self.client, epoch)
@@ -285,19 +258,17 @@ class BatchOrder:
 
 @dataclass(frozen=True)
 class BalancedOrder(BatchOrder):
-    """A client's endless sequence of batches with as many samples of each class that it has, or one more.
+    """A client's endless sequence of batches with equally many samples of each class, or one more.
 
-    Classes take turns, sample by sample, and continue with their turns in the next batch. Each goes through its own
-    samples again and again, every time in a new random order, so those of a rare class come more often. An epoch has as
-    many batches as without balance. ``labels`` (samples,) are those of the client's samples.
+    Classes alternate, sample by sample, across batches, and each cycles through its samples in new random orders. An
+    epoch has as many batches as without balance.
     """
 
     labels: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
     def from_number(self, number: int) -> Iterator[Tensor]:
-        """The samples of batch ``number`` (from 0) and of all that follow, each int64 of shape (length,)."""
         own = [((self.labels == label).nonzero().squeeze(1), label) for label in sorted(set(self.labels.tolist()))]
-        orders: dict[int, tuple[int, list[int]]] = {}  # of each class which time through its samples, in what order
+        orders: dict[int, tuple[int, list[int]]] = {}  # per class, the pass through its samples, and its order
         for turn in count(number * self.length, self.length):
             batch = []
             for place in range(turn, turn + self.length):

@@ -1,7 +1,7 @@
-"""The one loop that trains: the phases of clients (or the server) that go step by step together on a bank.
+"""The training loop: phases of clients (or the server) that advance together on a bank.
 
-A lane is one site. Lanes share their phases and the lengths of their batches; those with fewer steps leave before
-the others, so lanes are given with the most steps first.
+Lanes share their phases and batch lengths; lanes with fewer steps finish before the others, so lanes are sorted with
+the most steps first.
 """
 
 from __future__ import annotations
@@ -24,13 +24,7 @@ from fedshift.errors import DivergedError
 
 
 def work(bank: Bank, lanes: Sequence[Lane], phases: Phases | None = None) -> None:
-    """Run the lanes' phases on a bank that is loaded with their tensors.
-
-    Args:
-        bank: has a lane for each of ``lanes``.
-        lanes: with the most steps first.
-        phases: what to call, where that is not the first lane's own phases.
-    """
+    """Run the lanes' phases on a bank that contains their tensors; lanes are sorted with the most steps first."""
     for number, phase in enumerate(phases or lanes[0].phases):
         if isinstance(phase, Measure):
             _measure(bank, lanes, phase)
@@ -41,7 +35,7 @@ def work(bank: Bank, lanes: Sequence[Lane], phases: Phases | None = None) -> Non
 
 
 def _train(bank: Bank, phase: Phase, courses: Sequence[Course]) -> None:
-    """Take every lane's steps of a phase; a lane that has taken its own leaves."""
+    """Take every lane's steps of a phase; a lane without further steps leaves."""
     start = 0
     for stop in sorted({course.steps for course in courses} - {0}):
         active = [course for course in courses if course.steps >= stop]
@@ -74,7 +68,7 @@ def _step(bank: Bank, phase: Phase, descents: Sequence[Descent], active: Sequenc
                 error.add_note(f"This happened at {where}, objective '{objective.name}'.")
                 raise
     for course in active:
-        course.lane.tell(1)
+        course.lane.notify(1)
 
 
 def _take_snapshots(bank: Bank, active: Sequence[Course], step: int) -> None:
@@ -88,7 +82,7 @@ def _take_snapshots(bank: Bank, active: Sequence[Course], step: int) -> None:
 
 
 def _finish(phase: Phase, course: Course) -> None:
-    """Write down a lane's means, after checking that every loss was finite, and what it keeps of its optimisers."""
+    """Record a lane's means, after checking that every loss was finite, and its optimiser state."""
     lane = course.lane
     called = term_names(lane.phases)
     for objective in phase.objectives:
@@ -117,14 +111,13 @@ def _finish(phase: Phase, course: Course) -> None:
 
 
 def _begins(lane: Lane, phase: Phase, objective: Objective) -> bool:
-    """Whether the first step of an objective is the first of the whole run that changes anything."""
     stage = next(stage.name for stage in lane.setup.stages if stage.name != PREPARATION)
     first = (lane.round.stage.name, lane.round.number, lane.drawn, lane.steps) == (stage, 1, 0, 0)
     return first and objective is phase.objectives[0]
 
 
 def _measure(bank: Bank, lanes: Sequence[Lane], phase: Measure) -> None:
-    """Sum what the phase measures over its batches of each lane; lanes with equally many samples go together."""
+    """Sum what the phase measures over each lane's batches; lanes with equally many samples are stacked."""
     set_modes(bank.net, ())
     by_length: dict[int, list[int]] = {}
     for number, lane in enumerate(lanes):
@@ -146,7 +139,7 @@ def _measure(bank: Bank, lanes: Sequence[Lane], phase: Measure) -> None:
 
 
 def set_modes(net: Net, moves: Sequence[str]) -> None:
-    """What moves is in training mode, all else in evaluation mode."""
+    """Set moved parts to training mode, all others to evaluation mode."""
     for name, module in net.parts.items():
         if module.training != (name in moves):
             module.train(name in moves)

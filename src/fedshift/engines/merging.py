@@ -1,7 +1,7 @@
-"""Runs of one table as one program: methods that differ in numbers only become one method with those numbers by lane.
+"""Runs of one table as one program: methods that differ only in numbers become one method with numbers per lane.
 
-A method's losses read its hyper-parameters as ``self.name``. Where runs that are stacked differ in a number, the merged
-method has a :class:`Varying` in its place, which counts as each lane's own value while a loss runs under vmap.
+A method's losses read its hyper-parameters as ``self.name``. Where stacked runs differ in a number, the merged method
+has a :class:`Varying` in its place, which acts as each lane's value while a loss runs under vmap.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from fedshift.engines.engine import Job
 
 
 class Varying:
-    """A number of which each lane has its own; arithmetic gives tensors, comparisons must agree for all.
+    """A number with a value per lane; arithmetic gives tensors, and comparisons must agree for all lanes.
 
-    Before a loss runs, as in the weight of a term, arithmetic gives another such number.
+    Outside of a loss, as in the weight of a term, arithmetic gives another such number.
 
     Attributes:
         values: the number of each lane.
-        now: while a loss runs, the value of the lane in use, of shape ().
+        now: while a loss runs, the value of the lane in use, of shape (); else None.
     """
 
     def __init__(self, values: Sequence[float], made: Callable[[], Tensor | None] | None = None) -> None:
@@ -36,7 +36,6 @@ class Varying:
 
     @property
     def now(self) -> Tensor | None:
-        """None outside a loss."""
         return self._now if self._made is None else self._made()
 
     @now.setter
@@ -47,10 +46,9 @@ class Varying:
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """An operation of torch sees the tensor."""
         return function(*map(_plain, args), **{name: _plain(value) for name, value in (kwargs or {}).items()})
 
-    __hash__ = None  # type: ignore[assignment]  # what compares by value and changes has no hash
+    __hash__ = None  # type: ignore[assignment]  # mutable, compared by value
 
     def __neg__(self) -> Any:
         return self._arithmetic("__mul__", -1.0)
@@ -68,7 +66,7 @@ class Varying:
     def _agreed(self, comparison: str, other: Any) -> bool:
         answers = {getattr(operator, comparison)(value, other) for value in self.values}
         if len(answers) > 1:
-            raise TypeError("runs that are stacked take different ways here, so they cannot be")
+            raise TypeError("stacked runs take different branches here, so they cannot be stacked")
         return bool(answers.pop())
 
 
@@ -80,7 +78,7 @@ for _name in ("add", "sub", "mul", "truediv", "pow"):
 
 
 def _plain(value: Any) -> Any:
-    """The tensor that stands for a varying number now, also within lists and tuples; anything else as it is."""
+    """The tensor of a varying number now, also within lists and tuples; other values unchanged."""
     if isinstance(value, list | tuple) and any(isinstance(one, Varying) for one in value):
         return type(value)(map(_plain, value))
     if not isinstance(value, Varying):
@@ -91,14 +89,14 @@ def _plain(value: Any) -> Any:
 
 
 def kind(setup: Setup) -> tuple[object, ...]:
-    """What runs must have in common to be stacked: all but seeds, domains, and numbers of method and optimiser.
+    """What stacked runs must share: everything but seeds, domains, and numbers of method and optimiser.
 
-    Of a number it counts whether it is above zero, what it makes of the modules, such as how likely a layer drops, and
-    which terms of the objectives have a weight other than 0.
+    Whether a number is above zero, its effect on modules (such as dropout) and which terms it enables must agree as
+    well.
     """
     method, train = setup.method, setup.train
     numbers = _numbers(method)
-    beside = {*numbers, "server"}  # whose optimiser works after the clients
+    beside = {*numbers, "server"}  # its optimiser runs after the clients
     rest = {name: value for name, value in method.table().items() if name not in beside}
     schedule = train.table()
     for name in ("lr", "clip", "momentum", "weight_decay"):
@@ -114,7 +112,6 @@ def kind(setup: Setup) -> tuple[object, ...]:
 
 
 def _numbers(method: Method) -> dict[str, float]:
-    """The method's own settings that are floats."""
     return {name: value for name in method.table() if isinstance(value := getattr(method, name), float)}
 
 

@@ -1,7 +1,7 @@
-"""Linear layers that multiply by oneDNN: on AMD processors MKL, which multiplies for ``nn.Linear``, uses AVX2 only.
+"""Linear layers that multiply by oneDNN: on AMD processors MKL, which ``nn.Linear`` uses, is limited to AVX2.
 
 Twice as fast as MKL on an AMD EPYC with AVX-512, slower on Intel's (benchmarks/onednn.py); ``auto`` times both. Without
-PyTorch's two private functions, each called by one function at the end, layers stay as they are.
+PyTorch's two private functions, each called by one function at the end, layers stay unchanged.
 """
 
 from __future__ import annotations
@@ -14,24 +14,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-# Multiplications from which oneDNN is faster, its calls costing 15 microseconds more: forward and backward of one layer
+# Multiplications from which oneDNN is faster; its calls cost 15 microseconds more: forward and backward of one layer
 # on one thread take 89 against 72 microseconds at 1.0 million (16x256x256) and 299 against 457 at 10 (128x784x100).
 SMALLEST_PRODUCT = 2**21
-# Fewer rows or columns make it a product with a few vectors, which MKL takes as fast or faster.
+# With fewer rows or columns MKL is at least as fast.
 NARROWEST_PRODUCT = 8
 
 
 class OneDNNLinear(nn.Linear):
-    """A linear layer whose products oneDNN takes where that is faster."""
+    """A linear layer that multiplies by oneDNN where that is faster."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Features (..., in) to (..., out)."""
         return onednn_linear(input, self.weight, self.bias)
 
 
 @cache
 def onednn_available() -> bool:
-    """Whether this build of PyTorch can multiply by oneDNN, and detect whether a transform such as vmap is running."""
+    """Whether this build of PyTorch can multiply by oneDNN, and detect transforms such as vmap."""
     try:
         _multiply(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1))
         _transformed()
@@ -41,11 +40,10 @@ def onednn_available() -> bool:
 
 
 def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """What ``F.linear`` gives: x weight' + bias (..., out) from x (..., in), weight (out, in) and bias (out,).
+    """``F.linear``: x weight' + bias (..., out) of x (..., in), weight (out, in) and bias (out,), by oneDNN if faster.
 
-    By oneDNN where that is faster, and by ``F.linear`` otherwise: also under ``torch.compile`` and transforms of
-    ``torch.func``.
-    Can be differentiated any number of times; needs :func:`onednn_available`.
+    Under ``torch.compile`` and transforms of ``torch.func`` it calls ``F.linear``. Differentiable any number of times;
+    needs :func:`onednn_available`.
     """
     if not _worthwhile(x, weight):
         return F.linear(x, weight, bias)
@@ -56,18 +54,17 @@ def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
 
 class _Linear(torch.autograd.Function):
-    """The product of rows (n, in) with weights (out, in), and its gradients, which are such products themselves."""
+    """The product of rows (n, in) with weights (out, in); its gradients are such products themselves."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Rows (n, in) to (n, out)."""
         rows_move, weight_moves, _ = ctx.needs_input_grad
         ctx.save_for_backward(rows if weight_moves else None, weight if rows_move else None)
         return _multiply(rows, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """From the gradient (n, out) those of rows, weight and bias that are needed."""
+        """The needed gradients of rows, weight and bias, from the gradient (n, out)."""
         rows, weight = ctx.saved_tensors
         return (
             None if weight is None else onednn_linear(gradient, weight.t()),
@@ -90,19 +87,17 @@ def _worthwhile(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-# No public way to oneDNN is as fast: tensors in its own layout and 1x1 convolutions lose more to copies than the
+# No public interface to oneDNN is as fast: tensors in its layout and 1x1 convolutions lose more to copies than the
 # product gains, and a rule for vmap, instead of testing for transforms, makes a layer 140 microseconds slower.
 
 
 def _multiply(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The product of rows (n, in) and weights (out, in) by oneDNN, without gradients."""
-    # A bias with gaps would be read as if it had none.
+    # A strided bias would be read as contiguous.
     bias = None if bias is None else bias.contiguous()
     product: Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, weight, bias, "none", [], "")
     return product
 
 
 def _transformed() -> bool:
-    """Whether a transform of torch.func (vmap, grad, ...) is running, for which oneDNN's product has no rule."""
     active: bool = torch._C._are_functorch_transforms_active()
     return active

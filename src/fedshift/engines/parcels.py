@@ -1,4 +1,4 @@
-"""Messages between processes: what is pickled, and tensors, which lie in a memory that both can read."""
+"""Messages between processes: pickles, and tensors in memory that both can read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.nn import Parameter
 
 ALIGNMENT = 64  # bytes, as torch allocates; a product rounds by how its operands are aligned
 
-Place = tuple[torch.dtype, tuple[int, ...], int]  # of a tensor: its type, its shape and where it begins
+Place = tuple[torch.dtype, tuple[int, ...], int]  # of a tensor: its type, its shape and its offset
 Bytes = NDArray[np.uint8]
 
 
@@ -28,27 +28,27 @@ def aligned(size: int) -> int:
 
 
 class Writable(Protocol):
-    """Where the tensors of messages are written."""
+    """Memory to which the tensors of messages are written."""
 
     def put(self, tensor: Tensor) -> Any:
-        """Write a tensor; returns what it is found by."""
+        """Write a tensor; returns its place."""
 
 
 class Readable(Protocol):
-    """Where the tensors of messages are read."""
+    """Memory from which the tensors of messages are read."""
 
     def get(self, place: Any) -> Tensor:
-        """The tensor that lies there."""
+        """The tensor at a place."""
 
 
 class _Numbered:
-    """What picklers write in the place of tensors, and of objects that both processes know."""
+    """References that picklers write in place of tensors, and of objects that both processes have."""
 
     def __init__(self, memory: Writable, known: Mapping[int, object]) -> None:
         self._memory, self._known = memory, known
 
     def __call__(self, obj: object) -> Any:
-        if isinstance(obj, Tensor) and not isinstance(obj, Parameter):  # which is pickled around its tensor
+        if isinstance(obj, Tensor) and not isinstance(obj, Parameter):  # a parameter is pickled around its tensor
             return self._memory.put(obj)
         return id(obj) if id(obj) in self._known else None
 
@@ -84,13 +84,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 def written(message: object, memory: Writable, known: Mapping[int, object], *, code: bool = False) -> io.BytesIO:
-    """A message as bytes, its tensors in the memory.
+    """A message as bytes, with its tensors in the memory.
 
-    Args:
-        message: what can be pickled.
-        memory: takes its tensors.
-        known: by ``id()``, objects that the reader has, of which the number is written alone.
-        code: whether functions and classes that the reader cannot import go with it.
+    ``known`` are objects by ``id()`` that the reader has, written as numbers; ``code``: whether functions and classes
+    that the reader cannot import are included.
     """
     file, numbered = io.BytesIO(), _Numbered(memory, known)
     pickler = _CodePickler(file, numbered) if code else _Pickler(file, numbered)
@@ -104,11 +101,11 @@ def read(data: bytes, memory: Readable, known: Mapping[int, object], copy: bool)
 
 
 def portable(error: Exception, where: str) -> Exception:
-    """An exception that another process can read; where it happened goes with it as a note."""
+    """An exception that another process can unpickle, with its location as a note."""
     error.add_note(f"In {where}:\n" + "".join(traceback.format_exception(error)).rstrip())
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # an exception with a separate constructor, for example; its text must do
+    except Exception:  # for example, an exception with a custom constructor: send its text
         plain = RuntimeError(f"{type(error).__name__}: {error}")
         plain.__notes__ = error.__notes__
         return plain
@@ -118,9 +115,7 @@ def portable(error: Exception, where: str) -> Exception:
 class Packing:
     """A memory that is written once and sent as a whole.
 
-    Args:
-        begins: the first place; what lies below is in parcels that the reader has.
-        placed: by ``id()``, where tensors lie there.
+    ``begins`` is the first offset, after parcels that the reader has; ``placed`` their tensors' places by ``id()``.
     """
 
     def __init__(self, begins: int = 0, placed: Mapping[int, Any] | None = None) -> None:
@@ -130,21 +125,21 @@ class Packing:
 
     @property
     def placed(self) -> Mapping[int, Any]:
-        """By ``id()``, where tensors lie."""
+        """The tensors' places, by ``id()``."""
         return self._placed
 
     def put(self, tensor: Tensor) -> tuple[Place, bool]:
-        """Take a tensor; returns its place, and whether it is on an accelerator."""
+        """Add a tensor; returns its place, and whether it is on an accelerator."""
         if id(tensor) not in self._placed:
             place = tensor.dtype, tuple(tensor.shape), self.ends
-            self._tensors.append((tensor, self.ends))  # which keeps its id from being another's
+            self._tensors.append((tensor, self.ends))  # kept, so that its id stays unique
             self._placed[id(tensor)] = place, tensor.device.type != "cpu"
             self.ends += aligned(tensor.nbytes)
         found: tuple[Place, bool] = self._placed[id(tensor)]
         return found
 
     def packed(self) -> Bytes:
-        """All that was put, in one piece."""
+        """All tensors, in one piece."""
         memory = np.zeros(self.ends - self._begins, dtype=np.uint8)
         whole = torch.from_numpy(memory)
         for tensor, place in self._tensors:
@@ -156,18 +151,13 @@ class Packing:
 
 
 class Packed:
-    """Parcels as they came, one behind the other; what is read from them may not be written to.
-
-    Args:
-        parcels: what :meth:`Packing.packed` gave.
-        device: where tensors belong that were on an accelerator.
-    """
+    """Read-only parcels, one after the other, from :meth:`Packing.packed`; ``device`` is the accelerator."""
 
     def __init__(self, *parcels: Bytes, device: torch.device | None = None) -> None:
         self._parcels, self._device = parcels, device
 
     def get(self, place: tuple[Place, bool]) -> Tensor:
-        """The tensor at a place, a view where it stays on the CPU."""
+        """The tensor at a place, as a view if it stays on the CPU."""
         (dtype, shape, begins), moves = place
         size = torch.Size(shape).numel() * dtype.itemsize
         if not size:
@@ -181,6 +171,6 @@ class Packed:
                 warnings.filterwarnings("ignore", "The given NumPy array is not writable")
                 whole = torch.from_numpy(self._parcels[number])
             found = whole[begins : begins + size].view(dtype).view(shape)
-            if found.data_ptr() % ALIGNMENT:  # of a parcel that came within a message
+            if found.data_ptr() % ALIGNMENT:  # of a parcel within a message
                 found = found.clone()
         return found.to(self._device) if moves and self._device else found

@@ -1,6 +1,6 @@
-"""The clients of a cohort side by side: each goes to the next member of a pool that is free.
+"""The clients of a cohort in parallel: each goes to the next free member of a pool.
 
-A member that dies is replaced and its client tried again.
+A member that dies is replaced, and its client tried again.
 """
 
 from __future__ import annotations
@@ -16,18 +16,14 @@ from fedshift.engines.kernels import Kernels
 from fedshift.engines.sequential import Sequential
 from fedshift.errors import FedshiftError
 
-AHEAD = 1  # jobs that a member is handed before it has answered the one it works on
-ATTEMPTS = 2  # how often a client's work is started before its member's death is reported
+AHEAD = 1  # jobs in a member's queue, including the current one
+ATTEMPTS = 2  # attempts at a client's work before its member's death is an error
 
-Attempt = tuple[int, int]  # a job's number and how often it has been started, this time included
+Attempt = tuple[int, int]  # a job's number, and the number of its attempts including this one
 
 
 class Member(Protocol):
-    """Does one job after the other in another process.
-
-    Attributes:
-        queue: the jobs it was handed and has not answered, the one running first.
-    """
+    """Runs one job after the other in another process; ``queue`` has its unfinished jobs, the current one first."""
 
     queue: deque[Attempt]
 
@@ -36,45 +32,32 @@ class Member(Protocol):
         """Whether it takes jobs."""
 
     def ask(self, attempt: Attempt, job: Job) -> None:
-        """Hand over a job. That the member is dead shows when it should answer."""
+        """Submit a job; a dead member fails on :meth:`answer` only."""
 
     def answer(self) -> Outcome | Exception:
-        """The result of the first job in the queue.
-
-        Raises:
-            EOFError: the member died.
-        """
+        """The result of the first job in the queue; EOFError if the member died."""
 
     def stop(self) -> str:
-        """End it; how it ended."""
+        """End it; returns how it ended."""
 
 
 M = TypeVar("M", bound=Member)
 
 
 class WorkerPool(Sequential, Generic[M]):
-    """Gives each client of a cohort to the next member that is free."""
+    """Gives each client of a cohort to the next free member."""
 
-    member: ClassVar[str]  # what one is, as the beginning of a sentence
-    advice: ClassVar[str]  # what to do where clients cannot be trained because members die
+    member: ClassVar[str]  # a member, at the start of a sentence
+    advice: ClassVar[str]  # the remedy if members die
 
-    def __init__(self, kernels: Kernels, count: int, threads: int, tell: Callable[[str], None]) -> None:
-        """Members start when there is work.
-
-        Args:
-            kernels: how modules are prepared.
-            count: how many members.
-            threads: of this process while it scores, when members have nothing to do.
-            tell: called with a member that died and was replaced.
-        """
+    def __init__(self, kernels: Kernels, count: int, threads: int, notify: Callable[[str], None]) -> None:
         super().__init__(kernels)
-        self._count, self._threads, self._tell = count, threads, tell
+        self._count, self._threads, self._notify = count, threads, notify
         self._deaths = 0
-        self._known: dict[int, object] = {}  # by id(): what members have
+        self._known: dict[int, object] = {}  # by id(): objects that members have
         self._pool: list[M] = []
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Outcome | Exception]:
-        """Let every client work; answers come in the order of the jobs, whichever is ready first."""
         self._know({id(thing): thing for job in jobs for thing in refers(job)})
         while len(self._pool) < self._count:
             self._pool.append(self._begin())
@@ -86,26 +69,23 @@ class WorkerPool(Sequential, Generic[M]):
                 while due not in answers:
                     self._hand_out(jobs, waiting)
                     for member in self._answered():
-                        answers |= self._hear(member, jobs, waiting)
+                        answers |= self._receive(member, jobs, waiting)
                 yield answers.pop(due)
         finally:
-            if any(member.queue for member in self._pool):  # nobody wants the other answers
+            if any(member.queue for member in self._pool):  # the other results are not needed
                 self._stop()
 
     def _know(self, refers: dict[int, object]) -> None:
-        """Make sure that members have what jobs refer to, by its ``id()``."""
         raise NotImplementedError
 
     def _begin(self) -> M:
-        """A new member."""
         raise NotImplementedError
 
     def _answered(self) -> list[M]:
-        """Wait for members to answer, or to die, or to be ready for work."""
         raise NotImplementedError
 
     def _hand_out(self, jobs: Sequence[Job], waiting: deque[Attempt]) -> None:
-        """Give work to every member that has none, and then one job more to each, so that none waits for it."""
+        """Give a job to every idle member, and then one more to each, so that none waits."""
         ready = [member for member in self._pool if member.ready]
         for ahead in range(AHEAD + 1):
             for member in ready:
@@ -115,15 +95,15 @@ class WorkerPool(Sequential, Generic[M]):
                     attempt = waiting.popleft()
                     member.ask(attempt, jobs[attempt[0]])
 
-    def _hear(self, member: M, jobs: Sequence[Job], waiting: deque[Attempt]) -> dict[int, Outcome | Exception]:
-        """A member's answer, by the job's number; none if the job is to be tried again, by another in its place."""
+    def _receive(self, member: M, jobs: Sequence[Job], waiting: deque[Attempt]) -> dict[int, Outcome | Exception]:
+        """A member's result, by the job's number; empty if the member died and its job is tried again."""
         (number, attempt), *unbegun = member.queue
         try:
             return {number: member.answer()}
         except EOFError:
             ending = self._replace(member)
             job = jobs[number]
-            self._tell(
+            self._notify(
                 f"{self.member} died in round {job.round.number} ({ending}), while it trained client "
                 f"'{job.client.name}', and was replaced; {self._deaths} so far. The results do not change."
             )
@@ -140,14 +120,13 @@ class WorkerPool(Sequential, Generic[M]):
             }
 
     def _replace(self, member: M) -> str:
-        """Begin another in a member's place; how that one ended."""
         ending = member.stop()
         self._pool[self._pool.index(member)] = self._begin()
         self._deaths += 1
         return ending
 
     def score(self, questions: Iterable[Question]) -> Iterator[Score]:
-        """Score models, in this process, while members have nothing to do."""
+        """Score models in this process, while members are idle."""
         before = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         try:
@@ -167,5 +146,5 @@ class WorkerPool(Sequential, Generic[M]):
 
 
 def refers(job: Job) -> tuple[object, ...]:
-    """What a job has in common with others, which members have once."""
+    """The objects of a job that other jobs share, which members receive once."""
     return job.setup, job.federated, job.exchange, job.round.stage

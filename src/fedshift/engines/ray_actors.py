@@ -1,12 +1,9 @@
-"""Actors of a Ray cluster: the clients of a cohort side by side, on any number of machines.
+"""Actors of a Ray cluster: the clients of a cohort in parallel, on any number of machines.
 
-What runs and data are goes to the cluster's object store once, which keeps one copy on each node: data are read there
-and not copied. In each round, what several clients receive goes there once as well; a client's own state goes with its
-job and comes back with its answer, so that this process alone has and keeps it.
-
-Choices: objects are sent, with the code of notebooks and plugins, and not files to be loaded again, so nodes need
-fedshift and nothing else. Ray would set the number of threads; an actor sets its own. An actor that died is replaced by
-one that waits until the cluster has a processor for it, while the others continue.
+Runs and data go to the cluster's object store once, which has one copy per node, read without copying; so do, in each
+round, tensors that several clients receive. A client's state travels with its job and outcome: only this process stores
+it. Choices: objects are sent with the code of notebooks and plugins, so nodes need only fedshift. An actor sets its
+number of threads. A dead actor is replaced by one that waits for a free processor, while the others continue.
 """
 
 from __future__ import annotations
@@ -30,22 +27,17 @@ from fedshift.engines.pool import Attempt, WorkerPool, refers
 from fedshift.engines.sequential import Sequential
 from fedshift.errors import FedshiftError, needs
 
-LOOK_AGAIN = 1.0  # seconds, while no actor has news
-PATIENCE = 30.0  # seconds without any actor after which a user should know that the cluster has no room
-FALSE_STARTS = 3  # actors that died before they were ready, one after the other: then none will be
+CHECK_SECONDS = 1.0  # seconds between checks
+PATIENCE = 30.0  # seconds without any actor after which a message reports a full cluster
+FALSE_STARTS = 3  # consecutive actors that died before they were ready; then give up
 
 Parcel = tuple[bytes, Bytes]  # a message, and its tensors
 
 
 def connect(address: str) -> Any:
-    """Ray, connected to a cluster, or to one of this machine that is started for this process.
+    """Ray, connected to the cluster at an address, or to a new one on this machine; a FedshiftError if that fails.
 
-    Args:
-        address: of the cluster; "auto": the one that runs here or that RAY_ADDRESS names, or else a new one; "local": a
-            new one.
-
-    Raises:
-        FedshiftError: Ray is not installed, or there is no cluster at the address.
+    "auto": a running cluster or RAY_ADDRESS, else a new one; "local": a new one.
     """
     with needs("ray", "The engine 'ray'"):
         import ray
@@ -62,8 +54,8 @@ def connect(address: str) -> Any:
             ray.init("local", include_dashboard=False, **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise FedshiftError(
-            f"run.address = '{address}': there is no Ray cluster ({error}); `ray start --head` begins one, and "
-            "--set run.address=local one of this machine alone."
+            f"run.address = '{address}': there is no Ray cluster ({error}); `ray start --head` starts one, and "
+            "--set run.address=local one on this machine."
         ) from error
     return ray
 
@@ -81,30 +73,24 @@ class RayActors(WorkerPool["_RemoteActor"]):
         threads: int,
         gpus: float = 0.0,
         address: str = "auto",
-        tell: Callable[[str], None] = lambda text: None,
+        notify: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Actors start when there is work.
+        """Start actors when there is work; 0 actors: one per processor of the cluster, or as many as fit on its GPUs.
 
-        Args:
-            kernels: how modules are prepared.
-            count: how many actors; 0: one for each processor of the cluster, or as many as its GPUs have room for.
-            threads: of this process while it scores.
-            gpus: the part of a GPU that an actor takes.
-            address: of the cluster, see :func:`connect`.
-            tell: called with an actor that died and was replaced.
+        ``threads`` are this process's while it scores; ``notify`` is called with messages on dead actors.
         """
-        super().__init__(kernels, count, threads, tell)
+        super().__init__(kernels, count, threads, notify)
         self._ray, self._gpus = connect(address), gpus
         if not count:
             resources = self._ray.cluster_resources()
             self._count = max(int(resources.get("GPU", 0) / gpus if gpus else resources.get("CPU", 1)), 1)
-        # References to parcels of what actors have to know, and whether they copy the tensors.
+        # References to parcels that actors must read, and whether they copy the tensors.
         self._lessons: list[tuple[Any, Any, bool]] = []
         self._false_starts = 0
         self._broadcast = _Broadcast((), self._ray)
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Outcome | Exception]:
-        """Let every client work; actors that have nothing to do let go of what they have."""
+        """Train every client; idle actors then release memory."""
         self._broadcast = _Broadcast(jobs, self._ray)
         for actor in self._pool[len(jobs) :]:
             actor.rest()
@@ -125,35 +111,35 @@ class RayActors(WorkerPool["_RemoteActor"]):
         return _RemoteActor(self)
 
     def _answered(self) -> list[_RemoteActor]:
-        """Wait for actors to answer, or to die, or to be ready for work."""
+        """Wait for actors with results, or dead or newly ready ones."""
         waited = 0.0
         while True:
             awaited = {actor.next: actor for actor in self._pool if actor.queue or not actor.ready}
-            done, _ = self._ray.wait([*awaited], num_returns=1, timeout=LOOK_AGAIN)
+            done, _ = self._ray.wait([*awaited], num_returns=1, timeout=CHECK_SECONDS)
             found = [awaited[each] for each in done]
             if found and found[0].ready:
                 return found
             if found:
-                self._greet(found[0])
+                self._accept(found[0])
                 return []
-            waited += LOOK_AGAIN
+            waited += CHECK_SECONDS
             if waited == PATIENCE and not any(actor.ready for actor in self._pool):
-                self._tell(f"No actor of {self._count} has started yet: the cluster has no free processor (or GPU).")
+                self._notify(f"No actor of {self._count} has started yet: the cluster has no free processor (or GPU).")
 
-    def _greet(self, actor: _RemoteActor) -> None:
-        """Let an actor work that has started, or replace it."""
+    def _accept(self, actor: _RemoteActor) -> None:
+        """Accept an actor that has started, or replace it."""
         try:
             actor.greet()
             self._false_starts = 0
         except EOFError as error:
             self._false_starts += 1
             if self._false_starts == FALSE_STARTS:
-                raise FedshiftError(f"No actor of the Ray cluster can begin: {error}") from error
+                raise FedshiftError(f"No actor of the Ray cluster can start: {error}") from error
             self._replace(actor)
 
 
 class _Broadcast:
-    """What several clients of a cohort receive, which is in the object store once."""
+    """What several clients of a cohort receive, once in the object store."""
 
     def __init__(self, jobs: Sequence[Job], ray: Any) -> None:
         counts = Counter(id(tensor) for job in jobs for tensor in job.down.values())
@@ -165,7 +151,7 @@ class _Broadcast:
 
 
 class _RemoteActor:
-    """An actor that does one job after the other, seen from this process."""
+    """An actor that runs one job after the other, seen from this process."""
 
     def __init__(self, engine: RayActors) -> None:
         self.queue: deque[Attempt] = deque()
@@ -182,11 +168,7 @@ class _RemoteActor:
         return self._answers[0][0] if self.ready else self._begun
 
     def greet(self) -> None:
-        """Take it for ready, once it has started.
-
-        Raises:
-            EOFError: it died.
-        """
+        """Accept it as ready, once it has started; EOFError if it died."""
         try:
             self._ray.get(self._begun)
         except self._ray.exceptions.RayError as error:
@@ -214,12 +196,12 @@ class _RemoteActor:
             self._ending = first_line(error)
             raise EOFError(self._ending) from error
         self._answers.popleft(), self.queue.popleft()
-        # Copies: the store's memory may not be written to, and is not to be kept for what a run keeps.
+        # Copies: the store's memory is read-only, and should not be kept alive by a run's state.
         answer: Outcome | Exception = read(data, Packed(tensors, device=device), {}, copy=True)
         return answer
 
     def rest(self) -> None:
-        """Let it give back the memory of what it did before."""
+        """Release the memory of finished work."""
         if self.ready and not self._rested:
             self._handle.rest.remote()
             self._rested = True
@@ -230,37 +212,37 @@ class _RemoteActor:
 
 
 class Actor:
-    """Where clients work: what an actor does, in its own process."""
+    """What an actor runs in its process."""
 
     def __init__(self, kernels: Kernels) -> None:
         torch.set_num_threads(1)
         self._engine = Sequential(kernels)
         self._known: dict[int, object] = {}
-        self._lacks: Exception | None = None  # why it does not know what its jobs refer to
+        self._lacks: Exception | None = None  # why it could not read what its jobs refer to
 
     def learn(self, data: bytes, tensors: Bytes, copy: bool) -> None:
-        """Read what runs are, or data, whose tensors may stay views of the object store."""
+        """Read runs or data, whose tensors may stay views of the object store."""
         device = torch.device("cuda") if torch.cuda.is_available() else None
         try:
             self._known |= read(data, Packed(tensors, device=device), self._known, copy)
-        except Exception as error:  # a node with another fedshift, for example; no caller waits for this answer
+        except Exception as error:  # for example, a node with another version of fedshift; no caller waits
             self._lacks = error
 
     def work(self, data: bytes, shared: Bytes, tensors: Bytes, device: str) -> Parcel:
-        """Let a client work; gives back its outcome, or the exception that it ended with."""
+        """Train a client; returns its outcome, or the exception."""
         if self._lacks is not None:
-            return _parcel(portable(self._lacks, "a Ray actor, which has read what the run is"))
+            return _parcel(portable(self._lacks, "a Ray actor that reads the run"))
         memory = Packed(shared, tensors, device=torch.device(device))
         setup, federated, exchange, stage, number, client, down, state = read(data, memory, self._known, copy=True)
         job = Job(setup, federated, exchange, Round(stage, number), federated.client(client), Down(down), state)
         (outcome,) = self._engine.train([job])
         try:
             return _parcel(outcome if isinstance(outcome, Outcome) else portable(outcome, "a Ray actor"))
-        except Exception as error:  # a sparse tensor, for example
+        except Exception as error:  # for example, a sparse tensor
             return _parcel(portable(error, "a Ray actor"))
 
     def rest(self) -> None:
-        """Let go of modules, and of what they had of clients."""
+        """Release modules and their clients' tensors."""
         self._engine.close()
         gc.collect()
 
@@ -271,7 +253,7 @@ def _parcel(message: object, known: Mapping[int, object] | None = None, *, code:
 
 
 def send_plugins() -> None:
-    """Let the code of plugins go with what is sent, since nodes may not have their files."""
+    """Send the code of plugins by value, since nodes may lack their files."""
     import cloudpickle
 
     registered = cloudpickle.list_registry_pickle_by_value()
@@ -281,5 +263,5 @@ def send_plugins() -> None:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of Ray's message about how something ended."""
+    """The first line of Ray's message about an error."""
     return str(error).strip().partition("\n")[0]

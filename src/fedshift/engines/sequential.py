@@ -36,35 +36,33 @@ class Sequential:
         self._residents: dict[Setup, Resident] = {}
 
     def resident(self, setup: Setup) -> Resident:
-        """The modules of a run, made when they are first requested."""
+        """The modules of a run, created on first use."""
         if setup not in self._residents:
             self._residents[setup] = Resident(setup, self.kernels)
         return self._residents[setup]
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Outcome | Exception]:
-        """Let every client work, one after the other."""
         for job in jobs:
             try:
                 yield self._work(job)
-            except Exception as error:  # it is this job's answer
+            except Exception as error:  # it is this job's outcome
                 yield error
 
     def _work(self, job: Job) -> Outcome:
         bank, lane = self.resident(job.setup).client, Lane(job)
         load(bank, 0, job)
-        with job.lend("work"):
+        with job.global_draws("work"):
             work(bank, [lane])
         return outcome_of(job, lane, bank, 0)
 
     def serve(self, job: ServerJob) -> tuple[ServerState, dict[str, float]]:
-        """Let the server work; returns its state, and by name each term's mean and the scalars that it measured."""
         state = job.state
         if not job.exchange.server_phases:
             return state, {}
         bank = self.resident(job.setup).server
         bank.load(0, state.tensors)
         lane = Lane(job)
-        with job.setup.lend("server phases", *job.round.key, job.exchange.name):
+        with job.setup.global_draws("server phases", *job.round.key, job.exchange.name):
             work(bank, [lane])
         if lane.error:
             raise lane.error
@@ -75,19 +73,15 @@ class Sequential:
         return replace(state, optimisers=lane.optimisers), lane.means | scalars
 
     def score(self, questions: Iterable[Question]) -> Iterator[Score]:
-        """Score model after model; small environments of one model are predicted for together."""
-        for together in _alike(questions):
+        """Score model after model; small environments of one model are predicted together."""
+        for together in _with_one_model(questions):
             bank = self.resident(together[0].setup).client
             bank.load(0, together[0].model)
             yield from _score(bank.net, together)
 
     @torch.no_grad()
     def observe(self, question: Question) -> tuple[Tensor, Tensor, Tensor]:
-        """What a model makes of the samples of an environment, as it was scored.
-
-        Returns:
-            Log-probabilities (n, classes), representations (n, d) and labels (n,), on the CPU.
-        """
+        """Log-probabilities (n, classes), representations (n, d) and labels (n,) of an environment, on the CPU."""
         bank = self.resident(question.setup).client
         bank.load(0, question.model)
         predicted = _predict(bank.net, [question])
@@ -95,32 +89,28 @@ class Sequential:
         return log_probabilities, torch.cat(list(_represent(bank.net, question))).cpu(), y
 
     def close(self) -> None:
-        """Let go of the modules."""
+        """Release the modules."""
         self._residents.clear()
 
 
 def load(bank: Bank, number: int, job: Job) -> None:
-    """Put what a client begins with into a lane of a bank."""
+    """Load a client's initial tensors into a lane of a bank."""
     private = Tensors(job.state.tensors)
     for tensors in (job.down, private):
         bank.load(number, tensors)
     if job.exchange.begin is not None:
-        with job.lend("begin"):
-            begun = job.exchange.begin(private, job.down)
-        bank.load(number, begun)
+        with job.global_draws("begin"):
+            initial = job.exchange.begin(private, job.down)
+        bank.load(number, initial)
 
 
 def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
-    """What a client sends and keeps after its phases, from its lane in a bank.
-
-    Raises:
-        DivergedError: one of its losses was not finite.
-    """
+    """What a client sends and keeps after its phases; DivergedError if one of its losses was not finite."""
     if lane.error:
         raise lane.error
     setup, exchange = job.setup, job.exchange
     private = Tensors(bank.copy(number, [name for name, scope in setup.scopes.items() if scope == "client"]))
-    # What was not sent is another client's, left over in the bank.
+    # Tensors that were not sent are a previous client's, left in the bank.
     shared = [name for name, scope in setup.scopes.items() if scope == "shared" and name in job.down]
     work = LocalWork(
         job.down,
@@ -133,7 +123,7 @@ def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
         setup.train.lr_in(job.round.number, job.round.stage.rounds),
         lane.seen,
     )
-    with job.lend("keep and upload") if exchange.keep or exchange.upload else nullcontext():
+    with job.global_draws("keep and upload") if exchange.keep or exchange.upload else nullcontext():
         given = exchange.keep(work) if exchange.keep else {}
         kept = {full_name(name): tensor.detach().clone() for name, tensor in given.items()}
         uploaded = setup.named(exchange, exchange.upload(work) if exchange.upload else {})
@@ -148,8 +138,8 @@ def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
 # Scoring ------------------------------------------------------------------------------------------
 
 
-def _alike(questions: Iterable[Question]) -> Iterator[list[Question]]:
-    """Questions in a row that have one model and fit into one batch."""
+def _with_one_model(questions: Iterable[Question]) -> Iterator[list[Question]]:
+    """Consecutive questions with one model that fit into one batch."""
     together: list[Question] = []
     for question in questions:
         if together and not _fit([*together, question]):
@@ -165,7 +155,7 @@ def _fit(questions: Sequence[Question]) -> bool:
     first, last = questions[0], questions[-1]
     if last.model is not first.model or last.setup is not first.setup:
         return False
-    # Statistics that are measured again are an environment's own.
+    # Re-estimated statistics differ between environments.
     if any(first.setup.method.core.reestimates(unseen) for unseen in (True, False)):
         return False
     return sum(len(question.environment.samples) for question in questions) <= first.setup.evaluate.batch
@@ -190,24 +180,22 @@ def _predict(net: Net, questions: Sequence[Question]) -> list[tuple[Tensor, Tens
     """Predictions and labels of a net, batch by batch."""
     set_modes(net, ())
     first = questions[0]
-    with _lend(first):
+    with _global_draws(first):
         if first.setup.method.core.reestimates(unseen=first.environment.scored_as is None):
             _reestimate(net, first)
         return list(_predictions(net, questions))
 
 
-def _lend(question: Question) -> AbstractContextManager[None]:
-    """The random stream that predictions for an environment draw from."""
+def _global_draws(question: Question) -> AbstractContextManager[None]:
     environment = question.environment
     client = SERVER if environment.client is None else environment.client
-    return question.setup.lend("prediction", *question.round.key, environment.role, environment.name, client)
+    return question.setup.global_draws("prediction", *question.round.key, environment.role, environment.name, client)
 
 
 def _represent(net: Net, question: Question) -> Iterator[Tensor]:
-    """Representations (B, d) of an environment's samples, batch by batch, by a model that has just predicted."""
-    with _lend(question):
+    with _global_draws(question):
         for number, rows in enumerate(even_chunks(len(question.environment.samples), question.setup.evaluate.batch)):
-            x, _, y = _asked(question, number, rows)
+            x, _, y = _chunk(question, number, rows)
             yield question.setup.method.core.encode(net, Batch(x, y), {}).z.flatten(1)
 
 
@@ -215,18 +203,17 @@ def _predictions(net: Net, questions: Sequence[Question]) -> Iterator[tuple[Tens
     """Predictions and labels of one environment, batch by batch, or of several as one batch."""
     first = questions[0]
     if len(questions) > 1:
-        requested = [_asked(question, 0, torch.arange(len(question.environment.samples))) for question in questions]
+        requested = [_chunk(question, 0, torch.arange(len(question.environment.samples))) for question in questions]
         xs, noises, ys = zip(*requested, strict=True)
         noise = {name: torch.cat([one[name] for one in noises], axis) for name, axis in _batch_axes(first).items()}
         yield first.setup.method.core.predict(net, torch.cat(xs), noise), torch.cat(ys)
         return
     for number, rows in enumerate(even_chunks(len(first.environment.samples), first.setup.evaluate.batch)):
-        x, noise, y = _asked(first, number, rows)
+        x, noise, y = _chunk(first, number, rows)
         yield first.setup.method.core.predict(net, x, noise), y
 
 
 def _sums(log_probabilities: Tensor, y: Tensor, sizes: Sequence[int]) -> Tensor:
-    """How many predictions are right and the sum of the losses, (2, parts), of parts of the rows (B,)."""
     right = log_probabilities.argmax(dim=1) == y
     losses = -log_probabilities.gather(1, y.unsqueeze(1)).squeeze(1)
     rows = torch.stack([right.cpu().double(), losses.cpu().double()])
@@ -234,7 +221,7 @@ def _sums(log_probabilities: Tensor, y: Tensor, sizes: Sequence[int]) -> Tensor:
     return torch.zeros(2, len(sizes), dtype=torch.float64).index_add_(1, part, rows)
 
 
-def _asked(question: Question, number: int, rows: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+def _chunk(question: Question, number: int, rows: Tensor) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     """The inputs, noise and labels of a chunk of an environment."""
     setup, environment = question.setup, question.environment
     x, y = environment.samples.batch(rows.to(setup.device))
@@ -246,11 +233,7 @@ def _asked(question: Question, number: int, rows: Tensor) -> tuple[Tensor, dict[
 
 
 def _score_of(question: Question, sums: Sequence[float], log_probabilities: Tensor, y: Tensor) -> Score:
-    """Accuracy and mean loss from their sums, and the declared metrics of an environment's predictions.
-
-    Raises:
-        DivergedError: the loss is not finite.
-    """
+    """Accuracy and mean loss from their sums, and the declared metrics; DivergedError if the loss is not finite."""
     (right, loss), samples, setup = sums, question.environment.samples, question.setup
     if not math.isfinite(loss) or (setup.metrics and not log_probabilities.exp().isfinite().all()):
         what = f"The loss on '{question.environment.name}' is not finite after round {question.round.number}"
@@ -263,7 +246,7 @@ def _score_of(question: Question, sums: Sequence[float], log_probabilities: Tens
 
 
 def _batch_axes(question: Question) -> dict[str, int]:
-    """Along which dimension each of a prediction's draws has the batch."""
+    """The batch dimension of each of a prediction's draws."""
     setup = question.setup
     one, two = (setup.method.core.prediction_draws(setup.model, batch) for batch in (1, 2))
     return {

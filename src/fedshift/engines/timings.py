@@ -1,10 +1,9 @@
 """The choice of an engine: ``auto`` times short rounds of each candidate in turns and takes the fastest.
 
-First the ways to prepare modules race each other on one thread, then engines with the fastest of these. All candidates
-are open at once and take turns, so that whatever else the machine does slows all of them equally. Nothing is
-remembered, since the fastest engine of a busy machine need not be that of a quiet one; a run that is resumed keeps its
-engine. Results do not depend on the engine but for rounding. Evaluation, and several runs that advance together, are
-not timed.
+First ways to prepare modules are compared on one thread, then engines with the fastest of these. All candidates are
+open at once and take turns, so that other load slows all equally. Nothing is stored, since the fastest engine depends
+on the load; a resumed run keeps its engine. Results depend on the engine by rounding only. Evaluation, and several runs
+that advance together, are not timed.
 """
 
 from __future__ import annotations
@@ -31,29 +30,24 @@ from fedshift.engines.onednn import onednn_available
 from fedshift.engines.workers import can_fork
 from fedshift.errors import DivergedError
 
-SECONDS = 10.0  # that measuring takes, about
-SHARE = 0.1  # of a run's time that is spent on measuring for it, at most
-SHORT_RUN = 30.0  # seconds; a run that is shorter is not worth measuring for
-FEW = 2  # steps of each phase that show how long a step is
+SECONDS = 10.0  # approximate duration of the measurement
+SHARE = 0.1  # maximum part of a run's time for measuring
+SHORT_RUN = 30.0  # seconds; shorter runs are not measured
+FEW = 2  # steps of each phase to time a step
 TURN = 0.25  # seconds of a turn on one thread, at most
-LAPS = 3  # turns after which the race may end
-BEHIND = 1.5  # a candidate leaves when it takes that many times as long as the fastest; before, twice as many times
+LAPS = 3  # minimum turns of the comparison
+BEHIND = 1.5  # a candidate leaves if it takes this many times as long as the fastest; before, twice as many times
 Notify = Callable[[str], None]
 
 
 @dataclass
 class Timing:
-    """What one candidate takes.
-
-    Attributes:
-        choice: the candidate.
-        turns: milliseconds a client's step of each turn, which is a round of some of the cohort's steps.
-        notes: why it is out of the question, if it is.
-    """
+    """The timing of one candidate."""
 
     choice: Choice
+    # milliseconds per client and step of each turn, which is a round of some of the cohort's steps
     turns: list[float] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # why it is excluded, if it is
 
     @property
     def milliseconds(self) -> float:
@@ -63,39 +57,31 @@ class Timing:
 
 @dataclass(frozen=True)
 class EngineTimings:
-    """What was measured: each way to prepare modules on one thread, and each engine with the fastest of these."""
+    """Timings of each way to prepare modules on one thread, and of each engine with the fastest of these."""
 
     kernels: tuple[Timing, ...]
     engines: tuple[Timing, ...]
 
     @property
     def best(self) -> Timing:
-        """The fastest engine."""
         return fastest(self.engines)
 
     def __str__(self) -> str:
-        """One line for people."""
         best = self.best
         others = [f"{t.choice} {t.milliseconds:.2f}" for t in self.engines if t is not best and not t.notes]
         beside = f"; others: {', '.join(others)}" if others else ""
-        return f"Engine: {best.choice}, {best.milliseconds:.2f} ms a client's step{beside}"
+        return f"Engine: {best.choice}, {best.milliseconds:.2f} ms per client and step{beside}"
 
 
 def fastest(timings: Sequence[Timing]) -> Timing:
-    """The candidate whose median turn is the shortest, of those that were in the race to its end."""
+    """The candidate with the shortest median turn, of those that were in the race to its end."""
     possible = [timing for timing in timings if not timing.notes]
     laps = max(len(timing.turns) for timing in possible)
     return min((timing for timing in possible if len(timing.turns) == laps), key=lambda timing: timing.milliseconds)
 
 
-def choose(jobs: Sequence[Job], options: RunOptions, tell: Notify) -> Choice:
-    """The fastest engine for a run, or where it is short the sequential one.
-
-    Args:
-        jobs: what a cohort of the run is requested to do.
-        options: workers and threads; 0 stands for as many as there are cores.
-        tell: called with a line on the choice, if it was measured.
-    """
+def choose(jobs: Sequence[Job], options: RunOptions, notify: Notify) -> Choice:
+    """The fastest engine for a run's jobs, for a short run the sequential one; ``notify`` is called with the result."""
     setup = jobs[0].setup
     plain = asked_for(setup, options)
     try:
@@ -104,41 +90,34 @@ def choose(jobs: Sequence[Job], options: RunOptions, tell: Notify) -> Choice:
             return plain
         calibration = calibrate(jobs, options, seconds=min(SECONDS, SHARE * run))
     except DivergedError:
-        return plain  # which raises it in the right place
-    tell(str(calibration))
+        return plain  # it raises the error in the right place
+    notify(str(calibration))
     return calibration.best.choice
 
 
 def seconds_a_step(jobs: Sequence[Job], choice: Choice) -> float:
-    """How long a step takes, by the fastest of three turns of a few steps of one client."""
+    """The time of a step, by the fastest of three turns of a few steps of one client."""
     few = shorten(jobs[:1], FEW)
     with open_engine(choice) as engine:
         return min(_seconds(engine, few) for _ in range(3)) / max(1, steps_of_job(few[0]))
 
 
 def calibrate(
-    jobs: Sequence[Job], options: RunOptions, tell: Notify = lambda text: None, seconds: float = SECONDS
+    jobs: Sequence[Job], options: RunOptions, notify: Notify = lambda text: None, seconds: float = SECONDS
 ) -> EngineTimings:
-    """Time a round in every way that this machine offers.
-
-    Args:
-        jobs: what a cohort is requested to do.
-        options: workers and threads.
-        tell: callback that receives what is being timed.
-        seconds: about how long it takes.
-    """
+    """Time a round of a cohort's jobs in every way that this machine offers, for about ``seconds``."""
     setup, workers = jobs[0].setup, options.workers or cores()
     threads = 1 if setup.device.type == "cpu" else options.threads or cores()
     alone = [Choice("sequential", 1, threads, kernels) for kernels in _kernels(setup)]
     turn = min(TURN, seconds / 40)
     step = seconds_a_step(jobs, alone[0])
-    by_kernels = _race(alone, _in_part(jobs, step, 1, turn), 0.3 * seconds, tell) if len(alone) > 1 else ()
+    by_kernels = _race(alone, _in_part(jobs, step, 1, turn), 0.3 * seconds, notify) if len(alone) > 1 else ()
     some = _in_part(jobs, step, workers, turn)
     kernels = fastest(by_kernels).choice.kernels if by_kernels else alone[0].kernels
-    return EngineTimings(by_kernels, _race(_engines(setup, options, kernels, len(some)), some, 0.6 * seconds, tell))
+    return EngineTimings(by_kernels, _race(_engines(setup, options, kernels, len(some)), some, 0.6 * seconds, notify))
 
 
-def _race(choices: Sequence[Choice], jobs: Sequence[Job], seconds: float, tell: Notify) -> tuple[Timing, ...]:
+def _race(choices: Sequence[Choice], jobs: Sequence[Job], seconds: float, notify: Notify) -> tuple[Timing, ...]:
     """Let candidates take turns at the same jobs until the time is up; the first turn of each warms up."""
     timings = tuple(map(Timing, choices))
     steps = max(1, sum(map(steps_of_job, jobs)))
@@ -146,8 +125,8 @@ def _race(choices: Sequence[Choice], jobs: Sequence[Job], seconds: float, tell: 
         racing = [(each, stack.enter_context(open_engine(each.choice, each.notes.append))) for each in timings]
 
         def take_turn(timing: Timing, engine: Engine) -> None:
-            tell(str(timing.choice))
-            torch.set_num_threads(timing.choice.threads)  # opening the next engine set its own
+            notify(str(timing.choice))
+            torch.set_num_threads(timing.choice.threads)  # opening the next engine changed it
             timing.turns.append(1000 * _seconds(engine, jobs) / steps)
 
         for timing, engine in racing:
@@ -169,11 +148,6 @@ def _race(choices: Sequence[Choice], jobs: Sequence[Job], seconds: float, tell: 
 
 
 def _seconds(engine: Engine, jobs: Sequence[Job]) -> float:
-    """How long jobs take an engine.
-
-    Raises:
-        DivergedError: a loss is not finite, or what else goes wrong with a job.
-    """
     started = time.perf_counter()
     for answer in engine.train(jobs):
         if isinstance(answer, Exception):
@@ -182,10 +156,9 @@ def _seconds(engine: Engine, jobs: Sequence[Job]) -> float:
 
 
 def _in_part(jobs: Sequence[Job], step: float, workers: int, seconds: float) -> list[Job]:
-    """Some of a cohort, each with some of its steps, so that one thread takes about that many seconds.
+    """Some of a cohort, each with some of its steps, so that one thread takes about ``seconds``.
 
-    A cohort that is not much larger than the processes among which it is divided keeps the rest that is left over when
-    it is, during which some processes have nothing to do.
+    A small cohort keeps its remainder when divided among processes, while which some of them are idle.
     """
     steps = int(seconds / max(step, 1e-9))
     if sum(map(steps_of_job, jobs)) <= steps:
@@ -196,7 +169,7 @@ def _in_part(jobs: Sequence[Job], step: float, workers: int, seconds: float) -> 
 
 
 def _engines(setup: Setup, options: RunOptions, kernels: Kernels, clients: int) -> list[Choice]:
-    """The engines that can be had for that many clients."""
+    """The available engines for a number of clients."""
     on_cpu, threads, workers = setup.device.type == "cpu", options.threads or cores(), options.workers or cores()
     choices = [Choice("sequential", 1, threads, kernels)]
     if on_cpu and threads > 1:
@@ -209,7 +182,6 @@ def _engines(setup: Setup, options: RunOptions, kernels: Kernels, clients: int) 
 
 
 def _kernels(setup: Setup) -> list[Kernels]:
-    """The ways to prepare a run's modules that may differ."""
     layouts = (True, False) if has_layer(setup, nn.Conv2d) else (False,)
     in_float32_on_cpu = setup.device.type == "cpu" and setup.train.precision == "float32"
     with_onednn = in_float32_on_cpu and has_layer(setup, nn.Linear) and onednn_available()

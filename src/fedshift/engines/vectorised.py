@@ -1,4 +1,4 @@
-"""Clients of one shape side by side: one forward under vmap, one backward, one optimiser for all of them."""
+"""Stacked clients: one forward under vmap, one backward and one optimiser for all."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ NO_BATCHING_RULE = "There is a performance drop because we have not yet implemen
 
 
 class Vectorised(Sequential):
-    """Stacks clients of the same shape, of one run or of several; what does not stack runs sequentially."""
+    """Stacks clients of the same shape, of one run or of several; clients that do not stack run sequentially."""
 
-    def __init__(self, kernels: Kernels | None = None, tell: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, kernels: Kernels | None = None, notify: Callable[[str], None] = lambda text: None) -> None:
         super().__init__(kernels)
-        self._tell = tell
+        self._notify = notify
         self._kinds: dict[Setup, object] = {}
         self._unstackable: set[tuple[str, str, str, bool]] = set()
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Outcome | Exception]:
-        """Let all clients work; those that stack, together."""
         answers: dict[Job, Outcome | Exception] = {}
         for together in self._groups(jobs):
             answers |= self._group(together)
@@ -45,7 +44,7 @@ class Vectorised(Sequential):
         return list(groups.values())
 
     def _group(self, jobs: Sequence[Job]) -> dict[Job, Outcome | Exception]:
-        """Let jobs work side by side; where that is not possible each run's do, or one after the other."""
+        """Train jobs stacked; if that is impossible, stacked per run, or one after the other."""
         setup, exchange = jobs[0].setup, jobs[0].exchange.name
         runs = list(dict.fromkeys(job.setup for job in jobs))
         name = setup.method.label, type(setup.model.model).__name__, exchange, len(runs) > 1
@@ -54,23 +53,23 @@ class Vectorised(Sequential):
             try:
                 return self._stacked(jobs)
             except Exception as error:  # reported below, or by the engine that runs it without a stack
-                mistake = error.with_traceback(None)  # which would keep the whole stack in memory
+                mistake = error.with_traceback(None)  # the traceback would keep the whole stack in memory
         answers: dict[Job, Outcome | Exception] = {}
         if len(runs) > 1:
             for run in runs:
                 answers |= self._group([job for job in jobs if job.setup is run])
         else:
             answers |= zip(jobs, super().train(jobs), strict=True)
-        # What goes wrong without a stack, too, names the client there.
+        # Errors that also occur without a stack name the client there.
         if mistake is not None and not any(isinstance(answer, type(mistake)) for answer in answers.values()):
             self._unstackable.add(name)
             if (*name[:-1], False) not in self._unstackable or len(runs) == 1:
-                self._tell(_reason(mistake, *name))
+                self._notify(_reason(mistake, *name))
         return answers
 
     def _stacked(self, jobs: Sequence[Job]) -> dict[Job, Outcome | Exception]:
-        """Let clients of one shape work side by side."""
-        # Those with the most steps first, as the loop wants them; runs that share an optimiser, in a row.
+        """Train clients of one shape in a stack."""
+        # Most steps first, as the loop requires; runs that share an optimiser, in a row.
         jobs = sorted(jobs, key=lambda job: (-len(job.client.train), job.setup.train.lr))
         lanes = [Lane(job) for job in jobs]
         phases, varying = merged_phases(jobs)
@@ -80,7 +79,7 @@ class Vectorised(Sequential):
             load(bank, number, job)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", NO_BATCHING_RULE)
-            with first.setup.lend("work of a stack"):
+            with first.setup.global_draws("work of a stack"):
                 before = global_states(first.setup.device)
                 work(bank, lanes, phases)
                 if global_states(first.setup.device) != before:
@@ -89,18 +88,18 @@ class Vectorised(Sequential):
         for number, (job, lane) in enumerate(zip(jobs, lanes, strict=True)):
             try:
                 answers[job] = outcome_of(job, lane, bank, number)
-            except Exception as error:  # it is this job's answer
+            except Exception as error:  # it is this job's outcome
                 answers[job] = error
         return answers
 
 
 def _reason(mistake: Exception, method: str, model: str, exchange: str, several: bool) -> str:
-    """Who is not stacked, what happens instead, and the first sentence of the error."""
-    who, instead = "clients", "work one after the other"
+    """A message: which clients are not stacked, what happens instead, and the first sentence of the error."""
+    stacked, instead = "clients", "train one after the other"
     if several:
-        who, instead = "runs", "have a stack each"
-    why = (str(mistake).strip() or type(mistake).__name__).splitlines()[0].partition(". Please")[0]
+        stacked, instead = "runs", "get a stack per run"
+    reason = (str(mistake).strip() or type(mistake).__name__).splitlines()[0].partition(". Please")[0]
     return (
-        f"The {who} of {method} with the model {model} cannot be stacked in the exchange '{exchange}', so they "
-        f"{instead}: {why}"
+        f"The {stacked} of {method} with the model {model} cannot be stacked in the exchange '{exchange}', so they "
+        f"{instead}: {reason}"
     )

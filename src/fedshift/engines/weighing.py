@@ -1,4 +1,4 @@
-"""Whether class weights reach a page's losses, watched where an objective takes its first step."""
+"""Whether class weights reach a page's losses, checked when an objective takes its first step."""
 
 from __future__ import annotations
 
@@ -17,22 +17,16 @@ from fedshift.errors import FedshiftError
 
 LOSSES = (F.cross_entropy, F.nll_loss)  # nn.CrossEntropyLoss and nn.NLLLoss call these
 REMEDY = (
-    "Write batch.cross_entropy(logits) in the place of F.cross_entropy(logits, batch.y), or batch.weighted(losses) of "
-    "other losses (B,); or leave the setting out."
+    "Write batch.cross_entropy(logits) in place of F.cross_entropy(logits, batch.y), or batch.weighted(losses) for "
+    "other losses (B,); or omit the setting."
 )
 
 
 class Weighing(TorchFunctionMode):
-    """While it is on, a cross-entropy on labels that is summed up before their weights can count is an error.
+    """A mode in which a cross-entropy on labels that is reduced before its samples are weighted is an error.
 
-    Whole numbers that are made of labels (rows of them, several joined) are labels as well; what else is made of them,
-    such as prototypes by class, is not.
-
-    Args:
-        setup: of the run, for the error.
-        objective: the objective's name, for the error.
-        batch: has weights.
-        read: gets "y" and "weight" when torch works with labels and weights.
+    Integers derived from labels (rows of them, several joined) are labels as well; other values, such as prototypes by
+    class, are not. ``read`` collects "y" and "weight" when torch uses labels and weights.
     """
 
     def __init__(self, setup: Setup, objective: str, batch: Batch, read: set[str]) -> None:
@@ -43,7 +37,7 @@ class Weighing(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Inspect one call of torch, and run it."""
+        """Check one call of torch, and run it."""
         kwargs = kwargs or {}
         given = list(_tensors((args, tuple(kwargs.values()))))
         if func in LOSSES:
@@ -63,7 +57,7 @@ class Weighing(TorchFunctionMode):
             raise FedshiftError(
                 f"train.class_weights = {self.setup.train.class_weights!r} does not reach every loss of "
                 f"{self.setup.method.label}: its objective '{self.objective}' calls F.{func.__name__} on a batch's "
-                f"labels with reduction='{given.arguments['reduction']}', before samples are weighed. {REMEDY}"
+                f"labels with reduction='{given.arguments['reduction']}', before samples are weighted. {REMEDY}"
             )
 
     def _knows(self, tensor: Tensor) -> bool:
@@ -71,11 +65,7 @@ class Weighing(TorchFunctionMode):
 
 
 def check_read(read: set[str], setup: Setup) -> None:
-    """Refuse a page whose objectives read labels and never weights; nothing read is nothing to weigh.
-
-    Raises:
-        FedshiftError: they do.
-    """
+    """Refuse a page whose objectives read labels and never weights; nothing read is nothing to weight."""
     if "y" in read and "weight" not in read:
         raise FedshiftError(
             f"train.class_weights = {setup.train.class_weights!r} reaches no loss of {setup.method.label}: its "
@@ -84,7 +74,6 @@ def check_read(read: set[str], setup: Setup) -> None:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in a value, or in lists and tuples of it."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):

@@ -1,13 +1,10 @@
-"""Persistent worker processes of one thread each: the clients of a cohort side by side.
+"""Persistent worker processes of one thread each: the clients of a cohort in parallel.
 
-A worker is a fork of this process, so it knows every run's method, data and modules without a copy. What a client
-receives, keeps and answers goes through memory that both processes map; a pipe carries what lies where, and a process
-that has nothing to do waits in a blocking read of it. A worker is handed the state of the client it works for and no
-other's.
-
-Choices: fork and not spawn, since it starts in milliseconds, shares the data, and needs no method to be importable by
-name (a notebook's are not); so it is for CPUs, on systems whose processes can fork safely. A worker that dies is
-replaced. Workers end with this process, after the client that they work for.
+A worker is a fork of this process, so it has every run's method, data and modules without a copy. Tensors go through
+memory that both processes map; a pipe carries their places, and idle processes block on it. A worker receives the state
+of its current client only. Choices: fork starts in milliseconds, shares the data, and needs no importable method (a
+notebook's is not); so it is for CPUs, on systems that fork safely. A dead worker is replaced. Workers end with this
+process, after their current client.
 """
 
 from __future__ import annotations
@@ -37,29 +34,27 @@ from fedshift.engines.sequential import Sequential
 
 
 def can_fork() -> bool:
-    """Whether worker processes can be had here: on Linux, whose system libraries survive a fork."""
+    """Whether worker processes are available: on Linux, whose system libraries survive a fork."""
     return sys.platform == "linux"
 
 
 class Workers(WorkerPool["_Worker"]):
-    """Forks a process for each core, and gives each client of a cohort to the next that is free."""
+    """Forks a process for each core, and gives each client of a cohort to the next free one."""
 
     member = "A worker process"
     advice = (
         "Fewer processes need less: workers = 1, or engine = 'sequential', in [run] of the run folder's experiment.toml"
     )
 
-    def __init__(self, kernels: Kernels, count: int, tell: Callable[[str], None] = lambda text: None) -> None:
-        """Workers start when there is work; see :class:`WorkerPool`."""
-        super().__init__(kernels, count, count, tell)
+    def __init__(self, kernels: Kernels, count: int, notify: Callable[[str], None] = lambda text: None) -> None:
+        super().__init__(kernels, count, count, notify)
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Outcome | Exception]:
-        """Let every client work; where the device is no CPU, in this process."""
+        """Train every client; in this process if the device is not a CPU."""
         on_cpu = all(job.setup.device.type == "cpu" for job in jobs)
         yield from super().train(jobs) if on_cpu else Sequential.train(self, jobs)
 
     def _know(self, refers: dict[int, object]) -> None:
-        """Have workers that know these objects: they are forked again when there is something new."""
         if not refers.keys() <= self._known.keys():
             self._stop()
             self._known |= refers
@@ -69,11 +64,11 @@ class Workers(WorkerPool["_Worker"]):
 
     def _answered(self) -> list[_Worker]:
         by_connection = {worker.connection: worker for worker in self._pool if worker.queue}
-        return [by_connection[connection] for connection in wait(list(by_connection))]  # type: ignore[index]  # what went in comes out
+        return [by_connection[connection] for connection in wait(list(by_connection))]  # type: ignore[index]  # the same type as went in
 
 
 class _Arena:
-    """A file in memory that two processes map, into which one writes tensors that the other reads; it grows."""
+    """A file in memory that two processes map, to which one writes tensors that the other reads; it grows."""
 
     def __init__(self) -> None:
         self._file = os.fdopen(os.memfd_create("fedshift"), "r+b", buffering=0)
@@ -93,7 +88,7 @@ class _Arena:
         return place
 
     def get(self, place: Place) -> Tensor:
-        """The tensor that lies there, as a view."""
+        """A view of the tensor at a place."""
         dtype, shape, offset = place
         count = torch.Size(shape).numel()
         if not count:
@@ -102,7 +97,6 @@ class _Arena:
         return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)
 
     def _mapped(self, size: int) -> mmap.mmap:
-        """At least that many bytes of the file, which is made longer where it is too short."""
         if self._memory is None or len(self._memory) < size:
             if os.fstat(self._file.fileno()).st_size < size:
                 self._file.truncate(2 * size)
@@ -111,7 +105,7 @@ class _Arena:
 
 
 class _Channel:
-    """One end of a pipe: what one process sends the other receives in the same order, each in the next arena."""
+    """One end of a pipe: messages arrive in order, each in the next arena."""
 
     def __init__(
         self,
@@ -125,7 +119,7 @@ class _Channel:
         self._outgoing, self._incoming = deque(outgoing), deque(incoming)
 
     def send(self, message: object) -> None:
-        """Send an object that can be pickled, but for the tensors in it and what both processes know."""
+        """Send an object; tensors and objects that both processes have are not pickled."""
         arena = self._outgoing[0]
         arena.clear()
         file = written(message, arena, self._known)
@@ -133,14 +127,14 @@ class _Channel:
         self.connection.send_bytes(file.getbuffer())
 
     def receive(self) -> Any:
-        """What was sent; its tensors are copies, or valid until as many more messages came as there are arenas."""
+        """The next message; its tensors are copies, or valid until all arenas have been used again."""
         data, arena = self.connection.recv_bytes(), self._incoming[0]
         self._incoming.rotate(-1)
         return read(data, arena, self._known, self._copy)
 
 
 class _Worker:
-    """A process that does one job after the other, seen from this one."""
+    """A process that runs one job after the other, seen from this one."""
 
     ready = True
 
@@ -151,7 +145,7 @@ class _Worker:
         context, known = multiprocessing.get_context("fork"), dict(known)
         self.connection, theirs = context.Pipe()
         self._channel = _Channel(self.connection, known, jobs, answers, copy=True)
-        # The child must not contain the other ends, or this process's end would go unnoticed.
+        # The child must close the other ends, or it would not notice the end of this process.
         closing = [*others, self.connection]
         channel = _Channel(theirs, known, answers, jobs, copy=False)
         self._process = context.Process(target=_live, args=(channel, kernels, closing), daemon=True)
@@ -169,7 +163,7 @@ class _Worker:
     def answer(self) -> Outcome | Exception:
         try:
             answer: Outcome | Exception = self._channel.receive()
-        except OSError as error:  # it died, perhaps in the middle of its answer
+        except OSError as error:  # it died, perhaps in the middle of its result
             raise EOFError from error
         self.queue.popleft()
         return answer
@@ -188,14 +182,14 @@ class _Worker:
 
 
 def _live(channel: _Channel, kernels: Kernels, closing: Sequence[Connection]) -> None:
-    """A worker's life: one job after the other, until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process is notified of Ctrl-C and ends this one
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever the other process does when it is requested to end
+    """A worker's main loop: one job after the other, until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process receives Ctrl-C and ends this one
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever handler the other process has
     for other in closing:
         other.close()
     torch.set_num_threads(1)
     engine = Sequential(kernels)
-    with suppress(EOFError, OSError):  # nobody wants the answer
+    with suppress(EOFError, OSError):  # the result is not needed
         while True:
             setup, federated, exchange, stage, number, client, down, state = channel.receive()
             when = Round(stage, number)
@@ -203,5 +197,5 @@ def _live(channel: _Channel, kernels: Kernels, closing: Sequence[Connection]) ->
             (outcome,) = engine.train([job])
             try:
                 channel.send(outcome if isinstance(outcome, Outcome) else portable(outcome, "a worker process"))
-            except Exception as error:  # a sparse tensor, for example
+            except Exception as error:  # for example, a sparse tensor
                 channel.send(portable(error, "a worker process"))

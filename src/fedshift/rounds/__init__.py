@@ -1,1 +1,1 @@
-"""A round: what the coordinator does, what a site does, what is scored, and a simulation of all of them."""
+"""Rounds: the coordinator, sites, evaluation, and their simulation."""

@@ -1,4 +1,4 @@
-"""Which model is scored on whose samples, and what a record states about it."""
+"""Which model is scored on which client's samples, and what a record contains."""
 
 from __future__ import annotations
 
@@ -26,21 +26,16 @@ from fedshift.rounds.site import Site
 from fedshift.streams import sample_draws
 
 Row = dict[str, Any]
-Send = Callable[[int], Tensors]  # what the server sends to a client
+Send = Callable[[int], Tensors]  # the tensors that the server sends to a client
 
 
 class Evaluation:
-    """Scores the environments of a site: with a client's own model, the global one, or an unseen client's.
-
-    Attributes:
-        site: whose environments, and what its clients keep.
-        simulated: whether what several clients keep was read for a model, as only a simulation can.
-    """
+    """Scores the environments of a site: with a client's model, the global model, or an unseen client's."""
 
     def __init__(self, site: Site) -> None:
         self.site, self.setup = site, site.setup
-        self.simulated = False
-        self._unseen: tuple[Tensors, Tensors] | None = None  # an unseen site's preparation, with what all share
+        self.simulated = False  # whether a model used what several clients keep, as only a simulation can
+        self._unseen: tuple[Tensors, Tensors] | None = None  # an unseen site's preparation, with the shared statistics
 
     def rows(
         self,
@@ -50,14 +45,9 @@ class Evaluation:
         engine: Engine,
         environments: Sequence[Environment] | None = None,
     ) -> list[Row]:
-        """Score environments; each row names which model was used on whose data.
+        """Score environments (None: all of the site's); each row names the model and the data.
 
-        Args:
-            state: the server's.
-            send: what the server would send to a client.
-            round: after which round.
-            engine: does the work.
-            environments: which; None: all of the site's.
+        ``send`` returns what the server would send to a client.
         """
         self.simulated = False
         about: list[tuple[Row, int]] = []
@@ -73,15 +63,15 @@ class Evaluation:
         round: Round,
         about: list[tuple[Row, int]],
     ) -> Iterator[Question]:
-        """Every model on its environment; ``about`` gets what a row states about it, and how many models there are."""
+        """Every model on its environment; ``about`` collects each row's description and its number of models."""
         strangers: list[Tensors] = []
         last: list[Tensors] = []
         federated = self.site.federated
         for environment in environments:
             models = self.models(environment, state, send, strangers)
             if not _same_models(models, last):
-                last = models  # models that are the same object are predicted with together
-            row = {"environment": environment.name, "role": environment.role, "model": self.whose(environment)}
+                last = models  # models that are the same object predict together
+            row = {"environment": environment.name, "role": environment.role, "model": self.model_of(environment)}
             about.append((row, len(last)))
             for model in last:
                 inputs = federated.inputs.fitted(model.of(PREPARATION))
@@ -92,18 +82,12 @@ class Evaluation:
     ) -> list[Tensors]:
         """The tensors of each model that is scored on an environment.
 
-        A client is scored with what the server would send it and what it keeps; one that has not trained yet, or
-        never will, and one whose own model is not requested, with what the method gives an unseen client.
-
-        Args:
-            environment: what is scored.
-            state: the server's.
-            send: what the server would send to a client.
-            strangers: what unseen clients are given, filled when it is first needed.
+        A client's model consists of what the server would send and what the client keeps. A client that never trained,
+        or whose model is not requested, uses the method's tensors for unseen clients, cached in ``strangers``.
         """
         client, strangers = environment.client, [] if strangers is None else strangers
         sent = state.shared | state.down if environment.scored_as is None else send(environment.scored_as)
-        match self.whose(environment):
+        match self.model_of(environment):
             case "global":
                 return [sent | self._preparation_of_unseen(sent)]
             case "own":
@@ -119,8 +103,8 @@ class Evaluation:
             prepared = self.site.prepared_by(client, sent)
         return [sent | private | prepared for private in strangers]
 
-    def whose(self, environment: Environment) -> str:
-        """Whose model an environment is scored with: the global one, the client's own, or an unseen client's."""
+    def model_of(self, environment: Environment) -> str:
+        """The model of an environment: the global model, the client's, or an unseen client's."""
         client = environment.scored_as
         if not self.private:
             return "own" if self.setup.individual and client is not None else "global"
@@ -137,11 +121,10 @@ class Evaluation:
 
     @property
     def _harmonised(self) -> bool:
-        """Whether a site that never trained needs nothing of others but what they share."""
         return self.setup.preparation is not None and self.setup.preparation.statistics == "combat"
 
     def _preparation_of_unseen(self, sent: Tensors) -> Tensors:
-        """What prepares the rows of a site that never trained, where that is each site's own; else nothing."""
+        """The statistics for rows of a site that never trained, if statistics are local; else empty."""
         preparation = self.setup.preparation
         if preparation is None or preparation.statistics == "pooled":
             return Tensors()
@@ -158,7 +141,6 @@ class Evaluation:
         return frozenset(map(part_of, self.site.initial)) & self.read
 
     def _kept_by_clients(self) -> Sequence[Tensors]:
-        """The tensors of every client that has trained, or the initial ones if none has."""
         trained = [client for client in self.site.store.ids() if self.site.has_trained(client)]
         return Lazy(self._kept_by, trained) if trained else [self.site.initial]
 
@@ -172,7 +154,7 @@ class Evaluation:
 def parts_predicted(
     method: Method, model: ModelBuilder, parts: Mapping[str, Part], inputs: Inputs, x: Tensor
 ) -> frozenset[str]:
-    """The names of the parts that a prediction reads, as one for a single sample x (1, ...) shows."""
+    """The names of the parts that the prediction of a sample x (1, ...) reads."""
     x = inputs.evaluation(x)
     net = Net({name: deepcopy(part.module).to(x.device).eval() for name, part in parts.items()})
     with model.streams.as_global("global draws in parts that are read"):
@@ -182,19 +164,19 @@ def parts_predicted(
 
 
 def _mean(scores: Sequence[Score]) -> Row:
-    """What a row states about an environment that one or several models were scored on."""
+    """A row's numbers for an environment that one or several models were scored on."""
     return {
         "models": len(scores),
         "accuracy": sum(score.accuracy for score in scores) / len(scores),
         "loss": sum(score.loss for score in scores) / len(scores),
         "n": scores[0].n,
         **metrics_of([score.metrics for score in scores]),
-        **(intervals_of(scores[0].intervals) if len(scores) == 1 else {}),  # no model's is that of the mean
+        **(intervals_of(scores[0].intervals) if len(scores) == 1 else {}),  # a mean has no model's interval
     }
 
 
 def metrics_of(values: Sequence[Values]) -> Row:
-    """What a row states about metrics, the means over models: each by name, and why some are undefined."""
+    """A row's metrics, the means over models, by name, and why some are undefined."""
     if not values[0]:
         return {}
     means, undefined = mean_of(values)
@@ -202,12 +184,11 @@ def metrics_of(values: Sequence[Values]) -> Row:
 
 
 def intervals_of(bounds: Mapping[str, Sequence[float]]) -> Row:
-    """What a row states about intervals: the ends of each, by metric."""
+    """A row's intervals: the ends of each, by metric."""
     return {"intervals": {name: [*ends] for name, ends in bounds.items()}} if bounds else {}
 
 
 def _same_models(models: Sequence[Tensors], others: Sequence[Tensors]) -> bool:
-    """Whether two lists of models are the same tensors."""
     return len(models) == len(others) and all(
         one is other or (one.keys() == other.keys() and all(same(tensor, other[name]) for name, tensor in one.items()))
         for one, other in zip(models, others, strict=True)

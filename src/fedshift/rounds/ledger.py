@@ -1,7 +1,7 @@
-"""What crossed the wire: every kind of message that was ever sent, with how many, whose, when and how large.
+"""The ledger of messages: every kind that crossed the wire, with number, clients, rounds and bytes.
 
-A message costs a look-up by its signature (names, types and shapes), not a pass over its tensors; what is stated about
-each tensor is worked out when the ledger is read.
+A message costs a look-up by its signature (names, types and shapes), not a pass over its tensors; details of each
+tensor are computed when the ledger is read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ def in_ranges(numbers: Iterable[int]) -> str:
 
 
 def from_ranges(text: str) -> set[int]:
-    """The inverse of :func:`in_ranges`."""
     ends = [[int(end) for end in word.split("-")] for word in text.split(",") if word]
     return {number for each in ends for number in range(each[0], each[-1] + 1)}
 
@@ -54,41 +53,32 @@ Numbers = Annotated[set[int], BeforeValidator(_numbers), PlainSerializer(in_rang
 
 
 class Entry(BaseModel):
-    """All messages of one signature, in one exchange and direction.
-
-    Attributes:
-        exchange: the exchange's name.
-        direction: ``down`` to clients, ``up`` from them, or ``telemetry`` beside an up.
-        signature: name, type and shape of every tensor.
-        messages: how many there were.
-        clients: the ids of the clients that were sent them, or sent them.
-        rounds: the rounds, counted over all stages from 1.
-    """
+    """All messages of one signature, in one exchange and direction."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     exchange: str
-    direction: Direction
-    signature: tuple[tuple[str, Dtype, tuple[Length, ...]], ...]
-    messages: int = 0
-    clients: Numbers = Field(default_factory=set)
-    rounds: Numbers = Field(default_factory=set)
+    direction: Direction  # ``down`` to clients, ``up`` from them, or ``telemetry`` beside an up
+    signature: tuple[tuple[str, Dtype, tuple[Length, ...]], ...]  # name, type and shape of every tensor
+    messages: int = 0  # number of messages
+    clients: Numbers = Field(default_factory=set)  # the ids of the clients that received or sent them
+    rounds: Numbers = Field(default_factory=set)  # the rounds, counted over all stages from 1
 
     @property
     def largest(self) -> int:
-        """The bytes of one of them; all have the same."""
+        """The bytes of one message; all have the same size."""
         return wire_bytes(self.signature)
 
     @property
     def bytes(self) -> int:
-        """The bytes of all of them."""
+        """The bytes of all messages."""
         return self.messages * self.largest
 
 
 class Ledger:
-    """Every kind of message that crossed the wire, in the order in which it was first seen.
+    """Every kind of message that crossed the wire, in order of first occurrence.
 
-    It can begin with the :attr:`entries` of another, which it does not change.
+    It can start with the :attr:`entries` of another, which it does not change.
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
@@ -96,12 +86,10 @@ class Ledger:
         self._entries = {(entry.exchange, entry.direction, entry.signature): entry for entry in copies}
 
     def __len__(self) -> int:
-        """How many kinds of messages there are; it grows when there is a new one."""
         return len(self._entries)
 
     @property
     def entries(self) -> list[Entry]:
-        """All of them."""
         return list(self._entries.values())
 
     def add(self, exchange: str, direction: Direction, message: Message, client: int, round: int) -> None:
@@ -122,10 +110,10 @@ class Ledger:
     # For readers ---------------------------------------------------------------------------------
 
     def declaration(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """What crossed the wire, for anyone who must explain it, by exchange and direction.
+        """What crossed the wire, by exchange and direction, as a declaration for auditors.
 
-        Of each: the number of messages, their bytes, those of the largest one, clients and rounds; and the same of
-        every tensor, by name, with its type and the largest shape it had (``varies`` where it had several).
+        Each entry has the number of messages, total and largest bytes, clients and rounds; and the same for every
+        tensor, by name, with its type and largest shape (``varies`` if there were several).
         """
         found: dict[str, dict[str, list[Entry]]] = {}
         for entry in self._entries.values():
@@ -137,7 +125,7 @@ class Ledger:
 
 
 def _about(entries: Sequence[Entry]) -> dict[str, Any]:
-    """What is stated about one direction of an exchange."""
+    """The declaration of one direction of an exchange."""
     by_name: dict[str, list[tuple[torch.dtype, tuple[int, ...], Entry]]] = {}
     for entry in entries:
         for name, dtype, shape in entry.signature:
@@ -149,14 +137,13 @@ def _about(entries: Sequence[Entry]) -> dict[str, Any]:
             "type": " or ".join(sorted({_word(dtype) for dtype, _, _ in seen})),
             "shape": list(max(shapes, key=lambda shape: (torch.Size(shape).numel(), shape))),
             **({"varies": True} if len(shapes) > 1 else {}),
-            **_who([entry for _, _, entry in seen]),
+            **_clients_and_rounds([entry for _, _, entry in seen]),
         }
     sizes = {"bytes": sum(entry.bytes for entry in entries), "largest": max(entry.largest for entry in entries)}
-    return {**_who(entries), **sizes, "tensors": tensors}
+    return {**_clients_and_rounds(entries), **sizes, "tensors": tensors}
 
 
-def _who(entries: Sequence[Entry]) -> dict[str, Any]:
-    """How many messages, of which clients, in which rounds."""
+def _clients_and_rounds(entries: Sequence[Entry]) -> dict[str, Any]:
     return {
         "messages": sum(entry.messages for entry in entries),
         "clients": in_ranges(set().union(*(entry.clients for entry in entries))),

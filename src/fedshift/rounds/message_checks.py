@@ -1,4 +1,4 @@
-"""What crosses the wire is compared with what was declared, before it is sent or merged."""
+"""Checks of messages against their declarations, before they are sent or aggregated."""
 
 from __future__ import annotations
 
@@ -13,45 +13,25 @@ from fedshift.engines.divergence import KEPT, smaller_rate
 from fedshift.engines.lane import steps_of
 from fedshift.errors import DivergedError, FedshiftError
 
-MOST_SAMPLES = 10**9  # of a client that has not declared how many it has
-LARGEST_TERM = 1e30  # of a loss
+MOST_SAMPLES = 10**9  # samples of a client that has declared no number
+LARGEST_TERM = 1e30  # bound of a loss
 
-VARIANCE = ".running_var"  # of a batch norm
+VARIANCE = ".running_var"  # tensor of a batch norm
 
 
 def check_scopes(setup: Setup, message: Message, exchange: Exchange, hook: str, where: str = "") -> None:
-    """Nothing of client or server scope crosses the wire.
-
-    Args:
-        setup: the run.
-        message: what would cross.
-        exchange: when.
-        hook: what of the exchange made the message.
-        where: a client and a round, for messages.
-
-    Raises:
-        FedshiftError: the message names such a tensor.
-    """
+    """Raise a FedshiftError if a message contains a tensor of client or server scope; ``hook`` created it."""
     for name in message:
         if setup.scopes.get(name) in ("client", "server"):
             raise FedshiftError(
                 f"The exchange '{exchange.name}'{f' ({where})' if where else ''} would send '{name}', which never "
                 f"leaves the {setup.scopes[name]}. "
-                f"Leave it out of {hook}(), or give its part another scope."
+                f"Remove it from {hook}(), or give its part another scope."
             )
 
 
 def check_order(setup: Setup, order: Order, exchange: Exchange) -> None:
-    """An order brings what its exchange declares, and nothing that a client keeps for itself.
-
-    Args:
-        setup: the run.
-        order: what a client is requested to do.
-        exchange: what it is requested.
-
-    Raises:
-        FedshiftError: it does not.
-    """
+    """Raise a FedshiftError unless an order contains what its exchange declares, and nothing private."""
     check_scopes(setup, order.down, exchange, "send")
     declared, down = _declared_down(setup, exchange), order.down
     about = f"The order of round {order.round} in the exchange '{exchange.name}'"
@@ -64,19 +44,10 @@ def check_order(setup: Setup, order: Order, exchange: Exchange) -> None:
 
 
 def check_answer(setup: Setup, answer: Answer, exchange: Exchange, where: str) -> None:
-    """An answer has the names, types and shapes that its exchange declares, and every number is finite.
+    """Raise an error unless an answer has the declared names, types and shapes, and every number is finite.
 
-    Its telemetry has no other names than those of declared loss terms, and is empty where it is switched off.
-
-    Args:
-        setup: the run.
-        answer: what a client sent.
-        exchange: what it was requested.
-        where: the client and the round, for messages.
-
-    Raises:
-        DivergedError: a number is not finite.
-        FedshiftError: the reply is not what the exchange declares.
+    Its telemetry contains only declared loss terms, and is empty if telemetry is off. DivergedError: a number is not
+    finite; FedshiftError: anything else.
     """
     check_scopes(setup, answer.up, exchange, "upload", where)
     declared, up = setup.declaration(exchange).reply, answer.up
@@ -86,8 +57,8 @@ def check_answer(setup: Setup, answer: Answer, exchange: Exchange, where: str) -
         raise FedshiftError(f"{about} lacks '{missing[0]}'{_more(missing)}, which the exchange declares.")
     if unknown:
         raise FedshiftError(
-            f"{about} contains '{unknown[0]}'{_more(unknown)}, which the exchange does not declare: name it in its "
-            "uploads, or leave it out."
+            f"{about} contains '{unknown[0]}'{_more(unknown)}, which the exchange does not declare: add it to its "
+            "uploads, or omit it."
         )
     _check_types(up, declared, about)
     _check_telemetry(setup, answer.telemetry, exchange, where)
@@ -99,18 +70,9 @@ def check_answer(setup: Setup, answer: Answer, exchange: Exchange, where: str) -
 
 
 def check_numbers(setup: Setup, answer: Answer, exchange: Exchange, where: str, samples: int | None) -> None:
-    """The counts of an answer are possible ones for its client, and its loss terms are of a size that can be recorded.
+    """Raise a FedshiftError unless an answer's counts are possible, variances at least 0 and loss terms at most 1e30.
 
-    Args:
-        setup: the run.
-        answer: what a client sent, with the tensors that the exchange declares.
-        exchange: what it was requested.
-        where: the client and the round, for messages.
-        samples: how many training samples the client has declared; None: it has not, and a billion is the bound.
-
-    Raises:
-        FedshiftError: a count is negative or too large, a total is 0, a batch norm's variance is negative, or a loss
-            term is beyond 1e30.
+    ``samples`` is the client's declared number of training samples; None: undeclared, and a billion is the bound.
     """
     about = f"The reply of {where} in the exchange '{exchange.name}'"
     n = MOST_SAMPLES if samples is None else samples
@@ -118,7 +80,7 @@ def check_numbers(setup: Setup, answer: Answer, exchange: Exchange, where: str, 
         _check_counts_in(name, answer.up[name].cpu().double(), _most(bound, setup, exchange, n), bound, about)
     for name, tensor in answer.up.items():
         if name.endswith(VARIANCE) and (tensor < 0).any():
-            raise FedshiftError(f"{about} has {float(tensor.min()):g} in '{name}', a variance: 0 is the least.")
+            raise FedshiftError(f"{about} has {float(tensor.min()):g} in '{name}', a variance: 0 is the minimum.")
     for name, value in answer.telemetry.items():
         if name == STEPS:
             _check_counts_in(name, value.cpu().double(), _most("steps", setup, exchange, n), "steps", about)
@@ -127,7 +89,7 @@ def check_numbers(setup: Setup, answer: Answer, exchange: Exchange, where: str, 
 
 
 def _most(bound: Bound, setup: Setup, exchange: Exchange, samples: int) -> int:
-    """How large a count may be."""
+    """The bound of a count."""
     if bound in ("total", "each"):
         return samples
     steps = drawn = 0
@@ -140,7 +102,7 @@ def _most(bound: Bound, setup: Setup, exchange: Exchange, samples: int) -> int:
 
 
 def _check_counts_in(name: str, counts: Tensor, most: int, bound: Bound, about: str) -> None:
-    """Raise an error unless counts, as float64, are from 0 to ``most``; a total is that of all, and at least 1."""
+    """Raise an error unless counts, as float64, are from 0 to ``most``; a total is their sum, at least 1."""
     wrong = counts[(counts < 0) | (counts > most)]
     if wrong.numel():
         raise FedshiftError(
@@ -150,7 +112,7 @@ def _check_counts_in(name: str, counts: Tensor, most: int, bound: Bound, about: 
     total = float(counts.sum())
     if bound == "total" and not 1 <= total <= most:
         raise FedshiftError(
-            f"{about} has counts in '{name}' that add up to {total:.17g}: from 1 to {most:,} are possible, by what the "
+            f"{about} has counts in '{name}' that sum to {total:.17g}: from 1 to {most:,} are possible, by what the "
             "site declared when it joined."
         )
 
@@ -162,8 +124,8 @@ def _check_telemetry(setup: Setup, telemetry: Telemetry, exchange: Exchange, whe
     declared = setup.declaration(exchange).telemetry
     if unknown := sorted(telemetry.keys() - declared.keys()):
         raise FedshiftError(
-            f"{about} contains '{unknown[0]}'{_more(unknown)}, which no objective of the exchange declares: name it in "
-            "the terms of one, or leave it out."
+            f"{about} contains '{unknown[0]}'{_more(unknown)}, which no objective of the exchange declares: add it to "
+            "an objective's terms, or omit it."
         )
     _check_types(telemetry, declared, about)
     if name := first_not_finite(telemetry):
@@ -171,7 +133,6 @@ def _check_telemetry(setup: Setup, telemetry: Telemetry, exchange: Exchange, whe
 
 
 def _check_types(tensors: Tensors, declared: Declared, about: str) -> None:
-    """Tensors, all of which are declared, have the types and shapes that are."""
     for name, tensor in tensors.items():
         dtype, shape = declared[name]
         if tensor.dtype != dtype or not _fits(tuple(tensor.shape), shape):
@@ -188,23 +149,22 @@ def _more(names: list[str]) -> str:
 
 
 def first_not_finite(tensors: Tensors) -> str:
-    """The name of the first tensor with a number that is not finite; empty if there is none."""
+    """The name of the first tensor with a number that is not finite, else empty."""
     floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()}
-    # A sum is finite only if all are; it may overflow, and then they are inspected one by one.
+    # A finite sum means finite numbers; it may overflow, and then they are checked one by one.
     if not floating or bool(torch.stack([tensor.sum().double() for tensor in floating.values()]).isfinite().all()):
         return ""
     return next((name for name, tensor in floating.items() if not tensor.isfinite().all()), "")
 
 
 def _declared_down(setup: Setup, exchange: Exchange) -> Declared:
-    """Type and shape of every tensor that all clients receive."""
     like = setup.shapes.only(setup.declaration(exchange).sent)
     return {name: (setup.kept_as(name, tensor), tuple(tensor.shape)) for name, tensor in like.items()}
 
 
 def enough(setup: Setup, requested: int, answered: int) -> bool:
-    """Whether a round may merge what came."""
+    """Whether a round may aggregate this number of answers."""
     if not answered:
         return False
     least = setup.train.min_answers
-    return least == "all" or answered / requested >= least  # so rounded, 55 of 100 are 0.55
+    return least == "all" or answered / requested >= least  # rounded, so that 55 of 100 are 0.55

@@ -1,9 +1,9 @@
-"""A coordinator of sites that need not be honest: it excludes outliers, and answers that make a merge explode.
+"""Robust aggregation for sites that may be dishonest: excludes outliers, and answers that make the model explode.
 
-Sizes are root mean squares, whose ratios are those of norms. An answer's tensors fall into groups: those that
-the client received (whose change counts), other model updates, statistics, and embeddings. In each group an answer is
-compared with the lower median of all. A median alone would let a site that sends zeros exclude the honest ones, so a
-model update may always be as large as a part of the model that was sent, and a statistic may have a mean square of 1.
+Sizes are root mean squares, whose ratios are norms' ratios. An answer's tensors form groups: those that the client
+received (their change counts), other model updates, statistics, and embeddings. In each group an answer is compared
+with the lower median of all. Since sites that send zeros could lower the median, a model update may always be as large
+as a part of the model that was sent, and a statistic may have a mean square of 1.
 """
 
 from __future__ import annotations
@@ -22,46 +22,36 @@ from fedshift.core.messages import Answer, Down, Up
 from fedshift.core.setup import Setup
 from fedshift.core.tensors import Tensors
 from fedshift.errors import DivergedError
-from fedshift.rounds.coordinator import AskedExchange, Coordinator, Request, in_words
+from fedshift.rounds.coordinator import Coordinator, OpenExchange, Request, describe_error
 from fedshift.rounds.message_checks import check_numbers, enough
 
-FEW = 3  # answers below which one of them may decide the median
-PART_OF_MODEL = 0.01  # that a model update may have at least, times the factor
-MOST_GROWTH = 100.0  # that a declared number of samples is good for, since nobody can verify it
+FEW = 3  # with fewer answers, a single one may decide the median
+PART_OF_MODEL = 0.01  # part of the sent model's norm that an update may always have, times the factor
+MOST_GROWTH = 100.0  # declared samples beyond this have no effect, since they cannot be verified
 
-Squares = tuple[float, int]  # the sum of the squares of a tensor's numbers, and how many they are
+Squares = tuple[float, int]  # the sum of the squares of a tensor's numbers, and their count
 Group = tuple[Category, bool]
-"""What tensors of an answer state, and whether the client received tensors of these names."""
-Tell = Callable[[str, str, Mapping[str, Any]], None]
-"""Called with an excluded answer: the client's name, why, and which stage, round and exchange."""
+"""The category of an answer's tensors, and whether the client received tensors of these names."""
+Notify = Callable[[str, str, Mapping[str, Any]], None]
+"""Called with an excluded answer: the client's name, the reason, and stage, round and exchange."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a coordinator accepts of sites that it does not know to be honest.
+    """What a coordinator accepts of sites that may be dishonest."""
 
-    Attributes:
-        norm_factor: how many times the cohort's median norm an answer may have; 0: any finite number of times.
-        samples: how many training samples clients have declared, by id; one that is not there has not.
-    """
-
-    norm_factor: float
-    samples: Mapping[int, int] = field(default_factory=dict)
+    norm_factor: float  # maximum norm of an answer, in units of the cohort's median norm; 0: no limit
+    samples: Mapping[int, int] = field(default_factory=dict)  # declared numbers of training samples, by client id
 
     @property
     def factor(self) -> float:
-        """The factor, infinite where there is none."""
+        """The factor, infinite without a limit."""
         return self.norm_factor or math.inf
 
 
 @dataclass(frozen=True)
 class Excess:
-    """How large an answer is in the group in which it is largest.
-
-    Attributes:
-        ratio: how many times the others' size it has, on the scale of ``norm_factor``, above which it is an outlier.
-        why: that in words.
-    """
+    """The size of an answer in the group in which it is largest; an outlier if ``ratio`` exceeds ``norm_factor``."""
 
     ratio: float
     why: str
@@ -78,14 +68,7 @@ class _Size:
 def excesses(
     setup: Setup, exchange: Exchange, answers: Mapping[int, tuple[Down, Up]], limits: Limits
 ) -> dict[int, Excess]:
-    """How large each answer of an exchange is, compared with the others.
-
-    Args:
-        setup: the run.
-        exchange: what was requested.
-        answers: what each client received and sent, by id.
-        limits: what is allowed.
-    """
+    """The size of each answer of an exchange, compared with the others; ``answers`` has Downs and Ups by client id."""
     categories, worst = setup.declaration(exchange).categories, dict.fromkeys(answers, Excess(0.0, ""))
     groups: dict[Group, dict[int, _Size]] = defaultdict(dict)
     for client, (down, up) in answers.items():
@@ -94,14 +77,14 @@ def excesses(
     for (category, _), sizes in groups.items():
         median = median_low([size.answer for size in sizes.values()]) if len(sizes) > 1 else 0.0
         for client, size in sizes.items():
-            reference, words = _reference(category, median, size.sent, len(sizes))
+            reference, basis = _reference(category, median, size.sent, len(sizes))
             times = size.answer / reference if math.isfinite(size.answer) else math.inf
             growth = _growth(setup, exchange, category, client, limits)
-            power = 2 if category == "statistic" else 1  # which may be a sum of squares, as of a table's columns
+            power = 2 if category == "statistic" else 1  # it may be a sum of squares, as of a table's columns
             ratio = (times / growth) ** (1 / power)
             if ratio > worst[client].ratio:
                 what, allowed = "update" if category == "model update" else category, limits.factor**power * growth
-                why = f"its {what} has {times:.2g} times {words}; federation.toml allows {allowed:g} (norm_factor)"
+                why = f"its {what} has {times:.2g} times {basis}; federation.toml allows {allowed:g} (norm_factor)"
                 worst[client] = Excess(ratio, why)
     return worst
 
@@ -127,29 +110,26 @@ def _sizes(categories: Mapping[str, Category], down: Down, up: Up) -> dict[Group
 
 
 def _root_mean(squares: Sequence[Squares]) -> float:
-    """The root mean square of the numbers of some tensors; 0 of no numbers."""
     count = sum(numbers for _, numbers in squares)
     return math.sqrt(sum(total for total, _ in squares) / count) if count else 0.0
 
 
 def _squared(tensor: Tensor) -> float:
-    """The sum of the squares in float64, where those of the largest float32 are finite."""
     return float(tensor.cpu().double().square().sum())
 
 
 def _reference(category: Category, median: float, sent: float, answers: int) -> tuple[float, str]:
-    """The size that answers are compared with, and what it is called; infinite where there is nothing to compare."""
+    """The size that answers are compared with, and its name; infinite if there is nothing to compare."""
     if sent > 0:
         part = PART_OF_MODEL if answers >= FEW else 1.0
-        floor, words = part * sent, "the norm of the model that it was sent"
-        words = words if part == 1 else f"{part:.0%} of {words}"
+        floor, basis = part * sent, "the norm of the model that it was sent"
+        basis = basis if part == 1 else f"{part:.0%} of {basis}"
     else:
-        floor, words = (1.0, "a mean square of 1") if answers > 1 else (math.inf, "nothing")
-    return (median, "the cohort's median norm") if median >= floor else (floor, words)
+        floor, basis = (1.0, "a mean square of 1") if answers > 1 else (math.inf, "nothing")
+    return (median, "the cohort's median norm") if median >= floor else (floor, basis)
 
 
 def _growth(setup: Setup, exchange: Exchange, category: Category, client: int, limits: Limits) -> float:
-    """How much larger an answer may be since the client has more samples: sums and epochs grow with them."""
     grows = category == "statistic" or (category == "model update" and _counts_epochs(setup, exchange))
     if not grows or client not in limits.samples:
         return 1.0
@@ -158,7 +138,6 @@ def _growth(setup: Setup, exchange: Exchange, category: Category, client: int, l
 
 
 def _counts_epochs(setup: Setup, exchange: Exchange) -> bool:
-    """Whether clients take more steps the more samples they have."""
     return any(
         isinstance(phase.steps, Epochs) or (phase.steps is None and setup.train.unit == "epochs")
         for phase in exchange.phases
@@ -167,16 +146,7 @@ def _counts_epochs(setup: Setup, exchange: Exchange) -> bool:
 
 
 def explosion(before: Tensors, after: Tensors, ups: Sequence[Up], limits: Limits) -> str:
-    """What is wrong with merged tensors, in words; empty if nothing is.
-
-    Their change may be ``norm_factor`` times the norm of what was there and of all answers together.
-
-    Args:
-        before: what clients were sent, by name.
-        after: the same after the merge.
-        ups: what was merged.
-        limits: what is allowed.
-    """
+    """A description of an exploded model, or empty; ``norm_factor``, its norm and the answers limit its change."""
     names = [name for name, tensor in after.items() if tensor.is_floating_point()]
     change = math.sqrt(sum(_squared(after[name].double() - before[name].double()) for name in names))
     if not math.isfinite(change):
@@ -194,7 +164,7 @@ def explosion(before: Tensors, after: Tensors, ups: Sequence[Up], limits: Limits
 
 @dataclass(frozen=True)
 class Suspect:
-    """An answer that was merged, and how large it was; see :class:`Excess`."""
+    """An answer that was aggregated, and its size; see :class:`Excess`."""
 
     position: int
     exchange: str
@@ -203,27 +173,26 @@ class Suspect:
 
 
 class GuardedCoordinator(Coordinator):
-    """Merges an answer only if it is plausible, not much larger than the others, and leaves the model finite.
+    """Aggregates an answer only if it is plausible, not much larger than the others, and leaves the model finite.
 
     Attributes:
         limits: what is accepted.
-        suspects: the answers that were merged.
-        left_out: answers that are not merged whatever they are, with the reason: by the round of the run, from 1, the
-            exchange, and the client.
     """
 
-    def __init__(self, setup: Setup, names: Mapping[int, str], limits: Limits, tell: Tell) -> None:
+    def __init__(self, setup: Setup, names: Mapping[int, str], limits: Limits, notify: Notify) -> None:
         super().__init__(setup, names)
-        self.limits, self._tell = limits, tell
-        self.suspects: list[Suspect] = []
+        self.limits, self._notify = limits, notify
+        self.suspects: list[Suspect] = []  # the answers that were aggregated
+        # answers to exclude in any case, with the reason: by the round of the run, from 1, the exchange, and the
+        # client
         self.left_out: dict[tuple[int, str, int], str] = {}
 
     def _check(self, answer: Answer, exchange: Exchange, where: str) -> None:
         super()._check(answer, exchange, where)
         check_numbers(self.setup, answer, exchange, where, self.limits.samples.get(answer.client))
 
-    def _sift(self, requested: AskedExchange, answers: dict[int, Answer]) -> None:
-        """Take out the answers that were to be excluded beforehand, then those that are too large for the others."""
+    def _sift(self, requested: OpenExchange, answers: dict[int, Answer]) -> None:
+        """Remove the answers that were excluded beforehand, then outliers."""
         for client in sorted(answers):
             if why := self.left_out.get((self.position + 1, requested.exchange.name, client)):
                 self._leave_out(requested, answers, client, why)
@@ -232,14 +201,11 @@ class GuardedCoordinator(Coordinator):
                 self._leave_out(requested, answers, client, size.why)
 
     def _merged(
-        self, requested: AskedExchange, answers: dict[int, Answer]
+        self, requested: OpenExchange, answers: dict[int, Answer]
     ) -> Generator[Request, Any, ServerState | None]:
-        """The state after the merge, without the answer that would make it explode; None where too few remain.
+        """The state after aggregation, without the answer that would make it explode; None if too few remain.
 
-        The answers that are not merged are removed from ``answers`` and written down.
-
-        Raises:
-            Exception: the merge fails or explodes, whichever answers are excluded.
+        Excluded answers are removed from ``answers`` and recorded; if no single exclusion helps, the error is raised.
         """
         sizes = self._sizes(requested, answers)
         kept = {client: answers[client] for client in sorted(answers, key=lambda client: -sizes[client].ratio)}
@@ -252,14 +218,14 @@ class GuardedCoordinator(Coordinator):
                 if isinstance(merged, ServerState):
                     kept = rest
                     break
-            else:  # there is more than one to blame
+            else:  # several answers cause it
                 del kept[largest]
         if isinstance(merged, Exception):
             raise whole if isinstance(whole, Exception) else merged
         if isinstance(whole, Exception):
-            what = whole.what if isinstance(whole, DivergedError) else in_words(whole)
+            what = whole.what if isinstance(whole, DivergedError) else describe_error(whole)
             for client in sorted(answers.keys() - kept.keys()):
-                self._leave_out(requested, answers, client, f"with its answer the merge failed: {what}")
+                self._leave_out(requested, answers, client, f"with its answer the aggregation failed: {what}")
         if not enough(self.setup, len(requested.orders), len(answers)):
             return None
         place = self.position + 1, requested.exchange.name
@@ -267,24 +233,23 @@ class GuardedCoordinator(Coordinator):
         return merged
 
     def _tried(
-        self, requested: AskedExchange, answers: dict[int, Answer]
+        self, requested: OpenExchange, answers: dict[int, Answer]
     ) -> Generator[Request, Any, ServerState | Exception]:
-        """The state after a merge, or why it must not be taken."""
+        """The state after aggregation, or why it must be rejected."""
         try:
             merged = yield from super()._merged(requested, answers)
-        except Exception as error:  # it is raised where no answer is to blame
+        except Exception as error:  # raised if no answer causes it
             return error
-        assert merged is not None  # the coordinator's own merge needs no number of answers
+        assert merged is not None  # the base class accepts any number of answers
         before, after = self.state.shared | self.state.down, merged.shared | merged.down
         wrong = explosion(before, after, [answer.up for answer in answers.values()], self.limits)
         return DivergedError(wrong) if wrong else merged
 
-    def _sizes(self, requested: AskedExchange, answers: Mapping[int, Answer]) -> dict[int, Excess]:
+    def _sizes(self, requested: OpenExchange, answers: Mapping[int, Answer]) -> dict[int, Excess]:
         downs = {order.client: order.down for order in requested.orders}
         pairs = {client: (downs[client], answer.up) for client, answer in answers.items()}
         return excesses(self.setup, requested.exchange, pairs, self.limits)
 
-    def _leave_out(self, requested: AskedExchange, answers: dict[int, Answer], client: int, why: str) -> None:
-        """Remove an answer that is as declared, and write down that it is not merged."""
+    def _leave_out(self, requested: OpenExchange, answers: dict[int, Answer], client: int, why: str) -> None:
         del answers[client]
-        self._tell(self.names[client], why, self._miss(requested, client, why))
+        self._notify(self.names[client], why, self._miss(requested, client, why))

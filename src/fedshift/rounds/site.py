@@ -1,4 +1,4 @@
-"""A site: it joins an order with its own samples and its own state, lets an engine work, keeps, and answers."""
+"""A site: it joins an order with its local samples and state, lets an engine work, stores state, and answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FEW = 8  # numbers; equality of fewer is a coincidence
 ENOUGH = 32  # numbers from which two different values suffice
 
 
-DISTINCT = 4  # different values that a shorter row must have
+DISTINCT = 4  # minimum different values in a shorter row
 
 
 AT_ONCE = 1 << 24  # numbers in memory
@@ -41,21 +41,15 @@ INVERSE = (pow(BASE, -1, 1 << 64) + (1 << 63)) % (1 << 64) - (1 << 63)
 
 @dataclass(frozen=True)
 class Secret:
-    """Rows of numbers that must not leave a client.
+    """Rows of numbers (rows, length) that must not leave a client."""
 
-    Attributes:
-        what: what they are, for a message; ``{}`` stands for the row's number.
-        rows: the numbers, (rows, length).
-        part: the private part that it is of; empty for samples and labels.
-    """
-
-    what: str
+    what: str  # their description in a message; ``{}`` stands for the row's number
     rows: Tensor
-    part: str = ""
+    part: str = ""  # their private part; empty for samples and labels
     _cast: dict[torch.dtype, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def as_type(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The rows with their numbers rounded to a type, and the hashes of those that are not nearly constant."""
+        """The rows rounded to a type, and the hashes of rows that are not nearly constant."""
         if dtype not in self._cast:
             rows = _numbers(self.rows.to(dtype))
             several = rows.amax(dim=1) > rows.amin(dim=1)
@@ -66,25 +60,14 @@ class Secret:
 
 
 def audit(job: Job, outcome: Outcome, train: Samples, inputs: Inputs, initial: Tensors) -> None:
-    """Raise an error if a reply equals or contains what must not leave its client.
+    """Raise an AuditError if a reply equals or contains what must not leave its client.
 
-    What must not are the client's samples, as they are stored and as a network reads them, its labels in their order,
-    and its private tensors. An exact copy of one is found anywhere within a tensor (row by row, or column by column),
-    in any type. It is a net for mistakes, and no defence against a page that wants to deceive: it does not find a copy
-    that is scaled, reordered, cut up, noisy or encoded, nor fewer than eight numbers; nor a private tensor as training
-    left it under the name of a shared one, since pages rightly keep copies of what they return. An upload may contain
-    tensors of the private part that it reveals. A stage that works on something else than samples (Client2Vec's
-    embeddings) is compared with the samples, not with that.
-
-    Args:
-        job: what the client was requested, and what it had before.
-        outcome: what it would send and keep.
-        train: its samples, whatever the stage makes of them.
-        inputs: how they become inputs of a network.
-        initial: the private tensors that every client starts with, which are no secret.
-
-    Raises:
-        AuditError: which client, round, exchange and tensor, and what it contains.
+    That is the client's samples, as stored and as inputs, its labels in order, and its private tensors other than
+    ``initial``. Exact copies are found anywhere within a tensor (row by row, or column by column), in any type. This
+    finds mistakes and does not stop a malicious page: not found are copies that are scaled, reordered, cut up, noisy or
+    encoded, or have fewer than eight numbers; nor a trained private tensor under a shared name, since pages may keep
+    copies of what they return. An upload may contain tensors of the private part that it reveals. ``train`` are the
+    client's samples also if the stage works on something else.
     """
     declaration = job.setup.declaration(job.exchange)
     returned = {name: tensor for name, tensor in outcome.up.items() if name in declaration.returned}
@@ -109,12 +92,12 @@ def _search(job: Job, tensors: Mapping[str, Tensor], secrets: Iterable[Secret]) 
                 raise AuditError(
                     f"The reply of client '{job.client.name}', round {job.round.number} of the stage "
                     f"'{job.round.stage.name}', in the exchange '{job.exchange.name}' was not sent (run.audit): "
-                    f"'{name}' contains {secret.what.format(row)}. Leave it out, or send something that reveals less."
+                    f"'{name}' contains {secret.what.format(row)}. Omit it, or send something that reveals less."
                 )
 
 
 def _of_samples(train: Samples, inputs: Inputs) -> Iterator[Secret]:
-    """Samples as they are stored and as a network reads them, a few at a time, and the labels."""
+    """Samples as stored and as inputs, a few at a time, and the labels."""
     length = train.pool.x[0].numel()
     if length >= FEW:
         chunk = max(1, AT_ONCE // length)
@@ -127,7 +110,7 @@ def _of_samples(train: Samples, inputs: Inputs) -> Iterator[Secret]:
 
 
 def _private(tensors: Mapping[str, Tensor], when: str, public: Iterable[Tensor]) -> Iterator[Secret]:
-    """Private tensors that are not what everybody knows."""
+    """Private tensors that are not common knowledge."""
     known = [tensor.detach().flatten() for tensor in public]
     for name, tensor in tensors.items():
         row = tensor.detach().flatten()
@@ -137,13 +120,12 @@ def _private(tensors: Mapping[str, Tensor], when: str, public: Iterable[Tensor])
 
 
 def _near(row: Tensor, other: Tensor) -> bool:
-    """Whether training hardly changed a tensor, as with tiny steps, so that it reveals no more than the other."""
     row, other = row.double(), other.double()
     return bool((row - other).abs().amax() <= 1e-5 * other.abs().amax())
 
 
 def find_copy(tensor: Tensor, secret: Secret) -> int | None:
-    """The number of the first row of a secret of which a tensor contains a copy; None: of none."""
+    """The first row of a secret of which a tensor contains a copy, if any."""
     length = secret.rows.shape[1]
     if tensor.numel() < length:
         return None
@@ -174,45 +156,39 @@ def _hashes(rows: Tensor, length: int) -> Tensor:
 
 
 class Site:
-    """The clients of one place, with their samples and states: an institution's own, or all of a simulation's.
+    """The clients of one place with their samples and states: an institution's, or all of a simulation's.
 
     Attributes:
-        setup: what it has agreed on with the coordinator.
+        setup: what it agreed on with the coordinator.
         federated: its clients and their environments, on the run's device.
-        store: what its clients keep.
-        audit: whether what they send is compared with what must stay.
+        audit: whether uploads are compared with private data.
     """
 
     def __init__(
         self, setup: Setup, federated: FederatedData, store: ClientStore | None = None, audit: bool = False
     ) -> None:
         self.setup, self.federated, self.audit = setup, federated, audit
-        self.store = store or ClientStore()
+        self.store = store or ClientStore()  # the clients' states
         self.initial = setup.initial("client")
         self._viewed: tuple[object, Mapping[str, Tensor], FederatedData] | None = None
-        self._prepared: dict[int, tuple[Tensors, Tensors]] = {}  # with what all sites share
-        self._trained: set[int] = set()  # of whom that is known, which stays so
+        self._prepared: dict[int, tuple[Tensors, Tensors]] = {}  # with the statistics that all sites share
+        self._trained: set[int] = set()  # clients known to have trained
 
     def view(self, stage: Stage, received: Mapping[str, Tensor] | None = None) -> FederatedData:
-        """The federation as a stage sees it; the last view is kept, which stages may share.
-
-        Args:
-            stage: the stage.
-            received: what a client was sent, by which the rows of a table may be prepared; None: nothing yet.
-        """
+        """The federation as a stage sees it, for a client's Down (None: none yet); the last view is cached."""
         if stage.view is None:
             return self.federated
         statistics = Tensors()
         if self.setup.preparation is not None:
             statistics = Tensors(received or self.setup.initial("down")).of_parts((PREPARATION, COMMON))
         if self._viewed is None or self._viewed[0] != stage.view or not _equal(self._viewed[1], statistics):
-            with self.setup.lend("view", stage.name):
+            with self.setup.global_draws("view", stage.name):
                 viewed = stage.view(self._as_inputs(statistics), self.setup.streams)
             self._viewed = (stage.view, statistics, viewed.to(self.setup.device))
         return self._viewed[2]
 
     def _as_inputs(self, statistics: Tensors) -> FederatedData:
-        """The clients with rows of a table as they are prepared; of other samples the federation as it is."""
+        """The clients with prepared rows of a table; the federation itself for other samples."""
         inputs = self.federated.inputs
         if inputs.preparation is None:
             return self.federated
@@ -224,12 +200,7 @@ class Site:
         return replace(self.federated, clients=clients, environments=(), inputs=replace(inputs, preparation=None))
 
     def prepared_by(self, client: int, received: Mapping[str, Tensor]) -> Tensors:
-        """The statistics of a client's own that prepare its rows; nothing where it has none.
-
-        Args:
-            client: the client's id.
-            received: what it was sent, of which it makes them where sites share some.
-        """
+        """A client's local statistics that prepare its rows, computed from the Down if sites share some; else empty."""
         preparation = self.setup.preparation
         if preparation is None or preparation.statistics == "pooled":
             return Tensors()
@@ -242,15 +213,15 @@ class Site:
         return self._prepared[client][0]
 
     def state(self, client: int, received: Mapping[str, Tensor]) -> ClientState:
-        """What a client has kept, or starts with, with the statistics that it makes of what it was sent."""
+        """A client's stored or initial state, with its statistics from the Down."""
         kept = self.store.get(client)
         prepared = self.prepared_by(client, received)
         if kept:
             return replace(kept, tensors={**kept.tensors, **prepared}) if prepared else kept
-        return ClientState(dict(self.initial | self.setup.begun(client) | prepared), trained=False)
+        return ClientState(dict(self.initial | self.setup.initial_private(client) | prepared), trained=False)
 
     def has_trained(self, client: int) -> bool:
-        """Whether a client has something of its own: a stage that keeps what clients do has trained it."""
+        """Whether a stage that stores clients' changes has trained a client."""
         if client not in self._trained:
             state = self.store.peek(client)
             if state is None or not state.trained:
@@ -259,13 +230,9 @@ class Site:
         return True
 
     def job(self, order: Order) -> Job:
-        """An order, joined with what only this site has.
-
-        Raises:
-            FedshiftError: the order is of another run.
-        """
+        """An order, joined with what only this site has; a FedshiftError for an order of another run."""
         if order.run != self.setup.run:
-            raise FedshiftError(f"An order of the run {order.run} came to a site of the run {self.setup.run}.")
+            raise FedshiftError(f"A site of the run {self.setup.run} received an order of the run {order.run}.")
         stage, exchange = self.setup.find(order.stage, order.exchange)
         view, round = self.view(stage, order.down), Round(stage, order.round)
         return Job(
@@ -279,11 +246,7 @@ class Site:
         )
 
     def keep(self, job: Job, outcome: Outcome) -> Answer:
-        """Store what a client keeps; what it sends back.
-
-        Raises:
-            FedshiftError: the audit found in its reply what must stay; the client keeps what it had.
-        """
+        """Store a client's state and return its reply, or a FedshiftError if the audit finds private data."""
         if self.audit:
             train = self.federated.client(job.client.id).train
             inputs = self.federated.inputs.fitted((job.down | job.state.tensors).of(PREPARATION))
@@ -296,21 +259,19 @@ class Site:
         trip = self.setup.run, stage.name, job.round.number, job.exchange.name, outcome.client
         return Answer(*trip, outcome.up, telemetry)
 
-    def answer(self, job: Job, came: Outcome | Exception) -> Answer | Exception:
-        """What results from a job: an answer, or what went wrong."""
-        if not isinstance(came, Outcome):
-            return came
+    def answer(self, job: Job, result: Outcome | Exception) -> Answer | Exception:
+        """The answer to a job, or its error."""
+        if not isinstance(result, Outcome):
+            return result
         try:
-            return self.keep(job, came)
-        except FedshiftError as error:  # it is this client's
+            return self.keep(job, result)
+        except FedshiftError as error:  # it concerns this client only
             return error
 
     def answers(self, orders: Sequence[Order], engine: Engine) -> list[Answer | Exception]:
-        """Run orders, in turn."""
         jobs = [self.job(order) for order in orders]
-        return [self.answer(job, came) for job, came in zip(jobs, engine.train(jobs), strict=True)]
+        return [self.answer(job, result) for job, result in zip(jobs, engine.train(jobs), strict=True)]
 
 
 def _equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    """Whether two clients' statistics are the same."""
     return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())

@@ -1,9 +1,8 @@
-"""Client states: in memory, or on the disk and read only when a client takes part.
+"""Client states: in memory, or on the disk and read when a client takes part.
 
-One file has one client's state as one round left it: ``<id>@<position>.safetensors``, where the position is how many
-rounds are done once that round is. A file is never changed: the next round that the client takes part in makes another,
-and anyone who writes checkpoints removes the one before once no manifest names it. A round therefore costs what its
-cohort costs, however many clients there are, and a run that is killed goes back to the files that its checkpoint names.
+A file contains one client's state after a round: ``<id>@<position>.safetensors``, where the position is the number of
+finished rounds. It never changes: the next round creates another, and the checkpoint writer removes the old file once
+no manifest names it. So a round costs what its cohort costs, and a killed run returns to its checkpoint's files.
 """
 
 from __future__ import annotations
@@ -26,19 +25,15 @@ from fedshift.manifest import FileDigest, read_file, write_file
 
 
 class ClientStore:
-    """Client states by client id, in memory; a client that never took part has none.
-
-    A state that was put is not changed afterwards, nor is one that was got.
-    """
+    """Client states by client id, in memory, for clients that have taken part; states are immutable."""
 
     def __init__(self) -> None:
         self._memory: OrderedDict[int, ClientState] = OrderedDict()
 
     def begin(self, position: int) -> None:
-        """A round begins, after which ``position`` rounds will be done."""
+        """Start a round, after which ``position`` rounds are finished."""
 
     def get(self, client: int) -> ClientState | None:
-        """The state of one client."""
         return self._memory.get(client)
 
     def peek(self, client: int) -> ClientState | None:
@@ -46,15 +41,14 @@ class ClientStore:
         return self.get(client)
 
     def put(self, client: int, state: ClientState) -> None:
-        """Replace the state of one client."""
         self._memory[client] = state
 
     def ids(self) -> Sequence[int]:
-        """The clients that have a state, sorted; no state is read for that."""
+        """The clients that have a state, sorted; reads no state."""
         return sorted(self._memory)
 
     def items(self) -> Iterator[tuple[int, ClientState]]:
-        """Every client that has a state, in id order, one at a time, each by :meth:`peek`."""
+        """Every client with a state, in id order, one at a time, each by :meth:`peek`."""
         for client in self.ids():
             state = self.peek(client)
             assert state is not None
@@ -65,23 +59,11 @@ _FILE = re.compile(r"(\d+)@(\d+)\.safetensors")
 
 
 class DiskStore(ClientStore):
-    """Client states in a folder; those used last are in memory as well.
-
-    The states of a round that is done, or in progress, lie in memory or in files that no checkpoint names yet.
-    """
+    """Client states in a folder, the latest used also in memory; new ones are in files that no checkpoint names."""
 
     def __init__(self, folder: Path, keep: int, device: torch.device) -> None:
-        """A store without states, before :meth:`rewind`.
-
-        Args:
-            folder: where the files lie; it is made if there is none.
-            keep: how many states memory has at most, 0 or more.
-            device: where the tensors of states that are read belong.
-
-        Raises:
-            DiskError: the folder cannot be made.
-        """
-        super().__init__()  # memory has the least recently used first
+        """Create an empty store with at most ``keep`` states in memory; a DiskError if the folder cannot be created."""
+        super().__init__()  # least recently used first
         files.make_folder(folder)
         self._folder, self._keep, self._device = folder, keep, device
         self._position = 0
@@ -94,39 +76,27 @@ class DiskStore(ClientStore):
     # States -------------------------------------------------------------------------------------
 
     def get(self, client: int) -> ClientState | None:
-        """The state of one client.
-
-        Raises:
-            DamagedError: its file is missing or damaged.
-            DiskError: the disk is full.
-        """
+        """The state of one client; a DamagedError for a missing or damaged file, a DiskError for a full disk."""
         if client in self._memory:
             self._memory.move_to_end(client)
             return self._memory[client]
         if client not in self._written:
             return None
         state = self._read(client)
-        self._hold(client, state)
+        self._cache(client, state)
         return state
 
     def put(self, client: int, state: ClientState) -> None:
-        """Replace the state of one client.
-
-        Raises:
-            DiskError: the disk is full.
-            ValueError: no round has started since the checkpoint, whose states must stay as they are.
-        """
+        """Replace the state of one client; a DiskError for a full disk, a ValueError before :meth:`begin`."""
         if self._position <= self._named:
-            raise ValueError(f"A checkpoint may name the states of position {self._position}: begin the next one.")
+            raise ValueError(f"A checkpoint may name the states of position {self._position}: start the next round.")
         self._changed[client] = self._position
-        self._hold(client, state)
+        self._cache(client, state)
 
     def ids(self) -> Sequence[int]:
-        """The clients that have a state, sorted; no state is read for that."""
         return sorted(self._written.keys() | self._changed.keys())
 
     def peek(self, client: int) -> ClientState | None:
-        """As :meth:`get`, but what memory has does not change by that."""
         if client in self._memory or client not in self._written:
             return self._memory.get(client)
         return self._read(client)
@@ -134,15 +104,10 @@ class DiskStore(ClientStore):
     # Rounds and checkpoints ---------------------------------------------------------------------
 
     def begin(self, position: int) -> None:
-        """A round begins, after which ``position`` rounds will be done."""
         self._position = position
 
     def flush(self) -> dict[str, FileDigest]:
-        """See every state to the disk; returns the files that a checkpoint must name now.
-
-        Raises:
-            DiskError: the disk is full; whatever the last checkpoint names is still there.
-        """
+        """Write every state to the disk, and return the files that a checkpoint must name; a DiskError if full."""
         for client in sorted(self._changed):
             self._write(client)
         if self._unsynced:
@@ -152,11 +117,7 @@ class DiskStore(ClientStore):
         return {name: self._digests[name] for _, name in sorted(self._written.items())}
 
     def rewind(self, position: int, named: Mapping[str, FileDigest]) -> None:
-        """Go back to a checkpoint: the states are those that it names.
-
-        Raises:
-            DamagedError: a name is none of a client's file.
-        """
+        """Return to a checkpoint with the named states; a DamagedError for a name of no client's file."""
         self._position = self._named = position
         for emptied in (self._memory, self._changed, self._unsynced, self._written):
             emptied.clear()
@@ -169,8 +130,8 @@ class DiskStore(ClientStore):
 
     # Memory and files ---------------------------------------------------------------------------
 
-    def _hold(self, client: int, state: ClientState) -> None:
-        """Keep a state in memory, and let go of the one that was used longest ago."""
+    def _cache(self, client: int, state: ClientState) -> None:
+        """Keep a state in memory, and evict the least recently used."""
         self._memory[client] = state
         self._memory.move_to_end(client)
         while len(self._memory) > self._keep:
@@ -180,7 +141,7 @@ class DiskStore(ClientStore):
             del self._memory[oldest]
 
     def _write(self, client: int) -> None:
-        """Write a state that only memory has, in the place of one that no checkpoint can name."""
+        """Write a state that only memory has, and remove its predecessor if no checkpoint can name it."""
         position, before = self._changed.pop(client), self._written.get(client)
         name = f"{client}@{position}.safetensors"
         self._digests[name] = write_file(self._folder / name, pack_state(self._memory[client], self._device), soon=True)
@@ -205,10 +166,10 @@ def _position(name: str) -> int:
 
 
 def pack_state(state: ClientState, device: torch.device) -> bytes:
-    """A client's state as a file; :func:`read_state` reads it back, bit for bit.
+    """A client's state as a file that :func:`read_state` reads bit for bit.
 
-    Beside contiguous tensors the header has the strides that are not row by row, and which tensors stay on the CPU:
-    whether a state was in memory or on the disk must not show in the last bits of what is computed from it.
+    The header has strides that are not row by row, and which tensors stay on the CPU: results must not depend on
+    whether a state was in memory or on the disk.
     """
     tensors = state.flat()
     strides = {name: list(tensor.stride()) for name, tensor in sorted(tensors.items()) if _permuted(tensor)}
@@ -217,11 +178,7 @@ def pack_state(state: ClientState, device: torch.device) -> bytes:
 
 
 def read_state(path: Path, digest: FileDigest | None, device: torch.device) -> ClientState:
-    """The inverse of :func:`pack_state`.
-
-    Raises:
-        DamagedError: the file is missing, or is not the one of the digest.
-    """
+    """The inverse of :func:`pack_state`; a DamagedError if the file is missing, or differs from the digest."""
     data = read_file(path, digest)
     try:
         layout = json.loads(metadata(data)["layout"])
@@ -235,10 +192,9 @@ def read_state(path: Path, digest: FileDigest | None, device: torch.device) -> C
 
 
 def _permuted(tensor: Tensor) -> bool:
-    """Whether a tensor's elements lie close, but in another order than row by row."""
     if tensor.stride() == torch.empty(tensor.shape, device="meta").stride():
         return False
-    return tensor.stride() == torch.empty_like(tensor, device="meta").stride()  # which keeps close strides only
+    return tensor.stride() == torch.empty_like(tensor, device="meta").stride()  # safetensors keeps dense strides only
 
 
 def _laid(tensor: Tensor, stride: list[int] | None) -> Tensor:

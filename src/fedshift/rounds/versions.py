@@ -1,9 +1,8 @@
-"""The states of a site's clients when the coordinator is elsewhere: each as several exchanges left it.
+"""Versions of client states at a site with a remote coordinator, one per exchange.
 
-A coordinator that was killed continues from its last checkpoint, and requests again for rounds that the site has
-already worked in; and a process at the site that was killed in the middle is started again with the same order. So a
-site keeps, of every client, the newest state that such a checkpoint may know and all after it, and begins each order
-with what was there before it. The folder's manifest is renewed with each state, and knows of no other file.
+A killed coordinator resumes from its last checkpoint and repeats orders; a killed site restarts with the same order. So
+a site keeps, for every client, the newest state that such a checkpoint may assume and all later ones, and starts each
+order from the state before it. The manifest is rewritten with each state, and lists no other file.
 """
 
 from __future__ import annotations
@@ -21,27 +20,17 @@ from fedshift.manifest import FileDigest, Manifest
 from fedshift.rounds.store import ClientStore, pack_state, read_state
 
 MANIFEST = "manifest.json"
-ASIDE = "aside"  # has states that others have taken the place of; nothing removes them
+ASIDE = "aside"  # folder of replaced states; nothing removes them
 _FILE = re.compile(r"(\d+)@(\d+)-(\d+)\.safetensors")
 Version = tuple[int, int]
-"""How many rounds are done after the one that left a state, and the place of its exchange in that round."""
+"""The number of finished rounds after the round that created a state, and its exchange's index in that round."""
 
 
 class Versions(ClientStore):
-    """Client states in a folder, by what left them; every one is on the disk at once."""
+    """Client states in a folder, by the exchange that created them, all on the disk."""
 
     def __init__(self, folder: Path, run: str, device: torch.device) -> None:
-        """Read the folder's manifest; the folder is made if there is none.
-
-        Args:
-            folder: where the files lie.
-            run: what the files belong to.
-            device: where the tensors of states that are read belong.
-
-        Raises:
-            DiskError: the folder cannot be made.
-            DamagedError: the manifest is damaged, or another run's.
-        """
+        """Read the manifest of a folder, which is created if missing; a DamagedError if damaged, or another run's."""
         super().__init__()
         files.make_folder(folder)
         self._folder, self._device = folder, device
@@ -50,14 +39,14 @@ class Versions(ClientStore):
         self._version: Version = (0, 0)
 
     def versions(self) -> dict[int, list[Version]]:
-        """What left each client's states, sorted."""
+        """The exchanges that created each client's states, sorted."""
         found: dict[int, list[Version]] = defaultdict(list)
         for match in filter(None, map(_FILE.fullmatch, self._manifest.files)):
             found[int(match[1])].append((int(match[2]), int(match[3])))
         return {client: sorted(versions) for client, versions in sorted(found.items())}
 
     def prune(self, position: int) -> None:
-        """Remove what no checkpoint of a position, or of a later one, can need."""
+        """Remove states that no checkpoint of a position, or of a later one, can need."""
         needless = [
             _name(client, version)
             for client, versions in self.versions().items()
@@ -70,46 +59,30 @@ class Versions(ClientStore):
                 files.remove(self._folder / name)
 
     def at(self, position: int, place: int) -> None:
-        """An exchange begins: states are those from before it, and what it leaves takes the place of an earlier try.
+        """Start the exchange ``place`` of the round after which ``position`` rounds are finished.
 
-        Args:
-            position: how many rounds are done after its round.
-            place: its place in the round.
+        States are from before it, and its states replace an earlier attempt's.
         """
         self._version = (position, place)
 
     # As a store of clients' states ----------------------------------------------------------------
 
     def begin(self, position: int) -> None:
-        """A round begins; see :meth:`at` for its exchanges."""
+        """Start a round; see :meth:`at` for its exchanges."""
         self.at(position, 0)
 
     def get(self, client: int) -> ClientState | None:
-        """The newest state of one client from before the exchange.
-
-        Raises:
-            DamagedError: its file is damaged.
-        """
+        """The newest state of one client from before the exchange; a DamagedError for a damaged file."""
         before = self._before(client)
         return self._read(_name(client, before[-1])) if before else None
 
     def left(self, client: int) -> ClientState | None:
-        """The state of one client as the exchange has left it, if it has.
-
-        Raises:
-            DamagedError: its file is damaged.
-        """
+        """The state that the exchange has left of one client, if any; a DamagedError for a damaged file."""
         name = _name(client, self._version)
         return self._read(name) if name in self._manifest.files else None
 
     def put(self, client: int, state: ClientState) -> None:
-        """Keep the state of one client as the exchange leaves it; what earlier ones left stays.
-
-        Where an earlier try has left another state, that is moved to the folder :data:`ASIDE`.
-
-        Raises:
-            DiskError: it could not be written.
-        """
+        """Store the state that the exchange leaves; an earlier attempt's different state moves to the folder ASIDE."""
         name, data = _name(client, self._version), pack_state(state, self._device)
         written = FileDigest.of(data)
         if self._manifest.files.get(name) == written:
@@ -119,7 +92,7 @@ class Versions(ClientStore):
         self._renew({**self._manifest.files, name: written})
 
     def set_aside(self, client: int) -> None:
-        """Move the state that the exchange has left to the folder :data:`ASIDE`, so that nothing begins with it."""
+        """Move the state that the exchange has left to the folder :data:`ASIDE`, so that nothing starts from it."""
         name = _name(client, self._version)
         if name not in self._manifest.files:
             return
@@ -148,5 +121,4 @@ def _name(client: int, version: Version) -> str:
 
 
 def _newest(versions: Sequence[Version], position: int) -> Version:
-    """The newest of some versions that is not after a position; the first where all are."""
     return max((each for each in versions if each[0] <= position), default=versions[0])

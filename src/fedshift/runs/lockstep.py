@@ -49,7 +49,7 @@ class _Round:
                 if self.jobs:
                     return
                 request = self._asking.send(self.simulation.received(request, [], []))
-            self.server = replace(request, tell=self.events.steps)
+            self.server = replace(request, notify=self.events.steps)
         except StopIteration:
             pass
         except Exception as error:  # a run's failure does not stop the others
@@ -97,13 +97,13 @@ def _train(rounds: Sequence[_Round], engine: Engine) -> None:
     jobs: list[Job] = []
     for each, of_run in zip(rounds, steps, strict=True):
         each.begin_task(each.jobs)
-        jobs += [replace(job, tell=tell) for job, tell in zip(each.jobs, of_run, strict=True)]
+        jobs += [replace(job, notify=notify) for job, notify in zip(each.jobs, of_run, strict=True)]
     answers = engine.train(jobs)
     for each, of_run in zip(rounds, steps, strict=True):
         outcomes: list[Outcome | Exception] = []
-        for tell in of_run:
+        for notify in of_run:
             outcomes.append(next(answers))
-            tell.answered(outcomes[-1])
+            notify.answered(outcomes[-1])
         each.proceed(outcomes)
 
 
@@ -148,11 +148,11 @@ def describe(experiment: Experiment) -> str:
     return "\n".join([*lines, "Nothing was written."])
 
 
-def _preparation_stages(experiment: Experiment, tell: Embedding = silent) -> tuple[Simulation, list[Stage]]:
+def _preparation_stages(experiment: Experiment, notify: Embedding = silent) -> tuple[Simulation, list[Stage]]:
     """A run, and the stages at its beginning after which no model is scored."""
     if experiment.method.prepares is None:
         raise FedshiftError(
             f"The method '{experiment.method_name}' has no index of clients: --set method.name={INDEXING}"
         )
-    simulation = Simulation(experiment, tell)
+    simulation = Simulation(experiment, notify)
     return simulation, list(takewhile(lambda stage: not stage.scored, simulation.setup.stages))

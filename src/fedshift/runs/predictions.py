@@ -109,12 +109,12 @@ def predictions(
     paths: Sequence[str | Path],
     client: int | str | None = None,
     round: Picked = "last",
-    tell: Done = ignore_progress,
+    notify: Done = ignore_progress,
 ) -> Predictions:
     """Predict for files of the kind that a run was trained on; unreadable files are reported in the result.
 
     ``paths`` are files, or folders searched recursively; ``client`` is a name or id (None: the global model); ``round``
-    the final model, or the round that validation selects; ``tell`` receives the number of files read. Raises a
+    the final model, or the round that validation selects; ``notify`` receives the number of files read. Raises a
     FedshiftError if there is no such model or file, or if no file could be read; the message names every file.
     """
     model, dataset = run.model(client, round), run.experiment.data
@@ -149,7 +149,7 @@ def predictions(
                 places.extend((str(file), row) for row in rows)
                 notes.update(dict.fromkeys(samples.notes))
                 yield x
-            tell(number + 1, len(found))
+            notify(number + 1, len(found))
 
     found = list(probabilities(model, read(), batch))
     if not found:

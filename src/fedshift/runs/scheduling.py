@@ -25,7 +25,7 @@ from fedshift.runs.together import Judge, choice_of, run_together, to_the_end
 
 Failures = dict[Path, FedshiftError]  # what went wrong with runs, by their folders
 TOLD_APART = (DiskError, LockedError)  # kinds of failure that callers may distinguish
-LOOK_AGAIN = 1.0  # seconds, while other processes work on all remaining runs
+CHECK_SECONDS = 1.0  # seconds, while other processes work on all remaining runs
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,7 +260,7 @@ class SharedSchedule(Schedule):
                 if not waits:
                     self._progress.note(f"Waiting for {len(left)} runs that other processes run.")
                 waits = True
-                time.sleep(LOOK_AGAIN)
+                time.sleep(CHECK_SECONDS)
             requested = left
 
     def _is_over(self, requested: PlannedRun) -> bool:

@@ -50,17 +50,17 @@ class Simulation:
     """
 
     def __init__(
-        self, experiment: Experiment, tell: Embedding = silent, federated: FederatedData | None = None
+        self, experiment: Experiment, notify: Embedding = silent, federated: FederatedData | None = None
     ) -> None:
         """Load the data and build the model.
 
-        ``tell`` is called as a frozen network embeds images; ``federated`` are existing clients and environments (None:
+        ``notify`` is called as a frozen network embeds images; ``federated`` are existing clients and environments (None:
         from the experiment's data). Raises a FedshiftError with the reason if the experiment cannot run.
         """
         self.experiment = experiment
         experiment.check()
         device = choose_device(experiment.run.device)
-        federated = (federated or make_federated(experiment, tell)).to(device)
+        federated = (federated or make_federated(experiment, notify)).to(device)
         _check_batches(experiment, federated)
         self.blueprint = Blueprint.of(federated)
         self.setup = self.blueprint.setup(experiment, f"{experiment.name}-seed{experiment.seed}", device)
@@ -124,10 +124,10 @@ class Simulation:
         orders = self.coordinator.orders(stage.training, Round(stage, 1), cohort)
         return [self.site.job(order) for order in orders]
 
-    def choice(self, tell: Callable[[str], None]) -> Choice:
-        """The engine that the run requires, or the fastest; ``tell`` is called with the choice and its reason."""
+    def choice(self, notify: Callable[[str], None]) -> Choice:
+        """The engine that the run requires, or the fastest; ``notify`` is called with the choice and its reason."""
         options = self.experiment.run
-        return choose(self.example(), options, tell) if options.engine == "auto" else asked_for(self.setup, options)
+        return choose(self.example(), options, notify) if options.engine == "auto" else asked_for(self.setup, options)
 
     def record(self, round: Round, engine: Engine) -> Record:
         """Score every environment.
@@ -143,22 +143,22 @@ class Simulation:
         }
 
 
-def refused_by_method(experiment: Experiment, tell: Embedding = silent) -> bool:
+def refused_by_method(experiment: Experiment, notify: Embedding = silent) -> bool:
     """Whether FedAvg could run, so that only the method refuses the experiment."""
     try:
-        Simulation(experiment.replace(method=FedAvg()), tell)
+        Simulation(experiment.replace(method=FedAvg()), notify)
     except FedshiftError:
         return False
     return True
 
 
-def make_federated(experiment: Experiment, tell: Embedding = silent) -> FederatedData:
+def make_federated(experiment: Experiment, notify: Embedding = silent) -> FederatedData:
     """The clients and environments of an experiment, on the CPU."""
     seed = experiment.seed_of_data
     experiment.model.check(experiment.data.inputs())
     network, streams = experiment.model.frozen_network(), Streams(seed)
     drawn_by = seed if experiment.data.seeded else 0  # data without chance are read once for all seeds
-    data = load_data(experiment.data, network, drawn_by, str(experiment.contents), tell)
+    data = load_data(experiment.data, network, drawn_by, str(experiment.contents), notify)
     with streams.as_global("global draws in federation"):
         federated = divided(experiment, data, streams)
         lacking = notes_on_missing(data, federated.inputs.preparation)
@@ -264,7 +264,7 @@ def choose_device(name: str) -> torch.device:
 
 @lru_cache(maxsize=1)
 def load_data(
-    dataset: Dataset, network: FrozenNetwork | None, seed: int, content: str, tell: Embedding = silent
+    dataset: Dataset, network: FrozenNetwork | None, seed: int, content: str, notify: Embedding = silent
 ) -> DomainData:
     """A data set in memory, checked and embedded, as an encoder reads it after the stages that a model freezes.
 
@@ -274,7 +274,7 @@ def load_data(
     streams = Streams(seed)
     data = read_data(dataset, streams)
     with streams.as_global("global draws in embedding"):
-        return embedded(dataset.embedded(data, tell), network, tell=tell)
+        return embedded(dataset.embedded(data, notify), network, notify=notify)
 
 
 def read_data(dataset: Dataset, streams: Streams) -> DomainData:

@@ -131,7 +131,7 @@ def analyse(
     name: str,
     *paths: str | Path,
     trust: bool = False,
-    tell: Callable[[Run], None] = lambda run: None,
+    notify: Callable[[Run], None] = lambda run: None,
     **settings: Any,
 ) -> Analysed:
     """Measure finished runs again from their folders and data, without training.
@@ -142,7 +142,7 @@ def analyse(
         name: the analysis, of ``fedshift list analyses``.
         paths: run folders, or folders of them.
         trust: whether plugins may be imported that never ran on this machine; read them first.
-        tell: called with each run before it is measured.
+        notify: called with each run before it is measured.
         settings: the analysis's settings, by name.
 
     Raises:
@@ -151,7 +151,7 @@ def analyse(
     from fedshift.reporting.analyses import ANALYSES, analysed
 
     analysis = ANALYSES.build({"name": name, **settings})
-    return analysed.analyse(load(*paths, trust=trust), analysis, tell)
+    return analysed.analyse(load(*paths, trust=trust), analysis, notify)
 
 
 def predict(
@@ -161,7 +161,7 @@ def predict(
     client: int | str | None = None,
     round: Picked = "last",
     trust: bool = False,
-    tell: Callable[[int, int], None] = ignore_progress,
+    notify: Callable[[int, int], None] = ignore_progress,
 ) -> Predictions:
     """Predict for files of the kind that a run was trained on: images, .npz arrays, CSV or Parquet, as its data are.
 
@@ -174,12 +174,12 @@ def predict(
         client: whose model, by name or id; None: the global model.
         round: "last": the final model; "selected": the model of the round that source validation selects.
         trust: whether plugins may be imported that never ran on this machine.
-        tell: called with the number of files read, and of all files.
+        notify: called with the number of files read, and of all files.
 
     Raises:
         FedshiftError: there is no such model or file, or no file could be read; the message names every file.
     """
-    return predictions(Run.open(_path(path), trust), files, client, round, tell)
+    return predictions(Run.open(_path(path), trust), files, client, round, notify)
 
 
 def validate(
@@ -409,18 +409,18 @@ def inspect_data(
             test=test,
             refused=refused,
             notes=notes,
-            tell=shown.inspected,
+            notify=shown.inspected,
         )
 
 
 def bench(
-    source: Source = DEFAULT, *, tell: Callable[[str], None] = lambda text: None, **options: Unpack[Options]
+    source: Source = DEFAULT, *, notify: Callable[[str], None] = lambda text: None, **options: Unpack[Options]
 ) -> EngineTimings:
     """Measure which engine is fastest for a run on this machine now, as ``run.engine = "auto"`` does before a run.
 
     Args:
         source: exactly one run, as for :func:`run`.
-        tell: called with each measurement.
+        notify: called with each measurement.
         options: changes of the source.
 
     Raises:
@@ -430,7 +430,7 @@ def bench(
     from fedshift.runs.simulation import Simulation
 
     requested = experiment(source, **options)
-    return calibrate(Simulation(requested).example(), requested.run, tell)
+    return calibrate(Simulation(requested).example(), requested.run, notify)
 
 
 def index(source: Source = DEFAULT, *, progress: Progress | None = None, **options: Unpack[Options]) -> Prepared:

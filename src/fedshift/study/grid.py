@@ -58,11 +58,11 @@ def read(source: str | Path) -> Document:
 
 
 def override(
-    document: Mapping[str, Any], changes: Mapping[str, Any], tell: Callable[[str], None] | None = None
+    document: Mapping[str, Any], changes: Mapping[str, Any], notify: Callable[[str], None] | None = None
 ) -> Document:
     """A copy of the document with dotted keys such as ``method.l2r`` set.
 
-    Naming another entry of a catalogue resets its table, except the settings that every entry has; ``tell`` receives a
+    Naming another entry of a catalogue resets its table, except the settings that every entry has; ``notify`` receives a
     line for each reset table that had settings. A method's setting in ``changes`` also overrides the method's table.
     Raises a FedshiftError if a key leads through a value that is not a table.
     """
@@ -71,9 +71,9 @@ def override(
     keys = {tuple(key.split(".")): value for key, value in changes.items()}
     for where in sorted(keys, key=lambda where: (len(where), where[-1] != "name")):
         lost = _change(result, where, keys[where])
-        if lost and tell is not None:
+        if lost and notify is not None:
             table = ".".join(where).removesuffix(".name")
-            tell(
+            notify(
                 f"{'.'.join(where)} = {shown(keys[where])} resets the table [{table}]: these settings of the file are "
                 f"not used: {', '.join(lost)}"
             )

@@ -1,4 +1,4 @@
-"""What a server makes of the mean of its clients' models, and the list of ways."""
+"""The server optimisers, and their list."""
 
 from __future__ import annotations
 

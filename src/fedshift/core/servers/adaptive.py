@@ -1,4 +1,4 @@
-"""Adaptive server optimisers: each parameter's step is divided by how much it has moved before.
+"""Adaptive server optimisers: each parameter's step is divided by the size of its past steps.
 
 Reddi et al., Adaptive federated optimization, ICLR 2021, Algorithm 2. With Delta = mean_k w_k - w:
 
@@ -8,9 +8,9 @@ Reddi et al., Adaptive federated optimization, ICLR 2021, Algorithm 2. With Delt
     v <- beta2 v + (1 - beta2) Delta^2                   Adam
     w <- w + lr m / (sqrt(v) + tau)
 
-Choices: m = 0 and v = tau^2 at first, the least that the algorithm allows. m and v are not corrected for that, as
-there. beta1 = 0.9 and beta2 = 0.99, of Adagrad beta1 = 0, and tau = 1e-3 are those of the paper's experiments; lr they
-tune for each task over half powers of ten, so 0.01 is only where a search begins.
+Choices: m = 0 and v = tau^2 at first, the least that the algorithm allows, with no bias correction, as in the paper.
+beta1 = 0.9 (Adagrad: 0), beta2 = 0.99 and tau = 1e-3 are from the paper's experiments; they tune lr for each task over
+half powers of ten, so 0.01 is only where a search starts.
 """
 
 from __future__ import annotations
@@ -32,20 +32,18 @@ FIRST, SECOND = "first_moment", "second_moment"  # m and v
 
 
 class Adaptive(ServerOptimiser):
-    """What the three have in common."""
+    """The base of the three."""
 
     lr: LearningRate = setting(
         0.01, help="the server's learning rate", source="Algorithm 2: eta", search=Range(1e-3, 1, log=True)
     )
     beta1: Decay = setting(0.9, help="decay of the mean step m", source="Algorithm 2")
-    tau: Positive = setting(1e-3, help="adaptivity: what is added to sqrt(v)", source="Algorithm 2")
+    tau: Positive = setting(1e-3, help="adaptivity: added to sqrt(v)", source="Algorithm 2")
 
     def starts(self) -> Mapping[str, float]:
-        """The mean m of past steps, and v, of their squares."""
         return {FIRST: 0.0, SECOND: self.tau**2}
 
     def step(self, state: ServerState, mean: Tensors) -> Tensors:
-        """Algorithm 2 with Delta = mean_k w_k - w."""
         delta = mean - state.shared
         m = self.beta1 * self.kept(state, FIRST) + (1 - self.beta1) * delta
         v = self.second(self.kept(state, SECOND), (delta * delta).only(m))
@@ -54,7 +52,7 @@ class Adaptive(ServerOptimiser):
 
     @abstractmethod
     def second(self, v: Tensors, squares: Tensors) -> Tensors:
-        """The next v, from the last one and Delta^2."""
+        """The next v, from the last v and Delta^2."""
 
 
 class ServerAdagrad(Adaptive):
@@ -63,7 +61,6 @@ class ServerAdagrad(Adaptive):
     beta1: Decay = setting(0.0, help="decay of the mean step m", source="Algorithm 2; experiments: 0")
 
     def second(self, v: Tensors, squares: Tensors) -> Tensors:
-        """V + Delta^2."""
         return v + squares
 
 
@@ -73,7 +70,6 @@ class ServerAdam(Adaptive):
     beta2: Decay = setting(0.99, help="decay of the mean square v", source="Algorithm 2")
 
     def second(self, v: Tensors, squares: Tensors) -> Tensors:
-        """beta2 v + (1 - beta2) Delta^2."""
         return self.beta2 * v + (1 - self.beta2) * squares
 
 
@@ -83,5 +79,4 @@ class ServerYogi(Adaptive):
     beta2: Decay = setting(0.99, help="how slowly v follows the squares", source="Algorithm 2")
 
     def second(self, v: Tensors, squares: Tensors) -> Tensors:
-        """V - (1 - beta2) Delta^2 sign(v - Delta^2)."""
         return v - (1 - self.beta2) * (squares * (v - squares).map(torch.sign))

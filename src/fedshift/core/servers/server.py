@@ -1,9 +1,8 @@
-"""How the server's model follows the mean of its clients' models: the base of every way, the mean, and momentum.
+"""Server optimisers: their base, the plain mean, and momentum.
 
 Reddi et al., Adaptive federated optimization, ICLR 2021, Algorithm 1 (FedOpt): with w the model that clients received
-and mean_k w_k their mean, Delta = mean_k w_k - w takes the place of a negative gradient, and any optimiser its step.
-
-Only trained parameters that are shared take steps; buffers, such as batch-norm statistics, are the mean.
+and mean_k w_k their mean, Delta = mean_k w_k - w replaces the negative gradient of any optimiser. Buffers, such as
+batch-norm statistics, are the mean.
 """
 
 from __future__ import annotations
@@ -22,29 +21,20 @@ from fedshift.spec import Momentum as Factor
 
 
 class ServerOptimiser(Spec):
-    """What the server makes of the mean of its clients' models."""
+    """How the server moves the global model, given the mean of its clients' models."""
 
     section: ClassVar[str] = "method.server"
 
     def starts(self) -> Mapping[str, float]:
-        """The parts that the server keeps a number in for every trained one, and what that is at first."""
+        """The parts of the server with one number for every trained parameter, and the initial value."""
         return {}
 
     def step(self, state: ServerState, mean: Tensors) -> Tensors:
-        """What is not the mean: shared tensors after the step, and what the server keeps; by full name.
-
-        Args:
-            state: the server's, with the model that the clients received.
-            mean: the mean of their models.
-        """
+        """What differs from the mean of models, by full name: shared tensors and the optimiser's state."""
         raise NotImplementedError
 
     def parts(self, parts: Mapping[str, Part]) -> dict[str, Part]:
-        """What the server keeps beside a method's parts.
-
-        Raises:
-            FedshiftError: the method has a part of such a name.
-        """
+        """The optimiser's parts beside a method's; a FedshiftError if the method uses their names."""
         shared = {name: part.module for name, part in parts.items() if part.scope == "shared"}
         trained = dict(Net(shared).parameters())
         kept: dict[str, Part] = {}
@@ -55,11 +45,7 @@ class ServerOptimiser(Spec):
         return kept
 
     def kept(self, state: ServerState, name: str) -> Tensors:
-        """What is kept in a part.
-
-        Raises:
-            FedshiftError: it is not there.
-        """
+        """The optimiser's state in a part; a FedshiftError if it is missing."""
         kept = state.server.of(name)
         if not kept:
             raise FedshiftError(
@@ -73,7 +59,6 @@ class Mean(ServerOptimiser):
     """The mean itself is the next model, as FedAvg has it."""
 
     def step(self, state: ServerState, mean: Tensors) -> Tensors:
-        """Everything is the mean."""
         return Tensors()
 
 
@@ -83,17 +68,15 @@ class Momentum(ServerOptimiser):
     Hsu, Qi and Brown, Measuring the effects of non-identical data distribution for federated visual classification,
     2019: v <- beta v + (w - mean_k w_k), w <- w - lr v, with v = 0 at first. It is Algorithm 1 with SGD.
 
-    Choices: momentum is the update above; the paper's experiments take Nesterov's form. It is written as
-    w <- mean_k w_k - beta v_before + (1 - lr) v, which is the same number and makes beta = 0 and lr = 1 the mean to the
-    last bit. The search contains Client2Vec's grid of beta, which ends at 1 (v never forgets); the paper's ends at
-    0.997.
+    Choices: the paper's experiments take Nesterov's form. The update is computed as
+    w <- mean_k w_k - beta v_before + (1 - lr) v, so that beta = 0 and lr = 1 is the mean to the last bit. The search
+    contains Client2Vec's grid of beta, which ends at 1 (v never forgets); the paper's ends at 0.997.
     """
 
     beta: Factor = setting(0.9, help="server momentum", source="the momentum update of v", search=(0.1, 0.5, 1.0))
     lr: LearningRate = setting(1.0, help="the server's learning rate", source="Reddi et al., Algorithm 1: eta")
 
     def starts(self) -> Mapping[str, float]:
-        """The velocity v."""
         return {"velocity": 0.0}
 
     def step(self, state: ServerState, mean: Tensors) -> Tensors:

@@ -77,30 +77,30 @@ class Analysed(Tabled):
         return [Path(folder) / name for name in contents]
 
 
-def analyse(comparison: Comparison, analysis: Analysis, tell: Callable[[Run], None] = lambda run: None) -> Analysed:
+def analyse(comparison: Comparison, analysis: Analysis, notify: Callable[[Run], None] = lambda run: None) -> Analysed:
     """Measure every finished run of a comparison; what was measured before is read from the run's folder.
 
     Args and errors are those of :func:`analyse_rows`.
     """
-    return analyse_rows(((row.label, row.runs) for row in comparison.rows()), analysis, tell)
+    return analyse_rows(((row.label, row.runs) for row in comparison.rows()), analysis, notify)
 
 
 def analyse_rows(
-    labelled: Iterable[tuple[str, Sequence[Run]]], analysis: Analysis, tell: Callable[[Run], None] = lambda run: None
+    labelled: Iterable[tuple[str, Sequence[Run]]], analysis: Analysis, notify: Callable[[Run], None] = lambda run: None
 ) -> Analysed:
     """Measure the finished runs of rows.
 
     Args:
         labelled: the rows, each with its label.
         analysis: what to measure.
-        tell: is called with each run before it is measured.
+        notify: is called with each run before it is measured.
     """
     left_out: list[FedshiftError] = []
     rows: dict[str, list[MeasuredRun]] = {}
     for label, runs in labelled:
         for run in runs:
             try:
-                rows.setdefault(label, []).append(MeasuredRun(run, measure(run, analysis, tell)))
+                rows.setdefault(label, []).append(MeasuredRun(run, measure(run, analysis, notify)))
             except FedshiftError as error:
                 left_out.append(error)
     found = {label: its for label, its in rows.items() if its}
@@ -109,12 +109,12 @@ def analyse_rows(
     return Analysed(analysis, found, tuple(f"A run is excluded: {error}" for error in left_out))
 
 
-def measure(run: Run, analysis: Analysis, tell: Callable[[Run], None] = lambda run: None) -> Measured:
+def measure(run: Run, analysis: Analysis, notify: Callable[[Run], None] = lambda run: None) -> Measured:
     """What an analysis measures of a run; from the run's folder if it is there, else computed and kept there."""
     if found := cached(run, analysis):
         return found
     trained = TrainedSimulation(run)
-    tell(run)
+    notify(run)
     measured = analysis.measure(trained)
     table = ANALYSES.table_of(analysis)
     content = Cached(analysis=table, version=analysis.version, weights=_weights(run), measured=measured)

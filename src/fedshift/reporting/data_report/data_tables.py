@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from fedshift.clients.columns import ColumnAlone
+from fedshift.clients.columns import ColumnScore
 from fedshift.clients.domains import DomainData
 from fedshift.clients.inputs import Inputs
 from fedshift.clients.oddities import PIECE, Tell, silent
@@ -62,14 +62,14 @@ class ColumnValues:
     missing: float  # the share that is missing (NaN), in 0..1
 
 
-def measure(data: DomainData, looked: Tensor, kind: Kind, tell: Tell = silent) -> tuple[ColumnValues, ...]:
+def measure(data: DomainData, looked: Tensor, kind: Kind, notify: Tell = silent) -> tuple[ColumnValues, ...]:
     """Measure each column at each site of which samples are inspected, a few samples at a time.
 
     Args:
         data: the samples.
         looked: which are inspected, (N,), bool.
         kind: what a sample is; tokens are not measured.
-        tell: takes the progress: what is done, sites done, sites in all.
+        notify: takes the progress: what is done, sites done, sites in all.
     """
     if kind in ("text", "tokens"):
         return ()
@@ -79,7 +79,7 @@ def measure(data: DomainData, looked: Tensor, kind: Kind, tell: Tell = silent) -
     preparation = Preparation("site", columns=tuple(Column(column.name) for column in columns))
     found: list[list[ColumnValues]] = [[] for _ in columns]
     for number, site in enumerate(data.domains):
-        tell("Measuring inputs", number, len(data.domains))
+        notify("Measuring inputs", number, len(data.domains))
         rows = (looked & (data.domain == number)).nonzero().flatten()
         if not len(rows):
             continue
@@ -101,7 +101,7 @@ def measure(data: DomainData, looked: Tensor, kind: Kind, tell: Tell = silent) -
             mean, deviation, least, most = (None if isnan(each) else each for each in figures[:, place].tolist())
             own = ColumnValues(column.name, site, len(rows), mean, deviation, least, most, float(missing[place]))
             found[place].append(own)
-    tell("Measuring inputs", len(data.domains), len(data.domains))
+    notify("Measuring inputs", len(data.domains), len(data.domains))
     return tuple(each for column in found for each in column)
 
 
@@ -167,7 +167,7 @@ def _classes(report: DataReport) -> Table:
     return _table("Samples of each class", ["class", "all", "trained on", *(site.name for site in sites)], rows)
 
 
-def _alone(alone: Sequence[ColumnAlone]) -> Table:
+def _alone(alone: Sequence[ColumnScore]) -> Table:
     """What each column states by itself, the most showing first."""
     title = "Each column alone on training rows: AUROC in %, the mean over classes (guessing: 50)"
     scored = sorted(alone, key=lambda each: -(each.auroc or 0))

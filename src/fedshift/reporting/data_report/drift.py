@@ -58,7 +58,7 @@ class Difference:
 
 
 def feature_drift(
-    data: DomainData, looked: Tensor, kind: Kind, streams: Streams, tell: Tell = silent
+    data: DomainData, looked: Tensor, kind: Kind, streams: Streams, notify: Tell = silent
 ) -> tuple[Difference, ...]:
     """How well a classifier separates sites; sites with too few samples of common classes are excluded.
 
@@ -67,7 +67,7 @@ def feature_drift(
         looked: which are used, (N,), bool; of each site 1000 at most, drawn from the streams.
         kind: what a sample is.
         streams: where random numbers come from.
-        tell: takes the progress: what is done, comparisons done, comparisons in all.
+        notify: takes the progress: what is done, comparisons done, comparisons in all.
     """
     with needs("sklearn", "Comparing sites"):
         import sklearn  # noqa: F401  # which the functions below import
@@ -84,7 +84,7 @@ def feature_drift(
         requested = list(combinations(sites, 2))
     found = []
     for number, (one, other) in enumerate(requested):
-        tell("Comparing sites", number, len(requested))
+        notify("Comparing sites", number, len(requested))
         use = np.flatnonzero(np.isin(site_of, sites if other is None else [one, other]))
         draw = np.random.default_rng(_seed(streams, "drift", one, -1 if other is None else other))
         right, total = tell_apart(z[use], y[use], site_of[use] == one, draw)
@@ -92,7 +92,7 @@ def feature_drift(
             p = min(1.0, len(requested) * float(binomtest(right, total, alternative="greater").pvalue))
             name = REST if other is None else data.domains[other]
             found.append(Difference(data.domains[one], name, right / total, p, total))
-    tell("Comparing sites", len(requested), len(requested))
+    notify("Comparing sites", len(requested), len(requested))
     return tuple(found)
 
 

@@ -66,15 +66,15 @@ class Duplicates:
     sites: tuple[str, ...]  # those that have such samples
 
 
-def find_duplicates(data: DomainData, roles: Roles, tell: Tell = silent) -> tuple[Duplicates, ...]:
+def find_duplicates(data: DomainData, roles: Roles, notify: Tell = silent) -> tuple[Duplicates, ...]:
     """Every kind of duplicates of which there are any.
 
     Args:
         data: the samples; of those that are tested only a digest is inspected.
         roles: how they are used.
-        tell: takes the progress: what is done, samples done, samples in all.
+        notify: takes the progress: what is done, samples done, samples in all.
     """
-    content = contents(data.x, tell)
+    content = contents(data.x, notify)
     rows = (torch.bincount(content)[content] > 1).nonzero().flatten()
     equal: dict[int, list[int]] = {}
     for row, number in zip(rows.tolist(), content[rows].tolist(), strict=True):

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from rich.console import Console
 from torch import Tensor
 
-from fedshift.clients.columns import ColumnAlone, each_alone
+from fedshift.clients.columns import ColumnScore, score_columns
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
@@ -112,7 +112,7 @@ class DataReport:
     trained: dict[str, int]
     batch: int
     values: tuple[ColumnValues, ...]
-    alone: tuple[ColumnAlone, ...]
+    alone: tuple[ColumnScore, ...]
     duplicates: tuple[Duplicates, ...]
     features: tuple[Difference, ...] | None
     refused: tuple[str, ...]
@@ -166,7 +166,7 @@ def look_at(
     test: bool = False,
     refused: Sequence[FedshiftError] = (),
     notes: Sequence[str] = (),
-    tell: Tell = silent,
+    notify: Tell = silent,
 ) -> DataReport:
     """Inspect a data set and its division by a protocol.
 
@@ -181,16 +181,16 @@ def look_at(
         test: whether test samples are judged.
         refused: why a run of the experiment would be refused.
         notes: further notes.
-        tell: called with the step, the samples done and all samples.
+        notify: called with the step, the samples done and all samples.
     """
     kind, roles = kind_of(data, inputs), Roles.of(federation, len(data.y))
     looked = roles.judged(test=test)
     scored = _scored(federation)
     notes = [*data.notes, *federation.notes, *notes]
-    duplicates = find_duplicates(data, roles, tell)
+    duplicates = find_duplicates(data, roles, notify)
     features = None
     try:
-        features = feature_drift(data, looked, kind, Streams(seed), tell)
+        features = feature_drift(data, looked, kind, Streams(seed), notify)
     except MissingExtraError as error:
         notes.append(f"Sites were not compared. {error}")
     if any(each.role == "test" for each in scored):
@@ -217,7 +217,7 @@ def look_at(
         scored=scored,
         trained=by_class(data.y[roles.masks["training"]], data.classes),
         batch=batch,
-        values=measure(data, looked, kind, tell),
+        values=measure(data, looked, kind, notify),
         alone=_alone(data, roles.masks["training"], seed) if kind == "rows" else (),
         duplicates=duplicates,
         features=features,
@@ -228,10 +228,12 @@ def look_at(
     return replace(report, findings=tuple(find(report)))
 
 
-def _alone(data: DomainData, trained: Tensor, seed: int) -> tuple[ColumnAlone, ...]:
+def _alone(data: DomainData, trained: Tensor, seed: int) -> tuple[ColumnScore, ...]:
     columns = data.columns or tuple(Column(str(number)) for number in range(data.x.shape[1]))
     rows = trained.nonzero().flatten()
-    return each_alone(data.x[rows], data.y[rows], data.group[rows], columns, Streams(seed).generator("columns alone"))
+    return score_columns(
+        data.x[rows], data.y[rows], data.group[rows], columns, Streams(seed).generator("columns alone")
+    )
 
 
 def _sites(data: DomainData, federation: FederatedData, roles: Roles) -> tuple[SiteCounts, ...]:

@@ -19,7 +19,7 @@ from fedshift.clients.inputs import Inputs
 from fedshift.core.contract import Category
 from fedshift.core.method import tensor_scopes
 from fedshift.core.metrics import ACCURACY
-from fedshift.core.setup import told
+from fedshift.core.setup import telemetry_category
 from fedshift.core.tensors import part_of
 from fedshift.reporting.export.formats import FORMATS, Format
 from fedshift.reporting.export.function import Probabilities
@@ -161,7 +161,9 @@ class Card:
                 tensors = ways.get(way, {}).get("tensors", {})
                 by_category: dict[Category, list[str]] = {}
                 for name in tensors:
-                    category: Category = told(name) if way == "telemetry" else declared[exchange].categories[name]
+                    category: Category = (
+                        telemetry_category(name) if way == "telemetry" else declared[exchange].categories[name]
+                    )
                     by_category.setdefault(category, []).append(name)
                 for category, names in by_category.items():
                     heads = ", ".join(dict.fromkeys(name.partition(".")[0] for name in names))
