@@ -54,8 +54,8 @@ class Simulation:
     ) -> None:
         """Load the data and build the model.
 
-        ``notify`` is called as a frozen network embeds images; ``federated`` are existing clients and environments (None:
-        from the experiment's data). Raises a FedshiftError with the reason if the experiment cannot run.
+        ``notify`` is called as a frozen network embeds images; ``federated`` are existing clients and environments
+        (None: from the experiment's data). Raises a FedshiftError with the reason if the experiment cannot run.
         """
         self.experiment = experiment
         experiment.check()

@@ -62,8 +62,8 @@ def override(
 ) -> Document:
     """A copy of the document with dotted keys such as ``method.l2r`` set.
 
-    Naming another entry of a catalogue resets its table, except the settings that every entry has; ``notify`` receives a
-    line for each reset table that had settings. A method's setting in ``changes`` also overrides the method's table.
+    Naming another entry of a catalogue resets its table, except the settings that every entry has; ``notify`` receives
+    a line for each reset table that had settings. A method's setting in ``changes`` also overrides the method's table.
     Raises a FedshiftError if a key leads through a value that is not a table.
     """
     result = copied(document)

@@ -252,7 +252,7 @@ class Study:
             if outcome.state == "failed":
                 trial.set_user_attr("reason", outcome.reason)
             state = module.trial.TrialState.PRUNED if outcome.value is None else module.trial.TrialState.COMPLETE
-            self.optuna_study.notify(trial, outcome.value, state)
+            self.optuna_study.tell(trial, outcome.value, state)
         self.read()
 
     def pruned_at(self, number: int, curve: Curve, rounds: int) -> int | None:
