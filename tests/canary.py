@@ -53,7 +53,7 @@ def marks(tensors: list[Tensor]) -> Windows:
 
 
 def shows(sent: Windows, tensors: list[Tensor], but: list[Tensor]) -> bool:
-    """Whether what was sent holds a piece of tensors that is none of public ones."""
+    """Whether what was sent contains a piece of tensors that is none of public ones."""
     telling = np.setdiff1d(marks(tensors), marks(but), assume_unique=True)
     return bool(np.isin(telling, sent, assume_unique=True).any())
 
@@ -89,7 +89,7 @@ class Watched:
         return list(Agreement.read(self.folder).setup(torch.device("cpu")).shapes.values())
 
     def leak(self, what: str) -> bytes:
-        """Something private, as it would be sent: LEAKS says what."""
+        """Something private, as it would be sent: LEAKS states what."""
         if what == "a private tensor":
             return max(self.kept.items())[1][-1].numpy().tobytes()
         (x,) = self.samples()

@@ -82,20 +82,20 @@ hypothesis.settings.register_profile("large", derandomize=True, deadline=None, m
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How much of tests/attack is carried out, and how many examples Hypothesis makes."""
+    """How much of tests/attack is run, and how many examples Hypothesis makes."""
     parser.addoption("--attack", choices=("small", "large"), default="small", help="how much is attacked")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Hypothesis's own option ``--hypothesis-profile`` comes first."""
-    config.addinivalue_line("markers", "large: carried out with --attack large only")
+    config.addinivalue_line("markers", "large: run with --attack large only")
     large = config.getoption("--attack") == "large"
     profile = os.environ.get("HYPOTHESIS_PROFILE", "large" if large else "default")
     hypothesis.settings.load_profile(config.getoption("--hypothesis-profile", None) or profile)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only the large attack carries out."""
+    """Exclude what only the large attack runs."""
     if config.getoption("--attack") != "large":
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("large")])
         items[:] = [item for item in items if not item.get_closest_marker("large")]
@@ -185,7 +185,7 @@ class AfterRound(Progress):
 
 
 def interrupt_after(last: int) -> Progress:
-    """Ctrl-C after so many rounds."""
+    """Ctrl-C after that many rounds."""
 
     def call(position: int) -> None:
         if position == last:
@@ -213,7 +213,7 @@ def net_of(simulation: Simulation) -> Net:
 
 
 def go_on(simulation: Simulation, engine: Engine | None = None, events: RunEvents | None = None) -> None:
-    """Carry out the next round."""
+    """Run the next round."""
     for error in advance([simulation], engine or engine_of(simulation), {simulation: events or RunEvents()}).values():
         raise error
 
@@ -224,7 +224,7 @@ def names_sent(simulation: Simulation, exchange: str, direction: str) -> set[str
 
 
 class Remembering(Ledger):
-    """A ledger that keeps, for tests that look at values, the first message of each exchange and direction."""
+    """A ledger that keeps, for tests that inspect values, the first message of each exchange and direction."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -293,7 +293,7 @@ def scored(
 def simulate(
     experiment: Experiment, rounds: int | None = None, engine: Engine | None = None, folder: Path | None = None
 ) -> Simulation:
-    """Carry out a run's rounds in memory; with a folder, from the checkpoint there to one of its last round."""
+    """Run a run's rounds in memory; with a folder, from the checkpoint there to one of its last round."""
     simulation = Simulation(experiment)
     recorder = None if folder is None else attach(simulation, folder)
     for _ in simulation.coordinator.schedule[simulation.coordinator.position : rounds]:
@@ -304,7 +304,7 @@ def simulate(
 
 
 def attach(simulation: Simulation, path: Path) -> Recorder:
-    """Keep client states and checkpoints in a folder, and go on from the newest one there."""
+    """Keep client states and checkpoints in a folder, and continue from the newest one there."""
     folder = Run(path)
     if not folder.has_started:
         Run.create(simulation.experiment, path)

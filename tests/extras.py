@@ -299,7 +299,7 @@ def carried_out(feature: Feature, folder: Path) -> subprocess.CompletedProcess[s
 
 
 def carry_out_without(feature: Feature, blocked: set[str], modules: list[str]) -> None:
-    """In a fresh process of the tests: carry out a feature as if some distributions were missing."""
+    """In a fresh process of the tests: run a feature as if some distributions were missing."""
     import fresh
 
     sys.modules |= dict.fromkeys(modules)  # None makes an import fail
@@ -310,7 +310,7 @@ def carry_out_without(feature: Feature, blocked: set[str], modules: list[str]) -
             raise PackageNotFoundError(name)
         return from_name(name)
 
-    Distribution.from_name = found  # type: ignore[method-assign]  # of a process of its own
+    Distribution.from_name = found  # type: ignore[method-assign]  # of a separate process
     make(feature, Path.cwd(), without=True)
     if feature.words[0] == "-c":
         exec(feature.words[1], {})
@@ -319,7 +319,7 @@ def carry_out_without(feature: Feature, blocked: set[str], modules: list[str]) -
 
 
 def names_the_extra(feature: Feature, printed: str) -> bool:
-    """Whether exactly one line of what was printed says what to install."""
+    """Whether exactly one line of what was printed states what to install."""
     return len(re.findall(rf"^.*pip install 'fedshift\[{feature.extra}\]'", printed, re.MULTILINE)) == 1
 
 

@@ -1,4 +1,4 @@
-"""A federation's folders for tests, and a link that asks sites in this process."""
+"""A federation's folders for tests, and a link that requests sites in this process."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def reply_of(data: bytes) -> Reply:
 def members(
     folder: Path, experiment: Experiment, sites: tuple[str, ...] = SITES, federation: Mapping[str, Any] | None = None
 ) -> Path:
-    """The folders of a federation whose sites hold one domain each of the tiny data."""
+    """The folders of a federation whose sites contain one domain each of the tiny data."""
     table = {**experiment.table(), "plugins": []}
     agreed = {
         "name": "trial",
@@ -73,7 +73,7 @@ def members(
 
 
 def set_site(folder: Path, site: str, **settings: Any) -> None:
-    """Write what a site says of itself."""
+    """Write what a site states about itself."""
     table = {"name": site, "domains": [site], "threads": 1, "device": "cpu", "min_scored": 1, **settings}
     write(folder / "sites" / site / SITE, tomli_w.dumps(table))
 
@@ -95,7 +95,7 @@ def as_sent(records: list[Record]) -> list[Record]:
 
 
 class Local:
-    """Sites in this process, each with its folder; ``change`` may alter what a site replies, or say that it is away."""
+    """Sites in this process, each with its folder; ``change`` may alter a site's reply, or report it away."""
 
     def __init__(self, folder: Path, change: Callable[[str, bytes, bytes], bytes | Away] | None = None) -> None:
         self.sites = {path.name: Attendant(path) for path in sorted((folder / "sites").iterdir())}
@@ -117,7 +117,7 @@ class Local:
 
 
 def as_by(site: Attendant, request: bytes, lie: bytes, reply: bytes) -> bytes:
-    """What a site sends that lies: it knows its history as well as an honest one, and what it has said."""
+    """What a site sends that lies: it knows its history as well as an honest one, and what it has stated."""
     with suppress(FedshiftError):
         told, honest, work = reply_of(lie), reply_of(reply), request_of(request)
         lie = lie if told.proof else replace(told, proof=honest.proof).to_bytes()
@@ -128,7 +128,7 @@ def as_by(site: Attendant, request: bytes, lie: bytes, reply: bytes) -> bytes:
 
 
 def fail(site: Attendant, work: Work) -> None:
-    """Have a site remember that it could not do what it was asked."""
+    """Have a site remember that it could not do what it was requested."""
     if work.score is not None:
         site.turns().end(Turn("score", work.position - (work.order is not None)), "failed")
     if work.order is not None:
@@ -153,7 +153,7 @@ class Clock:
 
 
 def kill_after(answers: int, folder: Path) -> None:
-    """Coordinate the federation's run, and stop when so many answers have come and the next one does."""
+    """Coordinate the federation's run, and stop when that many answers have come and the next one does."""
     left = [answers]
 
     def change(site: str, request: bytes, reply: bytes) -> bytes:

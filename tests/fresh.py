@@ -61,14 +61,14 @@ def ok(*words: str) -> str:
 
 
 def command(*words: object, cwd: object = None, env: Environment | None = None) -> subprocess.CompletedProcess[str]:
-    """Carry out ``fedshift WORDS`` in a fresh process."""
+    """Run ``fedshift WORDS`` in a fresh process."""
     return start(fedshift, *map(str, words), cwd=cwd, env=env).completed()
 
 
 def start(function: Callable[..., Any], *arguments: Any, cwd: object = None, env: Environment | None = None) -> Process:
     """Begin to call a function of a module in a fresh process: :func:`fedshift`, :func:`script`, or one of a test.
 
-    What it returns and takes can be pickled. ``env`` says how its environment differs; None unsets a variable.
+    What it returns and takes can be pickled. ``env`` shows how its environment differs; None unsets a variable.
     """
     return _server().start(pickle.dumps((function, arguments)), str(cwd or Path.cwd()), env or {})
 
@@ -94,7 +94,7 @@ def without_syncing() -> None:
 
 
 def until(condition: Callable[[], object], process: Process | None = None) -> None:
-    """Wait until a condition holds, and while a process goes on."""
+    """Wait until a condition contains, and while a process continues."""
     last = time.monotonic() + PATIENCE
     while not condition():
         assert process is None or process.poll() is None, process
@@ -103,7 +103,7 @@ def until(condition: Callable[[], object], process: Process | None = None) -> No
 
 
 class Process:
-    """A process under way, or ended."""
+    """A process in progress, or ended."""
 
     def __init__(self, server: _Server, pid: int, folder: Path) -> None:
         self._server, self.pid, self.folder = server, pid, folder
@@ -230,7 +230,7 @@ def _server() -> _Server:
 
 
 def serve(descriptor: int) -> None:
-    """Answer requests until who asks has ended."""
+    """Answer requests until who requests has ended."""
     _prepare()
     connection, children = Connection(descriptor), set[int]()
     while True:

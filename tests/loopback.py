@@ -29,7 +29,7 @@ CLASSES = ("class 0", "class 1", "class 2")
 SAMPLES = "data/samples.npz"  # in each site's folder, of its samples alone
 DATA: dict[str, Any] = {"name": "arrays", "path": SAMPLES}
 SERVER = "deployment.executor run"  # the coordinator's process for a run
-EXECUTOR = "deployment.executor"  # what carries out tasks
+EXECUTOR = "deployment.executor"  # what runs tasks
 SUPERNODE, SUPERLINK, GATE = "flower-supernode", "flower-superlink", "deployment.gate"
 PATIENCE = 900.0  # seconds, after which something hangs
 
@@ -41,7 +41,7 @@ class Loopback:
         self.folder, self.processes = folder, Processes(folder)
 
     def start(self) -> None:
-        """Start the coordinator and every site, as the READMEs say."""
+        """Start the coordinator and every site, as the READMEs state."""
         self.processes.start_coordinator()
         for site in SITES:
             self.processes.start_site(site)
@@ -54,7 +54,7 @@ class Loopback:
         return Run(self.processes.coordinator / "runs" / agreement.run)
 
     def begin_run(self) -> None:
-        """Begin the run, or go on with it; whoever still watches it from before stops."""
+        """Begin the run, or continue with it; anyone who still watches it from before stops."""
         with suppress(KeyError):  # nobody does
             self.processes.kill("run")
         self.processes.start_run()
@@ -64,7 +64,7 @@ class Loopback:
         self.wait_for(lambda: self.processes.running["run"].poll() is not None)
 
     def run(self) -> str:
-        """Carry the run out, or on; what it says."""
+        """Carry the run out, or on; what it states."""
         log = self.processes.log("run")
         before = len(log.read_text()) if log.exists() else 0
         self.begin_run()
@@ -98,7 +98,7 @@ class Loopback:
 
     @contextmanager
     def held(self, **sites: int) -> Iterator[None]:
-        """Let each of some sites answer only so many more messages until the end of this."""
+        """Let each of some sites answer only that many more messages until the end of this."""
         files = {self.folder / "sites" / site / "held": count for site, count in sites.items()}
         for file, count in files.items():
             sent = file.with_name("sent.jsonl")
@@ -111,19 +111,19 @@ class Loopback:
                 file.unlink()
 
     def waits(self, site: str) -> Callable[[], bool]:
-        """A function that says whether a site's executor has a message that it may not answer yet."""
+        """A function that states whether a site's executor has a message that it may not answer yet."""
         return (self.folder / "sites" / site / "waiting").exists
 
     def messages(self, count: int, *sites: str) -> Callable[[], bool]:
-        """A function that says whether some sites, or all, have received so many more messages than now."""
+        """A function that states whether some sites, or all, have received that many more messages than now."""
         return self.logged("Received successfully", count, *sites)
 
     def connected(self, *sites: str) -> Callable[[], bool]:
-        """A function that says whether some sites, or all, have connected to the SuperLink since now."""
+        """A function that states whether some sites, or all, have connected to the SuperLink since now."""
         return self.logged("SuperNode ID", 1, *sites)
 
     def logged(self, words: str, count: int, *sites: str) -> Callable[[], bool]:
-        """A function that says whether SuperNodes of some sites, or all, have logged words so often since now."""
+        """A function that states whether SuperNodes of some sites, or all, have logged words so often since now."""
         logs = [self.folder / "sites" / site / "flower/supernode.log" for site in sites or SITES]
 
         def count_in(log: Path) -> int:
@@ -143,7 +143,7 @@ class Loopback:
 
 @contextmanager
 def loopback(folder: Path, experiment: Experiment, deadline: float = PATIENCE) -> Iterator[Loopback]:
-    """A federation of three sites with samples of their own, of which no process runs yet; all are ended afterwards."""
+    """A federation of three sites with separate samples, of which no process runs yet; all are ended afterwards."""
     address = f"127.0.0.1:{free_port()}"
     agreed: dict[str, Any] = {"name": "trial", "sites": SITES, "shape": (1, 10, 10), "classes": CLASSES}
     members = FederationSettings(**agreed, address=address, deadline=deadline, wait=PATIENCE)
@@ -164,7 +164,7 @@ def samples(path: Path, seed: int) -> None:
 
 
 def events(run: Run, kind: str = "site") -> list[dict[str, Any]]:
-    """What a run has told of, of one kind."""
+    """What a run has reported of, of one kind."""
     path = run.path / "events.jsonl"
     lines = path.read_bytes().splitlines() if path.exists() else []
     return [event for event in map(json.loads, lines) if event["kind"] == kind]
@@ -192,7 +192,7 @@ def kill(processes: dict[int, str]) -> None:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process runs; one that nobody has waited for does not."""
+    """Whether a process runs; one that no client has waited for does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

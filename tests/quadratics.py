@@ -1,7 +1,7 @@
 """Clients whose objectives are quadratics of one number w, for any method of the catalogue as it is.
 
 Client k has F_k(w) = a_k/2 (w - b_k)^2. All its samples are x = s_k with the label y_k; the model is w x, and the loss
-is (w x - y)^2 / 2, so that a_k = s_k^2 and b_k = y_k / s_k. Batches are all alike, so nothing is random but what a
+is (w x - y)^2 / 2, so that a_k = s_k^2 and b_k = y_k / s_k. Batches are all the same, so nothing is random but what a
 method draws itself.
 """
 
@@ -106,7 +106,7 @@ class OnQuadratics:
     make: Make
 
     def experiment(self, method: Method, changes: Mapping[str, Any], data: Quadratics = DATA) -> Experiment:
-        """Full batches by plain SGD in float64; every client takes part, unless changes say otherwise."""
+        """Full batches by plain SGD in float64; every client takes part, unless changes state otherwise."""
         plain = {"train.batch": 1000, "train.momentum": 0.0, "train.precision": "float64", "train.steps": 10}
         (protocol, model) = {"name": "in-domain"}, Plain(dim=1)
         experiment = self.make({**plain, "protocol": protocol, **changes})

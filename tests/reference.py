@@ -70,7 +70,7 @@ def kept_moments(name: str) -> dict[str, Any]:
 
 
 class Task(NamedTuple):
-    """What a run asks an engine for."""
+    """What a run requests an engine for."""
 
     round: Round
     exchange: str
@@ -81,7 +81,7 @@ class Task(NamedTuple):
 
 
 class Heard(RunEvents):
-    """Writes down what it hears of a run."""
+    """Writes down what it is notified of a run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Heard(RunEvents):
         self.answers[len(self.tasks) - 1] += 1
 
     def assert_as_planned(self) -> None:
-        """Each task took the steps that it said, and each of its clients answered."""
+        """Each task took the steps that it stated, and each of its clients answered."""
         places = range(len(self.tasks))
         assert [task.steps for task in self.tasks] == [self.taken[place] for place in places]
         assert [task.clients for task in self.tasks] == [self.answers[place] for place in places]
@@ -111,13 +111,13 @@ class Heard(RunEvents):
 
 @dataclass(frozen=True)
 class Reference:
-    """A run of a method by the sequential engine, which must not be carried on or changed.
+    """A run of a method by the sequential engine, which must not be resumed or changed.
 
     Attributes:
         experiment: what ran.
         simulation: the run at its end.
         ledger: the sizes of all messages as they were sent, and the first of each kind.
-        heard: what was said within its rounds.
+        received: what was stated within its rounds.
         records: those of the rounds that are scored.
         counted: the bytes down and up after each round, as the coordinator counts them and as they were sent.
     """
@@ -131,9 +131,9 @@ class Reference:
 
 
 def reference_experiment(name: str, changes: dict[str, Any] | None = None) -> Experiment:
-    """What a method's reference run carries out: three rounds in float64, with moments that are kept and the audit on.
+    """What a method's reference run runs: three rounds in float64, with moments that are kept and the audit on.
 
-    Layers are large enough for the audit to tell them apart.
+    Layers are large enough for the audit to separate them.
     """
     larger = {"model.channels": [8, 8], "model.dim": 12}
     three = {"train.rounds": 3, "train.lr": 0.02, "train.precision": "float64", "run.audit": True}
@@ -143,7 +143,7 @@ def reference_experiment(name: str, changes: dict[str, Any] | None = None) -> Ex
 
 @cache
 def reference(name: str) -> Reference:
-    """A method's reference run, made when it is first asked for."""
+    """A method's reference run, made when it is first requested."""
     experiment = reference_experiment(name)
     simulation = Simulation(experiment)
     simulation.coordinator.ledger = ledger = Remembering()

@@ -24,7 +24,7 @@ def refuses(
         error: the class of the error; one below it is right as well.
 
     Yields:
-        pytest's information, which holds the error after the block.
+        pytest's information, which contains the error after the block.
     """
     __tracebackhide__ = True
     expected = (token, *tokens)
@@ -38,7 +38,7 @@ def refuses(
 
 
 def refusal(dataset: Dataset) -> str:
-    """What a run says of a data set; anything but the one error fails the test, so do warnings."""
+    """What a run states about a data set; anything but the one error fails the test, so do warnings."""
     with pytest.raises(FedshiftError) as caught:
         load_data.__wrapped__(dataset, None, 0, "")
     message = str(caught.value)

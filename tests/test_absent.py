@@ -31,7 +31,7 @@ def dropped(make: Make, name: str, changes: dict[str, Any] | None = None) -> Exp
 
 
 def interrupted(experiment: Experiment, folder: Path) -> Simulation:
-    """A run that is carried out one round at a time, each by a simulation that goes on from the checkpoint before."""
+    """A run that is run one round at a time, each by a simulation that continues from the checkpoint before."""
     rounds = len(Simulation(experiment).coordinator.schedule)
     for position in range(1, rounds + 1):
         simulation = simulate(experiment, position, folder=folder)
@@ -40,7 +40,7 @@ def interrupted(experiment: Experiment, folder: Path) -> Simulation:
 
 
 def uploads_of(simulation: Simulation) -> dict[int, torch.Tensor]:
-    """The head's weights that clients have sent, as they come, whether or not they are merged."""
+    """The head's weights that clients have sent, in order, whether or not they are merged."""
     ups: dict[int, torch.Tensor] = {}
     keep = simulation.site.keep
 
@@ -54,7 +54,7 @@ def uploads_of(simulation: Simulation) -> dict[int, torch.Tensor]:
 
 @pytest.mark.parametrize("name", EVERY_METHOD)
 def test_every_method_goes_on_without_those_who_are_missing(make: Make, name: str, tmp_path: Path):
-    """A round merges what came and says who did not, and numbers stay finite.
+    """A round merges what came and states who did not, and numbers stay finite.
 
     A run that is interrupted after every round ends equal. The domains that train are scored.
     """
@@ -83,7 +83,7 @@ def test_every_method_goes_on_without_those_who_are_missing(make: Make, name: st
 
 @pytest.mark.parametrize("name", EVERY_METHOD)
 def test_what_a_client_keeps_stands_still_while_it_does_not_take_part(make: Make, name: str):
-    """Personal models, heads, variates and duals alike, to the bit; one of the two clients takes part in a round."""
+    """Personal models, heads, variates and duals the same, to the bit; one of the two clients takes part in a round."""
     simulation, still = Simulation(make(small(name) | {"train.participation": 0.5, "train.rounds": 4})), 0
     for _ in simulation.coordinator.schedule:
         before = {client: (state.drawn, state.flat()) for client, state in states(simulation)}
@@ -112,7 +112,7 @@ def test_the_mean_is_over_those_who_answered(make: Make):
 
 
 def test_who_misses_the_probe_is_not_asked_to_train(make: Make):
-    """FedIIR makes two exchanges a round: whoever misses the first is not in the second."""
+    """FedIIR makes two exchanges a round: anyone who misses the first is not in the second."""
     coordinator = simulate(dropped(make, "fediir")).coordinator
     probe, train = (
         {(entry["round"], entry["client"]) for entry in coordinator.missing if entry["exchange"] == exchange}

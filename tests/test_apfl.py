@@ -64,7 +64,7 @@ def test_two_rounds_by_hand(on_quadratics: OnQuadratics):
 
 @pytest.mark.parametrize(("alpha", "name"), [(0.0, "fedavg"), (1.0, "single")])
 def test_at_its_ends_it_predicts_as_fedavg_and_as_local_training(make: Make, alpha: float, name: str):
-    """On the same batches, since a's own phase is left out; the global model is FedAvg's to the bit in both."""
+    """On the same batches, since a's own phase is excluded; the global model is FedAvg's to the bit in both."""
     changes = {"train.rounds": 3, "train.steps": 3, "protocol": {"name": "in-domain"}}
     method = {"name": "apfl", "alpha": alpha, "adaptive": False}
     ours, other = simulate(make({**changes, "method": method})), simulate(make({**changes, "method.name": name}))

@@ -1,4 +1,4 @@
-"""An attack on a federation of real processes: whoever reaches the coordinator starts an app of their own.
+"""An attack on a federation of real processes: anyone who reaches the coordinator starts a separate app.
 
 The app reads each site's private key and its data and sends them back; where it is imported it leaves a mark.
 """
@@ -61,10 +61,10 @@ client = ClientApp()
 
 @server.main()
 def main(grid, context):
-    asked = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
-    replies = grid.send_and_receive(asked, timeout=600)  # a busy machine answers late
-    told = [reply.error.reason if reply.has_error() else "answered" for reply in replies]
-    (MARKS / "replies.json").write_text(json.dumps(told))
+    requested = [Message(RecordDict(), node, "query") for node in grid.get_node_ids()]
+    replies = grid.send_and_receive(requested, timeout=600)  # a busy machine answers late
+    reported = [reply.error.reason if reply.has_error() else "answered" for reply in replies]
+    (MARKS / "replies.json").write_text(json.dumps(reported))
 
 @client.query()
 def query(message, context):
@@ -137,7 +137,7 @@ def who_lacks_the_secret_gets_no_task(federation: Loopback) -> None:
 
 
 def another_app_is_not_run_by_the_coordinator(federation: Loopback, app: Path) -> None:
-    """Whoever starts a run at the SuperLink's own port; no site gets a message."""
+    """Anyone who starts a run at the SuperLink's own port; no site gets a message."""
     said = federation.flwr("run", str(app), "trial", "--stream")
     assert "Successfully started run" in said
     assert "another app than fedshift's" in said

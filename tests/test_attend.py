@@ -1,4 +1,4 @@
-"""Whatever a coordinator asks, a site answers with a word, or does what it should: its state is never spoilt."""
+"""Whatever a coordinator requests, a site answers with a word, or does what it should: its state is never spoilt."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def shared(begun: Begun, tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 
 def altered(request: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
-    """A request that says something else beside its tensors."""
+    """A request that states something else beside its tensors."""
     ((kind, text),) = metadata(request).items()
     about = json.loads(text)
     change(about)
@@ -122,7 +122,7 @@ def altered(request: bytes, change: Callable[[dict[str, Any]], object]) -> bytes
 
 
 def put(*names: str, value: Any) -> Callable[[dict[str, Any]], None]:
-    """A change of what a request says under some names."""
+    """A change of what a request states under some names."""
 
     def change(about: dict[str, Any]) -> None:
         *outer, last = names
@@ -134,7 +134,7 @@ def put(*names: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 def work_of(data: bytes) -> Work:
-    """A request that asks for work."""
+    """A request that requires work."""
     work = request_of(data)
     assert isinstance(work, Work)
     return work
@@ -195,7 +195,7 @@ def content(reply: Reply) -> Reply:
 
 
 def test_a_request_whose_reply_is_no_longer_kept_is_refused(begun: Begun, tmp_path: Path):
-    """The coordinator has a checkpoint of two rounds then; who begins the run anew gets what came of its first."""
+    """The coordinator has a checkpoint of two rounds then; a restart gets the result of its first run."""
     site = begun(tmp_path)
     first = content(site.ask(site.orders()[0]))
     work = work_of(coming(site))
@@ -207,7 +207,7 @@ def test_a_request_whose_reply_is_no_longer_kept_is_refused(begun: Begun, tmp_pa
 
 
 def test_joining_again_begins_another_session_and_keeps_all(begun: Begun, tmp_path: Path):
-    """Also where the run begins anew for the coordinator: no message removes anything at a site."""
+    """Also where the run begins again for the coordinator: no message removes anything at a site."""
     site = begun(tmp_path)
     before = site.kept()
     join = next(data for data in site.requests if isinstance(request_of(data), Join))
@@ -267,7 +267,7 @@ def test_a_coordinator_cannot_have_other_weights_trained_at_one_position(shared:
 
 
 def test_a_few_orders_that_failed_may_be_replaced_and_no_more(begun: Begun, tmp_path: Path):
-    """A failure is one word, but a word for each of many weights would tell as much as a number."""
+    """A failure is one word, but a word for each of many weights would show as much as a number."""
     site = begun(tmp_path)
     work = work_of(coming(site))
     assert work.order is not None
@@ -296,13 +296,13 @@ def test_a_round_comes_at_one_position_where_stages_may_end_early(make: Make, tm
             again = replace(work, position=position, **{what: other_weights(order, position)})
             replies.append(type(reply_of(attendant.answer(again.to_bytes()))))
     assert came == {"order": [Done, Failed, Failed], "score": [Done, Failed, Failed]}
-    kept = list(tmp_path.rglob("order@*.safetensors"))  # replies that may be asked for again
+    kept = list(tmp_path.rglob("order@*.safetensors"))  # replies that may be requested again
     assert [stat.S_IMODE(file.stat().st_mode) for file in kept] == [0o600]
 
 
 def test_scores_have_three_decimals_and_none_is_of_few_samples(make: Make, tmp_path: Path):
     folder = members(tmp_path, make({**small("fedavg"), **IN_DOMAIN}))
-    set_site(folder, "gray", min_scored=5)  # it holds three samples back for validation, and six for the test
+    set_site(folder, "gray", min_scored=5)  # it contains three samples back for validation, and six for the test
     run = coordinate(folder / "coordinator", Local(folder), Progress())
     last = run.records[-1]
     rows = last["environments"]
@@ -373,7 +373,7 @@ UNFIT: dict[str, Callable[[Tensors, str], Any]] = {
 
 @pytest.mark.parametrize("how", UNFIT)
 def test_tensors_that_do_not_fit_change_nothing(begun: Begun, tmp_path: Path, how: str):
-    """The order is refused before its turn is taken, and carried out when it comes as it should."""
+    """The order is refused before its turn is taken, and run when it comes as it should."""
     site = begun(tmp_path, "fedbn", 6)
     before, request = site.kept(), coming(site)
     tensors = load(request)
@@ -399,7 +399,7 @@ def test_an_order_that_would_spoil_what_a_client_keeps_leaves_it_as_it_was(begun
 
 
 def test_messages_of_a_session_that_has_ended_change_nothing(begun: Begun, tmp_path: Path):
-    """A coordinator that was killed goes on; then what the first one sent comes once more."""
+    """A coordinator that was killed continues; then what the first one sent comes again."""
     site = begun(tmp_path)
     late = [*site.requests, coming(site)]
     seen: list[bytes] = []
@@ -431,7 +431,7 @@ def test_bytes_that_are_no_request_change_nothing(shared: Site):
 def test_a_request_that_was_damaged_on_the_way_changes_nothing(
     shared: Site, place: int, byte: int, cut: int, which: int
 ):
-    """One byte of the header differs, or the end is missing: it is refused, or asks for what was asked before."""
+    """One byte of the header differs, or the end is missing: it is refused, or requires what was requested before."""
     request = bytearray(shared.requests[which % len(shared.requests)])
     request[place % len(request)] = byte
     damaged = bytes(request[: cut % (2 * len(request)) or None])

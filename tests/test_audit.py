@@ -24,7 +24,7 @@ AUDIT = {"run.audit": True}
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_no_method_of_the_catalogue_alarms_it(name: str):
-    """Its reference run, which the audit would end, has three rounds and layers large enough to be told apart."""
+    """Its reference run, which the audit would end, has three rounds and layers large enough to be distinguished."""
     run = reference(name)
     assert run.experiment.run.audit
     assert run.simulation.coordinator.position == run.simulation.rounds
@@ -56,7 +56,7 @@ def test_an_upload_may_hold_only_the_private_part_that_it_reveals(make: Make):
 
     experiment = make({**AUDIT, "train.rounds": 2})
     simulate(experiment.replace(method=Telling()))
-    with refuses("round 2 ", "'told' contains its private tensor 'own_b.value' as it was"):
+    with refuses("round 2 ", "'reported' contains its private tensor 'own_b.value' as it was"):
         simulate(experiment.replace(method=Telling(carried="own_b")))
 
 
@@ -156,7 +156,7 @@ def test_what_one_client_sends_from_round_two_on_is_refused(make: Make, what: st
     with refuses("client 'light', round 2", "exchange 'train'", words):
         go_on(simulation)
     assert simulation.site.store.get(2) is kept[2], "a client that is refused keeps what it had"
-    simulate(make(SETTINGS).replace(method=Leaking(what=what, where=where)))  # nothing is looked at
+    simulate(make(SETTINGS).replace(method=Leaking(what=what, where=where)))  # nothing is inspected
 
 
 def test_it_is_silent_where_nothing_leaks_and_a_refused_client_is_missing(make: Make):

@@ -1,4 +1,4 @@
-"""Caches that cannot be kept: whatever the reason, work goes on, and it is said once what would change that."""
+"""Caches that cannot be kept: whatever the reason, work continues, and it is stated once what would change that."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ BREAKS = [a_file, no_home, *([a_full_disk] if Path("/proc/self/fd").exists() els
 
 @pytest.fixture(autouse=True)
 def unsaid() -> None:
-    """Nothing was said yet."""
+    """Nothing was stated yet."""
     files._log_uncached.cache_clear()
 
 

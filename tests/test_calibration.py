@@ -44,7 +44,7 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Machine:
-    """A machine whose clock moves only when clients work, so many milliseconds for two steps of one."""
+    """A machine whose clock moves only when clients work, that many milliseconds for two steps of one."""
 
     milliseconds: Callable[[Choice], float]
     unstackable: bool = False
@@ -205,7 +205,7 @@ def test_a_run_that_diverges_while_it_is_measured_is_left_to_say_so_itself(make:
 
 
 def test_the_smallest_limit_of_threads_counts(monkeypatch: pytest.MonkeyPatch):
-    """Of a list its first number; what is no number limits nothing."""
+    """Of a list its first number; what is not a number limits nothing."""
     monkeypatch.setattr("joblib.cpu_count", lambda: 8)
     for values, count in (({}, 8), ({"OMP_NUM_THREADS": "3, 2", "MKL_NUM_THREADS": "5", "OMP_THREAD_LIMIT": "x"}, 3)):
         for name in LIMITS:

@@ -1,4 +1,4 @@
-"""What the coordinator refuses, whom it blames, and how a round goes on without a client."""
+"""What the coordinator refuses, whom it blames, and how a round continues without a client."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ PLACE = ["client 'gray'", "round 2", "exchange 'train'"]
     ("harm", "error", "words"),
     [
         (lambda up: up.only(up.keys() - {BIAS}), FedshiftError, [f"lacks '{BIAS}', which the exchange declares"]),
-        (with_another("extra"), FedshiftError, ["holds 'extra', which the exchange does not declare"]),
+        (with_another("extra"), FedshiftError, ["contains 'extra', which the exchange does not declare"]),
         (
             lambda up: up | {BIAS: up[BIAS].double()},
             FedshiftError,
@@ -71,7 +71,7 @@ PLACE = ["client 'gray'", "round 2", "exchange 'train'"]
 def test_a_bad_answer_ends_the_run_with_an_error_that_names_its_place(
     make: Make, monkeypatch: pytest.MonkeyPatch, harm: Harm, error: type[FedshiftError], words: list[str]
 ):
-    """All answers are asked for unless something else is said; what the coordinator had before stays as it was."""
+    """All answers are requested unless something else is stated; what the coordinator had before stays as it was."""
     simulation = simulate(make(THREE), rounds=1)
     before = simulation.coordinator.state
     harm_answers(simulation, monkeypatch, harm)
@@ -135,7 +135,7 @@ def test_an_upload_of_any_length(make: Make):
 
 
 def test_the_first_tensor_that_is_not_finite_is_found():
-    """Four times 3e38 is more than float32 holds, and yet each is finite; +inf and -inf sum to no number."""
+    """Four times 3e38 is more than float32 contains, and yet each is finite; +inf and -inf sum to no number."""
     large, infinite = torch.full((4,), 3e38), torch.tensor([float("inf"), -float("inf")])
     assert first_not_finite(Tensors()) == ""
     assert first_not_finite(Tensors({"none": torch.zeros(0), "count": torch.tensor(2**62)})) == ""
@@ -147,7 +147,7 @@ def test_the_first_tensor_that_is_not_finite_is_found():
 
 
 def test_with_fewer_answers_asked_for_the_round_goes_on(make: Make, monkeypatch: pytest.MonkeyPatch):
-    """Two of three are at least a half: they are merged and counted, and the record of the round says who is missing.
+    """Two of three are at least a half: they are merged and counted, and the record of the round states who is missing.
 
     In the round after, everybody answers.
     """
@@ -209,7 +209,7 @@ def test_how_many_are_enough(make: Make, least: Any, requested: int, answered: i
 
 
 def is_as_it_was(now: ServerState, before: ServerState) -> bool:
-    """Whether a server has the very tensors that it had, whichever round it is in."""
+    """Whether a server has the very tensors that it had, any round it is in."""
     return now.tensors.keys() == before.tensors.keys() and all(
         tensor is before.tensors[name] for name, tensor in now.tensors.items()
     )

@@ -32,9 +32,9 @@ from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
-from fedshift.methods.classes import COUNTS, newest_counts, newest_means
+from fedshift.methods.classes import COUNTS, update_counts, update_means
 from fedshift.methods.fedavg import FedAvg
-from fedshift.methods.generator import labels_among
+from fedshift.methods.generator import draw_labels
 from fedshift.runs import simulation as simulation_module
 from fedshift.streams import Streams
 from reference import EVERY_METHOD, small
@@ -227,20 +227,20 @@ def test_what_cannot_be_meant_is_an_error(make: Make, tmp_path: Path):
 def test_labels_are_drawn_among_the_classes_that_are_there():
     """Classes 1 and 3 of four: draws below a half are 1, the others 3, up to the largest number below 1."""
     uniform = torch.tensor([0.0, 0.3, 0.4999, 0.5, 0.9, 1 - 2**-24])
-    assert labels_among(torch.tensor([0, 2, 0, 9]), uniform).tolist() == [1, 1, 1, 3, 3, 3]
-    assert labels_among(torch.tensor([0, 0, 7]), uniform).tolist() == [2] * 6
-    assert labels_among(torch.zeros(2, dtype=torch.int64), uniform).tolist() == [0, 0, 0, 1, 1, 1]
+    assert draw_labels(torch.tensor([0, 2, 0, 9]), uniform).tolist() == [1, 1, 1, 3, 3, 3]
+    assert draw_labels(torch.tensor([0, 0, 7]), uniform).tolist() == [2] * 6
+    assert draw_labels(torch.zeros(2, dtype=torch.int64), uniform).tolist() == [0, 0, 0, 1, 1, 1]
 
 
-def test_the_newest_counts_and_means_by_hand():
+def test_the_update_counts_and_means_by_hand():
     """Class 0: 3 and 1 samples, with sums of 6 and 2, have the mean 2. Nobody has class 1 now, and never class 2."""
     of_each = [([3, 0, 0], [[6.0], [0.0], [0.0]]), ([1, 0, 0], [[2.0], [0.0], [0.0]])]
     replies = Replies(
         (client, Tensors({COUNTS: torch.tensor(counts), "sums": torch.tensor(sums)}))
         for client, (counts, sums) in enumerate(of_each)
     )
-    assert newest_counts(replies, torch.tensor([9, 5, 0])).tolist() == [4, 5, 0]
-    assert newest_means(replies, "sums", torch.tensor([[7.0], [8.0], [0.0]])).tolist() == [[2.0], [8.0], [0.0]]
+    assert update_counts(replies, torch.tensor([9, 5, 0])).tolist() == [4, 5, 0]
+    assert update_means(replies, "sums", torch.tensor([[7.0], [8.0], [0.0]])).tolist() == [[2.0], [8.0], [0.0]]
 
 
 @pytest.mark.parametrize("engine", [Sequential, Vectorised])

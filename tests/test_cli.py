@@ -80,7 +80,7 @@ def test_compare_makes_one_table_and_does_not_repeat(experiment_file: Path):
 
 def test_protocol_is_an_option_and_means_what_it_does_in_python(experiment_file: Path):
     output = ok("compare", str(experiment_file), "--protocol", "in-domain", "--method", "fedavg", "--rounds", "1")
-    assert "hold_out" in output.split("Note: ")[1]  # of the file's protocol, which is said not to be used
+    assert "hold_out" in output.split("Note: ")[1]  # of the file's protocol, which is stated not to be used
     (run,) = api.load(experiment_file.parent / "runs").runs
     with pytest.warns(FedshiftWarning, match="hold_out"):
         (requested,) = api.grid(str(experiment_file), protocol="in-domain", method="fedavg", rounds=1)
@@ -116,7 +116,7 @@ def test_auto_is_chosen_once_and_a_resumed_run_keeps_it(
     folder = Run.open(scheduling.run_path(experiment))
     resume(folder)
     assert folder.times.engines == ("vectorised on 1 thread",)
-    assert next(choices).engine == "sequential"  # nobody asked again
+    assert next(choices).engine == "sequential"  # nobody requested again
 
 
 def test_a_plugin_is_listed_and_shown_with_defaults_ranges_and_sources():
@@ -129,7 +129,7 @@ def test_a_plugin_is_listed_and_shown_with_defaults_ranges_and_sources():
 
 @pytest.mark.parametrize("words", [["--help"], ["list", "methods"], ["run", "--method", "fedsr", "--dry-run"]])
 def test_what_answers_at_once_imports_little(words: list[str]):
-    """In an interpreter of its own, as imports are the claim; pages import torch, so that a list does as well."""
+    """In a separate interpreter, as imports are the claim; pages import torch, so that a list does as well."""
     heavy = {
         "matplotlib",
         "pandas",
@@ -170,7 +170,7 @@ def test_names_complete_after_the_last_comma():
 
 
 def test_an_option_of_one_value_is_given_once():
-    """Click would take the last and say nothing."""
+    """Click would take the last and state nothing."""
     assert "--method is given 3 times" in refused("run", "-m", "fedavg", "--method=fedsr", "-mfedbn")
 
 
@@ -192,7 +192,7 @@ def test_a_command_that_is_asked_to_end_says_how_to_go_on(
     code: int,
     word: str,
 ):
-    """A real process at work: a message, the exit code of the signal, no worker left, no traceback."""
+    """A real process running: a message, the exit code of the signal, no worker left, no traceback."""
     file = tmp_path / "slow.toml"
     changes = {"method.name": "slow-fedsr", "train.rounds": 1000, "run.checkpoint_every": 1, "run.workers": 2}
     document = override(tiny_document, {**changes, "run.engine": engine})

@@ -23,7 +23,7 @@ SIZES = {"a": 30, "b": 20}  # samples by class, at each of two sites
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Two classes that a line tells apart, at two sites."""
+    """Two classes that a line shows separately, at two sites."""
     draw = np.random.default_rng(0)
     sites = {}
     for site in ("north", "south"):
@@ -56,7 +56,7 @@ def test_healthy_runs_have_no_such_note(data: Any, tmp_path: Path):
     mild = run(data, tmp_path / "mild")
     heavy = run(data, tmp_path / "heavy", **{"method.l2r": 0.0, "method.cmi": 0.3})
     idle = run(data, tmp_path / "idle", **{"train.lr": 1e-6})
-    assert max(its["cmi"] for its in heavy.shares.values()) > 0.5, "it would say nothing"
+    assert max(its["cmi"] for its in heavy.shares.values()) > 0.5, "it would state nothing"
     for done in (mild, heavy, idle):
         at_chance = chance_of(Blueprint.model_validate(done.data_facts), done.records[-1]).reached
         assert at_chance == (done is idle)
@@ -68,7 +68,7 @@ def test_chance_by_hand():
 
     The variance of that mean is (0.4 0.6 / 100 + 0.9 0.1 / 100) / 4 = 0.33 / 400, and a tenth of what is to be learned
     0.035. Own models name the best class of
-    each: (0.6 + 0.9) / 2 = 0.75. Without counts it is one of two classes; where n is not told, luck is two points.
+    each: (0.6 + 0.9) / 2 = 0.75. Without counts it is one of two classes; where n is not reported, luck is two points.
     """
     facts = {"shape": (1,), "classes": ("a", "b"), "clients": {0: "p", 1: "q"}, "inputs": {}}
     scored = {"validation": {"p": (40, 60), "q": (90, 10)}}

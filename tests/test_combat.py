@@ -187,7 +187,7 @@ def test_gamma_and_delta_are_modes_of_the_posterior():
 
 @pytest.mark.parametrize("constant", [0, 3])
 def test_columns_that_hardly_differ_give_finite_numbers(constant: float):
-    """Whose variances are all alike, or 0."""
+    """Whose variances are all the same, or 0."""
     x = torch.zeros(4, 3, dtype=torch.float64) + constant * torch.tensor([[1], [-1], [1], [-1]]) + torch.arange(3)
     gamma, delta = location_and_scale(x)
     assert gamma.isfinite().all()

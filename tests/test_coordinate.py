@@ -47,7 +47,7 @@ def alike(run: Run, other: Run, records: bool = True) -> None:
     ours, theirs = load_file(run.path / "weights.safetensors"), load_file(other.path / "weights.safetensors")
     assert {name for name in theirs if name not in ours} <= {name for name in theirs if name.startswith("client.")}
     apart = {name: (tensor - theirs[name]).abs().max().item() for name, tensor in ours.items()}
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items()), f"numbers are apart by {apart}"
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items()), f"numbers are separately by {apart}"
     if records:
         assert as_sent(run.records) == as_sent(other.records)
         assert run.messages == other.messages
@@ -89,7 +89,7 @@ def interrupted(folder: Path, change: Change) -> None:
 
 
 def missing(run: Run) -> list[dict[str, Any]]:
-    """Every answer that a run went on without."""
+    """Every answer that a run continued without."""
     return [each for record in run.records for each in record.get("missing", [])]
 
 
@@ -425,7 +425,7 @@ def test_another_experiment_at_a_site_ends_the_run_at_its_start(make: Make, tmp_
         coordinated(folder)
 
 
-@pytest.mark.parametrize("name", ["fedsr", "fedpac"])  # fedpac sends each client a head of its own
+@pytest.mark.parametrize("name", ["fedsr", "fedpac"])  # fedpac sends each client a separate head
 def test_a_target_site_is_scored_and_never_trains(make: Make, tmp_path: Path, name: str):
     held_out = {"protocol": {"name": "leave-one-domain-out", "hold_out": "light"}, "train.min_answers": 0.5}
     folder = members(tmp_path, make({**small(name), **held_out, "evaluate.batch": 6}))
@@ -474,7 +474,7 @@ def test_a_simulation_does_not_touch_a_federations_run(make: Make, tmp_path: Pat
     folder = members(tmp_path, make(IN_DOMAIN))
 
     kill_after(5, folder)
-    with pytest.raises(FedshiftError, match="is a federation's run, which its coordinator alone can carry on"):
+    with pytest.raises(FedshiftError, match="is a federation's run, which its coordinator alone can resume"):
         fedshift.resume(folder / "coordinator" / "runs")
 
 

@@ -159,7 +159,7 @@ class Given(Dataset):
         ({"y": torch.full((12,), 9), "domain": torch.full((12,), -1)}, ["y is 9 of sample 0"]),
         ({"classes": ("bee", "bee ", "cat")}, ["'bee' (first of sample 0) and 'bee ' (first of sample 1)"]),
         ({"y": torch.zeros(12, dtype=torch.int64)}, ["Every sample is of the class 'ant'"]),
-        ({"x": torch.tensor([[1, -1]] * 12)}, ["x holds -1 at [1] of sample 0", "and 11 more samples"]),
+        ({"x": torch.tensor([[1, -1]] * 12)}, ["x contains -1 at [1] of sample 0", "and 11 more samples"]),
     ],
 )
 def test_a_wrong_field_is_named(changes: dict[str, Any], words: list[str]):
@@ -173,10 +173,10 @@ def test_what_is_not_finite_is_named_with_its_place(bad: float, piece: int, monk
     x = torch.zeros(12, 2, 3)
     x[8, 1, 2] = bad
     monkeypatch.setattr("fedshift.clients.data_checks.PIECE", piece)
-    assert f"x holds {bad} at [1, 2] of sample 8 (domain 'rome'" in refusal(given_data(x=x))
+    assert f"x contains {bad} at [1, 2] of sample 8 (domain 'rome'" in refusal(given_data(x=x))
 
 
-# What is left out -------------------------------------------------------------------------------
+# What is excluded -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", ["oslo/cat/9.png", "a\nb", "caf\udce9", "oslo/\x1b[31m"])
@@ -222,14 +222,14 @@ def test_what_is_not_read_is_said_and_a_domain_without_an_image_is_refused(tmp_p
     assert said in dataset.load(Streams(0)).notes
     (root / "paris" / "cat").mkdir(parents=True)
     (root / "paris" / "cat" / "IM1").write_bytes(dicom)
-    assert f"'{root / 'paris'}' holds no image in domain/class/file ('medical' reads DICOM)" in refusal(dataset)
+    assert f"'{root / 'paris'}' contains no image in domain/class/file ('medical' reads DICOM)" in refusal(dataset)
 
 
 # Sizes ------------------------------------------------------------------------------------------
 
 
 def claimed(width: int, height: int) -> bytes:
-    """A PNG of a few bytes that says it has so many pixels."""
+    """A PNG of a few bytes that states it has that many pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

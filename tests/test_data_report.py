@@ -1,4 +1,4 @@
-"""A look at data before a run: what was planted is found, with its numbers, and nothing where there is nothing."""
+"""A inspect data before a run: what was planted is found, with its numbers, and nothing where there is nothing."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_values_are_measured_at_each_site():
 
 
 def test_of_test_samples_only_labels_and_equality_are_looked_at():
-    """Whatever they hold, nothing changes unless that is asked for, and then it does."""
+    """Whatever they contain, nothing changes unless that is requested, and then it does."""
     data, protocol = clean(), LeaveOneDomainOut(hold_out="west", validation=0.2)
     poisoned = changed(data, lambda x: x[400:].fill_(1e9))
     poisoned.x[400:, 0] = torch.arange(200)  # no two are equal
@@ -175,7 +175,7 @@ ODD: dict[str, tuple[Plant, str]] = {
 
 @pytest.mark.parametrize("kind", ODD)
 def test_what_is_odd_is_found_with_its_numbers(kind: str):
-    """Each with what necessarily comes with it: sites of other values are told apart."""
+    """Each with what necessarily comes with it: sites of other values are distinguished."""
     plant, words = ODD[kind]
     report = reported(plant(clean()))
     assert set(kinds(report)) - {"feature drift"} == {kind}
@@ -196,7 +196,9 @@ def test_columns_that_a_site_hardly_has_are_found():
 def test_a_class_that_nobody_trains_on_is_found():
     data = replace(clean(), classes=("ill", "well", "dead"))
     report = reported(replace(data, y=data.y.where(data.domain != 2, 2)), LeaveOneDomainOut(hold_out="west"))
-    assert "1 of 3 classes have samples, but nobody trains on one: 'dead'." in [each.text for each in report.findings]
+    assert "1 of 3 classes have samples, but no client trains on one: 'dead'." in [
+        each.text for each in report.findings
+    ]
 
 
 # Duplicates ---------------------------------------------------------------------------------------
@@ -246,7 +248,7 @@ def test_a_shift_of_features_is_told(kind: str):
 
 
 def test_samples_of_one_original_are_no_independent_samples():
-    """Each site has patients of its own, with ten nearly equal samples each; sites are alike but for who is there.
+    """Each site has separate patients, with ten nearly equal samples each; sites are equal but for who is there.
 
     Taken as independent, the samples of a patient on both halves give its site away.
     """
@@ -272,7 +274,7 @@ def test_without_scikit_learn_all_else_is_reported(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_shift_of_labels_is_no_shift_of_features():
-    """A site has 300 of one class and 30 or 60 of the other, another site the other way round; else they are alike.
+    """A site has 300 of one class and 30 or 60 of the other, another site the other way round; else they are equal.
 
     Of 10 such pairs of sites more than 4 have p below 0.05 by chance in less than one of a thousand cases.
     """
@@ -299,7 +301,7 @@ def test_of_many_sites_each_is_compared_with_the_others():
 
 
 def test_columns_of_a_table_are_called_by_name_and_categories_are_no_numbers():
-    """North and west give each other drug of six, south the rest: their names tell them apart, codes hardly."""
+    """North and west give each other drug of six, south the rest: their names separate them, codes hardly."""
     draw, names, domain = np.random.default_rng(0), tuple("abcdef"), np.repeat(np.arange(3), 200)
     drug = np.concatenate([draw.choice([names.index(each) for each in some], 200) for some in ("ace", "bdf", "ace")])
     x = np.stack([draw.normal(50, 10, 600), drug], axis=1)
@@ -414,8 +416,8 @@ def test_the_area_is_scikit_learn_s(seed: int, classes: int):
 def test_what_reveals_the_label_is_told_from_what_is_another_value_in_every_row():
     """An id from 1000 on for the ill, numbers in the middle of the others, missing cells, and categories of one class.
 
-    A category that no other row has says nothing of it, unless rows of one patient are on both sides, which a group of
-    theirs prevents.
+    A category that no other row has reveals nothing about it, unless rows of one patient are on both sides, which a
+    group of theirs prevents.
     """
     draw, y = np.random.default_rng(0), np.arange(400) % 2
     noise, order = draw.normal(size=400), draw.permutation(400)
@@ -438,7 +440,7 @@ def test_rare_classes_have_no_area():
 
 
 def test_columns_that_reveal_the_label_and_ids_are_found_on_training_rows():
-    """Whatever stands in test rows; and what the finding says leaves them out is what does."""
+    """Whatever stands in test rows; and what the finding states leaves them out is what does."""
     data = clean()
     data = changed(replace(data, columns=tuple(map(Column, "abcdef"))), lambda x: x[:, 1].add_(8 * data.y))
     data.x[:, 4] = torch.randperm(600, generator=torch.Generator().manual_seed(0)).float()

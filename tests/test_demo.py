@@ -107,7 +107,7 @@ def test_a_process_that_ends_at_its_start_is_named_with_its_log(stubs: Path, mon
     with pytest.raises(FedshiftError) as raised:
         carry_out(stubs, lines.append, Console(file=StringIO()))
     logs = {site: stubs / f"sites/{site}/flower/site.log" for site in ("dark", "gray", "light")}
-    site = str(raised.value).split("'")[1]  # whichever is seen first
+    site = str(raised.value).split("'")[1]  # any is seen first
     assert str(raised.value) == f"The site '{site}' has ended (exit code 3): see '{logs[site]}'."
     assert logs[site].read_text() == "there is no key\n"
     assert [line.partition(" ")[0] for line in lines] == ["Starting"] * 3

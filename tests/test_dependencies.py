@@ -104,7 +104,7 @@ def test_what_src_imports_is_a_core_dependency_or_behind_the_gate_of_an_extra():
     assert {file: names for file, own in UNGATED.items() if (names := own - DECLARED[CORE])} == {}
 
 
-@pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - {"dev"}))
+@pytest.mark.parametrize("extra", sorted(EXTRAS.keys() - {"dev", "docs"}))
 def test_an_extra_declares_what_is_imported_behind_its_gate(extra: str):
     """No less and no more, but what the extras bring that it includes."""
     own, included = EXTRAS[extra]

@@ -1,4 +1,4 @@
-"""Few samples: whoever has all numbers that are published cannot work out a count that is withheld."""
+"""Few samples: anyone who has all numbers that are published cannot work out a count that is withheld."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DECLARED = ("class-sensitivity", "class-precision")
 
 
 def cells(*table: list[int], floor: int = 10) -> CellCounts:
-    """Counts of classes (rows) by predicted classes, every sample a group of its own."""
+    """Counts of classes (rows) by predicted classes, every sample a separate group."""
     counts = np.array(table)
     columns = counts.sum(axis=0)
     return CellCounts(counts, counts.sum(axis=1) < floor, (columns > 0) & (columns < floor))
@@ -56,7 +56,7 @@ def test_two_absent_classes_would_follow_from_their_sum():
 
 
 def test_a_class_that_is_rarely_predicted_hides_what_gives_the_count():
-    """Supports of 40 and 60 with sensitivities of 4 / 40 and 1 would say that 4 samples are predicted to be ill."""
+    """Supports of 40 and 60 with sensitivities of 4 / 40 and 1 would state that 4 samples are predicted to be ill."""
     found = permitted(cells([4, 36], [0, 60]), 10)
     assert found == Permitted((40, 60), threshold=False, precision=False)
     assert found.metric("auroc", ("ill", "well"))

@@ -28,7 +28,7 @@ def test_the_personal_loss_and_its_gradient_by_hand():
     0.5 (v - w_t):
       encoder: -2 q + 0.5 * 1 = 0.4640276;
       head: -q * 2 + 0 = -0.0359724 and q * 2 + 0.5 * -1 = -0.4640276.
-    The shared model at work, z = 9x and logits (9z, 9z), is not read.
+    The shared model running, z = 9x and logits (9z, 9z), is not read.
     """
     shared = {"encoder": linear(9.0), "head": linear(9.0, 9.0)}
     net = Net({**shared, "personal_encoder": linear(2.0), "personal_head": linear(1.0, -1.0)})
@@ -36,7 +36,7 @@ def test_the_personal_loss_and_its_gradient_by_hand():
     batch = Batch(torch.tensor([[1.0]]), torch.tensor([0]))
     _, phase = Ditto(lam=0.5).phases()
     (objective,) = phase.objectives
-    assert objective.moves == Ditto.own.names
+    assert objective.moves == Ditto.local.names
     terms = objective.evaluate(net, batch, at(received=received))
     assert {name: term.item() for name, term in terms.items()} == pytest.approx(
         {"personal": 0.0181499, "pull": 0.5}, abs=1e-6
@@ -99,7 +99,7 @@ def test_it_is_fedavg_beside_local_training_to_the_bit(make: Make):
     """The global model for any lam, the personal one for lam = 0, momentum and batch norm included.
 
     In each round a client draws two batches for w and then two for v. FedAvg and local training, which draw two a
-    round, are told to draw the same ones; that is the only difference there is.
+    round, receive to draw the same ones; that is the only difference there is.
     """
     changes = {"train.rounds": 3, "train.steps": 2} | CNN_WITH_BN
     free, pulled = (Simulation(make(changes | {"method": {"name": "ditto", "lam": lam}})) for lam in (0.0, 2.0))

@@ -15,7 +15,7 @@ from conftest import CNN_WITH_BN, Make, go_on, scored, simulate, states
 from fedshift.core.contract import ServerState
 from fedshift.core.messages import Up
 from fedshift.core.tensors import Replies, Tensors
-from fedshift.methods.drfa import DRFA, on_simplex
+from fedshift.methods.drfa import DRFA, project_to_simplex
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs.simulation import Simulation
 from quadratics import OnQuadratics, Quadratics, W, on_quadratics
@@ -43,7 +43,7 @@ def test_the_projection_is_the_nearest_point(point: list[float], part: float):
     For a convex set: p is nearest to x exactly if <x - p, q - p> <= 0 for every q of it, and so for every corner.
     """
     x, floor = torch.tensor(point, dtype=torch.float64), part / len(point)
-    p = on_simplex(x, floor)
+    p = project_to_simplex(x, floor)
     assert p.sum().item() == pytest.approx(1, abs=1e-9)
     assert (p >= floor).all()
     corners = floor + (1 - floor * len(point)) * torch.eye(len(point), dtype=torch.float64)
@@ -64,7 +64,7 @@ def weights_of(state: ServerState) -> list[float]:
 
 
 def test_weights_start_at_the_clients_part_of_the_samples():
-    """10, 30 and 60 samples are 0.1, 0.3 and 0.6. A second client that says nothing counts as the others' mean, 35."""
+    """10, 30 and 60 samples are 0.1, 0.3 and 0.6. A second client that sends nothing counts as the mean, 35."""
 
     def replies(**counts: int) -> Replies:
         return Replies((int(client[1:]), Up({"samples": torch.tensor(count)})) for client, count in counts.items())
@@ -91,7 +91,7 @@ def test_clients_are_drawn_by_weight_and_those_that_are_scored_whatever_the_weig
 
 
 def test_a_step_of_the_weights_by_hand():
-    """Round 3 of gamma = 0.1 and decay 0.5 on N = 4 clients, of which U = {1, 3} say 0.5 and 1.5; tau = 2.
+    """Round 3 of gamma = 0.1 and decay 0.5 on N = 4 clients, of which U = {1, 3} state 0.5 and 1.5; tau = 2.
 
     gamma_3 tau N/m = 0.1 * 0.25 * 2 * 2 = 0.1: lambda + 0.1 (0, 0.5, 0, 1.5) = (0.25, 0.3, 0.25, 0.4), which is 0.2 too
     much, 0.05 for each.

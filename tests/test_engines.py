@@ -76,7 +76,7 @@ OPTIMISERS: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def engine_named(name: str, told: list[str] | None = None, kernels: Kernels | None = None) -> Iterator[Engine]:
-    """An engine, closed at the end; ``told`` gets what it tells."""
+    """An engine, closed at the end; ``told`` gets what it shows."""
     kernels, told = kernels or Kernels(), [] if told is None else told
     engines: dict[str, Callable[[], Engine]] = {
         "sequential": lambda: Sequential(kernels),
@@ -88,7 +88,7 @@ def engine_named(name: str, told: list[str] | None = None, kernels: Kernels | No
 
 
 class Carried(NamedTuple):
-    """A run that is done: its end, its records and what was heard of it."""
+    """A run that is done: its end, its records and what was received it."""
 
     end: Simulation
     records: list[Record]
@@ -96,7 +96,7 @@ class Carried(NamedTuple):
 
 
 def carried(experiments: Sequence[Experiment], engine: Engine) -> list[Carried]:
-    """All rounds of some runs, together, which take the steps that they say beforehand."""
+    """All rounds of some runs, together, which take the steps that they state beforehand."""
     runs = [Carried(Simulation(experiment), [], Heard()) for experiment in experiments]
     listeners = {run.end: run.heard for run in runs}
     for when in runs[0].end.coordinator.schedule:
@@ -111,7 +111,7 @@ def carried(experiments: Sequence[Experiment], engine: Engine) -> list[Carried]:
 
 
 def assert_alike_and_agree(one: Carried, other: Carried) -> None:
-    """All that two runs hold, their records and their steps."""
+    """All that two runs contain, their records and their steps."""
     assert_agree(one.end, other.end)
     assert_alike(one.records, other.records)
     mine, theirs = ([(task.round.key, task.exchange, task.steps) for task in run.heard.tasks] for run in (one, other))
@@ -127,7 +127,7 @@ def far(mine: Tensor, theirs: Tensor, relative: float, floor: float) -> bool:
 
 
 def assert_agree(one: Simulation, other: Simulation, relative: float = 1e-9, floor: float = 1e-12) -> None:
-    """Everything that two runs hold agrees.
+    """Everything that two runs contain agrees.
 
     The floor is for what is zero but for rounding, such as a bias before batch norm: its gradient is 0, and what
     arithmetic leaves of that depends on the order of sums.
@@ -200,7 +200,7 @@ def unequal(document: dict[str, Any], name: str, optimiser: str, changes: dict[s
 
 
 def assert_stackable(name: str, told: list[str]) -> None:
-    """Nothing is told of clients that cannot be stacked, but for those of Client2Vec's index."""
+    """Nothing receives of clients that cannot be stacked, but for those of Client2Vec's index."""
     assert not told or name == "client2vec"
     for text in told:
         assert "The clients of Client2Vec with the model CNN cannot be stacked in the exchange 'vectors'" in text
@@ -211,7 +211,7 @@ def assert_stackable(name: str, told: list[str]) -> None:
 def test_every_engine_agrees_for_every_method(
     tiny_document: dict[str, Any], stacks: list[int], name: str, optimiser: str
 ):
-    """Sequential, stacked cohorts and workers: everything that a run holds and records, to 1e-9.
+    """Sequential, stacked cohorts and workers: everything that a run contains and records, to 1e-9.
 
     Clients have 15, 15, 9, 9, 3 and 3 samples, and take 3, 2 or 1 steps a round. Workers compute
     nothing differently, so they agree bit for bit.
@@ -311,7 +311,7 @@ def test_kernels_change_rounding_only(make: Make, monkeypatch: pytest.MonkeyPatc
 
 
 def test_batches_that_are_gathered_at_once_are_those_gathered_one_by_one(make: Make, monkeypatch: pytest.MonkeyPatch):
-    """Not a bit of float32 weights differs; a phase of FedSDR asks for environments."""
+    """Not a bit of float32 weights differs; a phase of FedSDR requires environments."""
     changes = {"method": {"name": "fedsdr"}, "train.class_weights": "balanced", "train.rounds": 3}
     experiment = make({"model": {"name": "mlp", "dim": 4}, **changes})
     together = simulate(experiment)
@@ -329,7 +329,7 @@ class DivergesFor(FedAvg):
 
 
 def answers(experiment: Experiment, engine: Engine) -> list[Any]:
-    """What comes of every client's first work."""
+    """What results from every client's first work."""
     simulation = Simulation(experiment)
     when = simulation.coordinator.schedule[0]
     orders = simulation.coordinator.orders(when.stage.exchanges[0], when, simulation.federated.ids)
@@ -358,7 +358,7 @@ def test_a_client_that_diverges_names_itself_and_no_other(make: Make, stacks: li
 
 
 class Branching(FedAvg):
-    """Its loss asks a tensor which way to go."""
+    """Its loss requests a tensor which way to go."""
 
     def risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
         ce = super().risk(net, batch, context)
@@ -386,7 +386,7 @@ class Faulty(FedAvg):
 
 @pytest.mark.parametrize("error", [KeyError, RuntimeError])
 def test_a_mistake_in_a_loss_is_each_clients_answer_and_says_where(make: Make, error: type[Exception]):
-    """As in the sequential engine; and nobody is told that a mistake does not stack."""
+    """As in the sequential engine; and nobody receives that a mistake does not stack."""
     told: list[str] = []
     with engine_named("vectorised", told) as engine:
         failed = answers(make().replace(method=Faulty(error=error)), engine)
@@ -526,7 +526,7 @@ def held() -> int:
 
 
 class Counting(FedAvg):
-    """FedAvg that tells, every so many rounds, how many tensors the process keeps in which a client trains."""
+    """FedAvg that shows, every that many rounds, how many tensors the process keeps in which a client trains."""
 
     def terms(self) -> dict[str, Term]:
         return super().terms() | {"tensors": Term(self.tensors)}

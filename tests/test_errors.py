@@ -254,7 +254,7 @@ def test_the_rate_that_is_suggested(make: Make, lr: float, said: str):
 
 
 def test_a_column_of_prepared_rows_that_is_too_large_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """In rows that nobody trains on: of b alone, which is held out. Numbers come before categories in inputs."""
+    """In rows that no client trains on: of b alone, which is held out. Numbers come before categories in inputs."""
     monkeypatch.chdir(tmp_path)
     lines = ["sex,age,iron,site,label"]
     for row in range(80):

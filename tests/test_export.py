@@ -127,7 +127,7 @@ BLOCKED = {"onnx": ("fedshift", "torch"), "torch": ("fedshift",), "safetensors":
 def check_executed(folder: Path, *formats: str) -> None:
     """In a process without fedshift (and without torch, for ONNX) the card's own lines give what checks.npz has."""
     expected = np.load(folder / "checks.npz")["probabilities"]
-    assert np.ptp(expected, axis=0).max() > 1e-3  # or agreement would say nothing
+    assert np.ptp(expected, axis=0).max() > 1e-3  # or agreement would state nothing
     card = (folder / "README.md").read_text(encoding="utf-8")
     found = {name: re.search(rf"As {name}.*?```python\n(.*?)```", card, re.DOTALL) for name in formats}
     codes = {name: match.group(1).strip() for name, match in found.items()}
@@ -147,7 +147,7 @@ def stored(folder: Path, model: Callable[[Tensor], Tensor]) -> None:
 
 
 def test_a_table_in_every_format(table: Run, tmp_path: Path):
-    """Rows with missing cells and categories as the file has them, coded by what model.json says of the columns."""
+    """Rows with missing cells and categories as the file has them, coded by the columns of model.json."""
     done = fedshift.export(table, format=["onnx", "torch", "safetensors"], to=tmp_path / "out")
     assert (done.made, done.real, done.note) == (32, 60, "")
     assert max(done.differences.values()) <= TOLERANCE
@@ -230,7 +230,7 @@ def without_gaps(x: Tensor) -> Tensor:
 
 
 def first_category(x: Tensor) -> Tensor:
-    """A category that nobody knows is the first one."""
+    """A category that no client knows is the first one."""
     return torch.where(x == -1, 0.0, x)
 
 
@@ -280,11 +280,11 @@ def test_what_cannot_be_exported(table: Run, photos: Run, make: Make, tmp_path: 
         fedshift.export(table, to=tmp_path / "out")
 
 
-# What is told -------------------------------------------------------------------------------------
+# what is sent -------------------------------------------------------------------------------------
 
 
 def test_the_card_and_what_is_not_told(table: Run, tmp_path: Path):
-    """Scores with n and what was sent are those of the run's files; nothing tells of this machine, or of a sample."""
+    """Scores with n and what was sent are those of the run's files; nothing shows of this machine, or of a sample."""
     out = tmp_path / "out"
     printed = fresh.ok("export", str(table.path), "--format", "torch,safetensors", "--to", str(out))
     assert "Checked on 32 made samples and 60 of the data." in printed

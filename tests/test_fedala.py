@@ -22,7 +22,7 @@ def test_two_rounds_by_hand(on_quadratics: OnQuadratics, rate: float, weights: l
 
     Round 1: there is no last head, W stays. h = 0.3 and -0.4, whose mean is -0.05.
     Round 2, client 0: at -0.05 the gradient of W is -3.05 (-0.05 - 0.3) = 1.0675; client 1: 3.8 (-0.05 + 0.4) = 1.33.
-      At the rate 1 both are clipped at 0: the last heads go on to 0.3 + 0.27 and -0.4 - 0.24. At the rate 0.5
+      At the rate 1 both are clipped at 0: the last heads continue to 0.3 + 0.27 and -0.4 - 0.24. At the rate 0.5
       W = 0.46625, h = 0.3 - 0.35 W = 0.1368125 and + 0.1 * 2.8631875; W = 0.335, h = -0.4 + 0.35 W = -0.28275 and
       - 0.4 * 0.71725.
     """
@@ -36,7 +36,7 @@ def test_two_rounds_by_hand(on_quadratics: OnQuadratics, rate: float, weights: l
 
 
 def test_with_weights_that_stay_at_1_it_is_fedavg(on_quadratics: OnQuadratics):
-    """On full batches, since W and the head's place take batches of their own."""
+    """On full batches, since W and the head's place take separate batches."""
     changes = PLAIN | {"train.rounds": 4, "train.steps": 3}
     ours = on_quadratics.run(FedALA(weight_lr=1e-12), changes, APART)
     assert at_rest(ours) == pytest.approx(at_rest(on_quadratics.run(FedAvg(), changes, APART)))

@@ -42,7 +42,7 @@ def one_dimensional_net():
 
 
 def one_image():
-    """One image of class 0; eps = 0.5; G is asked for class 1 with the noise 0.25."""
+    """One image of class 0; eps = 0.5; G is requested class 1 with the noise 0.25."""
     noise = {"eps": torch.tensor([[0.5]]), "labels": torch.tensor([1]), "noise": torch.tensor([[0.25]])}
     return Batch(torch.zeros(1, 1), torch.tensor([0])), noise
 
@@ -113,7 +113,7 @@ def test_a_term_without_weight_is_left_out_and_asks_for_no_noise(make: Make):
 def test_the_generator_reads_noise_then_the_label():
     """With identity weights and fresh statistics it gives relu([noise || one-hot]) / sqrt(1 + 1e-5).
 
-    It has an Adam of its own, whatever [train] says.
+    It has a separate Adam, whatever [train] states.
     """
     g = make_generator(classes=3, noise=2, hidden=5, dim=5).eval()
     for layer in (g.body[0], g.body[3]):
@@ -187,7 +187,7 @@ def test_the_estimate_by_hand():
 
 
 def test_the_estimate_is_that_of_the_generator_as_clients_see_it(make: Make):
-    """20,000 outputs of the new generator in evaluation mode, drawn anew, have the same mean and deviation."""
+    """20,000 outputs of the new generator in evaluation mode, drawn again, have the same mean and deviation."""
     experiment = make({"method.name": "fedcir", "method.mle_samples": 20_000, "method.generator_lr": 0.1})
     simulation = simulate(experiment, rounds=1)
     g, down = resident(simulation).server.net.generator.eval(), simulation.coordinator.state.down

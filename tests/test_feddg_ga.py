@@ -23,7 +23,7 @@ def moved(weights: list[float], gaps: dict[int, tuple[float, float]], round: int
     net = Net({"adjustment": holder({"value": torch.tensor(weights)})})
     replies = [(client, Tensors({"gap": torch.tensor(gap)})) for client, gap in gaps.items()]
     empty = Batch(torch.empty(0))
-    after = FedDGGA(step=0.6).adjusted(net, empty, at(round=round, rounds=rounds, replies=replies))
+    after = FedDGGA(step=0.6).adjust_weights(net, empty, at(round=round, rounds=rounds, replies=replies))
     found: list[float] = after["adjustment.value"].tolist()
     return found
 
@@ -50,7 +50,7 @@ def test_clipping_unknown_gaps_and_absent_clients():
 
 
 def test_the_merge_by_hand():
-    """0.2, 0.6 of 1 and 5: (0.2 + 3) / 0.8 = 4; by 3 and 1 samples (0.6 + 3) / 1.2 = 3; of zeros alike, 3."""
+    """0.2, 0.6 of 1 and 5: (0.2 + 3) / 0.8 = 4; by 3 and 1 samples (0.6 + 3) / 1.2 = 3; of zeros the same, 3."""
     state = ServerState(
         shared=Tensors({"head.w": torch.zeros(())}), server=Tensors({"adjustment.value": torch.tensor([0.2, 0.2, 0.6])})
     )

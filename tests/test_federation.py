@@ -1,4 +1,4 @@
-"""Federations: samples are views of one pool, made when they are asked for; every sample has one holder."""
+"""Federations: samples are views of one pool, made when they are requested; every sample has one holder."""
 
 from __future__ import annotations
 

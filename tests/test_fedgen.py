@@ -13,7 +13,7 @@ from fedshift.core.contract import Batch, ServerState
 from fedshift.core.messages import Up
 from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Replies, Tensors
-from fedshift.methods.fedgen import FedGen, likeness
+from fedshift.methods.fedgen import FedGen, similarity
 
 
 class Shifted(nn.Module):
@@ -28,7 +28,7 @@ class Shifted(nn.Module):
 
 
 def server_loss(counts: list[list[int]]) -> tuple[dict[str, torch.Tensor], Net]:
-    """Of two clients' heads and class counts. G(0, y) is 1 for label 0 and -1 for 1, each asked for once.
+    """Of two clients' heads and class counts. G(0, y) is 1 for label 0 and -1 for 1, each requested once.
 
     The server's own head plays no part.
     """
@@ -65,11 +65,11 @@ def test_the_loss_of_the_server_by_hand():
 def test_the_diversity_by_hand():
     """Noise (0, 0) and (1, 1), made to (0, 0) and (2, 4).
 
-    Squared distances have the mean 1 over dimensions, absolute ones 3. Two of the four pairs are apart:
+    Squared distances have the mean 1 over dimensions, absolute ones 3. Two of the four pairs are separately:
     exp(-1 * 3 * 2 / 4) = e^-1.5 = 0.2231302.
     """
     noise, z = torch.tensor([[0.0, 0.0], [1.0, 1.0]]), torch.tensor([[0.0, 0.0], [2.0, 4.0]])
-    assert likeness(noise, z).item() == pytest.approx(0.2231302, abs=1e-6)
+    assert similarity(noise, z).item() == pytest.approx(0.2231302, abs=1e-6)
 
 
 def test_counts_are_merged_and_a_class_that_was_seen_stays_seen():

@@ -73,7 +73,7 @@ def test_the_penalty_by_hand():
 def test_a_run_stores_the_moving_mean_and_sends_it_at_once(make: Make):
     """Three rounds with memory 0.5, the full-data gradients computed again in float64 at each round's model.
 
-    What is sent to train is g after this round's probe, and g goes on from round to round.
+    What is sent to train is g after this round's probe, and g continues from round to round.
     """
     received = []
 

@@ -43,7 +43,7 @@ def test_the_loss_by_hand(denominator: str, counts: list[int], expected: float):
 def test_the_gradient_is_finite_and_absent_classes_receive_none(denominator: str):
     """With "all" it is softmax - one-hot over the classes present, so each row's gradient sums to 0.
 
-    A client of one class has nothing to tell apart.
+    A client of one class has nothing to distinguish.
     """
     logits = torch.randn(4, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
     loss_of(logits, [0, 3, 3, 0], [7, 0, 2, 30, 0], denominator=denominator).backward()

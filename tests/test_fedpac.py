@@ -36,7 +36,7 @@ def test_the_solution_meets_the_kkt_conditions(away: np.ndarray, v: np.ndarray, 
 
 
 def test_small_programmes_by_hand():
-    """P = diag(1, 9): a ~ (1, 1/9). One client: 1. Equal clients share alike where variances make the minimum one.
+    """P = diag(1, 9): a ~ (1, 1/9). One client: 1. Equal clients share the same where variances make the minimum one.
 
     Of P = diag(1, 1, 1e4) the weights are (1, 1, 1e-4) / 2.0001; the last is below 1e-3 and becomes 0. Of 1,001 equal
     clients each keeps its 1/1001, although that is less: there would be no head.
@@ -54,9 +54,9 @@ def test_small_programmes_by_hand():
 
 
 def test_the_head_moves_first_and_then_the_encoder():
-    """Between the measures; each for as long as its setting says, and the head at a share of the rate."""
+    """Between the measures; each for as long as its setting states, and the head at a share of the rate."""
     before, head, encoder, after = FedPAC(head_steps=2, encoder_steps=3, unit="steps", head_factor=0.5).phases()
-    assert (before.measure.__name__, after.measure.__name__) == ("measured_before", "measured_after")
+    assert (before.measure.__name__, after.measure.__name__) == ("sums_before", "sums_after")
     assert (head.steps, head.objectives[0].moves, head.objectives[0].optimiser.factor) == (2, ("head",), 0.5)
     assert (encoder.steps, encoder.objectives[0].moves) == (3, ("encoder",))
 
@@ -65,8 +65,8 @@ def reply(method: FedPAC, x: list[float], y: list[int], encoder: float, head: tu
     """What a client sends whose features are its inputs before training, and ``encoder`` times these after it."""
     batch, context = Batch(torch.tensor(x).float().unsqueeze(1), torch.tensor(y)), at(counts=[0, 0])
     counts = torch.bincount(batch.y, minlength=2)
-    before = method.measured_before(Net({"encoder": linear(1.0)}), batch, context)
-    after = method.measured_after(Net({"encoder": linear(encoder)}), batch, context)
+    before = method.sums_before(Net({"encoder": linear(1.0)}), batch, context)
+    after = method.sums_after(Net({"encoder": linear(encoder)}), batch, context)
     measured, nothing = Tensors({**before, **after}), Tensors()
     work = LocalWork(Down(), measured, counts, nothing, nothing, Samples(batch.x, batch.y), steps=1, lr=0.1)
     model = {"encoder.weight": torch.tensor([[encoder]]), "head.weight": torch.tensor(head).float().unsqueeze(1)}
@@ -74,7 +74,7 @@ def reply(method: FedPAC, x: list[float], y: list[int], encoder: float, head: tu
 
 
 def start(method: FedPAC, clients: int) -> ServerState:
-    """The server of models w x -> (h_0, h_1), with class means of 7 that nobody has measured."""
+    """The server of models w x -> (h_0, h_1), with class means of 7 that no client has measured."""
     heads = {"heads.combined": torch.zeros(clients), "heads.weight": torch.zeros(clients, 2, 1)}
     shared = {"encoder.weight": torch.ones(1, 1), "head.weight": torch.zeros(2, 1)}
     down = {"class_means.value": torch.full((3, 1), 7.0)[:2], "class_counts.value": torch.zeros(2, dtype=torch.int64)}

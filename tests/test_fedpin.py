@@ -35,7 +35,7 @@ def test_contrast_by_hand():
       -log(e^2 / (e^2 + e^0 + e^-2)) = log(1 + e^-2 + e^-4) = log 1.1536509 = 0.1429316.
     Row 2, u = (0, 2): 1/sqrt 2 with (1, 1), 1 and 0 with the negatives:
       log(e^1.4142136 + e^2 + 1) - 1.4142136 = log 12.5023065 - 1.4142136 = 1.1116996.
-    Mean: 0.6273156. Where all are alike the positive is one of B + 1 equal terms: log(B + 1), Proposition 4.6's
+    Mean: 0.6273156. Where all are equal the positive is one of B + 1 equal terms: log(B + 1), Proposition 4.6's
     constant.
     """
     personal = torch.tensor([[3.0, 0.0], [0.0, 2.0]])
@@ -70,9 +70,9 @@ def test_the_local_objective_reads_the_anchor_as_received_and_moves_only_the_per
 def test_predictions_as_the_anchor_by_hand():
     """One dimension, x = 1, label 0, logits (z, 0): class probabilities (sigmoid z, 1 - sigmoid z).
 
-    Phi_u = log 3 and omega_g's scale 1: u says (3/4, 1/4). The anchor as received says (2/3, 1/3), z = log 2 (as the
-    net's own would say 1/2); Psi_u says (1/2, 1/2), z = 0. Times 12, 3 and 2: (3, 1), (2, 1), (1, 1), whose cosines
-    are 7 / sqrt 50 = 0.9899495 and 4 / sqrt 20 = 0.8944272. With tau = 1/2:
+    Phi_u = log 3 and omega_g's scale 1: u states (3/4, 1/4). The anchor as received states (2/3, 1/3), z = log 2 (as
+    the net's own would state 1/2); Psi_u states (1/2, 1/2), z = 0. Times 12, 3 and 2: (3, 1), (2, 1), (1, 1), whose
+    cosines are 7 / sqrt 50 = 0.9899495 and 4 / sqrt 20 = 0.8944272. With tau = 1/2:
     log(1 + e^(2 (0.8944272 - 0.9899495))) = log 1.8260961 = 0.6021801; lam = 10: 6.021801.
     """
     net = Net(

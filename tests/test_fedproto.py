@@ -57,7 +57,7 @@ def test_a_class_that_the_batch_lacks_is_not_drawn():
 def test_the_nearest_prototype_predicts():
     """||z - G||^2 of z = (1, 1) is 1 + 1 = 2 and 1 + 4 = 5; class 2, which has none, is as far as the farthest.
 
-    The first has 1 / (1 + 2 e^-3) = 0.9094430. Before there are prototypes all classes are alike. Logits of the head
+    The first has 1 / (1 + 2 e^-3) = 0.9094430. Before there are prototypes all classes are equal. Logits of the head
     are (1, 1, 0): e / (2 e + 1) = 0.4223188.
     """
     x = torch.tensor([[1.0, 1.0]])

@@ -44,7 +44,7 @@ def test_the_dependence_by_hand():
 def test_classes_do_not_cancel_and_are_no_dependence_themselves():
     """Psi = phi in one class and -phi in the other has no covariance over both, and is as dependent as can be.
 
-    What is constant within classes says y alone: 0, although the overall correlation of such features is 1.
+    What is constant within classes states y alone: 0, although the overall correlation of such features is 1.
     """
     y = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
     phi, psi, sign = torch.cat([U, U])[:, None], torch.cat([V, V])[:, None], (1 - 2 * y)[:, None]
@@ -153,7 +153,7 @@ def test_the_environment_loss_by_hand():
 def test_each_environment_weighs_the_same_in_the_shortcut_model():
     """Clients 0 and 1 are of environment 0, client 2 of environment 1, client 3 half of each.
 
-    Environment 0 is held 1 + 1 + 1/2, environment 1 by 1 + 1/2: weights 2/5, 2/5, 2/3 and 1/5 + 1/3 = 8/15, in all 2.
+    Environment 0 is kept 1 + 1 + 1/2, environment 1 by 1 + 1/2: weights 2/5, 2/5, 2/3 and 1/5 + 1/3 = 8/15, in all 2.
     Psi: (2/5 * 1 + 2/5 * 3 + 2/3 * 6 + 8/15 * 15) / 2 = (0.4 + 1.2 + 4 + 8) / 2 = 6.8; the model's plain mean 25 / 4.
     """
     shares = [(1.0, 0.0), (1.0, 0.0), (0.0, 1.0), (0.5, 0.5)]
@@ -204,5 +204,5 @@ def test_a_client_may_have_several_environments(make: Make, monkeypatch: pytest.
 
 def test_a_single_environment_is_refused_with_the_fix(make: Make):
     model = replace(Simulation(make()).setup.model, environments=1)
-    with refuses("FedSDR", "train in one", "data.train_p"):
+    with refuses("FedSDR", "train in a single", "data.train_p"):
         FedSDR().parts(model)

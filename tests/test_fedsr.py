@@ -98,7 +98,7 @@ def test_the_scale_of_the_public_code_acts_inside_cmi_only():
 def test_prediction_averages_softmax_over_samples():
     """Mu = 0, sigma = 1, logits (z, -z), samples z = 1 and z = -1: softmax_0 = 1/(1 + e^-2) and 1/(1 + e^2), mean 1/2.
 
-    The mean of the *logits* would give 1/2 too, so a third sample z = 3 tells them apart:
+    The mean of the *logits* would give 1/2 too, so a third sample z = 3 separates them:
     (0.8807971 + 0.1192029 + 0.9975274) / 3 = 0.6658425, while the mean logit 1 gives 0.8807971. Without any sample it
     is the mean's, which was 1.
     """

@@ -38,7 +38,7 @@ pytest.importorskip("cryptography", reason="cryptography is not installed: pip i
 
 pytestmark = pytest.mark.federation
 
-# As in test_coordinate: batches of one environment's samples, whose products are rounded alike.
+# As in test_coordinate: batches of one environment's samples, whose products are rounded the same.
 REAL = {"name": "real", "data": DATA, "protocol": {"name": "in-domain"}, "train.rounds": 3, "evaluate.batch": 6}
 MADE_BY_RUNS = ("runs", "roster", "state", "flower", "rehearsal")  # folders of members
 Experiments = Callable[..., Experiment]
@@ -60,7 +60,7 @@ def real(make: Make, monkeypatch: pytest.MonkeyPatch) -> Experiments:
 
 @contextmanager
 def in_round_2(federation: Loopback, experiment: Experiment) -> Iterator[Run]:
-    """A run that was begun, while sites have their orders of the second round and 'gray' does not answer."""
+    """A run that was started, while sites have their orders of the second round and 'gray' does not answer."""
     run, there = federation.agree(experiment), federation.messages(3)
     with federation.held(gray=2):
         federation.begin_run()
@@ -69,7 +69,7 @@ def in_round_2(federation: Loopback, experiment: Experiment) -> Iterator[Run]:
 
 
 def carried_on(federation: Loopback, run: Run, done: int) -> None:
-    """`run` goes on after so many rounds, to the bits of a simulation."""
+    """`run` continues after that many rounds, to the bits of a simulation."""
     said = federation.run()
     assert [event["done"] for event in events(run, "begin")] == [0, done], said
     as_simulated(federation, run)
@@ -83,7 +83,7 @@ def the_coordinators_run_is_killed(federation: Loopback, real: Experiments) -> N
 
 
 def who_watches_the_run_is_killed(federation: Loopback, real: Experiments) -> None:
-    """The run goes on, and the same command shows it again, from its beginning."""
+    """The run continues, and the same command shows it again, from its beginning."""
     with in_round_2(federation, real("fedavg")) as run:
         federation.crash("run")
         federation.begin_run()
@@ -116,7 +116,7 @@ def the_superlink_and_the_gate_are_killed(federation: Loopback, real: Experiment
 
 
 def a_site_is_killed(federation: Loopback, real: Experiments) -> None:
-    """The run goes on without it, and with it when it is back; what it keeps is what it would have kept otherwise."""
+    """The run continues without it, and with it when it is back; what it keeps is what it would have kept otherwise."""
     run = federation.agree(real("fraug", min_answers=0.5, rounds=4))
     in_round_2 = federation.messages(3, "gray")
     with federation.held(gray=2, light=3):
@@ -140,7 +140,7 @@ def a_sites_processes_are_killed(federation: Loopback, real: Experiments) -> Non
     run = federation.agree(real("fraug", min_answers=0.5, rounds=6))
     with federation.held(gray=2, light=3):
         federation.begin_run()
-        federation.wait_for(federation.waits("gray"))  # what it has not begun, its next executor would begin
+        federation.wait_for(federation.waits("gray"))  # what it has not started, its next executor would begin
         federation.crash_program("gray", EXECUTOR)
         federation.wait_for(lambda: "failed" in happened(run, "gray"))  # Flower notices it after half a minute
     again = federation.messages(1, "gray")
@@ -228,7 +228,7 @@ def happened(run: Run, site: str) -> list[str]:
 
 
 def missing(run: Run) -> list[dict[str, Any]]:
-    """Every answer that a run went on without."""
+    """Every answer that a run continued without."""
     return [each for record in run.records for each in record.get("missing", [])]
 
 

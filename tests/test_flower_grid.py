@@ -1,4 +1,4 @@
-"""Federations on Flower's own objects, in memory: what a site or Flower does wrong ends as the documentation says."""
+"""Federations on Flower's own objects, in memory: what a site or Flower does wrong ends as the documentation states."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def link_of(folder: Path, grid: MemoryGrid) -> FlowerLink:
 
 
 def exchanged(folder: Path, grid: MemoryGrid, deadline: float = 1.0) -> dict[str, Any]:
-    """What comes of asking every site whether it can take part."""
+    """What results from requesting every site whether it can take part."""
     agreement = Agreement.read(folder / "coordinator")
     requested = {"run": agreement.run, "agreed": agreement.digest, "settings": agreement.agreed}
     requests = {site: Join(site=site, **requested).to_bytes() for site in SITES}
@@ -103,7 +103,7 @@ def exchanged(folder: Path, grid: MemoryGrid, deadline: float = 1.0) -> dict[str
 
 
 def test_a_key_that_is_not_registered_here_is_no_site(folder: Path, grid: MemoryGrid):
-    """Neither the node's name nor what it says counts, its key alone does."""
+    """Neither the node's name nor what it states counts, its key alone does."""
     write(folder / "coordinator" / "keys" / "gray.pub", site_pair().public)
     assert link_of(folder, grid).online() == {"dark", "light"}
     assert exchanged(folder, grid)["gray"] == Away("offline")
@@ -176,11 +176,11 @@ def broken(folder: Path, grid: MemoryGrid) -> Iterator[str]:
 
 
 def test_nothing_that_an_error_at_a_site_says_crosses(folder: Path, grid: MemoryGrid):
-    """Whatever is wrong with its folder, the coordinator hears one of a few fixed words."""
+    """Whatever is wrong with its folder, the coordinator is notified of one of a few fixed words."""
     words = {
         "failed: client app raised exception",
-        "has failed; its log says why",
-        "has data that do not fit: `fedshift federation check` says there why",
+        "has failed; its log gives the reason",
+        "has data that do not fit: `fedshift federation check` states there why",
     }
     for way in broken(folder, grid):
         grid.came.clear()
@@ -221,9 +221,9 @@ def test_another_app_is_refused_and_not_run(
 
 
 def test_the_installed_app_is_what_flower_packs(folder: Path):
-    """Flower writes the settings anew, and may compress in another way."""
+    """Flower writes the settings again, and may compress in another way."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of what Flower asks pathspec for
+        warnings.simplefilter("ignore", DeprecationWarning)  # of what Flower requests pathspec for
         from flwr.cli.build import build_fab_from_disk
 
         assert is_ours(build_fab_from_disk(APP))

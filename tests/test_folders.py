@@ -1,4 +1,4 @@
-"""Run folders: what tells runs apart, what is noticed, who may run, and whose code is imported."""
+"""Run folders: what separates runs, what is noticed, who may run, and whose code is imported."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def plugged(plugin: Path, out: Path, version: int = 1, **changes: Any) -> Experi
     return experiment
 
 
-# What tells runs apart ----------------------------------------------------------------------------
+# What separates runs ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def folder(finished: Run, tmp_path: Path) -> Run:
 
 
 def reading(folder: Run) -> list[Any]:
-    """All that can be asked of a run."""
+    """All that can be requested of a run."""
     run = Run.open(folder.path)
     requested = (run.summary, run.records, run.notes, run.messages, run.table, folder.times, folder.environment)
     return [*requested, {name: tensor.tolist() for name, tensor in run.weights.items()}, run.model()]
@@ -134,7 +134,7 @@ def reading(folder: Run) -> list[Any]:
 @pytest.mark.parametrize("name", sorted(FILES))
 @given(data=st.data())
 def test_a_change_to_any_byte_of_any_file_is_noticed(finished: Run, name: str, data: Any):
-    """A flipped bit, a cut, or random bytes: whoever reads all of the run is told, with the file's name."""
+    """A flipped bit, a cut, or random bytes: anyone who reads all of the run receives, with the file's name."""
     whole = (finished.path / name).read_bytes()
     place = data.draw(st.integers(0, len(whole) - 1))
     damage = data.draw(st.sampled_from(["flip", "cut", "noise"]))
@@ -184,7 +184,7 @@ def test_what_was_asked_for_cannot_be_made_again(make: Make, name: str, finished
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_pipe_in_the_place_of_a_file_is_an_error_at_once(folder: Run, name: str):
-    """In a process of its own, since whoever opens a pipe waits for somebody who writes."""
+    """In a separate process, since anyone who opens a pipe waits for somebody who writes."""
     (folder.path / name).unlink()
     os.mkfifo(folder.path / name)
     process = multiprocessing.get_context("fork").Process(target=_read_all, args=(folder.path, name))
@@ -213,7 +213,7 @@ def test_a_damaged_run_is_left_out_of_a_report_and_named(folder: Run, make: Make
     (folder.path / "records.jsonl").write_text("")
     comparison = api.load(tmp_path)
     assert [run.path for run in comparison.runs] == [other.path]
-    assert any("A run is left out" in note and "records.jsonl" in note for note in comparison.notes())
+    assert any("A run is excluded" in note and "records.jsonl" in note for note in comparison.notes())
 
 
 # Whose code is imported ---------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def test_reports_import_nothing(from_elsewhere: tuple[Run, Path]):
 
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_plugin_that_is_hidden_from_the_question_is_not_imported(from_elsewhere: tuple[Run, Path], begun: bool):
-    """Digests are no signatures: whoever made the files can leave the plugin out of what is asked about."""
+    """Digests are no signatures: anyone who made the files can leave the plugin out of what is requested about."""
     folder, there = from_elsewhere
     plugin = there / "mine.py"
     plugin.write_text("raise SystemExit('imported')")
@@ -327,7 +327,7 @@ def test_what_is_set_aside_replaces_nothing(make: Make):
     assert (folder.path / "damaged-1" / RECORDS).read_text() == "damaged 1"
 
 
-# What a report says -------------------------------------------------------------------------------
+# What a report states -------------------------------------------------------------------------------
 
 
 def test_a_report_says_which_runs_of_a_comparison_have_not_begun(make: Make, tmp_path: Path):
@@ -336,6 +336,6 @@ def test_a_report_says_which_runs_of_a_comparison_have_not_begun(make: Make, tmp
     with pytest.raises(KeyboardInterrupt):
         runner.run_all(experiments, interrupt_after(2))
     (note,) = api.load(tmp_path).missing
-    assert note.startswith("2 of the 3 runs of a comparison have not begun (fedavg-light-seed1-")
+    assert note.startswith("2 of the 3 runs of a comparison have not started (fedavg-light-seed1-")
     runner.resume(runner.below(tmp_path), Progress())
     assert api.load(tmp_path).missing == ()

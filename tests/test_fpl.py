@@ -74,7 +74,7 @@ def test_it_is_the_cross_entropy_alone_until_there_are_prototypes():
 def test_the_server_clusters_the_means_of_each_class():
     """Clients' means of class 0: (1, 0), (3, 0.3), (0, 2) and (0.2, 4); two are nearest to each other, and two.
 
-    So its clusters are (2, 0.15) and (0.1, 3), whatever the counts. Of class 1 one client has (5, 5) as mean. Nobody
+    So its clusters are (2, 0.15) and (0.1, 3), whatever the counts. Of class 1 one client has (5, 5) as mean. No client
     has class 2, which keeps what it had.
     """
     sums = [[[2, 0], [0, 0], [0, 0]], [[3, 0.3], [15, 15], [0, 0]], [[0, 2], [0, 0], [0, 0]], [[2, 40], [0, 0], [0, 0]]]

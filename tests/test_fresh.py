@@ -1,4 +1,4 @@
-"""Processes of the forkserver are as new ones are, and none outlives who asked for it."""
+"""Processes of the forkserver are as new ones are, and none outlives who requested it."""
 
 from __future__ import annotations
 

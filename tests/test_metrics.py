@@ -310,7 +310,7 @@ def test_tables_show_what_selects_first_and_say_what_is_left_out(make: Make, tmp
     assert [row[mean] for row in headline.rows] == ["22.5", "7.5"]
     assert every.columns == ["method", "calibration error (15 bins) (smaller is better)", "accuracy", "AUROC"]
     assert every.rows == [["fedavg", "22.5", "50.0", "90.0"], ["fedprox", "7.5", "50.0", "90.0"]]
-    said = "Means leave out 1 of 2 test environments (b) where a metric is undefined"
+    said = "Means exclude 1 of 2 test environments (b) where a metric is undefined"
     assert f"{said}: AUROC (too few samples of the class, or of others)." in results.notes()
     assert results.score("fedprox") == pytest.approx(0.075)
     assert (results.score("fedprox", "auroc"), results.accuracy("fedprox")) == (0.9, 0.5)

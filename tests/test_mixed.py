@@ -19,14 +19,14 @@ from refusal import refuses
 
 
 def made(*sizes: int, copies: int = 1) -> DomainData:
-    """A domain for each number of originals, of which each has so many samples in a row; x is a sample's number."""
+    """A domain for each number of originals, of which each has that many samples in a row; x is a sample's number."""
     domain = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes) * copies)
     x, names = torch.arange(len(domain)).float().view(-1, 1), tuple("abcd"[: len(sizes)])
     return DomainData(x, torch.zeros_like(domain), domain, names, ("c0",), torch.arange(len(domain)) // copies)
 
 
 def held(division: Division) -> list[list[int]]:
-    """How many samples of each domain every client holds."""
+    """How many samples of each domain every client contains."""
     data = division.data
     return [
         torch.bincount(data.domain[division.holder == n], minlength=len(data.domains)).tolist()
@@ -68,11 +68,11 @@ def test_in_between_by_hand():
     """Two domains, three clients, lambda 0.3: 0.1 of each domain, and 0.7 / 2 of a (60), which has two, or 0.7 of b."""
     division = divide(made(60, 40), Mixed(clients=3, lam=0.3), Streams(0))
     assert held(division) == [[27, 4], [27, 4], [6, 32]]
-    assert division.trained_in[0].tolist() == division.data.domain.tolist()  # whatever client holds a sample
+    assert division.trained_in[0].tolist() == division.data.domain.tolist()  # whatever client contains a sample
 
 
 def test_what_is_held_out_is_not_mixed():
-    """Domain b trains nobody: the others are mixed, and each client validates on each of its domains apart."""
+    """Domain b trains nobody: the others are mixed, and each client validates on each of its domains separately."""
     federation = LeaveOneDomainOut(hold_out="b", validation=0.2).federate(
         made(60, 40, 20), Mixed(clients=2, lam=0.5), Inputs(), Streams(0)
     )

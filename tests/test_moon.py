@@ -37,7 +37,7 @@ def test_the_contrast_and_its_gradient_by_hand():
 
 
 def test_the_loss_reads_the_received_and_the_previous_model():
-    """Encoders 1x -> 2 z: at work x * (1, 0), received x * (0, 1), previous x * (1, 0); x = 3, mu = 2.
+    """Encoders 1x -> 2 z: running x * (1, 0), received x * (0, 1), previous x * (1, 0); x = 3, mu = 2.
 
     Cosines 0 and 1: 2 * log(1 + e^2) = 4.2538560. The head is zero: CE = log 2.
     """
@@ -54,7 +54,7 @@ def test_the_loss_reads_the_received_and_the_previous_model():
 
 
 def test_the_projection_is_contrasted_and_read_by_the_head():
-    """The same numbers, with an encoder that would say the contrary: z = x for all three, projected apart."""
+    """The same numbers, with an encoder that would state the contrary: z = x for all three, projected separately."""
     parts = {"encoder": linear([1.0]), "projection": linear([1.0], [0.0])}
     previous = nn.Sequential(OrderedDict(deepcopy(parts)))
     net = Net({**parts, "head": linear([1.0, 0.0], [0.0, 0.0]), "previous": previous})
@@ -67,7 +67,7 @@ def test_the_projection_is_contrasted_and_read_by_the_head():
 
 
 def test_with_local_batch_norm_the_received_weights_meet_the_norms_at_work():
-    """The Down holds no batch norm, so z_g is made with the scale that the client has at this step."""
+    """The Down contains no batch norm, so z_g is made with the scale that the client has at this step."""
     encoder = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     encoder[1].weight.data = torch.tensor([2.0, -1.0, 0.5])
     previous = nn.Sequential(OrderedDict(encoder=deepcopy(encoder).eval()))

@@ -1,4 +1,4 @@
-"""What a comparison says in a line of its data: what a walk with own data met, and of sound data nothing."""
+"""What a comparison states in a line of its data: what a walk with own data met, and of sound data nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedshift.runs.events import Progress
 from fedshift.runs.simulation import make_federated
 
 Sites = Mapping[str, Any]
-SAYS_MORE = "; `fedshift data` with the same options (fedshift.inspect_data) says more."
+SAYS_MORE = "; `fedshift data` with the same options (fedshift.inspect_data) states more."
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ ODD: dict[str, tuple[Sites, dict[str, Any], str]] = {
     "the label": (
         {"a": revealing(0), "b": revealing(1)},
         {},
-        "the column '3' alone tells the classes apart (AUROC 1.000)",
+        "the column '3' alone separates the classes (AUROC 1.000)",
     ),
     "equal samples": ({"a": a, "b": (a[0].copy(), a[1])}, {}, "180 of 180 samples are, bit by bit, at another site"),
     "one positive": (
@@ -87,7 +87,7 @@ def test_what_is_serious_is_said_in_a_line(what: str):
 
 
 def test_of_sound_data_nothing_is_said():
-    """Neither of few samples, nor of rows of few values, which are equal by chance, nor of an id that says nothing."""
+    """Neither of few samples, nor of rows of few values, which are equal by chance, nor of an uninformative id."""
     few_valued = {name: (np.round(x[:, :1]), y) for name, (x, y) in (("a", a), ("b", b))}
     numbered = {name: (np.column_stack([x, np.arange(90)]), y) for name, (x, y) in (("a", a), ("b", b))}
     small = {name: (x[:40], y[:40]) for name, (x, y) in (("a", a), ("b", b))}

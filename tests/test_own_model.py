@@ -105,7 +105,7 @@ def test_its_width_is_found_and_a_linear_layer_gives_what_is_asked_for():
     assert body(x)[1].shape == (2, 5)
     assert builder(fedshift.own_model(Net, head="classify", dim=7)).encoder().projection.weight.shape == (7, 5)
     whole = builder(fedshift.own_model(partial(Net, width=8), head="classify", dim=4)).gaussian_encoder()
-    assert type(whole.body) is Net  # 8 = 2 * 4 features are what is asked for
+    assert type(whole.body) is Net  # 8 = 2 * 4 features are what is requested
 
 
 # Whole classifiers ----------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def test_a_module_up_to_its_head_is_stacked(make: Make):
 
 
 def variant(source: str) -> Any:
-    """The class of a text that is no file, as typed into a prompt."""
+    """The class of a text that is not a file, as typed into a prompt."""
     names: dict[str, Any] = {"__name__": "typed", "nn": nn}
     exec(source, names)
     return names["Net"]
@@ -421,7 +421,7 @@ def test_a_module_from_elsewhere_needs_trust(from_elsewhere: Run):
 
 
 def test_a_run_is_moved_with_a_copy_of_its_model(make: Make, tmp_path: Path):
-    """Without the copy the run says what is missing; a model that was damaged is not opened, but made again."""
+    """Without the copy the run states what is missing; a model that was damaged is not opened, but made again."""
     run = runner.start(make({"run.out": "runs"}).replace(model=fedshift.own_model(Net, head="classify")), Progress())
     x = torch.ones(2, 1, 10, 10)
     expected, moved = run.model()(x), run.path.rename("alone")
@@ -440,7 +440,7 @@ def test_a_run_is_moved_with_a_copy_of_its_model(make: Make, tmp_path: Path):
 
 
 def forged(path: Path, pickled: bytes) -> None:
-    """Put other bytes into a kept file that still says that it means the same."""
+    """Put other bytes into a kept file that still states that it means the same."""
     head = path.read_bytes().partition(b"\n")[0].split()
     head[4] = files.digest_of(pickled).encode()
     path.write_bytes(b" ".join(head) + b"\n" + pickled)
@@ -459,7 +459,7 @@ def test_who_says_that_a_file_means_what_is_known_is_not_believed(from_elsewhere
 
 
 def test_code_that_is_hidden_from_the_question_is_not_opened(from_elsewhere: Run, tmp_path: Path):
-    """Digests are no signatures: whoever made the files can leave the module out of what is asked about."""
+    """Digests are no signatures: anyone who made the files can leave the module out of what is requested about."""
     file = from_elsewhere.path / RUN
     table = json.loads(file.read_bytes())
     del table["digest"]

@@ -60,7 +60,7 @@ def test_two_rounds_by_hand(make: Make):
 
 
 def test_with_batch_norm_of_its_own_it_is_fedbn_for_a_client_to_the_bit(make: Make):
-    """All clients take part, and moments begin anew in every round, as those of shared layers do.
+    """All clients take part, and moments begin again in every round, as those of shared layers do.
 
     A client's batch norm, all that is averaged of the rest, and its model are FedBN's. The average of the batch norms
     is there as well, and an unseen client is predicted for with it, which is FedBN's mean of them, to rounding.
@@ -118,7 +118,7 @@ def test_the_choice_by_hand(done: float, temperature: float, risk: float, gradie
     Uniform noise of 1/2 is logistic noise of 0, so a = sigmoid(0) = 1/2 and z = 2: CE = log(1 + e^-4) = 0.0181499, with
     q = 0.0179862 the probability of the wrong class. dCE/dz = -2 q, dz/da = 3 - 1, da/ds = 1/4 / temperature: -q at
     temperature 1, -2 q at 1/2. The head's choice makes no difference. Without last values, whatever a is, w_t alone
-    counts: CE = log(1 + e^-2) = 0.1269280 and no gradient. The model at work, z = 9x, is not read.
+    counts: CE = log(1 + e^-2) = 0.1269280 and no gradient. The model running, z = 9x, is not read.
     """
     last = {"encoder.weight": torch.tensor([[3.0]]), "head.weight": torch.tensor([[1.0], [-1.0]])}
     choice = nn.ParameterDict({"logit": nn.Parameter(torch.zeros(2))})

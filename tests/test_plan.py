@@ -1,4 +1,4 @@
-"""What a run says beforehand and within its rounds: planned steps are the steps that are taken, by every engine."""
+"""What a run states beforehand and within its rounds: planned steps are the steps that are taken, by every engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reference import Heard
 
 
 def listened(simulation: Simulation, engine: Engine) -> Heard:
-    """Carry out the first two rounds, and hear what the run says."""
+    """Run the first two rounds, and receive what the run states."""
     heard = Heard()
     for _ in range(2):
         go_on(simulation, engine, heard)
@@ -37,7 +37,7 @@ def test_a_mean_round_is_planned(make: Make, changes: dict[str, Any]):
 
 
 class Unstackable(FedAvg):
-    """FedAvg whose loss asks a question, so that clients that were begun together go on one by one."""
+    """FedAvg whose loss requests a question, so that clients that were started together continue one by one."""
 
     def risk(self, net, batch, context):
         return super().risk(net, batch, context) * (float(batch.x.sum()) > -1e9)

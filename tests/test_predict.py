@@ -1,4 +1,4 @@
-"""fedshift predict, as a user calls it: what a trained model says of new files."""
+"""fedshift predict, as a user calls it: what a trained model states about new files."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_table_by_the_names_of_its_columns(table: Run, tmp_path: Path, kind: s
     other.to_csv(file, index=False) if kind == "csv" else other.to_parquet(file)
     done = predict(table, file, "--out", "-", "--round", "selected")
     assert done.exit_code == 0, done.output
-    assert "not looked at: label, name" in done.stderr
+    assert "ignored: label, name" in done.stderr
     x = torch.tensor(new[["age", "weight", "pulse", "bilirubin"]].to_numpy().tolist())
     rows = rows_of(done.stdout)
     assert [row["row"] for row in rows] == [str(number) for number in range(7)]
@@ -234,7 +234,7 @@ def test_windows_of_signals_by_recording_and_step(tmp_path: Path):
     pieces = np.stack([east[start : start + 5].T for start in (0, 3, 6)])
     x = (pieces - pieces.mean(axis=2, keepdims=True)) / pieces.std(axis=2, keepdims=True)
     check(run, rows[:3], torch.tensor(x, dtype=torch.float32), rtol=1e-5)
-    for note in ("not looked at: note", "1 missing numbers were interpolated", "2 of 24 steps lie in no window"):
+    for note in ("ignored: note", "1 missing numbers were interpolated", "2 of 24 steps lie in no window"):
         assert note in result.stderr
 
 

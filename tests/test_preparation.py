@@ -137,7 +137,7 @@ def test_all_sites_together_equal_scikit_learn_on_all_training_rows(tmp_path: Pa
 def test_constant_columns_negative_zeros_and_columns_of_nothing():
     """A constant column is 0 in training and keeps its distance elsewhere, as scikit-learn's; -0.0 is a number.
 
-    The third column has no training value: it is 0 whatever another row holds.
+    The third column has no training value: it is 0 whatever another row contains.
     """
     preparation = Preparation("site", columns=(Column("same"), Column("sign"), Column("none"), Column("c", ("u", "v"))))
     nan = float("nan")
@@ -183,7 +183,7 @@ def test_an_indicator_says_where_a_cell_is_missing():
 
 
 def test_a_pooled_column_is_prepared_as_with_pooled_statistics_and_the_others_as_with_each_sites():
-    """Also at a site that lacks it. What is sent of it says nothing of the others."""
+    """Also at a site that lacks it. What is sent of it reveals nothing about the others."""
     draw = np.random.default_rng(0)
     columns = (Column("a"), Column("b"), Column("c", ("u", "v")), Column("d", ("x", "y", "z")))
     sites = [
@@ -363,7 +363,7 @@ def test_statistics_of_a_site_alone_are_private(tmp_path: Path, monkeypatch: pyt
     """Tensors of client scope: the audit knows them, so a page that sent them would be stopped."""
     monkeypatch.setitem(METHODS._listed, "leaking", Leaking)
     frame = table()
-    for number in range(8):  # equality of fewer numbers than eight says nothing
+    for number in range(8):  # equality of fewer numbers than eight states nothing
         frame[f"more {number}"] = np.random.default_rng(number).normal(size=len(frame))
     with refuses("'preparation.center'", error=AuditError):
         carried_out(experiment(tmp_path, frame, {"statistics": "site"}, method={"name": "leaking"}))
@@ -426,7 +426,7 @@ def test_columns_that_are_pooled_are_told_and_refused_as_well(tmp_path: Path):
         coordinate(folder / "coordinator", Local(folder), Progress())
     frame.assign(marker=np.nan, dose=np.nan).to_csv(path, index=False)
     (note,) = [note for note in inspect(folder / "sites" / "Oslo").notes if "Almost all" in note]
-    assert "at 1 of 1 sites: Oslo 100 % of 'dose'." in note  # of the marker a setting says what becomes of it
+    assert "at 1 of 1 sites: Oslo 100 % of 'dose'." in note  # of the marker a setting states what becomes of it
 
 
 def test_columns_that_a_site_hardly_has_are_noted_with_what_to_do(tmp_path: Path):
@@ -449,7 +449,7 @@ def test_a_site_with_other_columns_is_named(tmp_path: Path):
     site = folder / "sites" / "Oslo"
     frame = pd.read_csv(site / "mine.csv")
     frame.assign(dose=["high"] * EACH).to_csv(site / "mine.csv", index=False)
-    with refuses("'dose' holds categories, but the federation agreed on numbers"):
+    with refuses("'dose' contains categories, but the federation agreed on numbers"):
         inspect(site).problems.check()
     frame.drop(columns="dose").to_csv(site / "mine.csv", index=False)
     with refuses("Unknown column of inputs"):

@@ -83,7 +83,7 @@ def test_a_part_of_a_domain_that_there_is_not():
 
 
 def test_the_target_belongs_to_nobody_and_sources_keep_a_tenth():
-    """20 of each of 4 classes: round(0.1 x 20) = 2 of each held out, so 72 to train and 8 to look at."""
+    """20 of each of 4 classes: round(0.1 x 20) = 2 of each held out, so 72 to train and 8 to inspect."""
     federation = federate(LeaveOneDomainOut(hold_out="b"))
     assert [(e.name, e.role, e.client, len(e.samples)) for e in federation.environments] == [
         ("a", "validation", 0, 8),
@@ -185,7 +185,7 @@ def test_each_client_is_scored_on_every_shift_and_trains_on_none():
 
 
 def test_a_held_out_validation_looks_at_no_shift():
-    """0.2 of 10 of each class: 4 to look at, 16 to train."""
+    """0.2 of 10 of each class: 4 to inspect, 16 to train."""
     federation, data = federate(PersonalUnderShift(validation="held-out", held_out=0.2), data=shifted()), shifted()
     assert data.environment is not None
     for client in federation.clients:
@@ -208,7 +208,7 @@ def copies(per_class: int = 10) -> DomainData:
 
 
 def test_a_validation_apart_shares_neither_environment_nor_originals_with_the_test():
-    """0.2 of 10 originals of each of 2 classes: 4 to look at, in p=0.1, and 16 to test in p=0 and p=1 each."""
+    """0.2 of 10 originals of each of 2 classes: 4 to inspect, in p=0.1, and 16 to test in p=0 and p=1 each."""
     protocol, data = PersonalUnderShift(apart=True, held_out=0.2), copies()
     protocol.check_choosing()
     federation = federate(protocol, data=data)
@@ -262,7 +262,7 @@ def test_a_small_client_that_has_nothing_to_score_is_left_out_and_told_of():
     federation = FederatedData(clients, environments, ("c0",), Inputs()).checked()
     assert [e.client for e in federation.environments] == [0]
     (note,) = federation.notes
-    assert note.startswith("1 of 2 environments of single clients hold no image")
+    assert note.startswith("1 of 2 environments of single clients contain no image")
 
 
 def test_a_domain_that_nobody_can_score_and_a_client_that_cannot_train_are_refused():

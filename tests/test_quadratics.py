@@ -32,7 +32,7 @@ TRAIN = {"train.rounds": 25, "train.steps": 2, "train.lr": 0.2}
 def test_fedavg_does_not_end_at_the_optimum_of_the_federation(on_quadratics: OnQuadratics):
     """The mean of F_k is least at (1 * 1 + 4 * -1) / 5 = -0.6; one step a round leads there.
 
-    Rounds of two steps end where the clients pull alike: with q_k = 1 - (1 - 0.2 a_k)^2 = (0.36, 0.96) at
+    Rounds of two steps end where the clients pull the same: with q_k = 1 - (1 - 0.2 a_k)^2 = (0.36, 0.96) at
     sum q_k b_k / sum q_k = -0.45455.
     """
     federation = quadratics(TWO)

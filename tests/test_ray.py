@@ -1,4 +1,4 @@
-"""A Ray cluster: the bits of worker processes, whatever dies, and nothing of Ray where it is not asked for."""
+"""A Ray cluster: the bits of worker processes, whatever dies, and nothing of Ray where it is not requested."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def by_workers(make: Make, changes: dict[str, Any], tmp_path: Path) -> Run:
 
 
 def dying(monkeypatch: pytest.MonkeyPatch, marker: Path, times: int) -> None:
-    """Have the actor that trains client 1 in round 3 killed so many times."""
+    """Have the actor that trains client 1 in round 3 killed that many times."""
     kill_workers(monkeypatch, marker, times)
     by_value(monkeypatch)
 
@@ -192,7 +192,7 @@ def test_a_dead_actor_costs_its_own_work(make: Make, tmp_path: Path, monkeypatch
     assert results(run) == expected
     (note,) = notes
     assert note.startswith("A Ray actor died in round 3 (")
-    assert "at work for client 'gray', and was replaced; 1 so far" in note
+    assert "running for client 'gray', and was replaced; 1 so far" in note
 
 
 @cluster
@@ -202,7 +202,7 @@ def test_an_actor_that_dies_twice_ends_the_run_which_then_goes_on(
     expected = results(by_workers(make, PRIVATE, tmp_path))
     dying(monkeypatch, tmp_path / "killed", times=2)
     experiment = make({**PRIVATE, **RAY, "run.out": str(tmp_path / "ray")})
-    with refuses("A Ray actor died twice in round 3, at work for client 'gray'"):
+    with refuses("A Ray actor died twice in round 3, running for client 'gray'"):
         carried_out(experiment)
     (run,), failed = runner.run_all([experiment], Progress())
     assert not failed
@@ -311,7 +311,7 @@ SPREAD = ["--set", "run.engine=ray", "--set", "run.spread=runs", "--set", "run.w
 
 @cluster
 def test_a_killed_driver_loses_and_repeats_nothing(tmp_path: Path):
-    """Twelve runs on two tasks; after the first four have finished, whoever started them is killed."""
+    """Twelve runs on two tasks; after the first four have finished, anyone who started them is killed."""
     pytest.importorskip("ray", reason="Ray is not installed")
     (tmp_path / "grid.toml").write_text(GRID)
     command = [sys.executable, "-m", "fedshift", "compare", "grid.toml", *SPREAD]

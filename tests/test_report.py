@@ -142,7 +142,7 @@ def compared(environments: list[str], methods: list[str], seeds: int, in_turn: b
     return Comparison(runs)
 
 
-# Every awkward name: those that get panels of their own, and those that are many.
+# Every awkward name: those that get separate panels, and those that are many.
 COMPARISONS = {
     "few": compared([*AWKWARD[:MOST_PANELS]], ["fedavg", "client2vec"], 2, False, 0),
     "other": compared([*AWKWARD[MOST_PANELS:]], ["fedavg", "head-retraining", "fedpin-gm-ft"], 3, False, 1),
@@ -420,9 +420,9 @@ def test_each_reason_to_doubt_a_number_is_a_warning_that_names_the_value():
     """Two classes: 50 % is guessing. From 0.9 to 0.5 on validation a row falls by 40 points. 3 of class b is few."""
     falling = [record(n, "train", n, {"t": 0.5}, {"v": score}) for n, score in ((1, 0.9), (2, 0.5))]
     falling[0]["missing"] = [{"client": 1, "why": "absent"}] * 3
-    results = Comparison([made(table_of("fedavg"), falling, done=False, **FACTS)], missing=("A run is left out: x",))
+    results = Comparison([made(table_of("fedavg"), falling, done=False, **FACTS)], missing=("A run is excluded: x",))
     assert kinds(results) == [
-        *("left out", "not finished", "absent clients", "one seed", "did not train", "past its best"),
+        *("excluded", "not finished", "absent clients", "one seed", "did not train", "past its best"),
         *("few samples", "few samples"),
     ]
     text = " ".join(caution.text for caution in results.cautions())
@@ -443,7 +443,7 @@ def test_a_validation_that_looks_at_the_test_is_a_warning_once():
 
 
 def test_samples_and_classes_stand_beside_each_score(runs: Path):
-    """Three domains of 2 classes; what data.json says of an environment adds up to the n of its score."""
+    """Three domains of 2 classes; what data.json states about an environment adds up to the n of its score."""
     results = Comparison.at(runs)
     test, validation = environments(results)
     assert test.columns == ["environment", "n", "n of a class", "fedavg"]
@@ -457,7 +457,7 @@ def test_samples_and_classes_stand_beside_each_score(runs: Path):
 
 
 def test_terms_of_the_loss_are_means_over_clients():
-    """Clients a and b minimise 1 and 3: their mean is 2; the server's term has a panel of its own."""
+    """Clients a and b minimise 1 and 3: their mean is 2; the server's term has a separate panel."""
     one = record(1, "train", 1, {"t": 0.5}, {"v": 0.5})
     one["terms"] = {"a": {"risk": 1.0}, "b": {"risk": 3.0}, "server": {"risk": 5.0}}
     panels = {panel.title: panel for panel in by_term(Comparison([made(table_of("fedavg"), [one])]))}
@@ -549,7 +549,7 @@ def test_what_is_damaged_or_has_no_record_is_a_warning_and_the_rest_is_shown(tmp
     (second / "events.jsonl").write_text(json.dumps(failed) + "\n")
     results = Comparison.at(tmp_path)
     assert [run.path.name for run in results.runs] == [third.name]
-    texts = [caution.text for caution in results.cautions() if caution.kind == "left out"]
+    texts = [caution.text for caution in results.cautions() if caution.kind == "excluded"]
     assert first.name in texts[0]
     assert "records.jsonl" in texts[0]
     assert f"{second.name} has no record yet. The loss is not finite." in texts[1]

@@ -1,4 +1,4 @@
-"""The papers' tables and curves: their files, their plans at every scale, and small ones carried out and resumed."""
+"""The papers' tables and curves: their files, their plans at every scale, and small ones run and resumed."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_every_cell_has_experiments_at_every_scale(size: str, tmp_path: Path, mo
                 plan_table(name, size)
             continue
         plan = plan_table(name, size, out=tmp_path)
-        first = replace(plan, scale=replace(plan.scale, seeds=plan.scale.seeds[:1]))  # seeds are of every cell alike
+        first = replace(plan, scale=replace(plan.scale, seeds=plan.scale.seeds[:1]))  # seeds are of every cell the same
         keys = [cell.key for cell in first.cells]
         assert len({*keys}) == len(keys) > 0, name
         for cell in first.cells:
@@ -140,7 +140,7 @@ def test_published_numbers_are_the_papers():
 
 
 def test_a_number_outside_of_two_deviations_is_marked():
-    """60 ± 0.5 reaches 61 and no further; of one seed there is no deviation, so nothing is said."""
+    """60 ± 0.5 reaches 61 and no further; of one seed there is no deviation, so nothing is stated."""
     assert less(MeanStd(60.0, 0.5), 61.0) == "(-1.0)"
     assert less(MeanStd(60.0, 0.5), 61.1) == "(-1.1*)"
     assert less(MeanStd(60.0, None), 70.0) == "(-10.0)"
@@ -250,7 +250,7 @@ def test_a_command_that_is_killed_goes_on_and_repeats_nothing(tmp_path: Path):
 
 
 def test_a_table_whose_runs_are_damaged_is_told_apart(tmp_path: Path):
-    """--list says it of that table; a reproduction says what to delete, and then makes it again."""
+    """--list states it of that table; a reproduction states what to delete, and then makes it again."""
     fedshift.reproduce("fedpin-table2", out=tmp_path, rows=["GM", "PM"], progress=Progress())
     damaged = next(folder for folder in find(tmp_path) if "fedpin-gm-" in folder.path.name)
     (damaged.path / "records.jsonl").write_text("{}\n")
@@ -347,16 +347,3 @@ def test_what_is_needed_is_said_with_the_fix(tmp_path: Path):
     for more in ([], ["--dry-run"]):
         with pytest.raises(FedshiftError, match="nowhere"):
             CliRunner().invoke(app, [*words, *more, "--out", str(tmp_path)], catch_exceptions=False)
-
-
-# The page -----------------------------------------------------------------------------------------
-
-
-def test_the_page_lists_every_table():
-    """A row for each: the table, what it shows, and the data or why it is not reproduced."""
-    lines = ["| table | what it shows | data, or why it is not reproduced |", "|---|---|---|"]
-    for name, exhibit in exhibits().items():
-        beside = "; ".join(scenario.title for scenario in exhibit.scenarios) or f"not reproduced: {exhibit.why}"
-        lines.append(f"| `{name}` | {exhibit.what} | {beside} |")
-    page = Path(__file__).parents[1] / "docs" / "reproduce.md"
-    assert "\n".join(lines) + "\n" in page.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Tables, curves and reports say what the records say."""
+"""Tables, curves and reports state what the records state."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_selection_rules_by_hand():
 
 
 def test_the_mean_of_the_last_evaluations_by_hand():
-    """Four evaluations, the mean of three asked for: the second is another stage's, so (0.3 + 0.9) / 2 = 0.6 remain.
+    """Four evaluations, the mean of three requested: the second is another stage's, so (0.3 + 0.9) / 2 = 0.6 remain.
 
     Their standard deviation is 0.3 sqrt(2). Validation of these two: 0.5 and 0.7. A third whose environment has other
     samples (n) leaves 0.9 alone.

@@ -37,7 +37,7 @@ def test_a_difference_counts_seeds_and_patients(page: ModuleType):
     found = joined.less(alone, "accuracy")
     assert found.mean == 25
     assert found.half == pytest.approx(sqrt((12.7062 * 5) ** 2 + (196 * sqrt(3) / 8) ** 2), rel=1e-4)
-    assert joined.less(alone, "auroc").half == 0  # both rank the patients alike, in every seed
+    assert joined.less(alone, "auroc").half == 0  # both rank the patients the same, in every seed
 
 
 def test_divisions_overlap(page: ModuleType):

@@ -39,7 +39,7 @@ from refusal import refuses
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 def test_kept_moments_go_on_whatever_their_layout(tmp_path: Path, optimiser: str):
-    """A checkpoint is contiguous, the CNN's moments are channels-last; names may hold a slash."""
+    """A checkpoint is contiguous, the CNN's moments are channels-last; names may contain a slash."""
     method = {"name": "slashed", "optimiser_state": "kept"}
     changes = CNN_WITH_BN | {"method": method, "model.channels": [4, 5], "train.optimiser": optimiser}
     changes |= {"train.lr": 0.01, "train.rounds": 4, "run.checkpoint_every": 2}
@@ -80,7 +80,7 @@ def grid_in(out: Path, changes: dict[str, Any] | None = None) -> list[Experiment
 def test_an_interrupted_grid_is_resumed_as_the_grid_that_it_was(
     whole_grid: list[tuple[Any, ...]], tmp_path: Path, rounds: int
 ):
-    """Ctrl-C after so many rounds of runs, in any of the stacks: the same bits, and all five runs."""
+    """Ctrl-C after that many rounds of runs, in any of the stacks: the same bits, and all five runs."""
     with pytest.raises(KeyboardInterrupt):
         runner.run_all(grid_in(tmp_path), interrupt_after_all(rounds))
     folders, failed = runner.resume(runner.below(tmp_path), Progress())
@@ -114,7 +114,7 @@ def test_a_run_that_was_not_begun_needs_what_the_others_had(tmp_path: Path):
 
 
 def interrupt_after_all(last: int) -> Progress:
-    """Ctrl-C after so many rounds of all runs."""
+    """Ctrl-C after that many rounds of all runs."""
     left = [last]
 
     def call(position: int) -> None:
@@ -287,7 +287,7 @@ def test_a_stack_that_some_have_left_is_resumed_to_the_same_bits(tmp_path: Path,
 
 @pytest.mark.parametrize("answers", [0, 10, 25])
 def test_a_federation_ends_where_a_simulation_does(make: Make, tmp_path: Path, answers: int):
-    """Also if its coordinator is killed after so many answers: to an order, or to what a model scores."""
+    """Also if its coordinator is killed after that many answers: to an order, or to what a model scores."""
     changes = {**EARLY, "protocol": {"name": "in-domain"}, "evaluate.batch": 6}
     experiment = make(changes | {"method": {"name": "ftfa", "finetune_steps": 2}})
     folder = members(tmp_path / "trial", experiment)

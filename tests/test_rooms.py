@@ -66,7 +66,7 @@ ROOMS = {room: height for height, layer in enumerate(LAYERS) for room in layer}
 
 
 def room_of(module: str) -> str:
-    """The room of a module: itself where it has a place of its own, else its first folder."""
+    """The room of a module: itself where it has a separate place, else its first folder."""
     return module if module in ROOMS else module.partition(".")[0]
 
 
@@ -111,6 +111,14 @@ def allowed(module: str, imported: str) -> bool:
 def test_every_module_has_its_place():
     assert [module for module in SOURCES if room_of(module) not in ROOMS] == []
     assert [name for name in (*ROOMS, *ONLY) if name not in SOURCES] == []
+
+
+def test_the_table_of_the_design_has_these_layers():
+    page = (ROOT.parents[1] / "docs" / "design.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| ((?:`\w+`(?:, )?)+) \|", page[page.index("| layer |") : page.index("## The contract")], re.M
+    )
+    assert [set(re.findall(r"\w+", row)) for row in rows] == LAYERS
 
 
 def test_a_module_imports_its_own_room_and_lower_layers_only():

@@ -75,7 +75,7 @@ def test_a_rate_rises_in_the_warm_up_and_never_after_it(
 
 
 def test_a_stage_that_is_shorter_than_the_warm_up_has_none():
-    """A last round of fine-tuning, say, which would else be at a fraction of the rate."""
+    """A last round of fine-tuning, for example, which would else be at a fraction of the rate."""
     train = Train(lr=1.0, rounds=10, warmup=5)
     assert [train.lr_in(round, 6) for round in range(1, 7)] == pytest.approx([n / 6 for n in range(1, 7)])
     assert [train.lr_in(round, 5) for round in range(1, 6)] == [1] * 5
@@ -121,7 +121,7 @@ BLOCKS = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
 @pytest.mark.parametrize("written", BLOCKS)
 def test_what_the_page_writes_is_an_experiment(tiny_document: dict[str, Any], written: str):
-    """As it stands, and carried out with fewer rounds."""
+    """As it stands, and run with fewer rounds."""
     changes = flat(tomllib.loads(written))
     (experiment,) = expand(override(tiny_document, changes))
     assert changes.items() <= flat(experiment.table()).items()

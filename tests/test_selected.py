@@ -72,10 +72,10 @@ def picked(run: Run) -> int:
     ids=lambda changes: changes.get("method.name", "personal"),
 )
 def test_it_is_the_model_of_a_run_that_ends_there(make: Make, tmp_path: Path, changes: dict[str, Any]):
-    """No method here looks at how many rounds there are, so a run of so many rounds ends with the selected model."""
+    """No method here inspects how many rounds there are, so a run of that many rounds ends with the selected model."""
     run = carried_out(make, {**changes, **ROUGH})
     position = picked(run)
-    assert position < 12, "it would say nothing"
+    assert position < 12, "it would state nothing"
     short = carried_out(make, {**changes, **ROUGH, "train.rounds": position, "run.out": str(tmp_path / "short")})
     assert {name: tensor.tolist() for name, tensor in run.selected.items()} == {
         name: short.weights[name].tolist() for name in run.selected
@@ -107,7 +107,7 @@ def test_which_model_is_asked_for_is_checked(make: Make):
 
 
 def test_damage_is_noticed(make: Make):
-    """A finished run's is; one that goes on notices as well, and is made again."""
+    """A finished run's is; one that continues notices as well, and is made again."""
     run = carried_out(make, {})
     file = selected_file(run)
     data = bytearray(file.read_bytes())
@@ -119,7 +119,7 @@ def test_damage_is_noticed(make: Make):
 
 
 def test_runs_that_advance_together_keep_their_own(make: Make, tmp_path: Path):
-    """As a stack, interrupted and resumed; each has the weights of its own best round."""
+    """As a stack, interrupted and resumed; each has the separate weights best round."""
     changes = {**ROUGH, "run.engine": "vectorised", "run.together": 3}
     requested = [make({**changes, "seed": seed}) for seed in (0, 1, 2)]
     with pytest.raises(KeyboardInterrupt):
@@ -146,7 +146,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def fedavg(folder: Path) -> Experiment:
-    """What that coordinator carries out."""
+    """What that coordinator runs."""
     (experiment,) = expand(override(TINY, {**small("fedavg"), **IN_DOMAIN, **ROUGH, "run.out": str(folder)}))
     return experiment
 
@@ -273,7 +273,7 @@ def test_which_client_must_be_said_where_each_has_a_model(make: Make):
 
 @pytest.mark.parametrize("changes", [FEDPIN, {"method.name": "drfa", "method.bn": "local", **CNN_WITH_BN}])
 def test_a_client_that_never_trained_has_no_model(make: Make, changes: dict[str, Any]):
-    """Nor one that only told how many samples it has, as all of DRFA's do."""
+    """Nor one that only reported how many samples it has, as all of DRFA's do."""
     run = carried_out(make, {**changes, "train.participation": 0.5, "train.rounds": 1})
     trained = {int(name.split(".")[1]) for name in run.weights if name.startswith("client.")}
     (other,) = {0, 1} - trained

@@ -87,7 +87,7 @@ def test_damage_is_found_and_the_line_named(path: Path, how: str):
 def test_another_chain_with_the_same_content_is_found(path: Path):
     write(path, 3)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines[0]["run"] = "another"  # its chain is made anew, but not that of those after it
+    lines[0]["run"] = "another"  # its chain is made again, but not that of those after it
     chain = lines[0].pop("chain")
     lines[0]["chain"] = sent_module._link(sent_module.START, dict(lines[0]))
     assert lines[0]["chain"] != chain

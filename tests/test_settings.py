@@ -49,7 +49,7 @@ SCALARS = [(where, cls, name) for where, cls in CLASSES.items() for name in cls.
 
 
 def numbers(schema: Any) -> list[dict[str, Any]]:
-    """What a schema says of numbers, in lists and alternatives as well."""
+    """What a schema states about numbers, in lists and alternatives as well."""
     if isinstance(schema, list):
         return [found for item in schema for found in numbers(item)]
     if not isinstance(schema, dict):
@@ -270,7 +270,7 @@ def test_what_is_printed_fits_the_terminal_with_every_entry_and_setting(
     page = capsys.readouterr().out
     print_list("all")
     texts = [page, capsys.readouterr().out]
-    assert "> 0, <= 1000" in page
+    assert "> 0, <= 1,000" in page
     for name in shown_names():
         print_named(name, {})
         texts.append(capsys.readouterr().out)

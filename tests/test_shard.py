@@ -59,7 +59,7 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def begin(simulation: Any, folder: Run, position: int, *rest: Any) -> Any:
         with log.open("a") as file:
             file.write(f"{folder.path.name} {position}\n")
-        time.sleep(0.05)  # so that processes are at work side by side
+        time.sleep(0.05)  # so that processes are running side by side
         return real(simulation, folder, position, *rest)
 
     monkeypatch.setattr(together, "_begin", begin)
@@ -191,7 +191,7 @@ def write(folder: Path, claim: Claim) -> None:
 
 
 def test_a_claim_that_stands_still_is_taken_over_and_one_that_beats_is_not(tmp_path: Path, elsewhere: Claim):
-    """Its file's times, which another machine's clock made, say nothing."""
+    """Its file's times, which another machine's clock made, state nothing."""
 
     def beat() -> None:
         time.sleep(0.1)

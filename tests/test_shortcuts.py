@@ -1,4 +1,4 @@
-"""Colored MNIST and WaterBird: the shortcut is as strong as it says, and everything else stays the same."""
+"""Colored MNIST and WaterBird: the shortcut is as strong as it states, and everything else stays the same."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def is_green(data: DomainData) -> torch.Tensor:
 
 
 def test_each_client_holds_its_four_digits_and_shares_none_of_its_images(tmp_path: Path):
-    """80 images a digit. Of eight clients two hold digit 0 (40 images each), four digit 1 (20 each).
+    """80 images a digit. Of eight clients two contain digit 0 (40 images each), four digit 1 (20 each).
 
-    So clients 1, 4, 5, 8 hold 2 * 40 + 2 * 20 = 120 images, 96 to train on; the others 80, 64 to train on.
+    So clients 1, 4, 5, 8 contain 2 * 40 + 2 * 20 = 120 images, 96 to train on; the others 80, 64 to train on.
     """
     data = load(numbered(tmp_path), clients=8)
     number = number_of(data)
@@ -109,7 +109,7 @@ def test_colours_agree_with_the_noisy_label_as_often_as_p_says(tmp_path: Path):
 
 
 def test_labels_are_flipped_once_an_original_at_the_rate_asked_for(tmp_path: Path):
-    """Without noise the label says whether the digit is at least 5; noise changes 1,000 of 4,000, +- 4 * sqrt(750)."""
+    """Without noise the label is whether the digit is at least 5; noise changes 1,000 of 4,000, +- 4 * sqrt(750)."""
     path = numbered(tmp_path, 4000)
     clean, noisy, flipped = (load(path, label_noise=noise, test_p=(0.5,)) for noise in (0.0, 0.25, 1.0))
     truth = (number_of(clean) % 10 >= 5).long()
@@ -176,7 +176,7 @@ def birds(root: Path, images: int = 40) -> dict[str, object]:
 def test_birds_stand_before_the_place_that_p_says(tmp_path: Path):
     """Two clients share one of three species of each class: 40 + 20 birds a class each, 12 of them for its tests.
 
-    A bird's number in red says its species; green in the lower half is land, blue water.
+    A bird's number in red states its species; green in the lower half is land, blue water.
     """
     data = WaterBird(**birds(tmp_path), test_p=(0.0, 1.0)).load(Streams(0))
     number, below = data.x[:, 0, 0, 0].long(), data.x[:, :, -1, 0].long()

@@ -68,7 +68,7 @@ def test_windows_are_what_they_are_by_hand(tmp_path: Path):
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(1, 12), st.integers(0, 15))
 @example([1], 1, 0)
 def test_every_window_is_a_piece_of_one_recording(lengths: list[int], window: int, stride: int):
-    """The values count on through all recordings, so a piece of one is told from any other.
+    """The values count on through all recordings, so a piece of one receives from any other.
 
     Windows begin at 0, stride, 2 stride, ... as long as they end in their recording.
     """
@@ -104,7 +104,7 @@ def test_a_window_in_which_the_label_changes(tmp_path: Path):
     calm = steps("v", "rome", "-", list(range(4))).assign(label=1)
     dropped = load(save(tmp_path / "x.csv", recording, calm, window=4))
     assert (dropped.domain.tolist(), dropped.domains, dropped.classes) == ([1], ("oslo", "rome"), ("1", "2"))
-    assert dropped.notes[0] == "2 windows in which the label changes are left out."
+    assert dropped.notes[0] == "2 windows in which the label changes are excluded."
     kept = load(save(tmp_path / "x.csv", recording, calm, window=4, mixed="majority"))
     assert [kept.classes[y] for y in kept.y.tolist()] == ["1", "1", "2"]  # v, then w's two
     assert "No window of data.window = 4 steps is left" in refusal(save(tmp_path / "x.csv", recording, window=4))
@@ -116,7 +116,7 @@ def test_a_recording_that_is_shorter_than_a_window(tmp_path: Path):
         load(dataset)
     data = load(save(tmp_path / "x.csv", *TWO, window=4, short="drop"))
     assert data.x[:, 0].tolist() == [[1, 2, 3, 4]]
-    assert data.notes[0] == "1 recordings are shorter than a window of 4 steps and are left out."
+    assert data.notes[0] == "1 recordings are shorter than a window of 4 steps and are excluded."
 
 
 # Standardising -----------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def federation(place: Path, kind: str) -> Path:
     ok("federation", *arguments, *options)
     for number, site in enumerate(SITES):
         folder = place / "kind" / "sites" / site
-        file = write(folder / "data", number)  # where its README says
+        file = write(folder / "data", number)  # where its README states
         if kind == "arrays in memory":  # a file that names its domain, so a folder of such is none
             (folder / "site.toml").write_text(f'name = "{site}"\n[data]\npath = "data/{file}"\n', encoding="utf-8")
     return place / "kind"
@@ -342,7 +342,7 @@ def test_what_is_wrong_with_a_cell_is_mended_here(site: MakeSite):
     )
     (folder / "data" / "all.csv").write_text("age,label\n30,ill\nold,well\n")
     found = inspect(folder)
-    with refuses("holds 'old' (str) in row 1", "--set data.missing='old'"):
+    with refuses("contains 'old' (str) in row 1", "--set data.missing='old'"):
         found.problems.check()
     note = "What a message writes as --set data.NAME=VALUE is NAME = VALUE here, below [data] in site.toml."
     assert found.notes == [note]

@@ -73,8 +73,8 @@ def test_validation_chooses_the_round():
     x = StandardScaler().fit_transform(x) + np.random.default_rng(0).normal(0, 1, x.shape)
     settings = {"evaluate.every": 1, "train.lr": 0.05, "train.batch": 8}
     fitted = classifier(validation_fraction=0.2, round="selected", settings=settings).fit(x, y, sites=sites)
-    assert sum(fitted.run_.data_facts["samples"].values()) == 96  # a fifth of each class of each site is left out
-    assert fitted.run_.summary["source_validation"]["position"] < 8, "it would say nothing"
+    assert sum(fitted.run_.data_facts["samples"].values()) == 96  # a fifth of each class of each site is excluded
+    assert fitted.run_.summary["source_validation"]["position"] < 8, "it would state nothing"
     with torch.no_grad():
         expected = fitted.run_.model(round="selected").double()(torch.tensor(x, dtype=torch.float32)).softmax(dim=1)
     np.testing.assert_allclose(fitted.predict_proba(x), expected, rtol=1e-12)

@@ -53,7 +53,7 @@ def sbatch(script: Path) -> list[str]:
 
 
 def test_a_comparison_as_an_array_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """What the script's tasks print in the end is the table of one process, and every run was carried out once."""
+    """What the script's tasks print in the end is the table of one process, and every run was run once."""
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "a b.toml"
     file.write_text(tomli_w.dumps(TINY | {"seed": [0, 1, 2], "plugins": [PLUGIN]}))
@@ -92,5 +92,5 @@ def test_a_shard_writes_no_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_finished_needs_no_script(tmp_path: Path):
-    with refuses("nothing to carry out"):
+    with refuses("nothing to run"):
         Slurm.of([Forecast("a", 0, None)], tmp_path, ["a"], 1, RunOptions())

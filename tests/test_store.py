@@ -1,4 +1,4 @@
-"""Client states on the disk: whatever happens, each client is as its checkpoint says."""
+"""Client states on the disk: whatever happens, each client is as its checkpoint states."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Position(Manifest):
 
 
 def checkpoint(store: DiskStore, run: Path, position: int) -> None:
-    """What a run does every so many rounds."""
+    """What a run does every that many rounds."""
     before = Position.read(run / "manifest", "x").files if (run / "manifest").is_file() else {}
     now = Position(run="x", files=store.flush(), position=position)
     now.write(run / "manifest")
@@ -67,7 +67,7 @@ def checkpoint(store: DiskStore, run: Path, position: int) -> None:
 
 
 def resumed(run: Path, keep: int = 2) -> tuple[DiskStore, int]:
-    """What a run does when it begins, and when it goes on."""
+    """What a run does when it begins, and when it continues."""
     store = DiskStore(run / "clients", keep, CPU)
     there = Position(run="x", files={}, position=0)
     if (run / "manifest").is_file():
@@ -79,7 +79,7 @@ def resumed(run: Path, keep: int = 2) -> tuple[DiskStore, int]:
 
 
 def trained(run: Path, clients: int) -> DiskStore:
-    """One round of so many clients, and its checkpoint."""
+    """One round of that many clients, and its checkpoint."""
     store, _ = resumed(run)
     store.begin(1)
     for client in range(clients):
@@ -132,7 +132,7 @@ class Power:
 
     @contextmanager
     def fused(self, fuse: int | None) -> Iterator[None]:
-        """Stop after ``fuse`` things done to the disk, if so many are."""
+        """Stop after ``fuse`` things done to the disk, if that many are."""
         self.left = fuse
         try:
             yield
@@ -308,7 +308,7 @@ def test_what_lay_on_the_cpu_beside_a_device_does_so_again(tmp_path: Path):
     store.put(0, ClientState({}, {"train": {"w": {"step": torch.tensor(7.0)}}}))
     step = store.get(0).optimisers["train"]["w"]["step"]
     assert (step.device, step.item()) == (CPU, 7)
-    on_the_cpu = DiskStore(folder, 0, CPU)  # a run that was begun on the CPU and goes on elsewhere
+    on_the_cpu = DiskStore(folder, 0, CPU)  # a run that was started on the CPU and continues elsewhere
     on_the_cpu.put(1, ClientState({"w": torch.ones(2)}))
     store.rewind(0, on_the_cpu.flush())
     assert store.get(1).tensors["w"].device == elsewhere

@@ -1,4 +1,4 @@
-"""Reading tables: what a column is, what a cell holds, and what is said of it; and the two that scikit-learn ships."""
+"""Reading tables: columns, cells and notes on them; and the two tables that scikit-learn ships."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_site_is_called_as_it_is_written(tmp_path: Path, written: str, names: 
     [
         ("a,label\n1,x\n,y\n", ["'a'", "nothing in row 1", "--set data.statistics=site (or pooled)"]),
         ("a,label\n1,x\nhigh,y\n", ["'a'", "'high' (str) in row 1"]),
-        ("a,label\n1,x\n1e39,y\n", ["x holds inf at [0] of row 1", "float32"]),
+        ("a,label\n1,x\n1e39,y\n", ["x contains inf at [0] of row 1", "float32"]),
         ("a,label\n1,x\n2,\n", ["'label'", "nothing in row 1"]),
         ("a,label\n1,0\n2,0.5\n", ["'label'", "0.5 in row 1", "whole number"]),
         ("a,label\n1,x\n2,X\n", ["'X'", "'x'", "differ only in case"]),
@@ -356,7 +356,7 @@ def test_parquet_that_decodes_beyond_the_memory_is_refused(
 
 
 def test_a_label_above_a_number_makes_two_classes_of_a_file_or_a_folder(tmp_path: Path):
-    """At most the number, and more; a label that is no number is named with what can be done."""
+    """At most the number, and more; a label that is not a number is named with what can be done."""
     text = "a,num\n1,0\n2,2\n3,1\n"
     data = read(table(tmp_path / "x.csv", text, label="num", label_above=0))
     assert (data.classes, data.y.tolist()) == (("num <= 0", "num > 0"), [0, 1, 1])

@@ -94,7 +94,7 @@ def test_sums_and_squares_by_hand():
 
 
 def test_a_weighted_mean_by_hand():
-    """Weights 1 and 3: (1 * 2 + 3 * 6) / 4 = 5, and plain 4. A name that is not asked for is left out."""
+    """Weights 1 and 3: (1 * 2 + 3 * 6) / 4 = 5, and plain 4. A name that is not requested is excluded."""
     messages = [{"w": torch.tensor([2.0]), "v": torch.zeros(1)}, {"w": torch.tensor([6.0]), "v": torch.zeros(1)}]
     weighted = weighted_mean(messages, ["w"], [1, 3])
     assert list(weighted) == ["w"]
@@ -153,7 +153,7 @@ def test_replies_weigh_by_their_samples_where_they_tell_them():
 
 
 def test_weights_of_ones_own():
-    """(1 * 1 + 3 * 2) / 4 = 1.75, whatever the counts say; the replies themselves stay as they are."""
+    """(1 * 1 + 3 * 2) / 4 = 1.75, whatever the counts state; the replies themselves stay as they are."""
     sent = replies(3, 1)
     assert sent.weighted([1, 3]).mean()["w"].item() == 1.75
     assert sent.weights == [3, 1]

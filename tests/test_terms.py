@@ -43,7 +43,7 @@ def test_a_name_that_is_taken_gets_its_objectives_or_its_phases_before_it():
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_method_declares_what_it_tells(name: str):
-    """All that it declares is told in three rounds, and nothing else, or the run would have ended."""
+    """All that it declares receives in three rounds, and nothing else, or the run would have ended."""
     simulation = reference(name).simulation
     declared = {
         f"term.{term}"

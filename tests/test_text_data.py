@@ -100,7 +100,7 @@ def test_words_are_hashed(tmp_path: Path):
     assert [float(word.abs().sum()) for word in (v, g, f, none)] == [1, 1, 1, 0]
     summed = 2 * v + g + f
     torch.testing.assert_close(whole, summed / summed.norm())
-    assert data.notes == ("1 of 5 texts hold no word of two letters or digits; their vectors are zeros.",)
+    assert data.notes == ("1 of 5 texts contain no word of two letters or digits; their vectors are zeros.",)
 
 
 # A tokenizer --------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def test_tokens_by_hand(tmp_path: Path):
     assert data.notes == ("1 of 7 texts have more than 6 tokens, the longest 8, and were cut: data.length.",)
     assert dataset.inputs() == Inputs(tokens=12, pad=0)
     check_data(data, dataset.inputs())
-    with refuses("holds 11", "row 0 of", "0 to 10"):
+    with refuses("contains 11", "row 0 of", "0 to 10"):
         check_data(data, Inputs(tokens=11))
 
 
@@ -145,7 +145,7 @@ def test_texts_to_predict_for_are_read_as_the_others(tmp_path: Path):
     read = dataset.samples(Path(path))
     assert torch.equal(read.x, dataset.load(Streams(0)).x)
     assert list(read.rows) == list(range(6))
-    assert read.notes[0] == f"Columns that are not looked at: domain, label (of '{path}')."
+    assert read.notes[0] == f"Columns that are ignored: domain, label (of '{path}')."
 
 
 # What is refused ----------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def test_cells_that_are_wrong(tmp_path: Path, row: tuple[str, ...], message: tup
 
 
 def changes(tmp_path: Path, kind: str, method: str) -> dict[str, Any]:
-    """Three sites of twelve texts of each class, told apart by a word."""
+    """Three sites of twelve texts of each class, distinguished by a word."""
     draw, words = np.random.default_rng(0), ["a", "meal", "film", "is", "this"]
     rows = [
         (site, label, " ".join(draw.choice(words, 3)) + f" {label}")
@@ -258,7 +258,7 @@ def test_windows_by_hand(play: str):
     r"""Anna's text is "abcdef\nghi\njk", in blocks of six "abcdef", "\nghi\nj", "k".
 
     The first block has the windows abc->d, bcd->e, cde->f, the second \ngh->i, ghi->\n, hi\n->j, and the third none.
-    Windows across a border, such as def->\n, are left out. Carl's "k" is too short for a window.
+    Windows across a border, such as def->\n, are excluded. Carl's "k" is too short for a window.
     """
     dataset = small(play)
     data = dataset.load(Streams(0))
@@ -276,7 +276,7 @@ def test_windows_by_hand(play: str):
 
 
 def test_a_speech_goes_on_until_the_next_speaker(play: str):
-    """One block holds all of Ben's text: a colon inside a speech and a blank line end nothing."""
+    """One block contains all of Ben's text: a colon inside a speech and a blank line end nothing."""
     dataset = small(play, length=30, block=100)
     data = dataset.load(Streams(0))
     samples = windows(data, dataset, "BEN")

@@ -83,7 +83,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def unlike_times(found: dict[str, bytes]) -> dict[str, bytes]:
-    """Without the files that say when something was done."""
+    """Without the files that state when something was done."""
     dated = ("events.jsonl", "timings.jsonl", "summary.json", "run.json", "experiment.toml", "manifest", ".lock")
     return {name: data for name, data in found.items() if not name.startswith(dated)}
 
@@ -95,7 +95,7 @@ def carry_out(experiment: Experiment, progress: Progress | None = None) -> Run:
 def test_scalars_are_the_means_of_a_record():
     """Of light two clients are scored, of dark one: accuracy (0.2 + 0.4) / 2 = 0.3, and (0.3 + 0.9) / 2 = 0.6.
 
-    Two clients have the term nll, (1 + 2) / 2 = 1.5, and the server's is apart. AUROC is defined in dark alone.
+    Two clients have the term nll, (1 + 2) / 2 = 1.5, and the server's is separately. AUROC is defined in dark alone.
     """
     rows = [
         a_row("light", "test", 0.2, model="own", loss=1.0, metrics={"auroc": None}),
@@ -245,7 +245,7 @@ def test_two_processes_do_not_log_the_same(make: Make, tracker: Recording):
         ("tensorbord", {}, UnknownNameError, "Did you mean 'tensorboard'"),
         ("prometheus", {"uri": "x"}, UnknownNameError, "Unknown field of [tracker] 'uri'"),
         ("wandb", {"mode": "on"}, FedshiftError, "tracker.mode = 'on'"),
-        ("prometheus", {}, FedshiftError, "There is no run folder"),
+        ("prometheus", {}, FedshiftError, "There is not a run folder"),
     ],
 )
 def test_what_is_asked_for_is_checked_first(to: str, settings: dict[str, str], kind: Any, words: str, tmp_path: Path):

@@ -220,7 +220,7 @@ def test_a_cut_changes_nothing_that_is_predicted(folders: dict[str, Path], name:
 
 
 def test_a_network_that_cannot_be_cut_is_refused(tmp_path: Path):
-    """Swin's layers are told how large the map is by those before them."""
+    """Swin's layers receive how large the map is by those before them."""
     config = transformers.SwinConfig(
         image_size=16, patch_size=2, embed_dim=4, depths=[1, 1], num_heads=[1, 2], window_size=2
     )
@@ -363,7 +363,7 @@ def test_adapters_and_heads_are_all_that_is_sent_and_kept(folders: dict[str, Pat
     """Names and bytes of every message, the weights and the checkpoint; the network is named by its content.
 
     Of 8 x 8 layers an adapter of rank 2 has 32 numbers, of 8 x 12 ones 40: a layer of four and two has 208, and both
-    416. The layer to z has 8 x 3 + 3 = 27 and the head 3 x 3 + 3 = 12: 455 numbers of 4 bytes. A message says the
+    416. The layer to z has 8 x 3 + 3 = 27 and the head 3 x 3 + 3 = 12: 455 numbers of 4 bytes. A message states the
     name, type and place of each of its tensors as well.
     """
     pytest.importorskip("peft", reason="the extra 'adapters' is not installed")
@@ -404,7 +404,7 @@ def test_a_model_is_put_together_again_from_the_same_network(folders: dict[str, 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "vit", "resnet"])
 @pytest.mark.parametrize("settings", [{}, {"freeze_until": 2}, {"adapter_rank": 2}])
 def test_engines_agree(folders: dict[str, Path], make: Make, name: str, settings: dict[str, Any]):
-    """Texts of BERT look at their masks, so their clients go one by one, and a note says so."""
+    """Texts of BERT inspect their masks, so their clients go one by one, and a note states it."""
     if "adapter_rank" in settings:
         pytest.importorskip("peft", reason="the extra 'adapters' is not installed")
         settings = settings | ({"adapter_targets": ("convolution",)} if name == "resnet" else {})

@@ -74,7 +74,7 @@ def test_it_looks_where_the_page_and_train_say():
 def test_ranges_are_given_in_several_ways():
     for given, found in (
         ("0.001..0.1", Range(0.001, 0.1, log=True)),
-        ("1e-2..0.02", Range(0.01, 0.02, log=True)),  # as the page says of it
+        ("1e-2..0.02", Range(0.01, 0.02, log=True)),  # as the page states about it
         ({"low": 0.1, "high": 0.2, "log": False}, Range(0.1, 0.2)),
         (Range(0.1, 0.2), Range(0.1, 0.2)),
         ([0.1, 0.2], (0.1, 0.2)),
@@ -217,7 +217,7 @@ def test_a_study_that_is_opened_again_goes_on_to_the_same_trials(tmp_path: Path,
 
 
 def test_a_failed_trial_is_the_worst(tmp_path: Path):
-    """Of two studies that differ in how bad high learning rates are told to be, both avoid them."""
+    """Of two studies that differ in how bad high learning rates receive to be, both avoid them."""
     for bad in (math.nan, 0.1):
         study = a_study(tmp_path / str(bad), Budget(trials=30))
         told(study, lambda settings, bad=bad: bad if settings["train.lr"] > 0.02 else 0.5)
@@ -287,7 +287,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Tuning:
 
 
 def test_a_full_disk_ends_the_search_and_fails_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Tuning):
-    """In the midst of a run; with room again the search goes on to what it would have been."""
+    """In the midst of a run; with room again the search continues to what it would have been."""
     left = [100]
 
     def fsync(descriptor: int) -> None:
@@ -345,7 +345,7 @@ def test_a_method_that_fails_is_named_and_the_others_are_tuned(tmp_path: Path, m
 
 
 def test_the_first_seed_decides_what_is_pruned(tmp_path: Path):
-    """A trial's value is the mean over seeds; of a pruned one only the first seed was begun."""
+    """A trial's value is the mean over seeds; of a pruned one only the first seed was started."""
     (study,) = search_all(experiments(tmp_path, REAL | {"seed": [0, 1]}), REAL_BUDGET, Progress()).studies
     assert {trial.state for trial in study.trials} == {"complete", "pruned"}
     for trial in study.trials:

@@ -1,4 +1,4 @@
-"""Intervals of scores: numbers by hand, against scipy's, and how often they hold the truth."""
+"""Intervals of scores: numbers by hand, against scipy's, and how often they contain the truth."""
 
 from __future__ import annotations
 

@@ -344,7 +344,7 @@ def test_a_file_that_is_none_of_the_models(run: Run, place: Path, tmp_path: Path
     assert validate(run, tmp_path / "named.csv", settings={"data.label": "diagnosis"}).overall.n == 150
     with refuses("'age'", "'old'"):
         validate(run, changed(place, tmp_path, age=own.age.astype(object).where(own.index != 0, "old")))
-    with refuses("'age' holds categories", "the model takes numbers"):
+    with refuses("'age' contains categories", "the model takes numbers"):
         validate(run, changed(place, tmp_path, age="old"))
     own[:9].to_csv(tmp_path / "few.csv", index=False)
     with refuses("few.csv", "< 10 samples", "--min-count"):
@@ -368,7 +368,7 @@ def test_the_file_of_one_site_need_not_say_which_it_is(place: Path, tmp_path: Pa
 
 
 def test_numbers_for_categories_and_categories_that_are_new(run: Run, place: Path, tmp_path: Path):
-    """Text columns of the model are read as such; a category that it does not know has a subgroup of its own."""
+    """Text columns of the model are read as such; a category that it does not know has a separate subgroup."""
     found = validate(run, changed(place, tmp_path, sex=np.arange(150) % 2), by="sex")
     assert [(each.name, each.n) for each in found.subgroups] == []
     half = ["f"] * 75 + ["x"] * 75
@@ -391,7 +391,7 @@ def test_two_models_of_other_classes_are_not_compared(run: Run, place: Path):
 
 
 def test_any_callable_can_be_scored(run: Run, place: Path):
-    """What another folder holds needs no more than to say what it predicts, and what a sample is."""
+    """What another folder contains needs no more than to state what it predicts, and what a sample is."""
     model = released(run.path, None, "last", False)
 
     def rule(x: torch.Tensor) -> torch.Tensor:

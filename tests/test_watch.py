@@ -1,4 +1,4 @@
-"""What a user sees of runs that go on: in a terminal, a notebook, and from another process by their events."""
+"""What a user sees of runs that continue: in a terminal, a notebook, and from another process by their events."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ RECORD = {
 
 
 class Clock:
-    """A clock that goes on only when it is set."""
+    """A clock that continues only when it is set."""
 
     now = 1_700_000_000.0
 
@@ -98,7 +98,7 @@ def watching(path: Path, clock: Callable[[], float] = time.time) -> tuple[RunWat
 
 
 def a_folder(path: Path) -> Path:
-    """The folder of a run that has begun, as far as anybody looks at it here."""
+    """The folder of a run that has started, as far as anybody inspects it here."""
     path.mkdir(parents=True)
     (path / "run.json").write_text("{}")
     (path / "experiment.toml").write_text("")
@@ -222,7 +222,7 @@ def test_a_run_that_nobody_carries_out_is_noticed_and_may_go_on(tmp_path: Path):
     assert not watch.over
     log = begun(folder / EVENTS, clock, 10, 6.0, done=1)
     watch.look()
-    assert "goes on from round 1" in printed(shown)[-1]
+    assert "continues from round 1" in printed(shown)[-1]
     log.evaluated(RECORD)
     log.end()
     watch.look()
@@ -314,7 +314,7 @@ class Pausing(FedAvg):
 
 
 def test_a_killed_process_is_noticed_and_ctrl_c_ends_the_watching_only(tiny_document: dict[str, Any], tmp_path: Path):
-    """The watch is begun before the run, which stops in its third round of four."""
+    """The watch is started before the run, which stops in its third round of four."""
     watch = fresh.start(fresh.fedshift, "watch", "--wait", str(tmp_path / "runs"))
     fresh.until(lambda: "Waiting for a run" in watch.stdout + watch.stderr, watch)
     (tmp_path / "pausing.py").write_text(PAUSING)
@@ -387,7 +387,7 @@ def has(line: str, *words: str) -> bool:
 
 
 def test_a_run_alone(clock: Clock):
-    """It goes on from round 2 of 10: after 4 rounds in 4 s, 4 s are left. Its title is no markup."""
+    """It continues from round 2 of 10: after 4 rounds in 4 s, 4 s are left. Its title is no markup."""
     progress = display(1, clock)
     assert seen(progress) == [LOADING]
     run = showing(progress, "[red]first", 10, 2)

@@ -35,7 +35,7 @@ from refusal import refuses
 from test_methods import assert_same
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="processes cannot be forked here")
-linux = pytest.mark.skipif(not Path("/proc/self").exists(), reason="asks Linux")
+linux = pytest.mark.skipif(not Path("/proc/self").exists(), reason="requests Linux")
 
 THREE = {"protocol": {"name": "in-domain"}, "train.rounds": 4}
 
@@ -49,7 +49,7 @@ def engine() -> Iterator[Workers]:
 
 
 def jobs_of(simulation: Simulation) -> list[Job]:
-    """What every client is asked to do in the first round."""
+    """What every client is requested to do in the first round."""
     coordinator, first = simulation.coordinator, simulation.coordinator.schedule[0]
     orders = coordinator.orders(first.stage.exchanges[0], first, simulation.federated.ids)
     return [simulation.site.job(order) for order in orders]
@@ -89,7 +89,7 @@ def assert_same_outcomes(one: Sequence[Any], other: Sequence[Any]) -> None:
 
 
 def kill_workers(monkeypatch: pytest.MonkeyPatch, marker: Path, times: int) -> None:
-    """Have the process that trains client 1 in round 3 killed, so many times; a file counts them."""
+    """Have the process that trains client 1 in round 3 killed, that many times; a file counts them."""
     plain, test = FedAvg.risk, os.getpid()
     marker.touch()
 
@@ -106,7 +106,7 @@ def kill_workers(monkeypatch: pytest.MonkeyPatch, marker: Path, times: int) -> N
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_killed_worker_loses_nothing(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int):
-    """Killed once, its client is tried again; killed twice, the run stops and goes on from its checkpoint.
+    """Killed once, its client is tried again; killed twice, the run stops and continues from its checkpoint.
 
     A worker that is replaced is noted on the display and beside the times of the rounds in which it was.
     """
@@ -126,7 +126,7 @@ def test_a_killed_worker_loses_nothing(make: Make, tmp_path: Path, monkeypatch: 
         folder = Run.open(scheduling.run_path(experiment))
         assert not folder.finished
         resume(folder)
-    assert "A worker process died in round 3 (killed by signal 9), at work for client 'gray'" in notes[0]
+    assert "A worker process died in round 3 (killed by signal 9), running for client 'gray'" in notes[0]
     assert marker.stat().st_size == times
     assert results(folder) == results(whole)
 
@@ -154,7 +154,7 @@ from fedshift.runs.simulation import Simulation
 plain = FedAvg.risk
 def risk(self, net, batch, context):
     if context.round == 2:
-        os.write(1, b"at work\\n")
+        os.write(1, b"running\\n")
         time.sleep(3)
     return plain(self, net, batch, context)
 FedAvg.risk = risk
@@ -175,7 +175,7 @@ def test_workers_end_when_their_parent_is_killed():
     held = [int(word) for word in child.stdout.readline().split()]
     assert len(held) == 2
     assert not any(map(gone, held))
-    assert [child.stdout.readline() for _ in held] == ["at work\n"] * 2
+    assert [child.stdout.readline() for _ in held] == ["running\n"] * 2
     child.kill()
     child.wait()
     child.stdout.close()
@@ -186,7 +186,7 @@ def test_workers_end_when_their_parent_is_killed():
 
 
 class OwnError(Exception):
-    """Holds what cannot be pickled."""
+    """Contains what cannot be pickled."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -200,7 +200,7 @@ class OwnError(Exception):
 def test_errors_arrive_readable_with_the_place(
     make: Make, engine: Workers, monkeypatch: pytest.MonkeyPatch, made: Any, kind: type[Exception], text: str
 ):
-    """Each is its own client's answer; the other clients' are right, and the workers go on."""
+    """Each is its own client's answer; the other clients' are right, and the workers continue."""
     plain = FedAvg.risk
 
     def risk(self: FedAvg, net: Any, batch: Any, context: Any) -> Any:
@@ -209,7 +209,7 @@ def test_errors_arrive_readable_with_the_place(
         return plain(self, net, batch, context)
 
     expected = list(Sequential().train(jobs_of(Simulation(make(THREE)))))
-    monkeypatch.setattr(FedAvg, "risk", risk)  # before the run is made, whose phases hold the loss
+    monkeypatch.setattr(FedAvg, "risk", risk)  # before the run is made, whose phases contain the loss
     one, error, other = engine.train(jobs_of(Simulation(make(THREE))))
     assert type(error) is kind
     assert str(error) == text
@@ -296,7 +296,7 @@ def test_a_cohort_that_nobody_waits_for_does_not_spoil_the_next(
 
 
 def test_an_engine_serves_a_second_run_that_comes_later(make: Make, engine: Workers):
-    """It is told of it by new workers; the first run goes on with these."""
+    """It receives of it by new workers; the first run continues with these."""
     first, second = (make({**THREE, "seed": seed, "train.rounds": 2}) for seed in (0, 1))
     one, other = Simulation(first), Simulation(second)
     assert not advance([one], engine)

@@ -1,1 +1,1 @@
-"""The attacks: kills, failures of the machine, damaged files and bad input. ``--attack large`` carries out all."""
+"""The attacks: kills, failures of the machine, damaged files and bad input. ``--attack large`` runs all."""

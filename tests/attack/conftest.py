@@ -19,7 +19,7 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Forks:
 
 
 class _References(dict[str, Reference]):
-    """Each is made when it is first asked for."""
+    """Each is made when it is first requested."""
 
     def __init__(self, forks: Forks, factory: pytest.TempPathFactory) -> None:
         super().__init__()

@@ -55,7 +55,7 @@ def a_folder(file: Path, draw: random.Random) -> None:
 
 
 def a_pipe(file: Path, draw: random.Random) -> None:
-    """Whoever opens it waits for somebody who writes."""
+    """Anyone who opens it waits for somebody who writes."""
     file.unlink()
     os.mkfifo(file)
 

@@ -3,7 +3,7 @@
 Every operation that changes a file (open for writing, write, flush to the disk, rename, unlink, mkdir, truncate) is
 counted where Python hands it to the system, so whatever code makes it is covered. Lines of events.jsonl count not: how
 many there are depends on how fast a run is. At the k-th operation the process is killed, the system reports an error, a
-signal comes, or the process stops until it is told to go on.
+signal comes, or the process stops until it receives to continue.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Interception:
                 file.write("\n".join(self.operations))
 
     def operation(self, kind: str, path: Any, tear: Callable[[], object] = lambda: None) -> None:
-        """Count an operation; if it is the one, the fault happens. ``tear`` does a part of what was asked."""
+        """Count an operation; if it is the one, the fault happens. ``tear`` does a part of what was requested."""
         if os.getpid() != self._process or not self._inside(path):
             return
         name = Path(os.fsdecode(self._path(path))).name

@@ -35,7 +35,7 @@ class Outcome:
 
     @property
     def fine(self) -> bool:
-        """Whether it did what was asked."""
+        """Whether it did what was requested."""
         return self.code == 0 and "Traceback" not in self.err
 
     @property
@@ -53,14 +53,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Child:
-    """A case under way."""
+    """A case in progress."""
 
     process: fresh.Process
     steps: Sequence[Step]
     output: Path
 
     def wait(self) -> list[Outcome]:
-        """Wait for its end; the last step may have been cut off, and those after it were not begun."""
+        """Wait for its end; the last step may have been cut off, and those after it were not started."""
         ended = self.process.wait()
         outcomes = []
         for index, step in enumerate(self.steps):
@@ -77,7 +77,7 @@ class Child:
 
 
 class Forks:
-    """Begins cases, and knows where they leave what they say."""
+    """Begins cases, and knows where they leave what they state."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -21,7 +21,7 @@ from conftest import CNN_WITH_BN, TINY
 from fedshift.study.grid import override
 
 RESUME: Step = ("resume", "runs")
-# What must be equal to the byte, whatever happened on the way; the other files say when and on what machine.
+# What must be equal to the byte, whatever happened on the way; the other files state when and on what machine.
 SET_ASIDE = re.compile(r"/(damaged-\d+/|\.)")  # what fedshift keeps of what was damaged, and files half written
 RESULTS = ("experiment.toml", "records.jsonl", "messages.json", "data.json", "summary.json", "*.safetensors")
 
@@ -34,7 +34,7 @@ INDEX = {"name": "dsa-ign", "epochs": 2, "feedforward": 16, "encoder": {"size": 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A command, "run" or "compare", and how the experiment file that it carries out differs from the tiny one."""
+    """A command, "run" or "compare", and how the experiment file that it runs differs from the tiny one."""
 
     command: str
     changes: Mapping[str, Any]
@@ -71,7 +71,7 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 def in_small(all_of: Iterable[Any], *small: Any) -> list[Any]:
-    """Parameters of a test, of which some are carried out in the small attack and the others in the large one only."""
+    """Parameters of a test, of which some are run in the small attack and the others in the large one only."""
     return [one if one in small else pytest.param(one, marks=pytest.mark.large) for one in all_of]
 
 
@@ -130,7 +130,7 @@ def _decided(file: Path) -> bytes:
 
 
 def contents(folder: Path, but: Path | None = None) -> dict[str, tuple[bytes, int]]:
-    """Every file below a folder, locks and reports and a folder there left out, with content and time of change."""
+    """Every file below a folder, locks and reports and a folder there excluded, with content and time of change."""
     files = [file for file in folder.rglob("*") if file.is_file() and file.name not in (".lock", "report.html")]
     files = [file for file in files if but is None or not file.is_relative_to(but)]
     return {str(file.relative_to(folder)): (file.read_bytes(), file.stat().st_mtime_ns) for file in files}
@@ -148,7 +148,7 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def recovered(forks: Forks, reference: Reference, folder: Path, again: bool = False) -> list[str]:
-    """Carry on what was interrupted, by ``resume`` or the same command again; returns what is wrong with the result."""
+    """Resume what was interrupted, by ``resume`` or the same command again; returns what is wrong with the result."""
     scenario = reference.scenario
     once_more = not run_folders(folder) or (again and scenario.command == "compare")
     (outcome,) = forks.run(scenario.step if once_more else RESUME, cwd=folder)

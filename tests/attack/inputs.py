@@ -80,7 +80,7 @@ SETTINGS = [
     Row("alpha of 1e-300", sets("partition.name=dirichlet", "partition.alpha=1e-300"), expects="clean"),
     Row("a name that climbs", run("--name", "../up"), words=["name"]),
     Row("a name with a NUL", sets('name="a\\u0000b"'), words=["name"]),
-    Row("a name that is no text", run("--name", "a\udcffb"), expects="clean"),
+    Row("a name that is not a text", run("--name", "a\udcffb"), expects="clean"),
     Row("a name of 300 letters", run("--name", "x" * 300), words=["name"]),
     Row("a folder for runs that is a file", run("--out", "case.toml")),
     Row("a folder for runs that cannot be made", run("--out", "/proc/none/x")),
@@ -184,7 +184,7 @@ def png(seed: int = 0) -> bytes:
 
 
 def bomb(side: int) -> bytes:
-    """A transparent PNG of a few kilobytes with so many pixels in height and width."""
+    """A transparent PNG of a few kilobytes with that many pixels in height and width."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -242,7 +242,7 @@ IMAGES = [
         images(domains=["a$\\frac$", "sketch"]),
         expects="fine",
     ),
-    Row("a domain that is no text", folder(), images(domains=["a\udcff", "sketch"]), expects="clean"),
+    Row("a domain that is not a text", folder(), images(domains=["a\udcff", "sketch"]), expects="clean"),
     Row("a domain of HTML", folder(hold_out="<b>&"), images(domains=["<b>&", "sketch"]), expects="fine"),
 ]
 

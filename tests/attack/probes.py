@@ -1,4 +1,4 @@
-"""What a case may do beside commands, from Python: each prints what came of it, or ends with one FedshiftError."""
+"""What a case may do beside commands, from Python: each prints the result, or ends with one FedshiftError."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def load(path: str) -> None:
 
 
 def plain(*arguments: str) -> None:
-    """A command line, its figures empty: they take long, and show what the tables say."""
+    """A command line, its figures empty: they take long, and show what the tables state."""
     from matplotlib.figure import Figure
 
     from fedshift.cli import main
@@ -92,5 +92,5 @@ def model(path: str) -> None:
 
 
 def python(code: str) -> None:
-    """Carry out a script's text."""
+    """Run a script's text."""
     exec(compile(code, "script.py", "exec"), {"__name__": "__main__", "Path": Path})

@@ -31,7 +31,7 @@ def base(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def alone(row: Row) -> bool:
-    """Whether a row needs a process of its own: for its environment, or for what it leaves in the catalogues."""
+    """Whether a row needs a separate process: for its environment, or for what it leaves in the catalogues."""
     return bool(row.environment or row.closed or row in PLUGINS or row.probe == "nameless")
 
 
@@ -41,7 +41,7 @@ CASES = [[row] for row in ROWS if alone(row)] + [TOGETHER[at : at + 30] for at i
 
 @pytest.mark.parametrize("rows", CASES, ids=lambda rows: rows[0].name if len(rows) == 1 else f"{rows[0].name} and on")
 def test_bad_input(forks: Forks, base: Path, tmp_path: Path, rows: list[Row]):
-    """Rows share a process, each with a folder of its own."""
+    """Rows share a process, each with a separate folder."""
     folders = [tmp_path / str(number) for number in range(len(rows))]
     for row, folder in zip(rows, folders, strict=True):
         CASE.write(folder)
@@ -68,7 +68,7 @@ def wrong(row: Row, outcome: Outcome, folder: Path) -> Iterator[str]:
     if not {"error": outcome.refused, "fine": fine, "clean": outcome.clean}[row.expects]:
         yield str(outcome)
     if lacking := [word for word in row.words if word not in outcome.out + outcome.err]:
-        yield f"it does not say {', '.join(lacking)}: {outcome}"
+        yield f"it does not state {', '.join(lacking)}: {outcome}"
     if row.closed and not list((folder / "runs").rglob("report.html")):
         yield "there is no report"
     if any("NaN" in file.read_text() for file in (folder / "runs").rglob("records.jsonl")):
@@ -84,7 +84,7 @@ import torch
 
 @fedshift.METHODS.register("greedy")
 class Greedy(fedshift.FedAvg):
-    """FedAvg that asks for more memory than there is, in its second round."""
+    """FedAvg that requires more memory than there is, in its second round."""
 
     def risk(self, net, batch, context):
         if "GREEDY" in os.environ and context.round == 2:
@@ -94,7 +94,7 @@ class Greedy(fedshift.FedAvg):
 
 
 def test_a_round_beyond_the_memory(forks: Forks, tmp_path: Path):
-    """One line that says what to lower, and the run goes on where there is enough."""
+    """One line that states what to lower, and the run continues where there is enough."""
     CASE.write(tmp_path)
     (tmp_path / "greedy.py").write_text(GREEDY)
     step = ("fedshift", "run", "case.toml", "--plugin", "greedy.py", "--method", "greedy")
@@ -111,7 +111,7 @@ def test_a_round_beyond_the_memory(forks: Forks, tmp_path: Path):
 
 
 def settings_of(table: dict[str, Any], way: str = "") -> Iterator[str]:
-    """Every setting that holds no table, but those of which rows tell, and what belongs to the tests."""
+    """Every setting that contains no table, but those of which rows show, and what belongs to the tests."""
     for name, value in table.items():
         if isinstance(value, dict):
             yield from settings_of(value, f"{way}{name}.")
@@ -130,7 +130,7 @@ VALUES = st.one_of(
 
 
 def test_any_setting_may_be_anything(forks: Forks, tmp_path: Path, large: bool):
-    """Planned, as it would be carried out for too long: a plan or one clear error, soon and within memory."""
+    """Planned, as it would run for too long: a plan or one clear error, soon and within memory."""
     CASE.write(tmp_path)
     problems: list[str] = []
     (experiment,) = expand({"data": {"name": "tiny"}, "protocol": {"hold_out": "light"}, "model": {"name": "mlp"}})

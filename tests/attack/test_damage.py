@@ -1,6 +1,6 @@
 """Every file of a run's folder, damaged in every way: what is read of it is right, or one clear error.
 
-After each damage the run is loaded, reported, asked for its models, resumed and compared again. Each either works with
+After each damage the run is loaded, reported, requested its models, resumed and compared again. Each either works with
 exactly the numbers that were recorded, or ends with a single error; a resumed run is equal to the byte to one that was
 never damaged; and what a refusal leaves can be mended by restoring the file.
 """
@@ -96,8 +96,8 @@ def sealed(records: list[Any]) -> list[Any]:
 def differing(victim: Victim, folder: Path, damaged: Path) -> list[str]:
     """How runs that were resumed differ from those that were never damaged, in what is still read of them.
 
-    A finished run needs no checkpoint. Where and how a run is carried out may be changed in experiment.toml; the
-    numbers must be the same. Without what a grid keeps, the runs of it that had not begun cannot be known.
+    A finished run needs no checkpoint. Where and how a run is run may be changed in experiment.toml; the
+    numbers must be the same. Without what a grid keeps, the runs of it that had not started cannot be known.
     """
     aside = ["checkpoint@*.safetensors", "clients/*"] if victim.finished else []
     aside += ["experiment.toml"] if damaged.name == "experiment.toml" else []
@@ -138,7 +138,7 @@ def test_files_of_another_run(forks: Forks, victims: Victims, tmp_path: Path, st
 
 @pytest.mark.parametrize("way", ["edited", "deleted"])
 def test_the_file_of_a_grid(forks: Forks, victims: Victims, tmp_path: Path, way: str):
-    """It lies beside its runs' folders, and says which there are."""
+    """It lies beside its runs' folders, and names which there are."""
     victim = victims("grid", "unfinished")
     (file,) = (file for file in victim.files() if file.name.startswith("grid-"))
     folder = copied(victim.folder, tmp_path / "damaged")

@@ -1,4 +1,4 @@
-"""Run folders whose digests were all made anew, as only somebody could who wants to.
+"""Run folders whose digests were all made again, as only somebody could who wants to.
 
 Digests know no forger, so numbers may be another's. But nothing ends with a traceback, hangs, fills the memory or
 touches what lies outside of the folder.
@@ -40,7 +40,7 @@ def change(value: Any, draw: random.Random) -> None:
 
 
 def forged(data: bytes, draw: random.Random, lines_of: bool, digested: bool) -> bytes:
-    """A file of JSON, or of lines of it, that says something else, with a digest that fits."""
+    """A file of JSON, or of lines of it, that states something else, with a digest that fits."""
     lines = data.splitlines(keepends=True) if lines_of else [data]
     number = draw.randrange(len(lines))
     value = json.loads(lines[number])

@@ -28,7 +28,7 @@ def plan_of(folder: Path) -> Path:
 
 
 def test_a_grid_that_names_folders_elsewhere(forks: Forks, victims: Victims, tmp_path: Path):
-    """A run is a folder beside the grid's file, whatever that says."""
+    """A run is a folder beside the grid's file, whatever that states."""
     problems = []
     for number, name in enumerate(ELSEWHERE):
         folder = copied(victims("grid", "unfinished").folder, tmp_path / str(number) / "case")
@@ -47,7 +47,7 @@ def test_a_grid_that_names_folders_elsewhere(forks: Forks, victims: Victims, tmp
 
 
 def alike(reference: Reference, folder: Path) -> Problems:
-    """Where records are another's by more than the last digits, which a run may lose that goes on without its mates."""
+    """Where records differ by more than the last digits, in which a run may differ that continues without its mates."""
     problems = []
     for name, data in reference.results.items():
         if name.endswith("records.jsonl"):

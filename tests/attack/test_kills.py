@@ -32,7 +32,9 @@ from attack.harness import (
     table,
 )
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks Linux which file a descriptor is of")
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/fd").exists(), reason="requests Linux which file a descriptor is of"
+)
 KILLS = {"grid": 1, "stack": 2, "workers": 1, "client2vec": 1}  # in the small attack
 WRITES = ("open", "write", "fsync", "replace", "rename", "mkdir")
 
@@ -59,7 +61,7 @@ def moments(reference: Reference) -> list[int]:
         return [at for at, done in enumerate(reference.operations, 1) if done.startswith(operation)][number] + 1
 
     saved = "replace .manifest-"
-    # It has only begun, has records, has a checkpoint, has records ahead of it, has its last checkpoint.
+    # It has only started, has records, has a checkpoint, has records ahead of it, has its last checkpoint.
     found = [after("replace .experiment.toml"), after("write records.jsonl"), after(saved)]
     found += [after("write records.jsonl", 2), after(saved, -1)]
     assert sorted(found) == found
@@ -104,7 +106,7 @@ def test_told_to_stop(
     case: tuple[str, signal.Signals],
     share: tuple[int, int],
 ):
-    """Ctrl-C, and what a batch system sends: a word on how to go on, and nothing is lost."""
+    """Ctrl-C, and what a batch system sends: a word on how to continue, and nothing is lost."""
     name, number = case
     reference, problems, code = references[name], list[str](), 128 + number
     for at in points(reference, share, 1, f"{number} {name}", WRITES):
@@ -128,7 +130,7 @@ def test_the_disk_refuses(
     case: tuple[str, int, bool],
     share: tuple[int, int],
 ):
-    """Full or broken, once or for good: one clear error; once there is room again the run goes on to the same bytes."""
+    """Full or broken, once or for good: one clear error; with room again the run continues to the same bytes."""
     name, error, lasting = case
     reference, problems = references[name], list[str]()
     for at in points(reference, share, 1, f"{error} {lasting} {name}", WRITES):
@@ -140,7 +142,7 @@ def test_the_disk_refuses(
 def test_workers_that_are_killed(
     forks: Forks, references: dict[str, Reference], tmp_path: Path, share: tuple[int, int]
 ):
-    """They are replaced at any moment, and it is said."""
+    """They are replaced at any moment, and it is stated."""
     reference, problems = references["workers"], []
     for at in points(reference, share, 1, "orphans"):
         problems += attacked(forks, reference, tmp_path / str(at), Fault("", at, orphans=True))
@@ -166,7 +168,7 @@ SECONDS = list(product(("run", "grid", "stack"), ("the same", "resume")))
 def test_a_second_process(
     forks: Forks, references: dict[str, Reference], tmp_path: Path, case: tuple[str, str], share: tuple[int, int]
 ):
-    """Begun while the first is anywhere in its work: one of them is refused, or they share the work of a grid.
+    """Started while the first is anywhere in its work: one of them is refused, or they share the work of a grid.
 
     A second process that is refused changes nothing in the folder, and what there is in the end is the run's.
     """
@@ -186,7 +188,9 @@ def test_a_second_process(
         (one,) = first.wait()
         wrong = [f"the second {other}"] if not other.clean else []
         wrong += [f"the first {one}"] if not one.clean else []
-        if other.refused and name != "grid" and before != after:  # runs of a grid that nobody has begun may be begun
+        if (
+            other.refused and name != "grid" and before != after
+        ):  # runs of a grid that no client has started may be started
             changed = sorted(file for file in before.keys() | after.keys() if before.get(file) != after.get(file))
             wrong.append(f"the second was refused and changed {', '.join(changed)}")
         if name == "run" and not (one.fine or other.fine):  # runs of a grid may be divided between the two

@@ -2,7 +2,7 @@
 
 A SuperNode looks for messages a fraction of a second after its last look, not three, and is missed 30 seconds after its
 last heartbeat, not 60. A site whose folder has a file ``held`` answers nothing more when it has sent as many messages
-as the file says.
+as the file states.
 """
 
 import sys

@@ -181,9 +181,30 @@ def shown_names() -> list[str]:
     return [*dict.fromkeys([*entries, *PLAIN, *shipped()])]
 
 
+MARKUP = {  # what a terminal does not render: reStructuredText, then LaTeX
+    r"^\.\. math::\n\n": "",
+    r"(?::\w+:)?`+~?([^`]+)`+": r"\1",
+    r"\*\*([^*\n]+)\*\*|\*(Choices[^*\n]*)\*": r"\1\2",
+    r"&(?=[\\=])": "",
+    r"^( +)&": r"\1",
+    r" ?\\\\$|\\(?:Big|big)(?![a-z]) ?": "",
+    r" ?\\(?:,|;|qquad|quad) ?": " ",
+    r"\\(?:mathrm|text|operatorname)\{([^{}]*)\}": r"\1",
+    r"\\leftarrow": "<-",
+    r"\\langle ": "<",
+    r" \\rangle": ">",
+    r"\^\\top": "'",
+    r"\\cdot": ".",
+    r"\\\|": "||",
+    r"\\([A-Za-z]+|[{}])": r"\1",
+}
+
+
 def plain(text: str) -> str:
-    """A docstring without reStructuredText markup."""
-    return re.sub(r"\*(Choices[^*\n]*)\*", r"\1", re.sub(r"(?::\w+:)?`+~?([^`]+)`+", r"\1", text))
+    """A docstring as text for a terminal, without markup."""
+    for pattern, replacement in MARKUP.items():
+        text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
+    return text
 
 
 def value_in_words(value: Any) -> str:
@@ -208,7 +229,7 @@ def type_in_words(schema: Mapping[str, Any]) -> str:
     if schema.get("type") == "array":
         return f"list of {type_in_words(schema['items'])}" if schema.get("items") else "list"
     signs = {key: sign for key, sign in SIGNS.items() if key in schema and abs(schema[key]) < ANY_NUMBER}
-    limits = ", ".join(f"{sign} {schema[key]:g}" for key, sign in signs.items())
+    limits = ", ".join(f"{sign} {schema[key]:,.15g}" for key, sign in signs.items())
     kind = schema.get("type", "any")
     return " ".join(filter(None, (TYPES.get(kind if isinstance(kind, str) else kind[0], kind), limits)))
 

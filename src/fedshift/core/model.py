@@ -40,7 +40,7 @@ class Model(Spec):
     dim: Width = setting(64, help="dimension d of the representation z")
 
     def encoder(self, shape: Shape, out: int) -> nn.Module:
-        """A network from inputs (B, *shape) to (B, out).
+        """A network from inputs ``(B, *shape)`` to (B, out).
 
         Raises:
             FedshiftError: inputs of that shape do not fit the network.
@@ -48,7 +48,7 @@ class Model(Spec):
         raise NotImplementedError
 
     def dim_for(self, shape: Shape) -> int:
-        """The dimension d of z for inputs (B, *shape).
+        """The dimension d of z for inputs ``(B, *shape)``.
 
         Raises:
             FedshiftError: inputs of that shape do not fit the network.
