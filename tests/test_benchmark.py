@@ -477,7 +477,7 @@ def test_a_plugin_that_fails_is_noted_and_the_others_go_on_to_exit_code_1(
 
 def test_the_command_and_the_function_do_the_same(on_tiny_data: StudyPlan, small_command: list[str]):
     call = [*small_command, "--method", "fedavg,fedprox"]
-    assert "8 runs would run" in ok(*call, "--dry-run")
+    assert "8 runs planned" in ok(*call, "--dry-run")
     assert "Accuracy less fedavg's" in ok(*call)
     out = on_tiny_data.folder.parent
     again = fedshift.benchmark("small", ["fedavg", "fedprox"], out=out, progress=Progress())

@@ -390,7 +390,7 @@ def test_from_a_python_file_by_the_command_line(tmp_path: Path, monkeypatch: pyt
     assert fedshift.experiment(run.table).fingerprint != before
     for path, named in {
         "net.py:mak": "Did you mean 'make'?",
-        "net.py:made": "'made' in 'net.py' is no class or function",
+        "net.py:made": "'made' in 'net.py' is not a class or function",
         "none.py:Net": "model.path = 'none.py' does not exist",
     }.items():
         with refuses(named):
