@@ -1,4 +1,4 @@
-"""The benchmark: its statistics by hand, its set and its scales, and a small one carried out and gone on with."""
+"""The benchmark: its statistics by hand, its set and its scales, and a small one run and continued with."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_tables_name_what_cannot_run_and_what_diverged(small: Benchmark):
 
 
 def test_a_picture_says_why_a_method_has_no_difference(small: Benchmark):
-    """FedSR does not train on b; Ditto cannot run there; nobody carried out GroupDRO."""
+    """FedSR does not train on b; Ditto cannot run there; nobody run GroupDRO."""
     plan = planned(SCALE, SCENARIOS, (*small.methods, "groupdro"), Path("nowhere"))
     numbers = dict(small.numbers)
     numbers["b", "fedavg", "validation"] = dict.fromkeys(SEEDS, 80.0)
@@ -293,7 +293,7 @@ def test_null_rows_are_fedavg_with_other_batches():
 
 
 def test_numbers_of_a_file_take_the_place_of_runs(on_tiny_data: StudyPlan):
-    """What a benchmark wrote is read back whole, and only the row that it lacks is carried out."""
+    """What a benchmark wrote is read back whole, and only the row that it lacks is run."""
     before = Benchmark.run(with_rows(on_tiny_data, "fedavg"), Progress())
     (csv_file,) = (path for path in before.write() if path.suffix == ".csv")
     records, heard = records_of(csv_file.read_text()), Begun()
@@ -396,7 +396,7 @@ def test_files_hold_what_the_tables_say_and_a_row_that_is_added_is_all_that_is_c
 
 
 def test_what_is_no_fault_of_a_method_ends_the_command_and_leaves_the_tables_alone(on_tiny_data: StudyPlan):
-    """Another process at work on a study: the command ends, and carries on."""
+    """Another process busy with a study: the command ends, and resumes."""
     plan = replace(on_tiny_data, scenarios=on_tiny_data.scenarios[:1])
     cell = plan.cells[0]
     assert cell.budget
@@ -409,7 +409,7 @@ def test_what_is_no_fault_of_a_method_ends_the_command_and_leaves_the_tables_alo
 def test_what_cannot_run_or_diverged_leaves_the_others_alone_and_is_not_tried_again(
     on_tiny_data: StudyPlan, monkeypatch: pytest.MonkeyPatch
 ):
-    """A check of [train] refuses FedLC; FedProx blows up after its tuning, as a file in the run's folder says."""
+    """A check of [train] refuses FedLC; FedProx blows up after its tuning, as a file in the run's folder states."""
     tuned = execute.PlanOutcome.tune
 
     def refuse(self, train):
@@ -477,7 +477,7 @@ def test_a_plugin_that_fails_is_noted_and_the_others_go_on_to_exit_code_1(
 
 def test_the_command_and_the_function_do_the_same(on_tiny_data: StudyPlan, small_command: list[str]):
     call = [*small_command, "--method", "fedavg,fedprox"]
-    assert "8 runs would be carried out" in ok(*call, "--dry-run")
+    assert "8 runs planned" in ok(*call, "--dry-run")
     assert "Accuracy less fedavg's" in ok(*call)
     out = on_tiny_data.folder.parent
     again = fedshift.benchmark("small", ["fedavg", "fedprox"], out=out, progress=Progress())

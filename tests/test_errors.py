@@ -178,7 +178,7 @@ def test_records_that_are_not_those_that_were_made(make: Make, cut: str, finishe
     progress = Progress()
     progress.note = notes.append  # type: ignore[method-assign]  # a test's own
     resume(folder, progress)
-    assert "made again from its first round" in notes[0]
+    assert "repeated from its first round" in notes[0]
     assert (results(folder), folder.finished) == (before, True)
     assert load(folder.path).runs[0].summary["last"]["position"] == 4
 

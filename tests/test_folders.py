@@ -259,7 +259,7 @@ def test_who_ran_a_plugin_here_is_not_asked(tmp_path: Path, monkeypatch: pytest.
 def test_a_plugin_that_changed_is_named(from_elsewhere: tuple[Run, Path]):
     folder, there = from_elsewhere
     (there / "mine.py").write_text("raise SystemExit('imported')")
-    with refuses("mine.py'", "not what it was", "Restore"):
+    with refuses("mine.py'", "changed (then", "Restore"):
         api.resume(folder.path, Progress(), trust=True)
     (there / "mine.py").unlink()
     with refuses("mine.py'", "is missing", "Restore"):

@@ -285,7 +285,7 @@ def test_runs_and_data_are_moved_together(where: str):
     else:
         moved, kept = path.rename("alone"), Path(data.path).rename("somewhere.npz")
         (moved / Path(data.path).name).write_bytes(b"another file of that name")
-        with refuses("is not there any more", "put a copy of what is"):
+        with refuses("is missing now", "put a copy of the missing file"):
             resume(Run(moved))
         kept.rename(moved / Path(data.path).name)
     resume(Run(moved))

@@ -184,7 +184,7 @@ def test_a_table_s_run_predicts_without_its_data(table: Run, tmp_path: Path):
     data.write_text("pulse,label,hospital\n1,cat,west\n")
     moved = table.path.rename(tmp_path / "moved")
     assert torch.equal(fedshift.predict(moved, [new]).probabilities, before.probabilities)
-    with refuses("data.path", "changed since it began", "Restore"):
+    with refuses("data.path", "changed since it started", "Restore"):
         Run.open(moved).resumable_experiment()
 
 

@@ -178,10 +178,10 @@ def test_settings_of_methods_that_a_scale_changes_are_said(tmp_path: Path):
 
 
 def test_other_data_are_named_and_not_compared(tmp_path: Path):
-    """PACS at short in the place of DomainNet."""
+    """PACS at short instead of DomainNet."""
     plan = plan_table("client2vec-table3", "short", out=tmp_path)
     (panel,) = plan.scenarios
-    assert plan.title(panel) == "PACS in 60 clients, frozen features, in the place of DomainNet, MobileNetV2"
+    assert plan.title(panel) == "PACS in 60 clients, frozen features, instead of DomainNet, MobileNetV2"
     done = Reproduction(plan, {(panel.name, "FedAvg", "Index and training"): {0: 30000.0, 1: 30000.0}})
     assert "| 30000.0 ± 0.0 |" in done.table()
     assert "the paper, DomainNet, MobileNetV2 | 26224 |" in done.table()
@@ -250,12 +250,12 @@ def test_a_command_that_is_killed_goes_on_and_repeats_nothing(tmp_path: Path):
 
 
 def test_a_table_whose_runs_are_damaged_is_told_apart(tmp_path: Path):
-    """--list states it of that table; a reproduction states what to delete, and then makes it again."""
+    """--list states it of that table; a reproduction states what to delete, and then repeats it."""
     fedshift.reproduce("fedpin-table2", out=tmp_path, rows=["GM", "PM"], progress=Progress())
     damaged = next(folder for folder in find(tmp_path) if "fedpin-gm-" in folder.path.name)
     (damaged.path / "records.jsonl").write_text("{}\n")
     (damaged.path / "run.json").write_text("{}")
-    with pytest.raises(FedshiftError, match="Or delete the run's folder: the same command makes it again"):
+    with pytest.raises(FedshiftError, match="Or delete the run's folder: the same command repeats it"):
         fedshift.reproduce("fedpin-table2", out=tmp_path, rows=["PM"], progress=Progress())
     shutil.rmtree(damaged.path)
     done = fedshift.reproduce("fedpin-table2", out=tmp_path, rows=["GM"], progress=Progress())
@@ -284,7 +284,7 @@ def test_a_cell_that_diverged_is_counted_alike_everywhere(tmp_path: Path):
 def test_a_dry_run_writes_nothing(tmp_path: Path):
     words = ["reproduce", "fedpin-table2", "--row", "GM", "--row", "PM", "--out", str(tmp_path / "out"), "--dry-run"]
     result = CliRunner().invoke(app, words, catch_exceptions=False)
-    assert "2 runs would be" in result.output
+    assert "2 runs planned" in result.output
     assert "Nothing was written." in result.output
     assert not (tmp_path / "out").exists()
 

@@ -109,7 +109,7 @@ def test_a_run_that_was_not_begun_needs_what_the_others_had(tmp_path: Path):
     with pytest.raises(KeyboardInterrupt):
         runner.run_all(grid_in(tmp_path / "runs", changes), interrupt_after_all(7))
     plugin.write_text(plugin.read_text() + "\n# changed\n")
-    with pytest.raises(FedshiftError, match=r"plugin '.*plugin\.py' of the run .* is not what it was"):
+    with pytest.raises(FedshiftError, match=r"plugin '.*plugin\.py' of the run .* changed"):
         runner.below(tmp_path / "runs")
 
 

@@ -164,7 +164,7 @@ def test_a_coordinator_keeps_what_it_may(make: Make, tmp_path: Path, name: str):
     assert ours == {name: kept[name] for name in ours}
     if name == "fedbn":
         assert not any(each.startswith("client.") for each in ours)
-        with pytest.raises(FedshiftError, match="None is here: in a federation each stays at its site"):
+        with pytest.raises(FedshiftError, match="No model is here: in a federation each stays at its site"):
             run.model("dark", "selected")
     else:
         assert ours == kept

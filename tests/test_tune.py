@@ -480,7 +480,7 @@ def test_what_is_given_counts_before_what_was_found(tmp_path: Path):
     table = override(TINY, PROX)
     (tuned,) = fedshift.grid(table, tuned=path)
     assert (tuned.method.table()["mu"], tuned.train.lr) == (0.9, 0.2)
-    with pytest.warns(FedshiftWarning, match=r"fedprox: method\.mu = 0\.3 is given, and counts before the tuned 0\.9"):
+    with pytest.warns(FedshiftWarning, match=r"fedprox: method\.mu = 0\.3 is given, and overrides the tuned 0\.9"):
         (one,) = fedshift.grid(table, tuned=path, settings={"method.mu": 0.3})
     assert (one.method.table()["mu"], one.train.lr) == (0.3, 0.2)
     with refuses("fedavg with light", "fedshift tune", "--method fedavg --hold-out light"):

@@ -380,7 +380,7 @@ def test_numbers_for_categories_and_categories_that_are_new(run: Run, place: Pat
 
 def test_a_data_set_without_a_path_cannot_read_another(tmp_path: Path, place: Path):
     own = carried_out(tmp_path, {"name": "tiny"}, **{"train.rounds": 1})
-    with refuses("'tiny' reads no single file", "run.model()"):
+    with refuses("'tiny' does not read a single file", "run.model()"):
         validate(own, place / "paris.csv")
 
 

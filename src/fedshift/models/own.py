@@ -56,7 +56,7 @@ class Before(nn.Module):
 
 
 class Own(Model):
-    """A user's module: a file that fedshift.own_model wrote, or a class or function in a Python file (net.py:Net)."""
+    """Your module: a file that fedshift.own_model wrote, or a class or function in a Python file (net.py:Net)."""
 
     path: str = setting(
         help="a file that fedshift.own_model wrote; or a Python file and a class or function in it: net.py:Net",
