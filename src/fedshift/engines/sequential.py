@@ -23,7 +23,7 @@ from fedshift.engines.divergence import explained
 from fedshift.engines.engine import SERVER, Job, Outcome, Question, Score, ServerJob
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.lane import Lane, even_chunks
-from fedshift.engines.local import set_modes, work
+from fedshift.engines.local import run_phases, set_modes
 from fedshift.errors import DivergedError
 from fedshift.streams import sample_draws
 
@@ -52,7 +52,7 @@ class Sequential:
         bank, lane = self.resident(job.setup).client, Lane(job)
         load(bank, 0, job)
         with job.global_draws("work"):
-            work(bank, [lane])
+            run_phases(bank, [lane])
         return outcome_of(job, lane, bank, 0)
 
     def serve(self, job: ServerJob) -> tuple[ServerState, dict[str, float]]:
@@ -63,7 +63,7 @@ class Sequential:
         bank.load(0, state.tensors)
         lane = Lane(job)
         with job.setup.global_draws("server phases", *job.round.key, job.exchange.name):
-            work(bank, [lane])
+            run_phases(bank, [lane])
         if lane.error:
             raise lane.error
         state = state.updated(bank.copy(0, [*state.down, *state.server]))
@@ -112,7 +112,7 @@ def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
     private = Tensors(bank.copy(number, [name for name, scope in setup.scopes.items() if scope == "client"]))
     # Tensors that were not sent are a previous client's, left in the bank.
     shared = [name for name, scope in setup.scopes.items() if scope == "shared" and name in job.down]
-    work = LocalWork(
+    run_phases = LocalWork(
         job.down,
         Tensors(lane.measured),
         lane.counts,
@@ -124,11 +124,11 @@ def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
         lane.seen,
     )
     with job.global_draws("keep and upload") if exchange.keep or exchange.upload else nullcontext():
-        given = exchange.keep(work) if exchange.keep else {}
+        given = exchange.keep(run_phases) if exchange.keep else {}
         kept = {full_name(name): tensor.detach().clone() for name, tensor in given.items()}
-        uploaded = setup.named(exchange, exchange.upload(work) if exchange.upload else {})
-    reply = work.trained.only(setup.declaration(exchange).returned) | uploaded
-    count = {SAMPLES: torch.tensor(work.samples)} if exchange.counted else {}
+        uploaded = setup.named(exchange, exchange.upload(run_phases) if exchange.upload else {})
+    reply = run_phases.trained.only(setup.declaration(exchange).returned) | uploaded
+    count = {SAMPLES: torch.tensor(run_phases.samples)} if exchange.counted else {}
     drawn = {**job.state.drawn, job.round.stage.name: lane.drawn}
     trained = job.state.trained or lane.steps > 0 or bool(kept)
     state = ClientState(dict(private | kept), lane.optimisers, drawn, trained)
