@@ -112,7 +112,7 @@ def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
     private = Tensors(bank.copy(number, [name for name, scope in setup.scopes.items() if scope == "client"]))
     # Tensors that were not sent are a previous client's, left in the bank.
     shared = [name for name, scope in setup.scopes.items() if scope == "shared" and name in job.down]
-    run_phases = LocalWork(
+    work = LocalWork(
         job.down,
         Tensors(lane.measured),
         lane.counts,
@@ -124,11 +124,11 @@ def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
         lane.seen,
     )
     with job.global_draws("keep and upload") if exchange.keep or exchange.upload else nullcontext():
-        given = exchange.keep(run_phases) if exchange.keep else {}
+        given = exchange.keep(work) if exchange.keep else {}
         kept = {full_name(name): tensor.detach().clone() for name, tensor in given.items()}
-        uploaded = setup.named(exchange, exchange.upload(run_phases) if exchange.upload else {})
-    reply = run_phases.trained.only(setup.declaration(exchange).returned) | uploaded
-    count = {SAMPLES: torch.tensor(run_phases.samples)} if exchange.counted else {}
+        uploaded = setup.named(exchange, exchange.upload(work) if exchange.upload else {})
+    reply = work.trained.only(setup.declaration(exchange).returned) | uploaded
+    count = {SAMPLES: torch.tensor(work.samples)} if exchange.counted else {}
     drawn = {**job.state.drawn, job.round.stage.name: lane.drawn}
     trained = job.state.trained or lane.steps > 0 or bool(kept)
     state = ClientState(dict(private | kept), lane.optimisers, drawn, trained)
