@@ -288,7 +288,7 @@ class Study:
             return samplers.RandomSampler(seed)
         return samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
 
-    def notify(self, number: int, outcome: Trial) -> None:
+    def tell(self, number: int, outcome: Trial) -> None:
         """Write down the outcome of a trial."""
         module = import_optuna()
         with quiet():
@@ -300,7 +300,7 @@ class Study:
             if outcome.state == "failed":
                 trial.set_user_attr("reason", outcome.reason)
             state = module.trial.TrialState.PRUNED if outcome.value is None else module.trial.TrialState.COMPLETE
-            self.optuna_study.notify(trial, outcome.value, state)
+            self.optuna_study.tell(trial, outcome.value, state)
         self.read()
 
     def pruned_at(self, number: int, curve: Curve, rounds: int) -> int | None:

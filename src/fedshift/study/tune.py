@@ -150,7 +150,7 @@ def _carry_out(study: Study, progress: Progress, shard: Shard | None) -> None:
                 study.read()
                 for number, outcome in outcomes.items():
                     if study.trials[number].state == "asked":  # no other process was before us
-                        study.notify(number, outcome)
+                        study.tell(number, outcome)
             for number, outcome in outcomes.items():
                 pruned = f"pruned after round {outcome.curve[-1][0]}" if outcome.state == "pruned" else ""
                 top = study.best(number + 1)
