@@ -168,7 +168,7 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         plain(bank, lanes, phases)
 
     plain = vectorised.work
-    monkeypatch.setattr(vectorised, "work", counted)
+    monkeypatch.setattr(vectorised, "run_phases", counted)
     return sizes
 
 
