@@ -167,7 +167,7 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(len(lanes))
         plain(bank, lanes, phases)
 
-    plain = vectorised.work
+    plain = vectorised.run_phases
     monkeypatch.setattr(vectorised, "run_phases", counted)
     return sizes
 
