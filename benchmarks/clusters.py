@@ -29,7 +29,7 @@ from ours import Opened
 COUNT = 2  # processes of an engine
 PARTS = {
     "what all receive, put once": (ray_actors, "_Broadcast"),
-    "a job: written and handed over": (ray_actors._RemoteActor, "ask"),
+    "a job: written and handed over": (ray_actors._RemoteActor, "submit"),
     "waiting for actors": (ray_actors.RayActors, "_answered"),
     "an answer: fetched and copied": (ray_actors._RemoteActor, "answer"),
 }

@@ -56,7 +56,7 @@ def test_an_upload_may_hold_only_the_private_part_that_it_reveals(make: Make):
 
     experiment = make({**AUDIT, "train.rounds": 2})
     simulate(experiment.replace(method=Telling()))
-    with refuses("round 2 ", "'reported' contains its private tensor 'own_b.value' as it was"):
+    with refuses("round 2 ", "'told' contains its private tensor 'own_b.value' as it was"):
         simulate(experiment.replace(method=Telling(carried="own_b")))
 
 

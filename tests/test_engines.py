@@ -167,8 +167,8 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(len(lanes))
         plain(bank, lanes, phases)
 
-    plain = vectorised.work
-    monkeypatch.setattr(vectorised, "work", counted)
+    plain = vectorised.run_phases
+    monkeypatch.setattr(vectorised, "run_phases", counted)
     return sizes
 
 

@@ -324,7 +324,7 @@ def test_a_search_goes_the_right_way(make: Make, name: str, best: int):
     ((study,), _) = plan_studies([experiment], Budget(trials=3))
     study.read()
     for number, value in zip(study.ask(), (0.2, 0.8, 0.5), strict=True):
-        study.notify(number, replace(study.trials[number], state="complete", value=value))
+        study.tell(number, replace(study.trials[number], state="complete", value=value))
     assert study.best() == best
     assert study.optuna_study.best_value == study.trials[best].value
 

@@ -17,7 +17,7 @@ from fedshift.runs.events import Progress
 from fedshift.runs.simulation import make_federated
 
 Sites = Mapping[str, Any]
-SAYS_MORE = "; `fedshift data` with the same options (fedshift.inspect_data) states more."
+SAYS_MORE = "; `fedshift data` with the same options (fedshift.inspect_data) shows more."
 
 
 @pytest.fixture(autouse=True)

@@ -57,4 +57,4 @@ def test_it_is_fedavg_and_one_more_local_phase_to_the_bit(make: Make, bn: str):
         for name, tensor in PFedAvg.local.renamed(up | local).items():
             assert torch.equal(kept[client].tensors[name], tensor)
     own = [replace(each, own=True) for each in ours.federated.environments if each.client is not None]
-    assert {ours.evaluation.whose(each) for each in own} == {"own"}
+    assert {ours.evaluation.model_of(each) for each in own} == {"own"}

@@ -255,7 +255,7 @@ def test_a_plugins_code_goes_with_the_job(make: Make, tmp_path: Path, nodes: Nod
 def test_an_actor_that_cannot_read_what_a_run_is_says_why():
     """As where a node has another version of fedshift."""
     site = Actor(Kernels())
-    site.learn(b"no pickle", np.zeros(0, np.uint8), True)
+    site.read_shared(b"no pickle", np.zeros(0, np.uint8), True)
     data, tensors = site.work(b"", np.zeros(0, np.uint8), np.zeros(0, np.uint8), "cpu")
     error = read(data, Packed(tensors), {}, copy=True)
     assert isinstance(error, pickle.UnpicklingError)

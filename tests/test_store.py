@@ -150,10 +150,10 @@ class Power:
         return about.st_ino, about.st_mtime_ns, about.st_size
 
 
-ROUNDS = st.lists(st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=5), st.booleans()), min_size=4, max_size=6)
+ROUNDS = st.lists(st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=5), st.booleans()), min_size=3, max_size=4)
 
 
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(rounds=ROUNDS, keep=st.integers(0, 3))
 def test_each_client_is_as_its_checkpoint_says(rounds: list[tuple[list[int], bool]], keep: int):
     """The power is cut before each thing that is done to the disk in turn, and in the midst of coming back, too.

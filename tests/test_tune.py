@@ -161,9 +161,9 @@ def told(study: Study, value: Callable[[Mapping[str, Any]], float]) -> None:
             trial = study.trials[number]
             came = value(trial.settings)
             if math.isfinite(came):
-                study.notify(number, replace(trial, state="complete", value=came, curve=[(1, 0.1), (2, came)]))
+                study.tell(number, replace(trial, state="complete", value=came, curve=[(1, 0.1), (2, came)]))
             else:
-                study.notify(number, replace(trial, state="failed", reason="The loss is not finite."))
+                study.tell(number, replace(trial, state="failed", reason="The loss is not finite."))
 
 
 def near(settings: Mapping[str, Any]) -> float:
@@ -206,9 +206,7 @@ def test_a_study_that_is_opened_again_goes_on_to_the_same_trials(tmp_path: Path,
         numbers = study.ask()
         for number in numbers[: 1 + half % 4]:
             came = near(study.trials[number].settings)
-            study.notify(
-                number, replace(study.trials[number], state="complete", value=came, curve=[(1, 0.1), (2, came)])
-            )
+            study.tell(number, replace(study.trials[number], state="complete", value=came, curve=[(1, 0.1), (2, came)]))
         with (study.path / STUDY).open("ab") as file:
             file.write(b'{"op_code": 5, "trial')
     study = a_study(tmp_path / "parts", Budget(trials=24, sampler=sampler))
@@ -252,7 +250,7 @@ def test_the_median_of_earlier_trials_prunes(tmp_path: Path):
     study = a_study(tmp_path, Budget(parallel=5))
     for number, values in zip(study.ask(), TABLE.values(), strict=True):
         scored = list(enumerate(values, start=1))
-        study.notify(number, replace(study.trials[number], state="complete", value=values[-1], curve=scored))
+        study.tell(number, replace(study.trials[number], state="complete", value=values[-1], curve=scored))
     for curve, end in (
         ([0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.6], None),  # in the warm-up it may be
         ([0.0, 0.1, 0.9], 2),

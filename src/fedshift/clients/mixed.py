@@ -39,7 +39,7 @@ class Mixed(Partition):
         domains = [each for each in originals_by_domain(data) if each[0].domain != target]
         if self.clients < len(domains):
             raise FedshiftError(
-                f"partition.clients = {self.clients} is below the number of domains, {len(domains)}: each is home to a "
+                f"partition.clients = {self.clients}, but there are {len(domains)} domains, each the home of a "
                 f"client: --set partition.clients={len(domains)} or more"
             )
         sizes = torch.tensor([len(originals) for originals, _, _ in domains])

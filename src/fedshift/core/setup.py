@@ -259,14 +259,14 @@ class Setup:
         """The declaration of an exchange, computed once."""
         known = self._declarations.get(id(exchange))
         if known is None or known.exchange is not exchange:
-            known = self._declarations[id(exchange)] = self._work_out(exchange)
+            known = self._declarations[id(exchange)] = self._declare(exchange)
         return known
 
     @cached_property
     def _declarations(self) -> dict[int, Declaration]:
         return {}
 
-    def _work_out(self, exchange: Exchange) -> Declaration:
+    def _declare(self, exchange: Exchange) -> Declaration:
         always = (name for name, part in self.parts.items() if not part.apart)
         parts = frozenset(always if exchange.sends is None else exchange.sends)
         sent = [n for n, scope in self.scopes.items() if scope in ("shared", "down") and part_of(n) in parts]

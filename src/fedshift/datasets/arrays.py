@@ -150,7 +150,7 @@ def _mapped(file: Path, name: str, arrays: NpzFile) -> Array:
         shape, fortran, dtype = header(opened)
         if dtype.hasobject or fortran:
             return arrays[name]
-        return np.memmap(file, dtype, "c", opened.notify(), shape)
+        return np.memmap(file, dtype, "c", opened.tell(), shape)
 
 
 def _check_file(file: Path, arrays: object, needed: Sequence[str]) -> None:

@@ -202,7 +202,7 @@ class Attendant:
         unscored: dict[str, Unscored] = {}
         own = []
         for each in whole.environments:
-            if evaluation.whose(each) == "unseen":
+            if evaluation.model_of(each) == "unseen":
                 unscored[each.name] = "model"
             elif len(each.samples) < self.site.settings.min_scored:
                 unscored[each.name] = "few"

@@ -188,13 +188,13 @@ def _side_by_side(mappings: Sequence[Mapping[str, Tensor]]) -> tuple[dict[str, T
     dims: dict[str, int | None] = {}
     for name, first in mappings[0].items():
         each = [mapping[name] for mapping in mappings]
-        shared = all(same(first, other) for other in each[1:])
+        shared = all(same_memory(first, other) for other in each[1:])
         tensors[name] = first if shared else torch.stack(each)
         dims[name] = None if shared else 0
     return tensors, dims
 
 
-def same(one: Tensor, other: Tensor) -> bool:
+def same_memory(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors view the same memory in the same way."""
     return (
         one.data_ptr() == other.data_ptr()

@@ -168,7 +168,7 @@ class Descent:
         for gradient in gradients:
             gradient.mul_(factors.view(-1, *[1] * (gradient.ndim - 1)))
 
-    def hand_over(self, courses: Sequence[Course]) -> None:
+    def write_results(self, courses: Sequence[Course]) -> None:
         """Give every lane the terms of its steps, (steps, terms), and its optimiser state."""
         table = torch.stack([torch.stack(column) for column in zip(*self.history, strict=True)], dim=1)
         table = table.view(len(self.history), len(self.names), -1).cpu().double()

@@ -23,7 +23,7 @@ from fedshift.engines.weighing import check_read
 from fedshift.errors import DivergedError
 
 
-def work(bank: Bank, lanes: Sequence[Lane], phases: Phases | None = None) -> None:
+def run_phases(bank: Bank, lanes: Sequence[Lane], phases: Phases | None = None) -> None:
     """Run the lanes' phases on a bank that contains their tensors; lanes are sorted with the most steps first."""
     for number, phase in enumerate(phases or lanes[0].phases):
         if isinstance(phase, Measure):
@@ -46,7 +46,7 @@ def _train(bank: Bank, phase: Phase, courses: Sequence[Course]) -> None:
             if phase.snapshot:
                 _take_snapshots(bank, active, step)
         for descent in descents:
-            descent.hand_over(active)
+            descent.write_results(active)
         start = stop
     for course in courses:
         _finish(phase, course)

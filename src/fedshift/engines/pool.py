@@ -31,7 +31,7 @@ class Member(Protocol):
     def ready(self) -> bool:
         """Whether it takes jobs."""
 
-    def ask(self, attempt: Attempt, job: Job) -> None:
+    def submit(self, attempt: Attempt, job: Job) -> None:
         """Submit a job; a dead member fails on :meth:`answer` only."""
 
     def answer(self) -> Outcome | Exception:
@@ -58,7 +58,7 @@ class WorkerPool(Sequential, Generic[M]):
         self._pool: list[M] = []
 
     def train(self, jobs: Sequence[Job]) -> Iterator[Outcome | Exception]:
-        self._know({id(thing): thing for job in jobs for thing in refers(job)})
+        self._know({id(thing): thing for job in jobs for thing in shared_objects(job)})
         while len(self._pool) < self._count:
             self._pool.append(self._begin())
         answers: dict[int, Outcome | Exception] = {}
@@ -75,7 +75,7 @@ class WorkerPool(Sequential, Generic[M]):
             if any(member.queue for member in self._pool):  # the other results are not needed
                 self._stop()
 
-    def _know(self, refers: dict[int, object]) -> None:
+    def _know(self, shared_objects: dict[int, object]) -> None:
         raise NotImplementedError
 
     def _begin(self) -> M:
@@ -93,7 +93,7 @@ class WorkerPool(Sequential, Generic[M]):
                     return
                 if len(member.queue) <= ahead:
                     attempt = waiting.popleft()
-                    member.ask(attempt, jobs[attempt[0]])
+                    member.submit(attempt, jobs[attempt[0]])
 
     def _receive(self, member: M, jobs: Sequence[Job], waiting: deque[Attempt]) -> dict[int, Outcome | Exception]:
         """A member's result, by the job's number; empty if the member died and its job is tried again."""
@@ -145,6 +145,6 @@ class WorkerPool(Sequential, Generic[M]):
         self._pool.clear()
 
 
-def refers(job: Job) -> tuple[object, ...]:
+def shared_objects(job: Job) -> tuple[object, ...]:
     """The objects of a job that other jobs share, which members receive once."""
     return job.setup, job.federated, job.exchange, job.round.stage

@@ -23,7 +23,7 @@ from fedshift.core.setup import Round
 from fedshift.engines.engine import Job, Outcome
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.parcels import Bytes, Packed, Packing, portable, read, written
-from fedshift.engines.pool import Attempt, WorkerPool, refers
+from fedshift.engines.pool import Attempt, WorkerPool, shared_objects
 from fedshift.engines.sequential import Sequential
 from fedshift.errors import FedshiftError, needs
 
@@ -93,15 +93,15 @@ class RayActors(WorkerPool["_RemoteActor"]):
         """Train every client; idle actors then release memory."""
         self._broadcast = _Broadcast(jobs, self._ray)
         for actor in self._pool[len(jobs) :]:
-            actor.rest()
+            actor.release()
         yield from super().train(jobs)
 
-    def _know(self, refers: dict[int, object]) -> None:
-        new = {number: thing for number, thing in refers.items() if number not in self._known}
+    def _know(self, shared_objects: dict[int, object]) -> None:
+        new = {number: thing for number, thing in shared_objects.items() if number not in self._known}
         data = {number: thing for number, thing in new.items() if isinstance(thing, FederatedData)}
-        rest = {number: thing for number, thing in new.items() if number not in data}
+        others = {number: thing for number, thing in new.items() if number not in data}
         send_plugins()
-        for its, copy in ((data, False), (rest, True)):
+        for its, copy in ((data, False), (others, True)):
             if its:
                 parcel = _parcel(its, self._known, code=True)
                 self._lessons.append((*map(self._ray.put, parcel), copy))
@@ -176,12 +176,12 @@ class _RemoteActor:
             raise EOFError(self._ending) from error
         self.ready = True
 
-    def ask(self, attempt: Attempt, job: Job) -> None:
+    def submit(self, attempt: Attempt, job: Job) -> None:
         for lesson in self._engine._lessons[self._learnt :]:
-            self._handle.learn.remote(*lesson)
+            self._handle.read_shared.remote(*lesson)
         self._learnt, self._rested = len(self._engine._lessons), False
         shared = self._engine._broadcast
-        message = (*refers(job), job.round.number, job.client.id, dict(job.down), job.state)
+        message = (*shared_objects(job), job.round.number, job.client.id, dict(job.down), job.state)
         packing = Packing(shared.ends, shared.placed)
         data = written(message, packing, self._engine._known).getvalue()
         answer = self._handle.work.remote(data, shared.parcel, packing.packed(), str(job.setup.device))
@@ -200,10 +200,10 @@ class _RemoteActor:
         answer: Outcome | Exception = read(data, Packed(tensors, device=device), {}, copy=True)
         return answer
 
-    def rest(self) -> None:
+    def release(self) -> None:
         """Release the memory of finished work."""
         if self.ready and not self._rested:
-            self._handle.rest.remote()
+            self._handle.release.remote()
             self._rested = True
 
     def stop(self) -> str:
@@ -220,7 +220,7 @@ class Actor:
         self._known: dict[int, object] = {}
         self._lacks: Exception | None = None  # why it could not read what its jobs refer to
 
-    def learn(self, data: bytes, tensors: Bytes, copy: bool) -> None:
+    def read_shared(self, data: bytes, tensors: Bytes, copy: bool) -> None:
         """Read runs or data, whose tensors may stay views of the object store."""
         device = torch.device("cuda") if torch.cuda.is_available() else None
         try:
@@ -241,7 +241,7 @@ class Actor:
         except Exception as error:  # for example, a sparse tensor
             return _parcel(portable(error, "a Ray actor"))
 
-    def rest(self) -> None:
+    def release(self) -> None:
         """Release modules and their clients' tensors."""
         self._engine.close()
         gc.collect()

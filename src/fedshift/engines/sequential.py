@@ -23,7 +23,7 @@ from fedshift.engines.divergence import explained
 from fedshift.engines.engine import SERVER, Job, Outcome, Question, Score, ServerJob
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.lane import Lane, even_chunks
-from fedshift.engines.local import set_modes, work
+from fedshift.engines.local import run_phases, set_modes
 from fedshift.errors import DivergedError
 from fedshift.streams import sample_draws
 
@@ -52,7 +52,7 @@ class Sequential:
         bank, lane = self.resident(job.setup).client, Lane(job)
         load(bank, 0, job)
         with job.global_draws("work"):
-            work(bank, [lane])
+            run_phases(bank, [lane])
         return outcome_of(job, lane, bank, 0)
 
     def serve(self, job: ServerJob) -> tuple[ServerState, dict[str, float]]:
@@ -63,7 +63,7 @@ class Sequential:
         bank.load(0, state.tensors)
         lane = Lane(job)
         with job.setup.global_draws("server phases", *job.round.key, job.exchange.name):
-            work(bank, [lane])
+            run_phases(bank, [lane])
         if lane.error:
             raise lane.error
         state = state.updated(bank.copy(0, [*state.down, *state.server]))

@@ -10,7 +10,7 @@ from fedshift.engines.banks import Stacked
 from fedshift.engines.engine import Job, Outcome
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.lane import Lane
-from fedshift.engines.local import work
+from fedshift.engines.local import run_phases
 from fedshift.engines.merging import kind, merged_phases
 from fedshift.engines.sequential import Sequential, load, outcome_of
 from fedshift.streams import global_states
@@ -81,7 +81,7 @@ class Vectorised(Sequential):
             warnings.filterwarnings("error", NO_BATCHING_RULE)
             with first.setup.global_draws("work of a stack"):
                 before = global_states(first.setup.device)
-                work(bank, lanes, phases)
+                run_phases(bank, lanes, phases)
                 if global_states(first.setup.device) != before:
                     raise RuntimeError("a loss draws from a global generator, which is random for all clients at once")
         answers: dict[Job, Outcome | Exception] = {}

@@ -29,7 +29,7 @@ from fedshift.core.setup import Round
 from fedshift.engines.engine import Job, Outcome
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.parcels import Place, aligned, portable, read, written
-from fedshift.engines.pool import AHEAD, Attempt, WorkerPool, refers
+from fedshift.engines.pool import AHEAD, Attempt, WorkerPool, shared_objects
 from fedshift.engines.sequential import Sequential
 
 
@@ -54,10 +54,10 @@ class Workers(WorkerPool["_Worker"]):
         on_cpu = all(job.setup.device.type == "cpu" for job in jobs)
         yield from super().train(jobs) if on_cpu else Sequential.train(self, jobs)
 
-    def _know(self, refers: dict[int, object]) -> None:
-        if not refers.keys() <= self._known.keys():
+    def _know(self, shared_objects: dict[int, object]) -> None:
+        if not shared_objects.keys() <= self._known.keys():
             self._stop()
-            self._known |= refers
+            self._known |= shared_objects
 
     def _begin(self) -> _Worker:
         return _Worker(self._known, self.kernels, [worker.connection for worker in self._pool])
@@ -148,16 +148,16 @@ class _Worker:
         # The child must close the other ends, or it would not notice the end of this process.
         closing = [*others, self.connection]
         channel = _Channel(theirs, known, answers, jobs, copy=False)
-        self._process = context.Process(target=_live, args=(channel, kernels, closing), daemon=True)
+        self._process = context.Process(target=_serve_jobs, args=(channel, kernels, closing), daemon=True)
         with warnings.catch_warnings():
             # Newer Pythons warn of a fork beside threads; this child takes no lock that a thread may own.
             warnings.simplefilter("ignore", DeprecationWarning)
             self._process.start()
         theirs.close()
 
-    def ask(self, attempt: Attempt, job: Job) -> None:
+    def submit(self, attempt: Attempt, job: Job) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):
-            self._channel.send((*refers(job), job.round.number, job.client.id, dict(job.down), job.state))
+            self._channel.send((*shared_objects(job), job.round.number, job.client.id, dict(job.down), job.state))
         self.queue.append(attempt)
 
     def answer(self) -> Outcome | Exception:
@@ -181,7 +181,7 @@ class _Worker:
         return f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
 
 
-def _live(channel: _Channel, kernels: Kernels, closing: Sequence[Connection]) -> None:
+def _serve_jobs(channel: _Channel, kernels: Kernels, closing: Sequence[Connection]) -> None:
     """A worker's main loop: one job after the other, until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process receives Ctrl-C and ends this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever handler the other process has

@@ -93,15 +93,15 @@ class LiveProgress(Progress):
             BarColumn(20 if self.console.width >= 100 else 6),
             *(TextColumn(f"{{task.fields[{name}]}}", markup=False) for name in ("count", "scores", "left")),
         )
-        self._live = Live(console=self.console, transient=True, get_renderable=self.view)
+        self._serve_jobs = Live(console=self.console, transient=True, get_renderable=self.view)
 
     def __enter__(self) -> Self:
         if self.console.is_terminal and not self.notebook:
-            self._live.start()
+            self._serve_jobs.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._live.stop()
+        self._serve_jobs.stop()
         if self.notebook:
             self.notebook.show(Group())
 

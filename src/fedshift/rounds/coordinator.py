@@ -25,7 +25,7 @@ from fedshift.rounds.message_checks import check_answer, check_scopes, enough, f
 
 Received = Answer | Missing | Exception  # the result of an order
 Request = list[Order] | ServerJob  # the work that a round yields to its host
-Asking = Generator[Request, Any, None]  # it receives a list of Received, or a server's state and its loss terms
+RoundSteps = Generator[Request, Any, None]  # it receives a list of Received, or a server's state and its loss terms
 
 
 class OpenExchange(NamedTuple):
@@ -95,7 +95,7 @@ class Coordinator:
 
     # A round ------------------------------------------------------------------------------------
 
-    def round(self) -> Asking:
+    def round(self) -> RoundSteps:
         """Run the next round: sample a cohort, then run every exchange with it.
 
         A client that does not answer receives no further order in this round. If too few answer, an exchange aggregates
@@ -121,8 +121,8 @@ class Coordinator:
                 if round.stage.name == PREPARATION:
                     raise FedshiftError(
                         f"{len(answers)} of {len(orders)} clients answered in the stage '{round.stage.name}', which "
-                        "the run needs: lower train.min_answers or train.absent, or start again when more of them are "
-                        "there."
+                        "the run needs: lower train.min_answers or train.absent, or resume when more clients are "
+                        "available."
                     )
                 break
             self.state = merged
@@ -149,7 +149,7 @@ class Coordinator:
             )
         return merged
 
-    def _miss(self, requested: OpenExchange, client: int, why: str) -> dict[str, Any]:
+    def _record_missing(self, requested: OpenExchange, client: int, why: str) -> dict[str, Any]:
         """Record that a client's answer is not aggregated, and return the place."""
         about = {
             "stage": requested.round.stage.name,
@@ -220,17 +220,17 @@ class Coordinator:
                 self._count(requested.exchange, checked)
                 continue
             errors += [checked] if isinstance(checked, Exception) else []
-            self._miss(
+            self._record_missing(
                 requested, order.client, checked.why if isinstance(checked, Missing) else describe_error(checked)
             )
-        self._sift(requested, answers)
+        self._remove_rejected(requested, answers)
         if errors and (
             self.setup.train.min_answers == "all" or not enough(self.setup, len(requested.orders), len(answers))
         ):
             raise errors[0]
         return answers
 
-    def _sift(self, requested: OpenExchange, answers: dict[int, Answer]) -> None:
+    def _remove_rejected(self, requested: OpenExchange, answers: dict[int, Answer]) -> None:
         """Remove answers that are as declared but must not be aggregated; here, nothing."""
 
     def _checked(self, requested: OpenExchange, order: Order, result: Received) -> Received:

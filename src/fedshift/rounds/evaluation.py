@@ -20,7 +20,7 @@ from fedshift.core.net import Net, parts_read
 from fedshift.core.preparation_part import COMMON, PREPARATION
 from fedshift.core.setup import Round
 from fedshift.core.tensors import Tensors, part_of
-from fedshift.engines.banks import same
+from fedshift.engines.banks import same_memory
 from fedshift.engines.engine import Engine, Question, Score
 from fedshift.rounds.site import Site
 from fedshift.streams import sample_draws
@@ -190,6 +190,7 @@ def intervals_of(bounds: Mapping[str, Sequence[float]]) -> Row:
 
 def _same_models(models: Sequence[Tensors], others: Sequence[Tensors]) -> bool:
     return len(models) == len(others) and all(
-        one is other or (one.keys() == other.keys() and all(same(tensor, other[name]) for name, tensor in one.items()))
+        one is other
+        or (one.keys() == other.keys() and all(same_memory(tensor, other[name]) for name, tensor in one.items()))
         for one, other in zip(models, others, strict=True)
     )

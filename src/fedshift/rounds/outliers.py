@@ -191,7 +191,7 @@ class GuardedCoordinator(Coordinator):
         super()._check(answer, exchange, where)
         check_numbers(self.setup, answer, exchange, where, self.limits.samples.get(answer.client))
 
-    def _sift(self, requested: OpenExchange, answers: dict[int, Answer]) -> None:
+    def _remove_rejected(self, requested: OpenExchange, answers: dict[int, Answer]) -> None:
         """Remove the answers that were excluded beforehand, then outliers."""
         for client in sorted(answers):
             if why := self.left_out.get((self.position + 1, requested.exchange.name, client)):
@@ -252,4 +252,4 @@ class GuardedCoordinator(Coordinator):
 
     def _leave_out(self, requested: OpenExchange, answers: dict[int, Answer], client: int, why: str) -> None:
         del answers[client]
-        self._notify(self.names[client], why, self._miss(requested, client, why))
+        self._notify(self.names[client], why, self._record_missing(requested, client, why))

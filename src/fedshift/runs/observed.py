@@ -127,12 +127,12 @@ class TrainedSimulation:
         observed = {}
         for client, name in islice(names.items(), most):
             its = replace(environment, client=client)
-            if evaluation.whose(its) == "global":
+            if evaluation.model_of(its) == "global":
                 raise FedshiftError(
                     f"'{self.run.path}' ends with a single model for all clients, so there is nothing to compare "
                     "between them. Analyse a run of a method with personal models, such as fedbn."
                 )
-            observed[name] = Observed(its, evaluation.whose(its), *self._engine.observe(self._question(its, [])[0]))
+            observed[name] = Observed(its, evaluation.model_of(its), *self._engine.observe(self._question(its, [])[0]))
         return observed
 
     def _question(self, environment: Environment, strangers: list[Tensors]) -> list[Question]:
@@ -158,7 +158,7 @@ class TrainedSimulation:
         """
         for questions in self.questions(role):
             environment = questions[0].environment
-            whose = self.simulation.evaluation.whose(environment)
+            whose = self.simulation.evaluation.model_of(environment)
             observed = [Observed(environment, whose, *self._engine.observe(question)) for question in questions]
             self._check(environment, mean(float(one.right.double().mean()) for one in observed))
             yield from observed

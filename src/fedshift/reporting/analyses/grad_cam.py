@@ -86,7 +86,7 @@ class GradCAM(Analysis):
         if name not in environments:
             raise FedshiftError(f"'{run.path}' has no test environment '{name}'; it has {', '.join(environments)}.")
         environment = environments[name]
-        model = run.model(environment.client if trained.simulation.evaluation.whose(environment) == "own" else None)
+        model = run.model(environment.client if trained.simulation.evaluation.model_of(environment) == "own" else None)
         chosen = (
             torch.linspace(0, len(environment.samples) - 1, min(self.images, len(environment.samples))).round().long()
         )

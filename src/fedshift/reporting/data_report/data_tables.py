@@ -13,7 +13,7 @@ from torch import Tensor
 from fedshift.clients.columns import ColumnScore
 from fedshift.clients.domains import DomainData
 from fedshift.clients.inputs import Inputs
-from fedshift.clients.oddities import PIECE, Tell, silent
+from fedshift.clients.oddities import PIECE, Notify, silent
 from fedshift.clients.preparation import Column, Preparation
 from fedshift.reporting.data_report.duplicates import ROLES
 from fedshift.reporting.table import Table
@@ -62,7 +62,7 @@ class ColumnValues:
     missing: float  # the share that is missing (NaN), in 0..1
 
 
-def measure(data: DomainData, looked: Tensor, kind: Kind, notify: Tell = silent) -> tuple[ColumnValues, ...]:
+def measure(data: DomainData, looked: Tensor, kind: Kind, notify: Notify = silent) -> tuple[ColumnValues, ...]:
     """Measure each column at each site of which samples are inspected, a few samples at a time.
 
     Args:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool1d, adaptive_avg_pool2d
 
 from fedshift.clients.domains import DomainData
-from fedshift.clients.oddities import PIECE, Tell, silent
+from fedshift.clients.oddities import PIECE, Notify, silent
 from fedshift.errors import needs
 from fedshift.reporting.data_report.data_tables import Kind
 from fedshift.streams import Streams
@@ -58,7 +58,7 @@ class Difference:
 
 
 def feature_drift(
-    data: DomainData, looked: Tensor, kind: Kind, streams: Streams, notify: Tell = silent
+    data: DomainData, looked: Tensor, kind: Kind, streams: Streams, notify: Notify = silent
 ) -> tuple[Difference, ...]:
     """How well a classifier separates sites; sites with too few samples of common classes are excluded.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
-from fedshift.clients.oddities import Tell, contents, silent
+from fedshift.clients.oddities import Notify, contents, silent
 from fedshift.clients.samples import Samples
 
 MOST_SETS = 20  # that are listed
@@ -66,7 +66,7 @@ class Duplicates:
     sites: tuple[str, ...]  # those that have such samples
 
 
-def find_duplicates(data: DomainData, roles: Roles, notify: Tell = silent) -> tuple[Duplicates, ...]:
+def find_duplicates(data: DomainData, roles: Roles, notify: Notify = silent) -> tuple[Duplicates, ...]:
     """Every kind of duplicates of which there are any.
 
     Args:

@@ -18,7 +18,7 @@ from fedshift.clients.columns import ColumnScore, score_columns
 from fedshift.clients.domains import DomainData
 from fedshift.clients.federated import FederatedData
 from fedshift.clients.inputs import Inputs
-from fedshift.clients.oddities import Tell, silent
+from fedshift.clients.oddities import Notify, silent
 from fedshift.clients.preparation import Column
 from fedshift.errors import FedshiftError, MissingExtraError
 from fedshift.reporting.data_report.data_tables import KINDS, ColumnValues, Kind, facts, kind_of, measure, tables
@@ -166,7 +166,7 @@ def look_at(
     test: bool = False,
     refused: Sequence[FedshiftError] = (),
     notes: Sequence[str] = (),
-    notify: Tell = silent,
+    notify: Notify = silent,
 ) -> DataReport:
     """Inspect a data set and its division by a protocol.
 
