@@ -7,7 +7,7 @@ is the median over repeats of: the hand-written loop's seconds a round over the 
 What is checked besides: how many steps and samples each has done against what was asked for, that its global weights
 are finite and have moved, its loss after the same few rounds, and that fedshift's engines end at the same weights.
 
-    python benchmarks/engines.py --repeats 5 --seconds 3 --docs docs/speed \
+    python benchmarks/engines.py --repeats 5 --seconds 3 --docs runs/engines \
         --python pfl=/tmp/venv-pfl/bin/python --python fluke=/tmp/venv-fluke/bin/python \
         --python flower=/tmp/venv-flower/bin/python
 """

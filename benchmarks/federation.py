@@ -4,7 +4,7 @@ Both carry out the same rounds with the same bits: FedAvg on three sites of Rota
 On Flower the round is followed at its slowest site. Its clock is that of this machine, so the coordinator's events and
 the site's log stand on one line of time.
 
-    python benchmarks/federation.py --rounds 12 --docs docs/speed
+    python benchmarks/federation.py --rounds 12 --docs runs/federation
 """
 
 from __future__ import annotations

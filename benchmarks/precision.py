@@ -2,7 +2,7 @@
 
 The runs lie in --out and are not repeated; the ones that were interrupted go on.
 
-    python benchmarks/precision.py --out runs/precision --docs docs/speed
+    python benchmarks/precision.py --out runs/precision
 """
 
 from __future__ import annotations

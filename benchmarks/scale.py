@@ -5,7 +5,7 @@ speed meets all. It measures seconds a round without evaluation, seconds of one 
 and memory: the largest resident set, and private memory (anonymous pages) after the rounds and after the evaluation.
 FedBN keeps batch norm's tensors for every client that has taken part.
 
-    python benchmarks/scale.py --repeats 5 --seconds 3 --docs docs/speed
+    python benchmarks/scale.py --repeats 5 --seconds 3 --docs runs/scale
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""SCAFFOLD (Karimireddy et al., ICML 2020, Algorithm 1 with option II), as docs/tutorial.md builds it.
+"""SCAFFOLD (Karimireddy et al., ICML 2020, Algorithm 1 with option II), as docs/writing-a-method.md builds it.
 
-An absent client's c_k stands still. That of a client whose answer came too late has moved, although c has not.
+The c_k of an absent client does not change. The c_k of a late client changes, although c does not.
 """
 
 import fedshift

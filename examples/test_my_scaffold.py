@@ -1,4 +1,4 @@
-"""What the equations of SCAFFOLD say, and examples/my_scaffold.py does."""
+"""The equations of SCAFFOLD, checked by hand on examples/my_scaffold.py."""
 
 from pathlib import Path
 

@@ -95,7 +95,7 @@ def as_sent(records: list[Record]) -> list[Record]:
 
 
 class Local:
-    """Sites in this process, each with its folder; ``change`` may alter what a site replies, or state that it is away."""
+    """Sites in this process, each with its folder; ``change`` may alter a site's reply, or report it away."""
 
     def __init__(self, folder: Path, change: Callable[[str, bytes, bytes], bytes | Away] | None = None) -> None:
         self.sites = {path.name: Attendant(path) for path in sorted((folder / "sites").iterdir())}

@@ -195,7 +195,7 @@ def content(reply: Reply) -> Reply:
 
 
 def test_a_request_whose_reply_is_no_longer_kept_is_refused(begun: Begun, tmp_path: Path):
-    """The coordinator has a checkpoint of two rounds then; who begins the run again gets what resulted from its first."""
+    """The coordinator has a checkpoint of two rounds then; a restart gets the result of its first run."""
     site = begun(tmp_path)
     first = content(site.ask(site.orders()[0]))
     work = work_of(coming(site))

@@ -32,9 +32,9 @@ from fedshift.engines.sequential import Sequential
 from fedshift.engines.vectorised import Vectorised
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
-from fedshift.methods.classes import COUNTS, newest_counts, newest_means
+from fedshift.methods.classes import COUNTS, update_counts, update_means
 from fedshift.methods.fedavg import FedAvg
-from fedshift.methods.generator import labels_among
+from fedshift.methods.generator import draw_labels
 from fedshift.runs import simulation as simulation_module
 from fedshift.streams import Streams
 from reference import EVERY_METHOD, small
@@ -104,7 +104,7 @@ LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=30)
 @settings(max_examples=60)
 @given(LABELS, st.integers(1, 12), st.integers(0, 20))
 def test_batches_are_even_and_found_from_their_number(labels: list[int], size: int, number: int):
-    """Each has as many of every class as of another, or one more; any place in the sequence is the same again."""
+    """Each has as many of every class as of another, or one more; any place in the sequence is the same anew."""
     y = torch.tensor(labels)
     order = BalancedOrder(Streams(0), 3, len(y), size, labels=y)
     batches = [*islice(order.from_number(0), number + 5)]
@@ -125,7 +125,7 @@ def test_batches_are_even_and_found_from_their_number(labels: list[int], size: i
 
 
 def test_weights_by_name_are_those_of_a_list(make: Make, tmp_path: Path):
-    """A class that is not named counts 1; the order in which names come is ignored."""
+    """A class that is not named counts 1; the order in which names come is not looked at."""
     listed = simulate(make({**rare(tmp_path), "train.class_weights": [2.5, 1, 9], "train.rounds": 2}))
     named = {"2": 9, "0": 2.5}
     by_name = simulate(make({**rare(tmp_path), "train.class_weights": named, "train.rounds": 2}))
@@ -161,7 +161,7 @@ class Plain(FedAvg):
 def test_a_page_that_reads_labels_and_no_weights_is_refused(
     make: Make, tmp_path: Path, made: Callable[[Kernels], Engine]
 ):
-    """It would train as if there were none; without the setting it continues as ever."""
+    """It would train as if there were none; without the setting it goes on as ever."""
     experiment = make({**rare(tmp_path), "train.class_weights": "balanced", "train.rounds": 1})
     with pytest.raises(FedshiftError, match=r"'balanced' reaches no loss of Plain.*batch\.cross_entropy\(logits\)"):
         simulate(experiment.replace(method=Plain()), engine=made(Kernels()))
@@ -169,7 +169,7 @@ def test_a_page_that_reads_labels_and_no_weights_is_refused(
 
 
 class Beside(FedAvg):
-    """FedAvg's weighted risk, and another loss beside it, which counts every sample the same."""
+    """FedAvg's weighted risk, and another loss beside it, which counts every sample alike."""
 
     def terms(self) -> dict[str, Term]:
         return super().terms() | {"beside": Term(self.beside)}
@@ -227,20 +227,20 @@ def test_what_cannot_be_meant_is_an_error(make: Make, tmp_path: Path):
 def test_labels_are_drawn_among_the_classes_that_are_there():
     """Classes 1 and 3 of four: draws below a half are 1, the others 3, up to the largest number below 1."""
     uniform = torch.tensor([0.0, 0.3, 0.4999, 0.5, 0.9, 1 - 2**-24])
-    assert labels_among(torch.tensor([0, 2, 0, 9]), uniform).tolist() == [1, 1, 1, 3, 3, 3]
-    assert labels_among(torch.tensor([0, 0, 7]), uniform).tolist() == [2] * 6
-    assert labels_among(torch.zeros(2, dtype=torch.int64), uniform).tolist() == [0, 0, 0, 1, 1, 1]
+    assert draw_labels(torch.tensor([0, 2, 0, 9]), uniform).tolist() == [1, 1, 1, 3, 3, 3]
+    assert draw_labels(torch.tensor([0, 0, 7]), uniform).tolist() == [2] * 6
+    assert draw_labels(torch.zeros(2, dtype=torch.int64), uniform).tolist() == [0, 0, 0, 1, 1, 1]
 
 
-def test_the_newest_counts_and_means_by_hand():
-    """Class 0: 3 and 1 samples, with sums of 6 and 2, have the mean 2. no client has class 1 now, and never class 2."""
+def test_the_update_counts_and_means_by_hand():
+    """Class 0: 3 and 1 samples, with sums of 6 and 2, have the mean 2. Nobody has class 1 now, and never class 2."""
     of_each = [([3, 0, 0], [[6.0], [0.0], [0.0]]), ([1, 0, 0], [[2.0], [0.0], [0.0]])]
     replies = Replies(
         (client, Tensors({COUNTS: torch.tensor(counts), "sums": torch.tensor(sums)}))
         for client, (counts, sums) in enumerate(of_each)
     )
-    assert newest_counts(replies, torch.tensor([9, 5, 0])).tolist() == [4, 5, 0]
-    assert newest_means(replies, "sums", torch.tensor([[7.0], [8.0], [0.0]])).tolist() == [[2.0], [8.0], [0.0]]
+    assert update_counts(replies, torch.tensor([9, 5, 0])).tolist() == [4, 5, 0]
+    assert update_means(replies, "sums", torch.tensor([[7.0], [8.0], [0.0]])).tolist() == [[2.0], [8.0], [0.0]]
 
 
 @pytest.mark.parametrize("engine", [Sequential, Vectorised])
@@ -248,7 +248,7 @@ def test_the_newest_counts_and_means_by_hand():
 def test_absent_classes_leave_everything_finite(
     make: Make, monkeypatch: pytest.MonkeyPatch, name: str, denominator: str, engine: type[Engine]
 ):
-    """no client has class 2; the first client has class 0 alone; one of the two takes part in a round."""
+    """Nobody has class 2; the first client has class 0 alone; one of the two takes part in a round."""
     whole = simulation_module.make_federated
 
     def without(experiment: Experiment, tell: Embedding) -> FederatedData:

@@ -32,7 +32,7 @@ from fedshift.methods.client2vec import ENCODERS
 from fedshift.methods.client2vec.client2vec import HISTORY, LAST, SINCE, Client2Vec
 from fedshift.methods.client2vec.dsa_ign import DSAIGN, diversity_loss, orthogonality_loss, similarity_loss
 from fedshift.methods.client2vec.index import COUNTS, FEATURE, LABEL
-from fedshift.methods.client2vec.vectors import notes_on, similarity
+from fedshift.methods.client2vec.vectors import separation_notes, similarity
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs.events import Progress
 from fedshift.runs.simulation import Simulation
@@ -141,7 +141,7 @@ def test_similarity_to_a_cohort_by_hand(compared: str, expected: list[float]):
     Feature cosines to (0, 2): client 0: (1, 1); 1: (0, 0); 2: (1, 1). Label cosines: 0: (1, 0); 1: (1, 0); 2: (0, 1).
     Both: half the sums weighed by 1/4 and 3/4: 0: (2/4 + 1 * 3/4) / 2 = 0.625; 1: 1/4 / 2 = 0.125; 2: (1/4 + 6/4) / 2.
     """
-    found = Client2Vec(compared=compared).to_cohort(state_of(**THREE), [0, 2])
+    found = Client2Vec(compared=compared).cohort_similarity(state_of(**THREE), [0, 2])
     assert found.tolist() == pytest.approx(expected)
 
 
@@ -171,7 +171,7 @@ def test_aggregation_follows_eq_3():
     p_1 / p_0 = 2 exp((5/6 - 2/3) / 2) = 2 e^(1/12).
     """
     replies = Replies((client, Tensors({"w": torch.tensor(1.0)})) for client in (0, 1))
-    one, other = Client2Vec(heat=2.0).weighed(state_of(**THREE), replies).weights
+    one, other = Client2Vec(heat=2.0).reweight(state_of(**THREE), replies).weights
     assert other / one == pytest.approx(2 * math.exp(1 / 12))
     assert one + other == pytest.approx(1)
 
@@ -205,9 +205,9 @@ def test_adam_on_the_server_steps_along_the_mean_that_eq_3_weighs():
 def test_memory_of_cohorts():
     """Gamma = 0.5: history is S(C^1) after one round and 0.5 S(C^1) + S(C^2) after two; `since` counts from 1."""
     method = Client2Vec(gamma=0.5)
-    first = method.remembering(state_of(**THREE), [0])
-    second = method.remembering(first, [1])
-    s1, s2 = (method.to_cohort(first, [client]) for client in (0, 1))
+    first = method.remember(state_of(**THREE), [0])
+    second = method.remember(first, [1])
+    s1, s2 = (method.cohort_similarity(first, [client]) for client in (0, 1))
     torch.testing.assert_close(second.server[HISTORY], 0.5 * s1 + s2)
     torch.testing.assert_close(second.server[LAST], s2)
     assert second.server[SINCE].tolist() == [2, 1, 0]
@@ -392,9 +392,9 @@ def test_domains_separate_if_orthogonality_knows_no_length(make: Make):
 def test_an_index_separates_if_two_clients_are_not_alike():
     """Cosines of (1, 0), (3, 0.3): 1 / sqrt(1.01) = 0.99504; (1, 0), (1, 1): 0.707; an absent client has zeros."""
     close, far = torch.tensor([[1.0, 0.0], [3.0, 0.3]]), torch.tensor([[1.0, 0.0], [1.0, 1.0]])
-    (note,) = notes_on(torch.cat([close, torch.zeros(1, 2)]))
+    (note,) = separation_notes(torch.cat([close, torch.zeros(1, 2)]))
     assert "does not separate the clients: the least cosine between two of them is 0.995, above 0.99" in note
-    assert notes_on(far) == ()
+    assert separation_notes(far) == ()
 
 
 @pytest.mark.parametrize("index", ["feature-average", "class-prototypes", "model-weights"])
@@ -500,7 +500,7 @@ def test_an_index_of_other_clients_is_refused(make: Make, tmp_path):
     table = {"client": ["dark"], "samples": [27.0], "feature": [[1.0, 0.0]]}
     for held, said in (
         (table, ("1 clients", "has 2")),
-        ({name: column * 2 for name, column in table.items()}, ("'dark' of 27", "'gray' of 27")),
+        ({name: column * 2 for name, column in table.items()}, ("'dark' with 27", "'gray' with 27")),
         ({"samples": [1.0]}, ("client, feature", "fedshift index")),
     ):
         pyarrow.parquet.write_table(pyarrow.table(held), path)

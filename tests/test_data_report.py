@@ -416,8 +416,8 @@ def test_the_area_is_scikit_learn_s(seed: int, classes: int):
 def test_what_reveals_the_label_is_told_from_what_is_another_value_in_every_row():
     """An id from 1000 on for the ill, numbers in the middle of the others, missing cells, and categories of one class.
 
-    A category that no other row has reveals nothing about it, unless rows of one patient are on both sides, which a group of
-    theirs prevents.
+    A category that no other row has reveals nothing about it, unless rows of one patient are on both sides, which a
+    group of theirs prevents.
     """
     draw, y = np.random.default_rng(0), np.arange(400) % 2
     noise, order = draw.normal(size=400), draw.permutation(400)

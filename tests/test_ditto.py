@@ -36,7 +36,7 @@ def test_the_personal_loss_and_its_gradient_by_hand():
     batch = Batch(torch.tensor([[1.0]]), torch.tensor([0]))
     _, phase = Ditto(lam=0.5).phases()
     (objective,) = phase.objectives
-    assert objective.moves == Ditto.own.names
+    assert objective.moves == Ditto.local.names
     terms = objective.evaluate(net, batch, at(received=received))
     assert {name: term.item() for name, term in terms.items()} == pytest.approx(
         {"personal": 0.0181499, "pull": 0.5}, abs=1e-6

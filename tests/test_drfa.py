@@ -15,7 +15,7 @@ from conftest import CNN_WITH_BN, Make, go_on, scored, simulate, states
 from fedshift.core.contract import ServerState
 from fedshift.core.messages import Up
 from fedshift.core.tensors import Replies, Tensors
-from fedshift.methods.drfa import DRFA, on_simplex
+from fedshift.methods.drfa import DRFA, project_to_simplex
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs.simulation import Simulation
 from quadratics import OnQuadratics, Quadratics, W, on_quadratics
@@ -43,7 +43,7 @@ def test_the_projection_is_the_nearest_point(point: list[float], part: float):
     For a convex set: p is nearest to x exactly if <x - p, q - p> <= 0 for every q of it, and so for every corner.
     """
     x, floor = torch.tensor(point, dtype=torch.float64), part / len(point)
-    p = on_simplex(x, floor)
+    p = project_to_simplex(x, floor)
     assert p.sum().item() == pytest.approx(1, abs=1e-9)
     assert (p >= floor).all()
     corners = floor + (1 - floor * len(point)) * torch.eye(len(point), dtype=torch.float64)
@@ -64,7 +64,7 @@ def weights_of(state: ServerState) -> list[float]:
 
 
 def test_weights_start_at_the_clients_part_of_the_samples():
-    """10, 30 and 60 samples are 0.1, 0.3 and 0.6. A second client that states nothing counts as the others' mean, 35."""
+    """10, 30 and 60 samples are 0.1, 0.3 and 0.6. A second client that sends nothing counts as the mean, 35."""
 
     def replies(**counts: int) -> Replies:
         return Replies((int(client[1:]), Up({"samples": torch.tensor(count)})) for client, count in counts.items())

@@ -147,7 +147,7 @@ def stored(folder: Path, model: Callable[[Tensor], Tensor]) -> None:
 
 
 def test_a_table_in_every_format(table: Run, tmp_path: Path):
-    """Rows with missing cells and categories as the file has them, coded by what model.json states about the columns."""
+    """Rows with missing cells and categories as the file has them, coded by the columns of model.json."""
     done = fedshift.export(table, format=["onnx", "torch", "safetensors"], to=tmp_path / "out")
     assert (done.made, done.real, done.note) == (32, 60, "")
     assert max(done.differences.values()) <= TOLERANCE

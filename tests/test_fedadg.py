@@ -77,7 +77,7 @@ def test_the_generator_receives_a_gradient_by_hand():
 def test_the_reference_distribution_depends_on_the_label():
     """The same noise gives e + 2 for class 0 and e for class 1."""
     context = at(noise={"noise": torch.full((2, 1), -3.0)})
-    made = METHOD.reference(scalar_net(), Batch(torch.empty(2, 1), torch.tensor([0, 1])), context)
+    made = METHOD.generate(scalar_net(), Batch(torch.empty(2, 1), torch.tensor([0, 1])), context)
     assert made.flatten().tolist() == [-1.0, -3.0]
 
 

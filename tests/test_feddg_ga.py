@@ -23,7 +23,7 @@ def moved(weights: list[float], gaps: dict[int, tuple[float, float]], round: int
     net = Net({"adjustment": holder({"value": torch.tensor(weights)})})
     replies = [(client, Tensors({"gap": torch.tensor(gap)})) for client, gap in gaps.items()]
     empty = Batch(torch.empty(0))
-    after = FedDGGA(step=0.6).adjusted(net, empty, at(round=round, rounds=rounds, replies=replies))
+    after = FedDGGA(step=0.6).adjust_weights(net, empty, at(round=round, rounds=rounds, replies=replies))
     found: list[float] = after["adjustment.value"].tolist()
     return found
 

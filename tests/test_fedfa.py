@@ -40,7 +40,7 @@ def test_a_stage_by_hand(coin: float):
     """
     ours, method = net(mu0=[1, 1 / 3], sigma0=[1, 1]), FedFA(momentum=0.5)
     noise = {"mu0": torch.tensor([[1.0, 0.0], [0.0, -1.0]]), "sigma0": torch.tensor([[0.0, 1.0], [0.0, 0.0]])}
-    changed = method.augmented(ours, noise | {"coins": torch.tensor([coin])}, 0, X)
+    changed = method.augment(ours, noise | {"coins": torch.tensor([coin])}, 0, X)
     own = ours.of("statistics")
     if coin > 0.5:
         assert torch.equal(changed, X)

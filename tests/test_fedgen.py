@@ -13,7 +13,7 @@ from fedshift.core.contract import Batch, ServerState
 from fedshift.core.messages import Up
 from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Replies, Tensors
-from fedshift.methods.fedgen import FedGen, likeness
+from fedshift.methods.fedgen import FedGen, similarity
 
 
 class Shifted(nn.Module):
@@ -69,7 +69,7 @@ def test_the_diversity_by_hand():
     exp(-1 * 3 * 2 / 4) = e^-1.5 = 0.2231302.
     """
     noise, z = torch.tensor([[0.0, 0.0], [1.0, 1.0]]), torch.tensor([[0.0, 0.0], [2.0, 4.0]])
-    assert likeness(noise, z).item() == pytest.approx(0.2231302, abs=1e-6)
+    assert similarity(noise, z).item() == pytest.approx(0.2231302, abs=1e-6)
 
 
 def test_counts_are_merged_and_a_class_that_was_seen_stays_seen():

@@ -56,7 +56,7 @@ def test_small_programmes_by_hand():
 def test_the_head_moves_first_and_then_the_encoder():
     """Between the measures; each for as long as its setting states, and the head at a share of the rate."""
     before, head, encoder, after = FedPAC(head_steps=2, encoder_steps=3, unit="steps", head_factor=0.5).phases()
-    assert (before.measure.__name__, after.measure.__name__) == ("measured_before", "measured_after")
+    assert (before.measure.__name__, after.measure.__name__) == ("sums_before", "sums_after")
     assert (head.steps, head.objectives[0].moves, head.objectives[0].optimiser.factor) == (2, ("head",), 0.5)
     assert (encoder.steps, encoder.objectives[0].moves) == (3, ("encoder",))
 
@@ -65,8 +65,8 @@ def reply(method: FedPAC, x: list[float], y: list[int], encoder: float, head: tu
     """What a client sends whose features are its inputs before training, and ``encoder`` times these after it."""
     batch, context = Batch(torch.tensor(x).float().unsqueeze(1), torch.tensor(y)), at(counts=[0, 0])
     counts = torch.bincount(batch.y, minlength=2)
-    before = method.measured_before(Net({"encoder": linear(1.0)}), batch, context)
-    after = method.measured_after(Net({"encoder": linear(encoder)}), batch, context)
+    before = method.sums_before(Net({"encoder": linear(1.0)}), batch, context)
+    after = method.sums_after(Net({"encoder": linear(encoder)}), batch, context)
     measured, nothing = Tensors({**before, **after}), Tensors()
     work = LocalWork(Down(), measured, counts, nothing, nothing, Samples(batch.x, batch.y), steps=1, lr=0.1)
     model = {"encoder.weight": torch.tensor([[encoder]]), "head.weight": torch.tensor(head).float().unsqueeze(1)}

@@ -15,7 +15,7 @@ from fedshift.core.messages import Up
 from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.classes import SUMS
-from fedshift.methods.fedproc import FedProc, prototypical
+from fedshift.methods.fedproc import FedProc, prototype_contrast
 
 
 def test_the_contrast_by_hand():
@@ -27,9 +27,9 @@ def test_the_contrast_by_hand():
     """
     z = torch.tensor([[5.0, 0.0], [5.0, 0.0]], requires_grad=True)
     y, prototypes, known = torch.tensor([0, 1]), torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.ones(2).bool()
-    ours = prototypical(z, y, prototypes, known, 0.5, "all")
+    ours = prototype_contrast(z, y, prototypes, known, 0.5, "all")
     assert ours.tolist() == pytest.approx([0.1269280, 2.1269280], abs=1e-6)
-    assert prototypical(z, y, prototypes, known, 0.5, "others").tolist() == pytest.approx([-2.0, 2.0])
+    assert prototype_contrast(z, y, prototypes, known, 0.5, "others").tolist() == pytest.approx([-2.0, 2.0])
     ours[0].backward()
     assert z.grad[0].tolist() == pytest.approx([0, 0.0476812], abs=1e-6)
 

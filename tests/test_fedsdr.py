@@ -204,5 +204,5 @@ def test_a_client_may_have_several_environments(make: Make, monkeypatch: pytest.
 
 def test_a_single_environment_is_refused_with_the_fix(make: Make):
     model = replace(Simulation(make()).setup.model, environments=1)
-    with refuses("FedSDR", "train in one", "data.train_p"):
+    with refuses("FedSDR", "train in a single", "data.train_p"):
         FedSDR().parts(model)

@@ -18,8 +18,8 @@ from fedshift.core.net import Net
 from fedshift.methods.fedbn import FedBN
 from fedshift.methods.fraug import FRAug
 from fedshift.methods.fraug_code import FRAugCode
-from fedshift.methods.fraug_networks import Prototypes, bandwidth, make_generator, make_rtnet, mmd, mmd_of_each
-from fedshift.methods.head_retraining import HeadRetraining, part_of
+from fedshift.methods.fraug_networks import Prototypes, bandwidth, make_generator, make_rtnet, mmd, pairwise_mmd
+from fedshift.methods.head_retraining import HeadRetraining, stratified_part
 from fedshift.runs.simulation import Simulation
 
 
@@ -150,7 +150,7 @@ def test_mmd_of_small_sets_by_hand():
     x, y = column(0.0, 1.0), column(1.0, 2.0)
     assert bandwidth(x, y).item() == pytest.approx(4 / 3)
     assert mmd(x, y).item() == pytest.approx(MMD_BY_HAND, abs=2e-6)
-    of_each = mmd_of_each(column(1.0, 4.0), column(0.0, 4.0), bandwidth(x, y))
+    of_each = pairwise_mmd(column(1.0, 4.0), column(0.0, 4.0), bandwidth(x, y))
     assert of_each.tolist() == pytest.approx([MMD_OF_0_AND_1, 0.0], abs=2e-6)
 
 
@@ -391,9 +391,9 @@ def test_a_part_is_taken_of_each_class_in_the_order_given():
     """Class 0 at 0, 2, 3, 5 and class 1 at 1, 4, 6: ceil(0.4 * 4) = 2 and ceil(0.4 * 3) = 2 of them, from the end."""
     samples = Samples(torch.arange(7), torch.tensor([0, 1, 0, 0, 1, 0, 1]))
     order = torch.arange(6, -1, -1)
-    assert part_of(samples, 0.4, order).x.tolist() == [6, 5, 4, 3]
-    assert part_of(samples, 1.0, order).x.tolist() == order.tolist()
-    assert part_of(samples, 0.01, order).x.tolist() == [6, 5]
+    assert stratified_part(samples, 0.4, order).x.tolist() == [6, 5, 4, 3]
+    assert stratified_part(samples, 1.0, order).x.tolist() == order.tolist()
+    assert stratified_part(samples, 0.01, order).x.tolist() == [6, 5]
 
 
 def test_the_study_trains_everything_on_a_part_and_then_the_head_on_all(make: Make):

@@ -20,7 +20,7 @@ from fedshift.methods import METHODS
 from fedshift.methods.coral import CORAL, PooledCORAL
 from fedshift.methods.groupdro import Ascent, GroupDRO, PooledGroupDRO
 from fedshift.methods.irm import IRM, PooledIRM, scale_gradients
-from fedshift.methods.mixup import Mixup, beta
+from fedshift.methods.mixup import Mixup, draw_beta
 from fedshift.methods.vrex import PooledVREx, VREx
 from fedshift.runs.simulation import Simulation
 from refusal import refuses
@@ -190,8 +190,8 @@ def test_a_mixture_by_hand():
     (0.0297501 + 3/4 * 3.5 + 0.0788898 + 1/4 * 2.5) / 2 = 1.6793200.
     """
     uniform = torch.tensor([[0.9, 0.5], [0.2, 0.6], [0.1, 0.1]])
-    assert beta(uniform, 1.0).item() == pytest.approx(0.25)
-    assert beta(uniform, 0.5).item() == pytest.approx(0.1)
+    assert draw_beta(uniform, 1.0).item() == pytest.approx(0.25)
+    assert draw_beta(uniform, 0.5).item() == pytest.approx(0.1)
     batch, context = Batch(torch.tensor([[1.0], [2.0]]), torch.tensor([0, 1])), at(noise={"mixture": uniform})
     objective, net = Mixup(alpha=1.0).objective("train"), one_dimensional_net()
     assert objective.loss(net, batch, context).item() == pytest.approx(1.67932, abs=1e-5)
@@ -206,7 +206,7 @@ def test_a_mixture_by_hand():
 def test_mixtures_are_of_the_beta_distribution(alpha: float):
     """Its mean is 1/2 and its variance 1 / (4 (2 alpha + 1)); clients side by side, as they are stacked."""
     uniform = torch.rand((20_000, 32, 2), generator=torch.Generator().manual_seed(0))
-    drawn = torch.vmap(beta, in_dims=(0, None))(uniform, alpha)
+    drawn = torch.vmap(draw_beta, in_dims=(0, None))(uniform, alpha)
     assert drawn.mean().item() == pytest.approx(0.5, abs=0.015)
     assert drawn.var().item() == pytest.approx(1 / (4 * (2 * alpha + 1)), abs=0.005)
 
@@ -288,7 +288,7 @@ def test_pooled_batches_say_of_which_domain_each_sample_is(make: Make):
 @pytest.mark.parametrize("name", POOLED)
 def test_a_single_environment_is_refused_with_the_fix(make: Make, name: str):
     model = replace(Simulation(make()).setup.model, environments=1)
-    with refuses("train in one", "data.train_p", "'centralised'"):
+    with refuses("train in a single", "data.train_p", "'centralised'"):
         METHODS.get(name)().parts(model)
 
 

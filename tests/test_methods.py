@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
+import sys
 from collections.abc import Iterator
 from itertools import chain, islice
 from typing import Any
@@ -52,6 +55,22 @@ KEPT_AS_SENT = {"moon": "previous.", "partialfed": "last.", "fedala": "last.", "
 BEFORE_BATCH_NORM = ("encoder.0.bias", "encoder.4.bias")
 # Some of whose weights move by plain steps, which leave no momentum, as their algorithm states.
 WITHOUT_MOMENTUM = {"apfl", "fedala", "pfedme"}
+
+
+PAGES = sorted({METHODS.get(name).__module__ for name in BUILT_IN})
+
+
+@pytest.mark.parametrize("module", PAGES)
+def test_a_methods_module_describes_the_paper(module: str):
+    """From these docstrings the documentation has a page for each method."""
+    page = inspect.getdoc(sys.modules[module]) or ""
+    title, *_ = page.split("\n")
+    assert re.fullmatch(r"[A-Z][^:]*: .+\.|pFed\w+: .+\.|kNN-Per: .+\.", title)
+    assert re.search(r"^\.\. math::\n\n    \S", page, re.MULTILINE)
+    headings = ("**When to choose it.** ", "**Unavailable clients.** ", "**Choices.**")
+    places = [page.find(f"\n\n{heading}") for heading in headings]
+    assert -1 < places[0] < places[1] < places[2]
+    assert re.search(r"^\*\*Choices\.\*\*.*\n(.+\n)*\n- \S", page, re.MULTILINE)
 
 
 def tensors_of(simulation: Simulation) -> dict[str, torch.Tensor]:

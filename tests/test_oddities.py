@@ -87,7 +87,7 @@ def test_what_is_serious_is_said_in_a_line(what: str):
 
 
 def test_of_sound_data_nothing_is_said():
-    """Neither of few samples, nor of rows of few values, which are equal by chance, nor of an id that states nothing."""
+    """Neither of few samples, nor of rows of few values, which are equal by chance, nor of an uninformative id."""
     few_valued = {name: (np.round(x[:, :1]), y) for name, (x, y) in (("a", a), ("b", b))}
     numbered = {name: (np.column_stack([x, np.arange(90)]), y) for name, (x, y) in (("a", a), ("b", b))}
     small = {name: (x[:40], y[:40]) for name, (x, y) in (("a", a), ("b", b))}

@@ -57,7 +57,7 @@ class Unread(Sequence[Tensors]):
 def test_the_unseen_are_given_the_global_model_and_nobodys_own_is_read(make: Make, bn: str):
     simulation = Simulation(make(CNN_WITH_BN).replace(method=Ditto(bn=bn)))
     shared = simulation.coordinator.state.shared
-    (given,) = simulation.setup.unseen(simulation.coordinator.state, Unread(), Ditto.own.names)
+    (given,) = simulation.setup.unseen(simulation.coordinator.state, Unread(), Ditto.local.names)
     assert given.keys() == {f"personal_{name}" for name in shared}
     assert all(torch.equal(given[f"personal_{name}"], tensor) for name, tensor in shared.items())
 
@@ -76,7 +76,7 @@ def test_with_local_batch_norms_the_unseen_are_given_their_mean_beside_the_globa
         shared, copy = initial.of_parts(("encoder",)), initial.of_parts(("personal_encoder",))
         own = shared.map(lambda tensor, values=values: torch.full_like(tensor, values[tensor.is_floating_point()]))
         clients.append(own | copy.map(lambda tensor, mean=mean: torch.full_like(tensor, 10 * mean)))
-    (given,) = simulation.setup.unseen(state, clients, Ditto.own.names)
+    (given,) = simulation.setup.unseen(state, clients, Ditto.local.names)
     norms = initial.of("encoder")
     assert given.of("encoder").keys() == norms.keys()
     for name, tensor in given.of("encoder").items():
@@ -88,7 +88,7 @@ def test_with_local_batch_norms_the_unseen_are_given_their_mean_beside_the_globa
 # FineTuning -----------------------------------------------------------------------------------------
 
 
-def test_promote_makes_the_tuned_model_the_copy_with_the_clients_own_batch_norms():
+def test_keep_tuned_makes_the_tuned_model_the_copy_with_the_clients_own_batch_norms():
     """What was trained and the batch norms that stay; neither other parts, nor the copy of before, nor w_t."""
 
     def tensors(**values: float) -> Tensors:
@@ -99,7 +99,7 @@ def test_promote_makes_the_tuned_model_the_copy_with_the_clients_own_batch_norms
         private=tensors(encoder__mean=4, auxiliary__w=5, tuned__encoder__w=6, tuned__head__w=6, tuned__done=0),
         received=tensors(encoder__w=8, head__w=8),
     )
-    promoted = {name: tensor.item() for name, tensor in FineTuning().promote(work).items()}
+    promoted = {name: tensor.item() for name, tensor in FineTuning().keep_tuned(work).items()}
     assert promoted == {"tuned.encoder.w": 1, "tuned.encoder.mean": 4, "tuned.head.w": 2, "tuned.done": 1}
 
 

@@ -54,7 +54,7 @@ def test_it_is_fedavg_and_one_more_local_phase_to_the_bit(make: Make, bn: str):
     assert len(ups) == len(kept) == 6
     for client, up in ups.items():
         local = Tensors(plain.site.state(client, {}).tensors).of_parts(("encoder",))
-        for name, tensor in PFedAvg.own.named(up | local).items():
+        for name, tensor in PFedAvg.local.renamed(up | local).items():
             assert torch.equal(kept[client].tensors[name], tensor)
     own = [replace(each, own=True) for each in ours.federated.environments if each.client is not None]
     assert {ours.evaluation.whose(each) for each in own} == {"own"}

@@ -75,7 +75,7 @@ def test_momentum_and_weight_decay_are_thetas_alone(make: Make):
     method = {"name": "pfedme", "lam": 4.0, "share": 1.0}
     simulation = simulate(make({"train.rounds": 1, "train.weight_decay": 0.1, "method": method}))
     thetas = [Tensors(state.tensors) for _, state in states(simulation)]
-    for name, w in PFedMe.own.named(simulation.coordinator.state.shared).items():
+    for name, w in PFedMe.local.renamed(simulation.coordinator.state.shared).items():
         torch.testing.assert_close(w, sum(theta[name] for theta in thetas) / 2)
 
 

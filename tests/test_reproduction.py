@@ -347,16 +347,3 @@ def test_what_is_needed_is_said_with_the_fix(tmp_path: Path):
     for more in ([], ["--dry-run"]):
         with pytest.raises(FedshiftError, match="nowhere"):
             CliRunner().invoke(app, [*words, *more, "--out", str(tmp_path)], catch_exceptions=False)
-
-
-# The page -----------------------------------------------------------------------------------------
-
-
-def test_the_page_lists_every_table():
-    """A row for each: the table, what it shows, and the data or why it is not reproduced."""
-    lines = ["| table | what it shows | data, or why it is not reproduced |", "|---|---|---|"]
-    for name, exhibit in exhibits().items():
-        beside = "; ".join(scenario.title for scenario in exhibit.scenarios) or f"not reproduced: {exhibit.why}"
-        lines.append(f"| `{name}` | {exhibit.what} | {beside} |")
-    page = Path(__file__).parents[1] / "docs" / "reproduce.md"
-    assert "\n".join(lines) + "\n" in page.read_text(encoding="utf-8")

@@ -113,6 +113,14 @@ def test_every_module_has_its_place():
     assert [name for name in (*ROOMS, *ONLY) if name not in SOURCES] == []
 
 
+def test_the_table_of_the_design_has_these_layers():
+    page = (ROOT.parents[1] / "docs" / "design.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| ((?:`\w+`(?:, )?)+) \|", page[page.index("| layer |") : page.index("## The contract")], re.M
+    )
+    assert [set(re.findall(r"\w+", row)) for row in rows] == LAYERS
+
+
 def test_a_module_imports_its_own_room_and_lower_layers_only():
     assert {(one, other) for one in SOURCES for other in imports(one) if not allowed(one, other)} == set()
 

@@ -101,7 +101,7 @@ def test_with_variates_of_zero_it_is_fedavg(make: Make, variate: Any):
     class Zero(SCAFFOLD):
         """SCAFFOLD whose variates stay as they are."""
 
-        def renewed(self, work):
+        def new_variate(self, work):
             return work.private.of("own_variate")
 
     plain = simulate(make({**PLAIN, "method.name": "fedavg"})).coordinator.state.shared

@@ -109,7 +109,7 @@ def test_colours_agree_with_the_noisy_label_as_often_as_p_says(tmp_path: Path):
 
 
 def test_labels_are_flipped_once_an_original_at_the_rate_asked_for(tmp_path: Path):
-    """Without noise the label states whether the digit is at least 5; noise changes 1,000 of 4,000, +- 4 * sqrt(750)."""
+    """Without noise the label is whether the digit is at least 5; noise changes 1,000 of 4,000, +- 4 * sqrt(750)."""
     path = numbered(tmp_path, 4000)
     clean, noisy, flipped = (load(path, label_noise=noise, test_p=(0.5,)) for noise in (0.0, 0.25, 1.0))
     truth = (number_of(clean) % 10 >= 5).long()

@@ -1,4 +1,4 @@
-"""Reading tables: what a column is, what a cell contains, and what is stated about it; and the two that scikit-learn ships."""
+"""Reading tables: columns, cells and notes on them; and the two tables that scikit-learn ships."""
 
 from __future__ import annotations
 

@@ -12,7 +12,9 @@ import re
 import sys
 import tokenize
 import tomllib
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,14 +70,18 @@ def prose(paths: Iterable[Path]) -> Iterator[tuple[Path, int, str]]:
 
 
 def hits(paths: Iterable[Path]) -> list[Hit]:
-    """Every avoided word in files."""
+    """Every avoided word in files; a phrase may go across lines."""
     rules = [(re.compile(rf"\b(?:{'|'.join(rule['words'])})\b", re.IGNORECASE), rule["use"]) for rule in WORDS["avoid"]]
-    return [
-        Hit(path, line + text.count("\n", 0, match.start()), match.group(), use)
-        for path, line, text in prose(paths)
-        for pattern, use in rules
-        for match in pattern.finditer(text)
-    ]
+    found = []
+    for path, line, text in prose(paths):
+        words = [*re.finditer(r"\S+", text)]
+        ends = [*accumulate((len(word.group()) + 1 for word in words), initial=0)]  # of each word, in the joined text
+        joined = " ".join(word.group() for word in words)
+        for pattern, use in rules:
+            for match in pattern.finditer(joined):
+                word = words[bisect_right(ends, match.start()) - 1]
+                found.append(Hit(path, line + text.count("\n", 0, word.start()), match.group(), use))
+    return found
 
 
 def counts(tree: str) -> dict[str, int]:

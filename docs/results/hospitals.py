@@ -2,13 +2,13 @@
 
     python docs/results/hospitals.py --heart heart.csv --opt opt.csv
 
-carries out the runs (settings as the benchmark's grid chose them, seeds 0 to 4; about an hour on a core; what is
-finished is not repeated), and writes hospitals-all.md, hospitals.csv and hospitals.png beside this file.
+runs everything (settings as the benchmark's grid chose them, seeds 0 to 4; about an hour on a core; finished runs are
+not repeated), and writes hospitals.csv, hospitals-less-alone.csv, hospitals-more.csv and hospitals.png beside it.
 
-Uncertainty of a mean over seeds has two sources, which are added as squares: seeds (Student's t), and the site's few
-test patients. For the latter each patient has an influence on the accuracy, and on the AUROC as DeLong, DeLong and
-Clarke-Pearson (Biometrics 1988) have it, which is averaged over the final models of all seeds; of a difference to
-training alone the influences are subtracted, patient by patient.
+The uncertainty of a mean over seeds has two sources, whose half widths are added as squares: seeds (Student's t), and
+the site's few test patients. For the latter each patient has an influence on the accuracy, and on the AUROC (DeLong,
+DeLong and Clarke-Pearson, Biometrics 1988), averaged over the final models of all seeds; for a difference to local
+training the influences are subtracted patient by patient.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import argparse
 import csv
 import json
 import tomllib
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -56,14 +55,10 @@ SPLITS = range(1, 11)  # other divisions into training, validation and test
 METRICS = {"accuracy": "accuracy", "auroc": "AUROC"}
 ALONE = "single"
 TITLES = {"heart": "Heart", "opt": "OPT"}
-HEADER = """# Every method at every hospital
-
-[What it says](hospitals.md). Test scores in %: mean of five seeds ± half a 95 % interval over seeds; in brackets the
-difference to training alone, paired by seed and patient, ± half a 95 % interval over seeds and test patients, bold
-where 0 is outside. n: test patients, in brackets those of the second class (ill; bleeding above the median).
-Validation: the accuracy by which the benchmark chose the settings, the mean over sites. Made by `hospitals.py`;
-`hospitals.csv` has the same as numbers.
-"""
+MORE = [
+    *("evidence", "data", "model", "metric", "site", "n", "mean", "sd", "low", "high"),
+    *("less alone", "half"),
+]
 SHOWN = ["fedavg", "centralised", "fedsr", "ditto", "fedper", "fedrep", "fedpac", "fedbabu", "knn-per", "pfedme"]
 SPLIT = [ALONE, "fedavg", "ditto", "fedpac", "fedbabu", "knn-per"]
 
@@ -218,40 +213,22 @@ def _scores(runs: Sequence[Run], metric: str) -> dict[str, dict[int, float]]:
 # Tables ----------------------------------------------------------------------------------------------
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """The lines of a Markdown table."""
-    yield f"| {' | '.join(heads)} |"
-    yield f"|{'---|' * len(heads)}"
-    yield from (f"| {' | '.join(row)} |" for row in rows)
-    yield ""
+def difference(found: Interval) -> dict[str, str]:
+    """A difference to local training with the half width of its interval, in points."""
+    return {"less alone": f"{found.mean:.1f}", "half": f"{found.half:.1f}"}
 
 
-def difference(found: Interval) -> str:
-    """A difference with the half width of its interval, bold where 0 is outside."""
-    text = f"{found.mean:+.1f} ± {found.half:.1f}"
-    return f"**{text}**" if found.clear else text
-
-
-def all_methods(federation: Federation, rows: Mapping[str, Mapping[str, Site]]) -> Iterator[str]:
-    """A table for each metric: each method at each site, and less training alone."""
-    alone = rows[ALONE]
-    for metric, title in METRICS.items():
-        yield f"## {TITLES[federation.name]}: {title}"
-        yield ""
-        heads = [f"{site}, n = {its.support}" for site, its in alone.items()]
-        lines = []
-        for row, sites in rows.items():
-            cells = []
-            for site, its in sites.items():
-                if metric not in its.scores:
-                    cells.append("-")
-                    continue
-                mean = its.mean(metric)
-                beside = "" if row == ALONE else f" ({difference(its.less(alone[site], metric))})"
-                cells.append(f"{mean.mean:.1f} ± {mean.half:.1f}{beside}")
-            model = "of each site" if next(iter(sites.values())).whose == "own" else "one"
-            lines.append([row, model, f"{federation.validation[row]:.1f}", *cells])
-        yield from table(["method", "model", "validation", *heads], lines)
+def less_alone(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """A row for each method: its accuracy less local training's at every site, in points, * where 0 is excluded."""
+    rows: dict[str, dict[str, str]] = {}
+    sites = [*dict.fromkeys(line["site"] for line in lines)]
+    for line in lines:
+        if line["metric"] != "accuracy" or line["method"] == ALONE:
+            continue
+        row = rows.setdefault(line["method"], {"method": line["method"], **dict.fromkeys(sites, "-")})
+        mean, half = float(line["less alone"]), float(line["half"])
+        row[line["site"]] = f"{mean:+.2f} ± {half:.2f}{'*' if abs(mean) > half else ''}"
+    return [*rows.values()]
 
 
 def lines_of_csv(federation: Federation, rows: Mapping[str, Mapping[str, Site]]) -> Iterator[dict[str, Any]]:
@@ -271,6 +248,7 @@ def lines_of_csv(federation: Federation, rows: Mapping[str, Mapping[str, Site]])
                 yield {
                     **{"data": federation.name, "method": row, "model": its.whose, "site": site, "metric": metric},
                     **{"n": len(its.y), "positive": int(its.y.sum())},
+                    "validation": f"{federation.validation[row]:.1f}",
                     **{name: f"{value:.2f}" for name, value in numbers.items()},
                 }
 
@@ -312,24 +290,20 @@ def draw(everything: Mapping[str, Mapping[str, Mapping[str, Site]]]) -> Figure:
 # Other parts -----------------------------------------------------------------------------------------
 
 
-def splits(federation: Federation) -> Iterator[str]:
+def divisions(federation: Federation) -> Iterator[dict[str, Any]]:
     """Other divisions of the patients, one run each: means, and intervals by Nadeau and Bengio (2003)."""
+    about = {"evidence": f"{len(SPLITS)} other divisions", "data": federation.name}
     by_row = {}
     for row in SPLIT:
         runs = [run for n in SPLITS for run in federation.runs(row, "splits", [n], data_seed=n)]
         by_row[row] = {metric: _scores(runs, metric) for metric in METRICS}
-    for metric, title in METRICS.items():
-        yield f"## {TITLES[federation.name]}: {title}, {len(SPLITS)} other divisions of the patients"
-        yield ""
+    for metric in METRICS:
         alone = by_row[ALONE][metric]
-        lines = []
         for row, scores in by_row.items():
-            cells = []
             for site, its in scores[metric].items():
-                beside = "" if row == ALONE else f" ({difference(resampled(paired(its, alone[site])))})"
-                cells.append(f"{fmean(its.values()):.1f}{beside}")
-            lines.append([row, *cells])
-        yield from table(["method", *alone], lines)
+                beside = {} if row == ALONE else difference(resampled(paired(its, alone[site])))
+                line = {**about, "model": row, "metric": metric, "site": site, "mean": f"{fmean(its.values()):.1f}"}
+                yield line | beside
 
 
 def resampled(by_split: Mapping[int, float]) -> Interval:
@@ -343,20 +317,20 @@ def resampled(by_split: Mapping[int, float]) -> Interval:
     return Interval(fmean(values), half, len(values))
 
 
-def without(federation: Federation) -> Iterator[str]:
-    """FedAvg trained without a site, scored on all of its patients."""
+def without(federation: Federation) -> Iterator[dict[str, Any]]:
+    """FedAvg trained without a site, scored on all of its patients: mean and standard deviation over seeds."""
+    about = {"evidence": "trained without the site", "data": federation.name, "model": "fedavg", "metric": "auroc"}
     found: dict[str, list[float]] = {}
     for site in federation.sites(ALONE):
         changes = {"protocol.name": "leave-one-domain-out", "protocol.hold_out": site}
         for run in federation.runs("fedavg", "without", SEEDS, **changes):
             for name, value in by_environment(last(run.records), "test", "auroc").items():
                 found.setdefault(name, []).append(100 * value)
-    yield f"## {TITLES[federation.name]}: AUROC of FedAvg that was trained without the site, all of its patients"
-    yield ""
-    yield from table([*found], [[f"{fmean(its):.1f} ± {stdev(its):.1f}" for its in found.values()]])
+    for site, its in found.items():
+        yield {**about, "site": site, "mean": f"{fmean(its):.1f}", "sd": f"{stdev(its):.1f}"}
 
 
-def logistic(federation: Federation) -> Iterator[str]:
+def logistic(federation: Federation) -> Iterator[dict[str, Any]]:
     """AUROC of scikit-learn's logistic regression on all patients of a site: without it, alone, and joined.
 
     Differences to training alone are patient by patient, with DeLong's interval. Alone and joined, a patient is
@@ -366,8 +340,8 @@ def logistic(federation: Federation) -> Iterator[str]:
     data = DATASETS.build({"name": federation.name, "path": str(federation.file)}).load(Streams(0))
     x, y, domain = data.x.numpy(), data.y.numpy(), data.domain.numpy()
     model = _regression([column.categories is not None for column in data.columns])
-    found: dict[str, list[str]] = defaultdict(list)
-    for site in range(len(data.domains)):
+    about = {"evidence": "logistic regression, all patients", "data": federation.name, "metric": "auroc"}
+    for site, name_of_site in enumerate(data.domains):
         own, others = np.flatnonzero(domain == site), np.flatnonzero(domain != site)
         p = {"trained without it": model.fit(x[others], y[others]).predict_proba(x[own])[:, 1]}
         for name, beside in (("alone", others[:0]), ("joined", others)):
@@ -378,17 +352,13 @@ def logistic(federation: Federation) -> Iterator[str]:
                 p[name][test] = model.fit(x[rows], y[rows]).predict_proba(x[own[test]])[:, 1]
         areas = {name: _area(y[own] == 1, its) for name, its in p.items()}
         for name, its in p.items():
-            bounds = auroc_bounds(y[own] == 1, its, own)
+            bounds, less = auroc_bounds(y[own] == 1, its, own), areas[name] - areas["alone"]
             assert bounds is not None
-            found[name].append(f"{100 * areas[name].value:.1f} [{100 * bounds.low:.1f}, {100 * bounds.high:.1f}]")
-        for name in ("trained without it", "joined"):
-            less = areas[name] - areas["alone"]
+            numbers = {"mean": areas[name].value, "low": bounds.low, "high": bounds.high}
             half = 100 * Z * sqrt(less.variance(own))
-            found[f"{name}, less alone"].append(difference(Interval(100 * less.value, half, len(own))))
-    heads = [f"{name}, n = {(domain == site).sum()}" for site, name in enumerate(data.domains)]
-    yield f"## {TITLES[federation.name]}: AUROC of logistic regression, all patients"
-    yield ""
-    yield from table(["", *heads], [[name, *cells] for name, cells in found.items()])
+            beside = {} if name == "alone" else difference(Interval(100 * less.value, half, len(own)))
+            line = {**about, "model": name, "site": name_of_site, "n": len(own)}
+            yield line | {key: f"{100 * value:.1f}" for key, value in numbers.items()} | beside
 
 
 def _area(own: Array, p: Array) -> ScoreEstimate:
@@ -408,24 +378,28 @@ def _regression(of_categories: Sequence[bool]) -> Pipeline:
     return make_pipeline(prepare, LogisticRegression(max_iter=5000))
 
 
+def write(name: str, lines: Sequence[Mapping[str, Any]], heads: Sequence[str] | None = None) -> None:
+    """Write a CSV file beside this file."""
+    with (HERE / name).open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, heads or [*lines[0]], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+
+
 def main() -> None:
-    """Carry everything out, and write the three files."""
+    """Run everything, and write the four files."""
     parser = argparse.ArgumentParser(description="Should this hospital join?")
     for name in TITLES:
         parser.add_argument(f"--{name}", type=Path, required=True, help=f"the file of the data set '{name}'")
-    parser.add_argument("--out", type=Path, default=Path("runs/hospitals"), help="where the runs lie")
+    parser.add_argument("--out", type=Path, default=Path("runs/hospitals"), help="the folder of the runs")
     given = parser.parse_args()
     federations = [Federation(name, getattr(given, name), given.out) for name in TITLES]
     everything = {each.name: {row: each.sites(row) for row in each.rows} for each in federations}
-    lines = [HEADER]
-    for each in federations:
-        lines += [*all_methods(each, everything[each.name]), *splits(each), *without(each), *logistic(each)]
-    (HERE / "hospitals-all.md").write_text("\n".join(lines), encoding="utf-8")
     measured = [line for each in federations for line in lines_of_csv(each, everything[each.name])]
-    with (HERE / "hospitals.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, [*measured[0]], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(measured)
+    write("hospitals.csv", measured)
+    write("hospitals-less-alone.csv", less_alone(measured))
+    more = [line for each in federations for line in (*divisions(each), *without(each), *logistic(each))]
+    write("hospitals-more.csv", more, MORE)
     draw(everything).savefig(HERE / "hospitals.png", dpi=110, metadata={"Software": None})
 
 

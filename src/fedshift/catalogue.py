@@ -63,11 +63,7 @@ class Catalogue(Generic[T]):
         return cls
 
     def register(self, name: str) -> Callable[[type[C]], type[C]]:
-        """Class decorator that registers a user's class under a name.
-
-        Raises:
-            FedshiftError: the name is taken, or the class does not derive from the catalogue's base.
-        """
+        """Class decorator that registers a user's class under a name."""
 
         def add(cls: type[C]) -> type[C]:
             base: type[Spec] = self.base()

@@ -28,9 +28,6 @@ def digest(path: str | Path) -> str:
 
     The digest of a Python file covers the files that it imports from its folder. The digest of a kept object
     (:data:`KEPT`) is read from its first line.
-
-    Raises:
-        FedshiftError: the path exists but cannot be read.
     """
     exact = code_digest(path) if str(path).endswith(".py") else _content(path)
     if not exact or not Path(path).expanduser().is_file():
@@ -136,11 +133,7 @@ def _digest(root: str, state: tuple[tuple[str, int, int], ...]) -> str:
 
 
 def module_of(path: str | Path) -> ModuleType:
-    """The module that a file defines; imported again only if the file, or what it imports from its folder, changed.
-
-    Raises:
-        FedshiftError: the file is missing or fails when imported.
-    """
+    """The module that a file defines; imported again only if the file, or what it imports from its folder, changed."""
     return _loaded(str(Path(path).expanduser().resolve()), code_digest(path))
 
 

@@ -52,9 +52,6 @@ def reading(source: str, setting: str, instead: str = "") -> Iterator[None]:
         source: the hub id or folder.
         setting: the setting that names it, for messages.
         instead: a sentence with an alternative.
-
-    Raises:
-        FedshiftError: it cannot be read.
     """
     from safetensors import SafetensorError
 
@@ -78,9 +75,6 @@ def pretrained(source: str, setting: str, commit: str | None = None, random: str
         commit: the hub's commit; None: the newest, or a folder.
         random: tensors whose names contain this may be missing, and are then initialised randomly.
         options: further arguments of ``from_pretrained``.
-
-    Raises:
-        FedshiftError: it cannot be read, or lacks weights.
     """
     with needs("images", f"{setting} = '{source}'"):
         from transformers import AutoModel
@@ -127,10 +121,6 @@ def located(path: str, setting: str) -> tuple[str, str | None]:
     """The folder that a setting names, and None; or a hub id and its commit.
 
     A hub id requires its commit, ID@COMMIT, since a branch may change.
-
-    Raises:
-        FedshiftError: there is no such folder, and the path is not a hub id with a commit; the message suggests the
-            commit if it can be found.
     """
     folder = Path(path).expanduser()
     if path and folder.is_dir():

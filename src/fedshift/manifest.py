@@ -38,17 +38,12 @@ class FileDigest(BaseModel):
 
 
 class Manifest(BaseModel):
-    """The files of a folder.
-
-    Attributes:
-        run: the fingerprint of the run that they belong to.
-        files: the entries by path in the folder.
-    """
+    """The files of a folder."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
-    run: str
-    files: dict[str, FileDigest]
+    run: str  # the fingerprint of the run that they belong to
+    files: dict[str, FileDigest]  # the entries by path in the folder
 
     def write(self, path: Path) -> None:
         """Write it atomically; all files that it names must be durable."""

@@ -58,9 +58,6 @@ def check(nbytes: int, what: str, fix: str) -> None:
         nbytes: the bytes needed.
         what: the subject of the message, such as "A batch of 512 images of 224 x 224 pixels".
         fix: a sentence with an alternative.
-
-    Raises:
-        FedshiftError: it needs more than is available.
     """
     free = available()
     if free is not None and nbytes > free:

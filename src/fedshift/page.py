@@ -1,4 +1,4 @@
-"""What a method's page imports, so that ``from fedshift.page import *`` is enough to write one."""
+"""The names that a method's module needs: ``from fedshift.page import *`` imports them all."""
 
 from __future__ import annotations
 

@@ -79,27 +79,16 @@ Search = Range | tuple[Any, ...]
 
 @dataclass(frozen=True)
 class DeclaredSetting:
-    """The description of a field by :func:`setting`.
+    """The description of a field by :func:`setting`."""
 
-    Attributes:
-        default: its default value; ... if the field is required.
-        help: one line, with its unit or range.
-        source: the paper's equation or section.
-        search: where a hyper-parameter search looks.
-        path: the value may name a file or folder, whose content then counts, not its location.
-        words: values of such a path that name no file, such as "hub".
-        code: such a file is code that a run executes: it is trusted as plugins are.
-        examples: values of free text that an editor or a shell may offer.
-    """
-
-    default: Any
-    help: str = ""
-    source: str = ""
-    search: Search | None = None
-    path: bool = False
-    words: tuple[str, ...] = ()
-    code: bool = False
-    examples: tuple[str, ...] = ()
+    default: Any  # its default value; ... if the field is required.
+    help: str = ""  # one line, with its unit or range
+    source: str = ""  # the paper's equation or section
+    search: Search | None = None  # where a hyper-parameter search looks
+    path: bool = False  # the value may name a file or folder, whose content then counts, not its location
+    words: tuple[str, ...] = ()  # values of such a path that name no file, such as "hub"
+    code: bool = False  # such a file is code that a run executes: it is trusted as plugins are
+    examples: tuple[str, ...] = ()  # values of free text that an editor or a shell may offer
 
     @property
     def required(self) -> bool:

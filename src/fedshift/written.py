@@ -47,11 +47,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """The value of a text: a TOML value, several between commas, or a bare word; quotes keep commas inside a text.
-
-    Raises:
-        FedshiftError: a comma has no value on one side.
-    """
+    """The value of a text: a TOML value, several between commas, or a bare word; quotes keep commas inside a text."""
     text = text.strip()
     value = _toml({"True": "true", "False": "false"}.get(text, text))
     if isinstance(value, bool | int | float | str | list | dict):
@@ -72,11 +68,7 @@ def parse_words(text: str) -> str | list[str]:
 
 
 def parse_assignments(texts: Iterable[str], option: str = "--set") -> dict[str, Any]:
-    """The keys and values of texts such as ``method.l2r=0.05``, given by an option of the command line.
-
-    Raises:
-        FedshiftError: a text is not an assignment, or repeats a key.
-    """
+    """The keys and values of texts such as ``method.l2r=0.05``, given by an option of the command line."""
     found: dict[str, Any] = {}
     for text in texts:
         key, equals, value = (part.strip() for part in text.partition("="))

@@ -47,7 +47,7 @@ def test_a_grid_that_names_folders_elsewhere(forks: Forks, victims: Victims, tmp
 
 
 def alike(reference: Reference, folder: Path) -> Problems:
-    """Where records are another's by more than the last digits, which a run may lose that continues without its mates."""
+    """Where records differ by more than the last digits, in which a run may differ that continues without its mates."""
     problems = []
     for name, data in reference.results.items():
         if name.endswith("records.jsonl"):

@@ -130,7 +130,7 @@ def test_the_disk_refuses(
     case: tuple[str, int, bool],
     share: tuple[int, int],
 ):
-    """Full or broken, once or for good: one clear error; once there is room again the run continues to the same bytes."""
+    """Full or broken, once or for good: one clear error; with room again the run continues to the same bytes."""
     name, error, lasting = case
     reference, problems = references[name], list[str]()
     for at in points(reference, share, 1, f"{error} {lasting} {name}", WRITES):

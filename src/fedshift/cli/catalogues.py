@@ -181,9 +181,30 @@ def shown_names() -> list[str]:
     return [*dict.fromkeys([*entries, *PLAIN, *shipped()])]
 
 
+MARKUP = {  # what a terminal does not render: reStructuredText, then LaTeX
+    r"^\.\. math::\n\n": "",
+    r"(?::\w+:)?`+~?([^`]+)`+": r"\1",
+    r"\*\*([^*\n]+)\*\*|\*(Choices[^*\n]*)\*": r"\1\2",
+    r"&(?=[\\=])": "",
+    r"^( +)&": r"\1",
+    r" ?\\\\$|\\(?:Big|big)(?![a-z]) ?": "",
+    r" ?\\(?:,|;|qquad|quad) ?": " ",
+    r"\\(?:mathrm|text|operatorname)\{([^{}]*)\}": r"\1",
+    r"\\leftarrow": "<-",
+    r"\\langle ": "<",
+    r" \\rangle": ">",
+    r"\^\\top": "'",
+    r"\\cdot": ".",
+    r"\\\|": "||",
+    r"\\([A-Za-z]+|[{}])": r"\1",
+}
+
+
 def plain(text: str) -> str:
-    """A docstring without reStructuredText markup."""
-    return re.sub(r"\*(Choices[^*\n]*)\*", r"\1", re.sub(r"(?::\w+:)?`+~?([^`]+)`+", r"\1", text))
+    """A docstring as text for a terminal, without markup."""
+    for pattern, replacement in MARKUP.items():
+        text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
+    return text
 
 
 def value_in_words(value: Any) -> str:

@@ -68,9 +68,6 @@ def init(
         sample: the description of a sample, each value between commas, empty if the data define it: ``classes``,
             ``shape``, ``environments``, and ``columns``, each with its categories after "=" and between bars.
         dry_run: write nothing.
-
-    Raises:
-        FedshiftError: it cannot be created; no folder is left.
     """
     folder = place.parent.resolve() / place.name
     check_new(folder)
@@ -161,9 +158,6 @@ def demo(to: Path, method: str, rounds: int, sites: int) -> None:
         method: its method.
         rounds: its rounds.
         sites: its number of sites.
-
-    Raises:
-        FedshiftError: the folder exists, or a process ended too early.
     """
     folder = to.expanduser().resolve()
     if folder.exists() or folder.is_symlink():
@@ -215,11 +209,7 @@ def compared(run: Run, theirs: Run) -> str:
 
 
 def check(folder: Path) -> None:
-    """Check a site and print the findings.
-
-    Raises:
-        FedshiftError: something keeps the site from taking part; the message lists everything.
-    """
+    """Check a site and print the findings."""
     found = inspect(folder)
     if found.federation and found.site:
         typer.echo(f"Federation '{found.federation}', site '{found.site}'")

@@ -30,11 +30,7 @@ class Commands(TyperGroup):
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Return the command and its arguments.
-
-        Raises:
-            FedshiftError: there is no such command, or an option that takes one value is repeated.
-        """
+        """Return the command and its arguments."""
         if args[0] not in self.commands and not args[0].startswith("-") and not ctx.resilient_parsing:
             raise UnknownNameError("command", args[0], list(self.commands))  # which releases of typer word differently
         name, command, rest = super().resolve_command(ctx, args)
@@ -104,21 +100,13 @@ def folder_names(incomplete: str) -> list[str]:
 
 
 def listed(text: str) -> list[str]:
-    """Names between commas.
-
-    Raises:
-        FedshiftError: a name is empty.
-    """
+    """Names between commas."""
     words = parse_words(text)
     return words if isinstance(words, list) else [words]
 
 
 def paths_of(texts: Sequence[str]) -> dict[str, str]:
-    """Paths by data set, from texts such as pacs=FILE.
-
-    Raises:
-        FedshiftError: a text does not have that form, or names a data set again.
-    """
+    """Paths by data set, from texts such as pacs=FILE."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, path = text.partition("=")
@@ -233,19 +221,12 @@ def command(*examples: str, more: str = "", name: str | None = None) -> Callable
 
 @dataclass(frozen=True)
 class CommandLine:
-    """The command line's description of experiments.
+    """The command line's description of experiments."""
 
-    Attributes:
-        source: the experiment's name or file.
-        options: changes to it, as :class:`fedshift.study.api.Options`.
-        experiments: the resulting runs.
-        dry_run: print the plan and exit.
-    """
-
-    source: str
-    options: dict[str, Any]
-    experiments: list[Experiment]
-    dry_run: bool
+    source: str  # the experiment's name or file
+    options: dict[str, Any]  # changes to it, as :class:`fedshift.study.api.Options`
+    experiments: list[Experiment]  # the resulting runs
+    dry_run: bool  # print the plan and exit
 
 
 def on_experiment(*examples: str, more: str = "", method: str | None = None) -> Callable[[Command], Command]:

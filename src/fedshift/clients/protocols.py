@@ -149,8 +149,7 @@ class Division:
 
 
 def divide(data: DomainData, partition: Partition, streams: Streams, target: int | None = None) -> Division:
-    """The (domain, part) pairs that contain samples, in order; those of the target, in which no client trains, among
-    them.
+    """The (domain, part) pairs that contain samples, in order, including pairs of the target domain.
 
     Raises:
         FedshiftError: the partition gives no sample to anybody, or not one part for each sample.

@@ -149,8 +149,7 @@ class Train(Spec):
         return samples // min(batch or self.batch, samples) if samples else 1
 
     def pooling(self, samples: Sequence[int]) -> Self:
-        """Training of a client that contains what clients with that many samples had: it takes all steps of their
-        cohort.
+        """Training of one client with the pooled samples of several: it takes all steps of their cohort.
 
         With a participation below 1 that is the mean over all cohorts.
         """

@@ -81,11 +81,7 @@ class Arrays(Dataset):
         return labelled(arrays, classes, str(file), f"'{file}'", file.stem)
 
     def _included(self, file: Path, x: Array) -> Array:
-        """The columns of x that are not excluded.
-
-        Raises:
-            FedshiftError: one that should be is not there, or none is left.
-        """
+        """The columns of x that are not excluded."""
         named = _words(file, "columns", needed=("x",))
         if not self.exclude and not named:
             return x
@@ -124,11 +120,7 @@ class Arrays(Dataset):
 
 @contextmanager
 def _opened(file: Path, needed: Sequence[str] = NEEDED) -> Iterator[NpzFile]:
-    """A file's arrays, each read when it is requested.
-
-    Raises:
-        FedshiftError: it cannot be read, lacks an array that is needed, or has one of an unknown name.
-    """
+    """A file's arrays, each read when it is requested."""
     fix = (
         "Write it again with numpy.savez, and astype(str) of text: Python's objects are never loaded, since they can "
         "run code."
@@ -181,11 +173,7 @@ def _words(file: Path, name: str, needed: Sequence[str] = NEEDED) -> tuple[str, 
 
 
 def _same_words(files: Sequence[Path], name: str) -> tuple[str, ...]:
-    """An array of different words, equal in every file, or in no file.
-
-    Raises:
-        FedshiftError: one differs.
-    """
+    """An array of different words, equal in every file, or in no file."""
     words, *others = (_words(file, name) for file in files)
     for file, other in zip(files[1:], others, strict=True):
         if other != words:
@@ -206,9 +194,6 @@ def labelled(arrays: Mapping[str, Array], classes: Sequence[str], where: str, ca
         where: the table's name.
         called: what errors call whose arrays these are.
         domain: the domain of all samples, where there is no array of domains.
-
-    Raises:
-        FedshiftError: an array cannot be used; the message names it, the row and the value.
     """
     x = inputs_of(arrays["x"], f"x of {called}")
     names: dict[str, Names] = {}
@@ -232,9 +217,6 @@ def inputs_of(x: Array, called: str) -> Tensor:
     Args:
         x: the samples, (N, ...).
         called: what errors call the array.
-
-    Raises:
-        FedshiftError: it has another type or shape.
     """
     kind = x.dtype.newbyteorder("=").name
     if kind not in KINDS:
@@ -254,11 +236,7 @@ def inputs_of(x: Array, called: str) -> Tensor:
 
 
 def _of_classes(labels: Names, classes: Sequence[str], called: str) -> Names:
-    """Labels by the names of their numbers.
-
-    Raises:
-        FedshiftError: a label is no class; the message names the row.
-    """
+    """Labels by the names of their numbers."""
     numbered = dict(enumerate(classes))
     named = [str(numbered.get(value, value) if isinstance(value, int) else value) for value in labels.values]
     for number, name in enumerate(named):

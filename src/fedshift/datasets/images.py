@@ -25,21 +25,14 @@ Encoded = bytes | Path | np.ndarray[Any, Any] | None  # an array: gray or colour
 
 
 class ImageRows(NamedTuple):
-    """Images of a folder, Parquet or the hub, none of which is read yet.
+    """Images of a folder, Parquet or the hub, none of which is read yet."""
 
-    Attributes:
-        domains: the domain of each image.
-        labels: the class of each image.
-        classes: the classes' names, in the order of their labels; images of other classes are excluded.
-        read: gives every image in order, with where it is, for errors; None in its place: there are no bytes.
-        notes: what lies beside the images and is not read.
-    """
-
-    domains: Sequence[str]
-    labels: Sequence[str]
-    classes: tuple[str, ...]
+    domains: Sequence[str]  # the domain of each image
+    labels: Sequence[str]  # the class of each image
+    classes: tuple[str, ...]  # the classes' names, in the order of their labels; images of other classes are excluded
+    # gives every image in order, with where it is, for errors; None in its place: there are no bytes
     read: Callable[[], Iterator[tuple[str, Encoded]]]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what lies beside the images and is not read
 
     def decoded(self, size: int, channels: int) -> DomainData:
         """Decode the images.
@@ -47,10 +40,6 @@ class ImageRows(NamedTuple):
         Args:
             size: height and width in pixels.
             channels: 1 or 3.
-
-        Raises:
-            FedshiftError: there is none, images cannot be read, or they do not fit into memory; the message names the
-                images.
         """
         known = {*self.classes}
         kept = [label in known for label in self.labels]
@@ -86,11 +75,7 @@ def check_fits(count: int, size: int, channels: int, fix: str = "") -> None:
 
 
 def decoded(images: Iterable[tuple[str, Encoded]], size: int, channels: int) -> Tensor:
-    """Encoded images, each with where it is, as uint8 (N, channels, size, size); see :func:`picture`.
-
-    Raises:
-        FedshiftError: there is none, or some cannot be read; the message names the first ten.
-    """
+    """Encoded images, each with where it is, as uint8 (N, channels, size, size); see :func:`picture`."""
     read = each_read(lambda image: decode(*image, size, channels), images, "images cannot be read")
     if not read:
         raise FedshiftError("The data set contains no image.")
@@ -117,9 +102,6 @@ def picture(where: str, image: Encoded) -> Image.Image:
     """A decoded image.
 
     It is turned upright according to its EXIF data, what is transparent becomes white, and 16 bits become 8.
-
-    Raises:
-        FedshiftError: it cannot be read, or is too large; the message names it.
     """
     if isinstance(image, np.ndarray):
         return Image.fromarray(image)

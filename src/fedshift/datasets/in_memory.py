@@ -1,6 +1,6 @@
 """A user's own arrays, tensors and torch data sets, by site, as a data set of the catalogue.
 
-What is given is checked, and written into one ``.npz`` file that is named by what it contains, so that a run on it
+The data are checked, and written into one ``.npz`` file that is named by what it contains, so that a run on it
 continues, is compared and predicts as one on any file.
 """
 
@@ -52,7 +52,7 @@ def in_memory(
         sites: the sites by name; they are numbered in the order of their names.
         classes: the names of the classes 0, 1, ...; by default these are called as in ``y``, and sorted.
         folder: where the file is written, unless it is there: equal data are in one file. A run reads it, so it should
-            stay until nobody resumes the run.
+            stay until the run is finished for good.
         exclude: columns of vectors (N, columns) that are excluded, by the names that a table of pandas gives them, or
             by number from 0, as text.
 
@@ -129,7 +129,7 @@ def _check_index(x: Any, y: Any, name: str) -> None:
         )
 
 
-# What is given ----------------------------------------------------------------------------------------
+# Inputs ----------------------------------------------------------------------------------------
 
 
 def _columns(given: Any, called: str) -> dict[str, Any]:
@@ -172,11 +172,7 @@ def _named(given: Any, called: str) -> dict[str, Any]:
 
 
 def _array(given: Any, called: str) -> Array:
-    """What was given as an array.
-
-    Raises:
-        FedshiftError: it is none, or has masked values; the message gives the reason.
-    """
+    """What was given as an array."""
     if any(np.ma.is_masked(each) for each in (given, *(given if isinstance(given, list | tuple) else ()))):
         raise FedshiftError(f"{called} has masked values: fill them in (filled(value)), or leave such rows out.")
     if isinstance(given, list) and given and isinstance(given[0], Tensor):
@@ -205,11 +201,7 @@ def _converted(x: Array) -> tuple[Array, list[str]]:
 
 
 def _channels_last(x: Array, shape: str) -> bool:
-    """Whether samples are images (N, height, width, channels).
-
-    Raises:
-        FedshiftError: those of floats may be, or something else.
-    """
+    """Whether samples are images (N, height, width, channels)."""
     if x.ndim != 4 or x.shape[-1] not in COLOURS:
         return False
     if x.dtype == np.uint8:

@@ -30,17 +30,11 @@ Item = TypeVar("Item")
 
 
 class Names(NamedTuple):
-    """The labels, domains or groups of a file's samples.
+    """The labels, domains or groups of a file's samples."""
 
-    Attributes:
-        values: each value once, sorted.
-        rows: the row in which each value occurs first; empty where it stands in no row.
-        which: the place of each sample's value among them, (N,), int64.
-    """
-
-    values: Sequence[Value]
-    rows: Sequence[int]
-    which: Tensor
+    values: Sequence[Value]  # each value once, sorted
+    rows: Sequence[int]  # the row in which each value occurs first; empty where it stands in no row
+    which: Tensor  # the place of each sample's value among them, (N,), int64
 
     @classmethod
     def all(cls, name: str, count: int) -> Names:
@@ -53,23 +47,14 @@ class Names(NamedTuple):
 
 @dataclass(frozen=True)
 class Labelled:
-    """The samples of one file.
+    """The samples of one file."""
 
-    Attributes:
-        where: the file, for errors; empty if the samples' names identify it.
-        x: inputs (N, ...), as :class:`DomainData` has them.
-        y: their classes.
-        domain: their domains.
-        group: what those made from one original share; None: every sample is an original.
-        rows: what each sample is called in the file; none: each is a row.
-    """
-
-    where: str
-    x: Tensor
-    y: Names
-    domain: Names
-    group: Names | None = None
-    rows: Sequence[str] = ()
+    where: str  # the file, for errors; empty if the samples' names identify it
+    x: Tensor  # inputs (N, ...), as :class:`DomainData` has them
+    y: Names  # their classes
+    domain: Names  # their domains
+    group: Names | None = None  # what those made from one original share; None: every sample is an original
+    rows: Sequence[str] = ()  # what each sample is called in the file; none: each is a row
 
 
 # Files ------------------------------------------------------------------------------------------------
@@ -81,9 +66,6 @@ def files_in(given: str, suffixes: Sequence[str]) -> list[Path]:
     Args:
         given: the path.
         suffixes: what those in a folder end in, in small letters; hidden ones and those in folders below are excluded.
-
-    Raises:
-        FedshiftError: there is none, they do not fit into memory, or two have one name but for the suffix.
     """
     path, kinds = Path(given).expanduser(), " or ".join(suffixes)
     if not given or not path.exists():
@@ -114,9 +96,6 @@ def each_read(read: Callable[[Item], T], items: Iterable[Item], what: str) -> li
         read: reads one.
         items: files, for example.
         what: what several errors are, after their number, such as "images cannot be read".
-
-    Raises:
-        FedshiftError: some cannot be read; the message names the first ten.
     """
     found, problems = list[T](), Problems(what)
     for item in items:
@@ -138,9 +117,6 @@ def names_of(array: Array, where: str, *, whole: bool = False) -> Names:
         array: the array.
         where: what errors call it, with its file.
         whole: whether numbers have to be whole, as those of classes do.
-
-    Raises:
-        FedshiftError: a value is neither, or a number is not finite or not whole; the message names the row.
     """
     if array.dtype.kind == "O":
         for row, value in enumerate(array):
@@ -169,11 +145,7 @@ def shown(cell: object) -> str:
 
 
 def sorted_names(kind: str, found: Iterable[Names]) -> tuple[str, ...]:
-    """All values as names, by size if they are numbers, else by the alphabet.
-
-    Raises:
-        FedshiftError: a class is a number in one file where classes of others are text.
-    """
+    """All values as names, by size if they are numbers, else by the alphabet."""
     values = {value for names in found for value in names.values}
     text = sorted(value for value in values if isinstance(value, str))
     numbers = sorted(value for value in values if not isinstance(value, str))
@@ -199,9 +171,6 @@ def joined(
         classes: the classes' names in the order of their labels; by default those that occur, sorted.
         notes: what a reader of the results must know.
         columns: of a table, what its columns are.
-
-    Raises:
-        FedshiftError: names cannot be used, or the samples of two files differ in shape or type.
     """
     first = parts[0]
     for part in parts[1:]:

@@ -15,21 +15,13 @@ from fedshift.errors import FedshiftError
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """The folders in a folder, sorted, but not the hidden ones.
-
-    Raises:
-        FedshiftError: the folder cannot be read.
-    """
+    """The folders in a folder, sorted, but not the hidden ones."""
     with _listing(folder):
         return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Everything below a folder but folders, sorted; links to folders are not followed.
-
-    Raises:
-        FedshiftError: a folder cannot be read.
-    """
+    """Everything below a folder but folders, sorted; links to folders are not followed."""
 
     def refuse(error: OSError) -> None:
         with _listing(error.filename):
@@ -46,9 +38,6 @@ def reading(what: str, fix: str, kind: str = "") -> Iterator[None]:
         what: the file, as the subject of a sentence.
         fix: what to do about it, a sentence.
         kind: what it is read as, such as " as a table".
-
-    Raises:
-        FedshiftError: it cannot be read.
     """
     try:
         yield

@@ -40,17 +40,11 @@ SCALES = {
 
 
 class Window(NamedTuple):
-    """The values that are shown from black to white.
+    """The values that are shown from black to white."""
 
-    Attributes:
-        centre: the value in the middle.
-        width: the extent of the values.
-        function: how values become 0 to 1, as DICOM's VOI LUT Function names it (PS3.3, C.11.2.1).
-    """
-
-    centre: float
-    width: float
-    function: str = "LINEAR_EXACT"
+    centre: float  # the value in the middle
+    width: float  # the extent of the values
+    function: str = "LINEAR_EXACT"  # how values become 0 to 1, as DICOM's VOI LUT Function names it (PS3.3, C.11.2.1)
 
     def shown(self, values: Array) -> Array:
         """Values as 0 (black) to 1 (white)."""
@@ -63,21 +57,14 @@ class Window(NamedTuple):
 
 
 class Volume(NamedTuple):
-    """The slices of a file.
+    """The slices of a file."""
 
-    Attributes:
-        values: (slices, height, width), float64, finite, after rescale slope and intercept.
-        windows: the file's own window of each slice; None where it has none.
-        inverted: whether low values are meant to be white (MONOCHROME1).
-        limits: the lowest and the highest value that the stored bits can have; those that occur where it is unknown.
-        patient: the patient's id; empty where the file names none.
-    """
-
-    values: Array
-    windows: tuple[Window | None, ...]
-    inverted: bool
+    values: Array  # (slices, height, width), float64, finite, after rescale slope and intercept
+    windows: tuple[Window | None, ...]  # the file's own window of each slice; None where it has none
+    inverted: bool  # whether low values are meant to be white (MONOCHROME1)
+    # the lowest and the highest value that the stored bits can have; those that occur where it is unknown
     limits: tuple[float, float]
-    patient: str = ""
+    patient: str = ""  # the patient's id; empty where the file names none
 
 
 class Medical(Dataset):
@@ -114,11 +101,7 @@ class Medical(Dataset):
     normalise: bool = setting(False, help="ImageNet's mean and standard deviation (needs 3 channels and a window)")
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            FedshiftError: one is wrong, or two contradict each other.
-        """
+        """Check the settings."""
         super().__post_init__()
         if (self.window == "given") != (self.width > 0):
             raise FedshiftError(
@@ -246,9 +229,6 @@ def read_volume(file: Path, axis: Axis) -> Volume:
     Args:
         file: DICOM, or NIfTI, recognised by its name.
         axis: which slices of a NIfTI volume.
-
-    Raises:
-        FedshiftError: it cannot be read, or is none of these; the message names the file and what in it is wrong.
     """
     with reading(f"The file '{file}'", "Replace or remove it."):
         volume = _nifti(file, axis) if is_nifti(file) else _dicom(file)
@@ -269,7 +249,7 @@ def _dicom(file: Path) -> Volume:
     size = int(scan.get("NumberOfFrames") or 1) * scan.get("Rows", 0) * scan.get("Columns", 0)
     memory.check(size * BYTES_PER_VALUE, f"Reading the file '{file}'", "Split it, or remove it.")
     scan.pixel_array_options(allow_excess_frames=False)  # than the file states it has
-    stored = scan.pixel_array  # pydicom's errors name what is missing, and what to install to decode it
+    stored = scan.pixel_array  # pydicom's errors name the missing decoder
     frames = stored[None] if stored.ndim == 2 else stored
     values = frames.astype(np.float64)
     if "ModalityLUTSequence" in scan:

@@ -18,7 +18,7 @@ probability p, else red; one of label 1 is red with probability p, else green. C
 5, 6, then 1, 2, 6, 7, etc.; the fifth client contains those of the first again. Choices:
 
 - Channel 0 is red, channel 1 green; there is no blue. The oracle's images fill both, so colour is uninformative.
-- Labels are flipped before colouring, once per original, in training and tests alike, and accuracy is against the
+- Labels are flipped before colouring, once per original, both in training and tests, and accuracy is against the
   flipped label. FedPIN does not mention this, but with clean labels p = 0 could not be as hard as it reports.
 - Images stay at 28 x 28, or are averaged over squares (``size``; Arjovsky et al. keep every second pixel, 14 x 14);
   training and test files are used together.
@@ -193,9 +193,6 @@ def mnist_folder(path: str, hub_id: str = MNIST, setting: str = "data.path") -> 
             dataset-fashion-mnist), "hub", or a folder of idx or idx.gz files.
         hub_id: which of the two it is, by its id on the hub: MNIST or FASHION.
         setting: what the path is called in an error.
-
-    Raises:
-        FedshiftError: the path is no such place, or contains the other of the two.
     """
     if path == "hub":
         if not answers():
@@ -223,9 +220,6 @@ def read_mnist(
         hub_id: MNIST or FASHION.
         which: "train": the training images (of a folder without them, the test images); "all": both, training first.
         setting: what the path is called in an error.
-
-    Raises:
-        FedshiftError: the images are not there, or cannot be read.
     """
     folder = mnist_folder(path, hub_id, setting)
     if folder is not None:

@@ -57,11 +57,7 @@ class Shakespeare(Dataset):
         self._texts()
 
     def load(self, streams: Streams) -> DomainData:
-        """Draw roles and cut their blocks into windows.
-
-        Raises:
-            FedshiftError: the file cannot be read as a text of plays, or no role is long enough.
-        """
+        """Draw roles and cut their blocks into windows."""
         pieces = self._pieces()
         names = sorted(pieces)
         count = max(1, round(self.fraction * len(names)))

@@ -2,7 +2,7 @@
 
 Tang et al., "Causally Motivated Personalized Federated Invariant Learning with Shortcut-Averse Information-Theoretic
 Regularization" (FedPIN), ICML 2024, Sec. 5.1 and E.1. Every client contains originals of a few kinds (digits, species)
-and trains in one environment of its own; it is tested in many, where the same test originals get their shortcut again.
+and trains in one environment; it is tested in many, where the same test originals get their shortcut again.
 
 Choices:
 - A kind's originals are dealt in equal numbers to the clients that contain it; each client keeps the same part of each
@@ -10,7 +10,7 @@ Choices:
 - Each client's training p is drawn from the given ones; chance may give all clients the same.
 - Clients with the same training p share a training environment.
 - Whether a sample's shortcut agrees is drawn for itself, so counts are near p, and exact where p is 0 or 1. A test
-  environment is the same whichever others are requested.
+  environment does not depend on the other requested environments.
 """
 
 from __future__ import annotations
@@ -30,23 +30,14 @@ from fedshift.streams import Streams
 
 @dataclass(frozen=True)
 class ShortcutPlan:
-    """Which original is shown to which client, where, and whether its shortcut agrees with its label.
+    """Which original is shown to which client, where, and whether its shortcut agrees with its label."""
 
-    Attributes:
-        original: index of the original of each sample, (N,), int64.
-        client: whose sample it is, (N,), int64.
-        environment: 0 is training, the others are the tests in the order of ``test_p``, (N,), int64.
-        agrees: whether the shortcut agrees with the label, (N,), bool.
-        trained_with: which of the p that clients train with is that of the sample's client, (N,), int64.
-        train_environments: a name for each of those p, in rising order.
-    """
-
-    original: Tensor
-    client: Tensor
-    environment: Tensor
-    agrees: Tensor
-    trained_with: Tensor
-    train_environments: tuple[str, ...]
+    original: Tensor  # index of the original of each sample, (N,), int64
+    client: Tensor  # whose sample it is, (N,), int64
+    environment: Tensor  # 0 is training, the others are the tests in the order of ``test_p``, (N,), int64
+    agrees: Tensor  # whether the shortcut agrees with the label, (N,), bool
+    trained_with: Tensor  # which of the p that clients train with is that of the sample's client, (N,), int64
+    train_environments: tuple[str, ...]  # a name for each of those p, in rising order
 
 
 class ShortcutDataset(Dataset):
@@ -70,11 +61,7 @@ class ShortcutDataset(Dataset):
         return tuple(f"client {number}" for number in range(1, self.clients + 1))
 
     def environment_names(self) -> tuple[str, ...]:
-        """Training, then one name for each test p.
-
-        Raises:
-            FedshiftError: there is no training or test p, or a test p is given twice.
-        """
+        """Training, then one name for each test p."""
         names = ("train", *(f"p={p:g}" for p in self.test_p))
         if len(names) == 1 or len(set(names)) < len(names):
             raise FedshiftError(f"data.test_p = {list(self.test_p)}: give at least one probability, each once.")
@@ -89,9 +76,6 @@ class ShortcutDataset(Dataset):
             kind: the kind of each original, (N,), int64.
             windows: the kinds that a client contains, one window a client, repeated from the first when they run out.
             streams: the run's streams.
-
-        Raises:
-            FedshiftError: a kind has too few originals for a client to train and be tested on.
         """
         names = self.environment_names()
         dealt = self._deal(kind, windows, streams)

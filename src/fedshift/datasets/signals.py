@@ -95,7 +95,7 @@ class Signals(InputColumns, WindowedDataset):
     def _recordings(
         self, file: Path, frame: Any, channels: Sequence[str], counts: Counter[str], labels: Array | None = None
     ) -> list[Recording]:
-        """The recordings of a file, with what is missing filled in.
+        """The recordings of a file, with missing values filled in.
 
         Args:
             file: the file.
@@ -179,9 +179,6 @@ def times(column: Any, where: str) -> Array:
     Args:
         column: numbers of any unit, or durations, dates and times (in text as ISO 8601), which become seconds.
         where: what errors call it, with its file.
-
-    Raises:
-        FedshiftError: a cell contains none of these; the message names the row.
     """
     with needs("pandas", "Reading CSV and Parquet"):
         import pandas as pd

@@ -61,11 +61,7 @@ class TableDataset(Dataset):
     )
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            FedshiftError: one is wrong, or they contradict each other.
-        """
+        """Check the settings."""
         super().__post_init__()
         for name, fits in (
             ("indicate", self.prepared),
@@ -126,11 +122,7 @@ class TableFile(InputColumns, TableDataset):
     missing: tuple[str, ...] = setting(("",), help="what is written in a cell that is empty, such as NA")
 
     def __post_init__(self) -> None:
-        """Check the settings.
-
-        Raises:
-            FedshiftError: one is wrong, or a column has two uses.
-        """
+        """Check the settings."""
         super().__post_init__()
         if self.columns:
             self._check_uses(self.columns)
@@ -179,9 +171,6 @@ class TableFile(InputColumns, TableDataset):
         Returns:
             The rows (N, columns). Where they are prepared they are float64, with NaN where nothing is, and of
             categories the number, or -1 of one that the model does not know; else float32.
-
-        Raises:
-            FedshiftError: a column is not there, or contains what it cannot.
         """
         names = [column.name for column in columns]
         frame = self.read(file, names, {}, [column.name for column in columns if column.categories is not None])
@@ -204,11 +193,7 @@ class TableFile(InputColumns, TableDataset):
         return _Rows(str(file), cells, kept, self._classes(file, with_label, label), self.domain_of(file, with_label))
 
     def _classes(self, file: Path, frame: Any, label: Cells) -> Names:
-        """The classes of rows: what the label states, or on which side of ``label_above`` it is.
-
-        Raises:
-            FedshiftError: the label is missing, or should be a number and is none.
-        """
+        """The classes of rows: what the label states, or on which side of ``label_above`` it is."""
         if self.label_above is None and self.unlabelled == "refused":
             return self.label_of(file, frame)
         if self.unlabelled == "refused":
@@ -227,11 +212,7 @@ class TableFile(InputColumns, TableDataset):
         return names_of(np.array(names, object)[above.astype(int)], label.where)
 
     def _column(self, name: str, cells: Sequence[Cells]) -> Column:
-        """What a column contains in all files together.
-
-        Raises:
-            FedshiftError: numbers and text, numbers or dates of another notation, or too many categories.
-        """
+        """What a column contains in all files together."""
         words = [each for each in cells if each.words.any()]
         numbers = [each for each in cells if not np.isnan(each.numbers).all()]
         if not self.prepared or not (words or name in self.categories):
@@ -261,21 +242,13 @@ class TableFile(InputColumns, TableDataset):
 
 
 class _Rows(NamedTuple):
-    """What is read of a file.
+    """What is read of a file."""
 
-    Attributes:
-        where: the file.
-        cells: the columns of inputs, each with every row.
-        kept: the rows that have a label, (N,).
-        label: their classes.
-        domain: their domains.
-    """
-
-    where: str
-    cells: list[Cells]
-    kept: Array
-    label: Names
-    domain: Names
+    where: str  # the file
+    cells: list[Cells]  # the columns of inputs, each with every row
+    kept: Array  # the rows that have a label, (N,)
+    label: Names  # their classes
+    domain: Names  # their domains
 
     def labelled(self, x: Array) -> Labelled:
         """The samples of the file, of the numbers x (rows, columns) of its cells."""

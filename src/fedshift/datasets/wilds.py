@@ -45,17 +45,11 @@ class Sample(NamedTuple):
 
 
 class Wilds(ImageDataset):
-    """A data set in a folder of the wilds package.
+    """A data set in a folder of the wilds package."""
 
-    Attributes:
-        wilds_name: its name in the wilds package.
-        version: the version in the name of the folder.
-        columns: what ``metadata.csv`` needs.
-    """
-
-    wilds_name: ClassVar[str]
-    version: ClassVar[str]
-    columns: ClassVar[tuple[str, ...]]
+    wilds_name: ClassVar[str]  # its name in the wilds package
+    version: ClassVar[str]  # the version in the name of the folder
+    columns: ClassVar[tuple[str, ...]]  # what ``metadata.csv`` needs
 
     path: str = setting(help="the folder that the wilds package wrote, with metadata.csv in it", path=True)
     per_domain: WholeNumber = setting(0, help="images drawn of each domain; 0: all")
@@ -84,11 +78,7 @@ class Wilds(ImageDataset):
         return replace(images.decoded(self.size, self.channels), group=group)
 
     def root(self) -> Path:
-        """The folder.
-
-        Raises:
-            FedshiftError: it has no ``metadata.csv``; the message shows how to get it.
-        """
+        """The folder."""
         root = Path(self.path).expanduser()
         if not (root / "metadata.csv").is_file():
             raise FedshiftError(
@@ -99,11 +89,7 @@ class Wilds(ImageDataset):
         return root
 
     def rows(self, table: str, columns: Sequence[str]) -> list[CsvRow]:
-        """The rows of a table in the folder.
-
-        Raises:
-            FedshiftError: it cannot be read, or a row lacks a column; the message names it.
-        """
+        """The rows of a table in the folder."""
         path = self.root() / table
         with reading(f"'{path}'", "Download it again.", " as a table"), path.open(newline="", encoding="utf-8") as file:
             rows = [{name: row.get(name) or "" for name in columns} for row in csv.DictReader(file)]
@@ -181,11 +167,7 @@ class IWildCam(Wilds):
         return tuple(sorted({sample.domain for sample in self.contents()[0]}))
 
     def contents(self) -> tuple[list[Sample], tuple[str, ...]]:
-        """Every image of a chosen class in a chosen camera.
-
-        Raises:
-            FedshiftError: there are fewer cameras or classes than requested, or a camera has none of the classes.
-        """
+        """Every image of a chosen class in a chosen camera."""
         images = self.root() / "train"
         names = {row["y"]: row["name"] for row in self.rows("categories.csv", ("y", "name"))}
         rows = self.rows("metadata.csv", self.columns)

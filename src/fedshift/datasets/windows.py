@@ -46,37 +46,22 @@ PERSONS = 10
 
 
 class Recording(NamedTuple):
-    """A signal as it was recorded.
+    """A signal as it was recorded."""
 
-    Attributes:
-        where: what errors call it, with its file.
-        values: (steps, channels), float64, finite.
-        labels: the class's number at each step, (steps,), int64.
-        called: what it is called in its file; nothing, where the file is one recording.
-        rows: its rows in the file, in order.
-    """
-
-    where: str
-    values: Array
-    labels: Array
-    called: str = ""
-    rows: Array = np.empty(0, np.int64)
+    where: str  # what errors call it, with its file
+    values: Array  # (steps, channels), float64, finite
+    labels: Array  # the class's number at each step, (steps,), int64
+    called: str = ""  # what it is called in its file; nothing, where the file is one recording
+    rows: Array = np.empty(0, np.int64)  # its rows in the file, in order
 
 
 class Windows(NamedTuple):
-    """Windows of several recordings.
+    """Windows of several recordings."""
 
-    Attributes:
-        x: (N, channels, window), float32.
-        y: the class's number of each, (N,), int64.
-        recording: the place of the recording that each is of, (N,), int64.
-        start: the step of the recording at which each begins, (N,), int64.
-    """
-
-    x: Tensor
-    y: Tensor
-    recording: Tensor
-    start: Tensor
+    x: Tensor  # (N, channels, window), float32
+    y: Tensor  # the class's number of each, (N,), int64
+    recording: Tensor  # the place of the recording that each is of, (N,), int64
+    start: Tensor  # the step of the recording at which each begins, (N,), int64
 
 
 class WindowedDataset(Dataset):
@@ -106,9 +91,6 @@ class WindowedDataset(Dataset):
         Args:
             recordings: all with as many channels.
             counts: the counts that :meth:`notes` reports, added to.
-
-        Raises:
-            FedshiftError: a recording is too short, no window is left, or they do not fit into memory.
         """
         stride = self.stride or self.window
         what = f"recordings are shorter than data.window = {self.window} steps"
@@ -137,11 +119,7 @@ class WindowedDataset(Dataset):
         return Windows(*map(torch.from_numpy, (x, y, which, start)))
 
     def notes(self, counts: Counter[str]) -> tuple[str, ...]:
-        """What was excluded, decided or filled in, in sentences.
-
-        Raises:
-            FedshiftError: no window is left.
-        """
+        """What was excluded, decided or filled in, in sentences."""
         if not counts[WINDOWS]:
             raise FedshiftError(
                 f"No window of data.window = {self.window} steps is left: {counts[SHORT]} recordings are shorter, and "

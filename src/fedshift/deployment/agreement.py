@@ -59,25 +59,15 @@ class SiteSettings(Spec):
 
 @dataclass(frozen=True)
 class Agreement:
-    """A federation and its experiment, as read from a member's folder.
+    """A federation and its experiment, as read from a member's folder."""
 
-    Attributes:
-        folder: the member's folder.
-        federation: federation.toml.
-        table: experiment.toml, with paths relative to the folder.
-    """
-
-    folder: Path
-    federation: FederationSettings
-    table: Mapping[str, Any]
+    folder: Path  # the member's folder
+    federation: FederationSettings  # federation.toml
+    table: Mapping[str, Any]  # experiment.toml, with paths relative to the folder
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read a member's folder.
-
-        Raises:
-            FedshiftError: a file is missing or wrong.
-        """
+        """Read a member's folder."""
         return cls(folder, read_federation(folder), read_member_file(folder / EXPERIMENT))
 
     def __post_init__(self) -> None:
@@ -122,11 +112,7 @@ class Agreement:
             raise FedshiftError(f"The only site, '{self.target}', is held out, so that none would train; give more.")
 
     def at(self, folder: Path) -> Self:
-        """The same agreement in another member's folder on this machine; plugins stay loaded.
-
-        Raises:
-            FedshiftError: the files there differ.
-        """
+        """The same agreement in another member's folder on this machine; plugins stay loaded."""
         for file, mine in ((FEDERATION, self.federation.table()), (EXPERIMENT, self.table)):
             theirs = read_member_file(folder / file)
             names = sorted(name for name in theirs if name not in NOT_AGREED and theirs[name] != mine.get(name))
@@ -187,11 +173,7 @@ class Agreement:
         return self.experiment.run_name
 
     def setup(self, device: torch.device) -> Setup:
-        """The setup that coordinator and sites share.
-
-        Raises:
-            FedshiftError: the model cannot be built, or the method does not support these settings.
-        """
+        """The setup that coordinator and sites share."""
         self.experiment.check()
         return self.blueprint.setup(self.experiment, self.run, device)
 
@@ -212,11 +194,7 @@ class Agreement:
         )
 
     def parts_of_model(self, setup: Setup) -> frozenset[str]:
-        """The parts that a prediction reads.
-
-        Raises:
-            FedshiftError: the held-out site would have no model.
-        """
+        """The parts that a prediction reads."""
         sample = self.inputs.like(self.federation.shape).to(setup.device)
         read = parts_predicted(setup.method, setup.model, setup.parts, self.inputs, sample)
         own = sorted(part for part in read if any(name.startswith(f"{part}.") for name in setup.initial("client")))
@@ -266,11 +244,7 @@ def own_files(data: Dataset) -> dict[str, tuple[str, ...]]:
 
 
 def read_site(folder: Path) -> tuple[SiteSettings, dict[str, Any]]:
-    """A site's settings, and its settings of [data].
-
-    Raises:
-        FedshiftError: site.toml is missing or wrong.
-    """
+    """A site's settings, and its settings of [data]."""
     table = read_member_file(folder / SITE)
     data = table.pop("data", {})
     if not isinstance(data, dict):

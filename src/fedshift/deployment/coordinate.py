@@ -46,11 +46,7 @@ _ADVICE: Mapping[Reason, str] = {  # about a site that cannot take part
 
 
 def coordinate(folder: Path, link: Link, progress: Progress) -> Run:
-    """Run the experiment of a coordinator's folder, or resume it from its last checkpoint.
-
-    Raises:
-        FedshiftError: a site refuses, too few are connected, or the run cannot continue; the message has the reasons.
-    """
+    """Run the experiment of a coordinator's folder, or resume it from its last checkpoint."""
     agreement = Agreement.read(folder)
     run = Run(folder / RUNS / agreement.run)
     if run.finished:
@@ -144,9 +140,6 @@ class _FederatedRun:
 
         Before the first round any problem of a site must be fixed; later only problems that no site can fix end the
         run.
-
-        Raises:
-            FedshiftError: a site refuses; the message names each with its reason.
         """
         strict = self.setup.train.min_answers == "all"
         fewest = len(self.sites) if strict and not self.position else self._fewest(len(self.sites))

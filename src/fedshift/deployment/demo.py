@@ -106,9 +106,6 @@ def carry_out(folder: Path, say: Callable[[str], None], console: Console) -> Run
         folder: the federation's folder.
         say: receives a line for each started process.
         console: shows the run.
-
-    Raises:
-        FedshiftError: a process or the run ended too early; the message names its log.
     """
     with Processes(folder) as started:
         sites, address = started.federation.sites, started.federation.address
@@ -147,9 +144,6 @@ def rehearse(folder: Path, progress: Progress) -> Run:
     Args:
         folder: the federation's, with the coordinator's and all sites' folders in it.
         progress: receives the progress events.
-
-    Raises:
-        FedshiftError: a site's folder or data are missing or wrong.
     """
     run = Run(folder / "rehearsal" / carried_out(folder).path.name)
     agreement, alone = Agreement.read(folder / COORDINATOR), list[FederatedData]()

@@ -117,10 +117,6 @@ def attend(attendant: Attendant, message: Message, app: bytes) -> Message:
         attendant: the site.
         message: the request.
         app: the app bundle that the run was started with.
-
-    Raises:
-        FedshiftError: there is no answer, since the bundle is another app's (logged at the site), the message is not a
-            request, or a file of the folder cannot be read or written. The text may leave the site.
     """
     try:
         if not is_ours(app):
@@ -142,9 +138,6 @@ def carry_out(folder: Path, grid: Grid, app: bytes) -> None:
         folder: the coordinator's folder.
         grid: Flower's connection to the sites.
         app: the app bundle that the run was started with.
-
-    Raises:
-        FedshiftError: the bundle is another app's, or the run cannot continue.
     """
     from fedshift.deployment.coordinate import coordinate
     from fedshift.reporting.live import LiveProgress

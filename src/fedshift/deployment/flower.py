@@ -79,11 +79,7 @@ def content(data: bytes) -> Any:
 
 
 def data_of(message: Any) -> bytes:
-    """The bytes of a Flower message.
-
-    Raises:
-        FedshiftError: the message is not fedshift's.
-    """
+    """The bytes of a Flower message."""
     try:
         data = message.content.array_records[RECORD][ARRAY].data
     except (KeyError, ValueError, AttributeError) as error:
@@ -97,9 +93,6 @@ def sites_by_key(folder: Path, sites: Sequence[str]) -> dict[str, str]:
     Args:
         folder: the coordinator's folder of public keys, ``<site>.pub`` each.
         sites: the federation's sites.
-
-    Raises:
-        FedshiftError: a site's key is missing, unreadable or used by another site, or a key belongs to no site.
     """
     present = {file.stem for file in folder.glob("*.pub")}
     if missing := [site for site in sites if site not in present]:

@@ -84,10 +84,6 @@ def planned(
             not, and are expected in each site's folder.
         domains: the domains of the data.
         at_sites: the settings of every site, as :class:`SiteSettings`, if any.
-
-    Raises:
-        FedshiftError: sites cannot run the experiment, a file that it names cannot be copied, or the extra 'flower' is
-            not installed.
     """
     table, copies = _relative(experiment)
     agreement = Agreement(Path(), federation, experiment.table())
@@ -170,9 +166,6 @@ def make(folder: Path, files: Planned) -> None:
     Args:
         folder: the federation's folder, which must not exist.
         files: from :func:`planned`.
-
-    Raises:
-        FedshiftError: the folder exists, or cannot be written.
     """
     check_new(folder)
     make_folder(folder.parent)

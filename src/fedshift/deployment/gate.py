@@ -74,25 +74,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class CallerLimits:
-    """Limits for callers.
+    """Limits for callers."""
 
-    Attributes:
-        body: bytes of a request. Flower sends messages in pieces of 5 MiB.
-        handshake: seconds until a connection is encrypted.
-        head: seconds for a request's headers, and between requests.
-        idle: seconds between two pieces of a body.
-        request: seconds for a request, and again for the answer.
-        peer: connections from one address.
-        all: connections.
-    """
-
+    # bytes of a request. Flower sends messages in pieces of 5 MiB.
     body: int = FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE + ENVELOPE
-    handshake: float = 10.0
-    head: int = 10
-    idle: float = 30.0
-    request: float = 300.0
-    peer: int = 64
-    all: int = 256
+    handshake: float = 10.0  # seconds until a connection is encrypted
+    head: int = 10  # seconds for a request's headers, and between requests
+    idle: float = 30.0  # seconds between two pieces of a body
+    request: float = 300.0  # seconds for a request, and again for the answer
+    peer: int = 64  # connections from one address
+    all: int = 256  # connections
 
     @classmethod
     def of(cls, sites: int) -> CallerLimits:
@@ -109,10 +100,6 @@ def run_gate(folder: Path, upstream_port: int, address: str | None = None) -> No
         upstream_port: the SuperLink's port on 127.0.0.1.
         address: host:port at which sites reach the gate, by default from federation.toml. The gate listens at every
             address of the machine, unless the host is a local address.
-
-    Raises:
-        FedshiftError: the folder is not a coordinator's, a site's key is missing, the certificates cannot be read or do
-            not match, or the port is in use.
     """
     federation = read_federation(folder, OF_COORDINATOR)  # without the experiment: plugins have no business here
     sites = sites_by_key(folder / KEYS, federation.sites)

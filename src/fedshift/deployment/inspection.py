@@ -26,39 +26,25 @@ KEY, PUBLIC = "keys/site.key", "keys/site.pub"
 
 @dataclass(frozen=True)
 class SiteSamples:
-    """A site's samples.
+    """A site's samples."""
 
-    Attributes:
-        samples: their number.
-        shape: the shape of a sample.
-        dtype: their type, such as uint8.
-        counts: by part of the split (training, validation, test), the number of samples by class name.
-    """
-
-    samples: int
-    shape: tuple[int, ...]
-    dtype: str
+    samples: int  # their number
+    shape: tuple[int, ...]  # the shape of a sample
+    dtype: str  # their type, such as uint8
+    # by part of the split (training, validation, test), the number of samples by class name
     counts: Mapping[str, Mapping[str, int]]
 
 
 @dataclass
 class Inspection:
-    """The findings at a site; unknown values are empty or None.
+    """The findings at a site; unknown values are empty or None."""
 
-    Attributes:
-        federation: the federation's name.
-        site: the site's name.
-        samples: its samples.
-        page: every tensor that may leave the site in a run, in Markdown.
-        notes: remarks that are not errors.
-        problems: everything that keeps the site from taking part.
-    """
-
-    federation: str = ""
-    site: str = ""
-    samples: SiteSamples | None = None
-    page: str = ""
-    notes: list[str] = field(default_factory=list)
+    federation: str = ""  # the federation's name
+    site: str = ""  # the site's name
+    samples: SiteSamples | None = None  # its samples
+    page: str = ""  # every tensor that may leave the site in a run, in Markdown
+    notes: list[str] = field(default_factory=list)  # remarks that are not errors
+    # everything that keeps the site from taking part
     problems: Problems = field(default_factory=lambda: Problems("things keep this site from taking part"))
 
 
@@ -101,11 +87,7 @@ def inspect(folder: Path) -> Inspection:
 
 
 def _read_samples(found: Inspection, site: SiteFolder) -> None:
-    """Add the site's samples, and notes on them.
-
-    Raises:
-        FedshiftError: they do not fit the agreement.
-    """
+    """Add the site's samples, and notes on them."""
     samples = site.samples()
     federation = site.federated(samples)
     roles = Roles.of(federation, len(samples.y))

@@ -33,14 +33,10 @@ class Journal:
 
     A later exchange sends the result of an earlier one, and a site answers one order for each exchange. A coordinator
     that is killed within a round must therefore aggregate the same answers after its restart.
-
-    Attributes:
-        folder: the run's folder.
-        position: the number of rounds before this one.
     """
 
-    folder: Path
-    position: int
+    folder: Path  # the run's folder
+    position: int  # the number of rounds before this one
 
     def read(self, place: int, orders: Sequence[Order]) -> list[Received] | None:
         """The answers to the orders of an exchange, by its place in the round; None if it was not aggregated yet.
@@ -94,15 +90,11 @@ class Doubts(BaseModel):
 
     A checkpoint has the doubts of its time. To go back, the coordinator writes the present doubts into the older
     checkpoint and removes the newer one; if it is killed in between, it decides the same again.
-
-    Attributes:
-        sound: the number of rounds after which the newest model worked at a site.
-        merged: the answers that were aggregated since.
-        tried: the answers that were excluded since, first to last; the last one still is.
     """
 
-    sound: Size = 0
-    merged: list[Suspect] = Field(default_factory=list)
+    sound: Size = 0  # the number of rounds after which the newest model worked at a site
+    merged: list[Suspect] = Field(default_factory=list)  # the answers that were aggregated since
+    # the answers that were excluded since, first to last; the last one still is
     tried: list[Suspect] = Field(default_factory=list)
 
     def works(self, position: int) -> None:
@@ -136,21 +128,13 @@ class Doubts(BaseModel):
 
 @dataclass(frozen=True)
 class Scoring:
-    """The scores that a round waits for.
+    """The scores that a round waits for."""
 
-    Attributes:
-        orders: the model that each site scores.
-        environments: the environments that each site may score.
-        record: the round's record without scores.
-        metrics: the metrics of every score.
-        clients: the number of clients, and the largest number of models.
-    """
-
-    orders: Mapping[str, Order]
-    environments: Mapping[str, Collection[str]]
-    record: Record
-    metrics: tuple[str, ...]
-    clients: int
+    orders: Mapping[str, Order]  # the model that each site scores
+    environments: Mapping[str, Collection[str]]  # the environments that each site may score
+    record: Record  # the round's record without scores
+    metrics: tuple[str, ...]  # the metrics of every score
+    clients: int  # the number of clients, and the largest number of models
 
     @classmethod
     def of(cls, record: Record, coordinator: Coordinator, agreement: Agreement) -> Self:

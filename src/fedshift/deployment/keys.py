@@ -39,9 +39,6 @@ def make_certificates(federation: str, hosts: Sequence[str]) -> tuple[Pair, Pair
     Args:
         federation: the federation's name, a prefix of the authority's name.
         hosts: the coordinator's host names and addresses.
-
-    Raises:
-        FedshiftError: the extra 'flower' is not installed.
     """
     trusted, key = _new_key(), _new_key()
     authority = _certificate(f"{federation}: authority for trials", trusted)

@@ -97,31 +97,19 @@ MEANING: Mapping[Category, str] = {
 
 @dataclass(frozen=True)
 class Leaves:
-    """A tensor that leaves a site.
+    """A tensor that leaves a site."""
 
-    Attributes:
-        stage: the run's stage.
-        exchange: its exchange; empty for scores, which leave with the next message.
-        rounds: the largest number of rounds of the stage in which it leaves; a site that is not selected sends nothing.
-        kind: whether it is part of a reply, of telemetry, or of a score, which each environment of the site has.
-        name: its name there.
-        dtype: its type, such as float32.
-        shape: its shape; None stands for any length.
-        category: its category.
-        bytes: its size; None if a length is not known beforehand.
-        needed: whether the method requires it; a site may refuse what is not needed.
-    """
-
-    stage: str
-    exchange: str
+    stage: str  # the run's stage
+    exchange: str  # its exchange; empty for scores, which leave with the next message
+    # the largest number of rounds of the stage in which it leaves; a site that is not selected sends nothing
     rounds: int
-    kind: Kind
-    name: str
-    dtype: str
-    shape: tuple[int | None, ...]
-    category: Category
-    bytes: int | None
-    needed: bool
+    kind: Kind  # whether it is part of a reply, of telemetry, or of a score, which each environment of the site has
+    name: str  # its name there
+    dtype: str  # its type, such as float32
+    shape: tuple[int | None, ...]  # its shape; None stands for any length
+    category: Category  # its category
+    bytes: int | None  # its size; None if a length is not known beforehand
+    needed: bool  # whether the method requires it; a site may refuse what is not needed
 
 
 WORDS: Mapping[Kind, str] = {
@@ -150,9 +138,6 @@ def category(setup: Setup, exchange: Exchange | None, name: str) -> Category:
         setup: the run's setup.
         exchange: the exchange that the message answers; None for scores alone.
         name: the tensor's name.
-
-    Raises:
-        FedshiftError: no tensor of that name may leave.
     """
     kind, _, own = name.partition(".")
     if name == JOINED.name:

@@ -43,15 +43,10 @@ Came = Reply | Away | FedshiftError
 
 
 class RosterEntry(File):
-    """The entry of a site.
+    """The entry of a site."""
 
-    Attributes:
-        last: the digest of its last reply; empty before the first reply and after a confirmation.
-        quarantine: the reason of its quarantine; empty outside quarantine.
-    """
-
-    last: str = ""
-    quarantine: str = ""
+    last: str = ""  # the digest of its last reply; empty before the first reply and after a confirmation
+    quarantine: str = ""  # the reason of its quarantine; empty outside quarantine
 
 
 @dataclass(frozen=True)
@@ -78,11 +73,7 @@ class Roster:
         self._write(site, RosterEntry(last=self.entry(site).last, quarantine=why))
 
     def confirm(self, site: str) -> str:
-        """Release a site from quarantine and return the reason; its next reply is accepted without a proof.
-
-        Raises:
-            FedshiftError: it is not in quarantine.
-        """
+        """Release a site from quarantine and return the reason; its next reply is accepted without a proof."""
         if not (why := self.entry(site).quarantine):
             raise FedshiftError(f"'{site}' is not in quarantine, so there is nothing to confirm.")
         self._write(site, RosterEntry())
@@ -126,11 +117,7 @@ class Members:
         self._away = set[str]()  # sites that did not answer the last request
 
     def wait_for(self, requested: Sequence[str], many: int, fewest: int) -> None:
-        """Wait until ``many`` of some sites are connected; when the time is up, ``fewest`` are enough.
-
-        Raises:
-            FedshiftError: fewer are connected.
-        """
+        """Wait until ``many`` of some sites are connected; when the time is up, ``fewest`` are enough."""
         wait, told = self._federation.wait, list[str]()
         until = time.monotonic() + wait
         many = min(many, len(requested) - sum(bool(self._roster.entry(site).quarantine) for site in requested))

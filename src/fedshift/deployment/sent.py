@@ -44,40 +44,24 @@ class LoggedTensor(File):
 
 
 class SentMessage(File):
-    """A line of sent.jsonl, without its chain.
+    """A line of sent.jsonl, without its chain."""
 
-    Attributes:
-        time: when it was written, in UTC, in ISO 8601.
-        run: the run's name.
-        what: the kind of message, such as "answer".
-        stage: the stage of the answered order; empty if it answers none.
-        round: the round of the stage, from 1; 0 if it answers no order.
-        exchange: the exchange; empty if it answers no order.
-        bytes: the message's size.
-        sha256: of the whole message.
-        tensors: every tensor in it.
-    """
-
-    time: str
-    run: str
-    what: str
-    stage: str
-    round: Size
-    exchange: str
-    bytes: Size
-    sha256: Sha256
-    tensors: list[LoggedTensor]
+    time: str  # when it was written, in UTC, in ISO 8601
+    run: str  # the run's name
+    what: str  # the kind of message, such as "answer"
+    stage: str  # the stage of the answered order; empty if it answers none
+    round: Size  # the round of the stage, from 1; 0 if it answers no order
+    exchange: str  # the exchange; empty if it answers no order
+    bytes: Size  # the message's size
+    sha256: Sha256  # of the whole message
+    tensors: list[LoggedTensor]  # every tensor in it
 
 
 @dataclass(frozen=True)
 class SentLog:
-    """The log of what leaves a site; only one process at a time may write it.
+    """The log of what leaves a site; only one process at a time may write it."""
 
-    Attributes:
-        path: the file.
-    """
-
-    path: Path
+    path: Path  # the file
 
     def add(
         self, data: bytes, category: Callable[[str], Category], *, run: str, what: str, trip: Trip | None = None
@@ -169,25 +153,15 @@ def read_sent(path: Path) -> list[SentMessage]:
 
 @dataclass
 class Total:
-    """What left in one exchange and category.
+    """What left in one exchange and category."""
 
-    Attributes:
-        exchange: its name; empty for messages that answer no order.
-        category: the tensors' category.
-        first: when the first such message left.
-        last: when the last one did.
-        messages: their number.
-        tensors: the number of tensors.
-        bytes: the tensors' bytes.
-    """
-
-    exchange: str
-    category: Category
-    first: str
-    last: str = ""
-    messages: int = 0
-    tensors: int = 0
-    bytes: int = 0
+    exchange: str  # its name; empty for messages that answer no order
+    category: Category  # the tensors' category
+    first: str  # when the first such message left
+    last: str = ""  # when the last one did
+    messages: int = 0  # their number
+    tensors: int = 0  # the number of tensors
+    bytes: int = 0  # the tensors' bytes
 
 
 def totals(messages: Iterable[SentMessage]) -> list[Total]:

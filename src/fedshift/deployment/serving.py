@@ -39,11 +39,7 @@ def parts_of_coordinator(port: int) -> list[ChildProcess]:
 
 
 def inner_port(address: str, chosen: int | None = None) -> int:
-    """The SuperLink's port on 127.0.0.1: the port after the public one, unless another is chosen.
-
-    Raises:
-        FedshiftError: it equals the public port, or there is no port after it.
-    """
+    """The SuperLink's port on 127.0.0.1: the port after the public one, unless another is chosen."""
     public = shell.host_and_port(address)[1]
     port = public + 1 if chosen is None else chosen
     if port == public or port > shell.LAST_PORT:
@@ -61,9 +57,6 @@ def serve(folder: Path, port: int | None, say: Callable[[str], None]) -> None:
         folder: the coordinator's folder.
         port: the SuperLink's port on 127.0.0.1; None: the port after the public one.
         say: receives a line for each event.
-
-    Raises:
-        FedshiftError: the folder lacks something, or a port is in use.
     """
     folder, federation = folder.resolve(), read_federation(folder, shell.OF_COORDINATOR)
     inner = inner_port(federation.address, port)
@@ -94,9 +87,6 @@ def control(port: int, authority: Path) -> Iterator[Any]:
     Args:
         port: the SuperLink's port on 127.0.0.1.
         authority: the certificate authority that it is trusted by.
-
-    Raises:
-        FedshiftError: the SuperLink does not answer, or refuses.
     """
     with needs("flower", "A federation"):
         import httpx
@@ -202,9 +192,6 @@ def join(folder: Path, address: str | None, say: Callable[[str], None]) -> None:
         folder: the site's folder.
         address: host and port of the coordinator, by default from federation.toml.
         say: receives a line for each event.
-
-    Raises:
-        FedshiftError: the folder lacks something.
     """
     folder, federation = folder.resolve(), read_federation(folder, shell.OF_SITE)
     if address is not None:

@@ -85,9 +85,6 @@ class SiteFolder:
 
         Args:
             tell: receives the progress of embedding images.
-
-        Raises:
-            FedshiftError: they cannot be read, have another shape, or a label that the federation does not have.
         """
         settings, sites = self.settings, self.agreement.federation.sites
         if settings.name not in sites:
@@ -116,9 +113,6 @@ class SiteFolder:
         """The site's client, if it trains, with its number in the federation, and the environments that it scores.
 
         The experiment's protocol splits the samples, with random numbers that every site draws locally.
-
-        Raises:
-            FedshiftError: the protocol cannot split the samples.
         """
         experiment, number = self.agreement.experiment, self.client
         streams = Streams(experiment.seed_of_data)
@@ -278,9 +272,6 @@ def schema(
         shape: the shape of a sample as a model gets it.
         columns: for prepared rows, each column's name and the categories of a column that is not numeric.
         environments: the test environments that every site scores, if the protocol needs data that define them.
-
-    Raises:
-        FedshiftError: a value is neither given nor available; the message names it and the reason.
     """
     shifted = isinstance(experiment.protocol, PersonalUnderShift)
     prepared = experiment.data.inputs().preparation is not None

@@ -113,19 +113,13 @@ def listens(host: str, port: int) -> bool:
 
 @dataclass
 class ChildProcess:
-    """A process that runs until it is ended.
+    """A process that runs until it is ended."""
 
-    Attributes:
-        name: its name in printed lines, such as "SuperLink".
-        command: an installed command, or ``-m`` and a module, with arguments.
-        after: the process that must listen at a port before this one starts, and with which this one restarts, if any.
-        port: its port on 127.0.0.1, if it matters.
-    """
-
-    name: str
-    command: shell.Command
+    name: str  # its name in printed lines, such as "SuperLink"
+    command: shell.Command  # an installed command, or ``-m`` and a module, with arguments
+    # the process that must listen at a port before this one starts, and with which this one restarts, if any
     after: ChildProcess | None = None
-    port: int | None = None
+    port: int | None = None  # its port on 127.0.0.1, if it matters
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _began: float = field(default=0.0, init=False)
     _due: float = field(default=0.0, init=False)
@@ -178,9 +172,6 @@ def supervise(
         parts: its processes, in the order of their dependencies.
         say: receives a line for each event.
         meanwhile: called repeatedly while they run.
-
-    Raises:
-        FedshiftError: another process does this already.
     """
     with _alone(folder):
         try:
@@ -239,11 +230,7 @@ class Processes:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start_coordinator(self) -> None:
-        """Start `fedshift federation serve` and wait until sites can connect.
-
-        Raises:
-            FedshiftError: they cannot; the message names the log.
-        """
+        """Start `fedshift federation serve` and wait until sites can connect."""
         address = self.federation.address
         serving = self._start(shell.COORDINATOR, [*shell.SERVE, "--control-port", str(self.control_port)])
         until = time.monotonic() + SECONDS_TO_START
@@ -268,11 +255,7 @@ class Processes:
         return self.folder / shell.SITES / name / shell.FLOWER / "site.log"
 
     def check(self) -> None:
-        """Check that all processes run.
-
-        Raises:
-            FedshiftError: a process other than the run's has ended; the message names its log.
-        """
+        """Check that all processes run."""
         for name, process in self.running.items():
             if name != RUN and process.poll() is not None:
                 called = "The coordinator" if name == shell.COORDINATOR else f"The site '{name}'"

@@ -39,17 +39,11 @@ class CannotError(FedshiftError):
 
 
 class Turn(NamedTuple):
-    """A request that a site takes once: an order of an exchange of a round, or a model to score after a round.
+    """A request that a site takes once: an order of an exchange of a round, or a model to score after a round."""
 
-    Attributes:
-        kind: order or score.
-        position: the number of rounds that are done after it.
-        place: for an order, the exchange's place in its stage.
-    """
-
-    kind: Kind
-    position: int
-    place: int = 0
+    kind: Kind  # order or score
+    position: int  # the number of rounds that are done after it
+    place: int = 0  # for an order, the exchange's place in its stage
 
 
 class TakenTurn(File):
@@ -64,19 +58,12 @@ class TakenTurn(File):
 
 
 class TurnsFile(File):
-    """turns.json.
+    """turns.json."""
 
-    Attributes:
-        session: the number of the newest session.
-        taken: the requests.
-        replaced: the number of failed requests that were replaced.
-        replies: the digests of the last replies, the newest last.
-    """
-
-    session: Size
-    taken: list[TakenTurn] = Field(default_factory=list)
-    replaced: Size = 0
-    replies: list[str] = Field(default_factory=list)
+    session: Size  # the number of the newest session
+    taken: list[TakenTurn] = Field(default_factory=list)  # the requests
+    replaced: Size = 0  # the number of failed requests that were replaced
+    replies: list[str] = Field(default_factory=list)  # the digests of the last replies, the newest last
 
 
 class Turns:
@@ -118,9 +105,6 @@ class Turns:
             turn: the turn.
             order: the order, or the model to score.
             make: computes the reply.
-
-        Raises:
-            FedshiftError: another request was taken at this turn, or there is no reply.
         """
         self._take(turn, digest(order.to_bytes()), f"{order.stage} {order.round}")
         path = self._reply(turn)
@@ -217,9 +201,6 @@ def check_turn(setup: Setup, order: Order, position: int, client: int | None) ->
         order: the order.
         position: the number of rounds that are done after it.
         client: the number of the site's client; None for the target.
-
-    Raises:
-        FedshiftError: the order is for another site, or impossible in this run.
     """
     round = _round(setup, order, position, client)
     place = next((n for n, each in enumerate(round.stage.exchanges) if each.name == order.exchange), None)

@@ -133,21 +133,15 @@ class Packet:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked(Packet):
-    """The fields of every request of a coordinator.
+    """The fields of every request of a coordinator."""
 
-    Attributes:
-        site: the site's name.
-        run: the run's name, which all members derive from the experiment.
-        agreed: a digest of the agreement.
-        session: the site's count of sessions, which it returns when the coordinator joins it; 0 until then.
-        known: commitment (see :mod:`fedshift.deployment.keys`) to the last reply that the coordinator has of the site;
-            empty if it has none.
-    """
-
-    site: Name
-    run: Name
-    agreed: Name
+    site: Name  # the site's name
+    run: Name  # the run's name, which all members derive from the experiment
+    agreed: Name  # a digest of the agreement
+    # the site's count of sessions, which it returns when the coordinator joins it; 0 until then
     session: NonNegativeInt = 0
+    # commitment (see :mod:`fedshift.deployment.keys`) to the last reply that the coordinator has of the site; empty if
+    # it has none
     known: Name = ""
 
 
@@ -160,21 +154,13 @@ class Join(Asked):
 
 @dataclass(frozen=True, kw_only=True)
 class Work(Asked):
-    """Requests a site to score a model, if ``score`` is given, and then to work on an order, if there is one.
+    """Requests a site to score a model, if ``score`` is given, and then to work on an order, if there is one."""
 
-    Attributes:
-        position: the number of rounds that are done after this one.
-        saved: the number of rounds of the oldest checkpoint to which the coordinator may go back.
-        same: whether the model to score equals the order's, so that it is sent once.
-        order: the order.
-        score: the model to score, with its round.
-    """
-
-    position: NonNegativeInt
-    saved: NonNegativeInt
-    same: bool = False
-    order: SentOrder | None = None
-    score: SentOrder | None = None
+    position: NonNegativeInt  # the number of rounds that are done after this one
+    saved: NonNegativeInt  # the number of rounds of the oldest checkpoint to which the coordinator may go back
+    same: bool = False  # whether the model to score equals the order's, so that it is sent once
+    order: SentOrder | None = None  # the order
+    score: SentOrder | None = None  # the model to score, with its round
 
     def __post_init__(self) -> None:
         same = self.order is not None and self.score is not None and self.order.down is self.score.down
@@ -190,30 +176,20 @@ Request = Join | Work
 
 @dataclass(frozen=True)
 class SiteScore:
-    """A model's score on an environment of a site; values that the site's policy withholds are None.
-
-    Attributes:
-        environment: the environment's name.
-        role: its role.
-        model: whose model was scored.
-        models: the number of models.
-        accuracy: in [0, 1].
-        loss: mean negative log-likelihood in nats.
-        n: the number of scored samples.
-        metrics: the experiment's further metrics by name; None: undefined on the environment. Empty if the site
-            withholds them.
-        intervals: the ends of the 95 % intervals of accuracy and metrics within the environment, by name.
-    """
+    """A model's score on an environment of a site; values that the site's policy withholds are None."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
-    environment: Name
-    role: Literal["validation", "test"]
-    model: Literal["global", "own", "unseen"]
-    models: Annotated[int, Field(ge=1, le=MOST_SAMPLES)]
-    accuracy: Annotated[Share | None, AS_TENSOR] = None
+    environment: Name  # the environment's name
+    role: Literal["validation", "test"]  # its role
+    model: Literal["global", "own", "unseen"]  # whose model was scored
+    models: Annotated[int, Field(ge=1, le=MOST_SAMPLES)]  # the number of models
+    accuracy: Annotated[Share | None, AS_TENSOR] = None  # in [0, 1]
+    # mean negative log-likelihood in nats
     loss: Annotated[float | None, AS_TENSOR, Field(ge=0, le=MOST_LOSS, allow_inf_nan=False)] = None
-    n: Annotated[int | None, AS_TENSOR, Field(ge=1, le=MOST_SAMPLES)] = None
+    n: Annotated[int | None, AS_TENSOR, Field(ge=1, le=MOST_SAMPLES)] = None  # the number of scored samples
+    # the experiment's further metrics by name; None: undefined on the environment. Empty if the site withholds them.
     metrics: Annotated[Mapping[Name, Share | None], AS_TENSOR] = field(default_factory=dict)
+    # the ends of the 95 % intervals of accuracy and metrics within the environment, by name
     intervals: Annotated[Mapping[Name, tuple[Share, Share]], AS_TENSOR] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -260,17 +236,13 @@ class Replied(Packet):
 
 @dataclass(frozen=True)
 class Joined(Replied):
-    """A site can take part.
+    """A site can take part."""
 
-    Attributes:
-        versions: the versions of packages that compute there.
-        session: the number of the session that starts with this reply.
-        samples: the number of the site's training samples; None if its policy withholds counts. It is sent as a tensor,
-            so that it is logged as a count.
-    """
-
+    # the versions of packages that compute there
     versions: Annotated[dict[Name, Name], Field(max_length=MOST_VERSIONS)]
-    session: NonNegativeInt = 0
+    session: NonNegativeInt = 0  # the number of the session that starts with this reply
+    # the number of the site's training samples; None if its policy withholds counts. It is sent as a tensor, so that it
+    # is logged as a count.
     samples: Annotated[Samples | None, AS_TENSOR, BeforeValidator(_sent_samples)] = None
 
     def tensors(self) -> Mapping[str, Tensor]:
@@ -279,16 +251,12 @@ class Joined(Replied):
 
 @dataclass(frozen=True)
 class Done(Replied):
-    """The reply to a :class:`Work`.
+    """The reply to a :class:`Work`."""
 
-    Attributes:
-        answer: to the order.
-        scores: of the model.
-        unscored: reasons for missing scores, by environment.
-    """
-
-    answer: SentAnswer | None = None
+    answer: SentAnswer | None = None  # to the order
+    # of the model
     scores: Annotated[tuple[SiteScore, ...], Field(max_length=MOST_SCORES), BeforeValidator(_with_numbers)] = ()
+    # reasons for missing scores, by environment
     unscored: Annotated[Mapping[Name, Unscored], Field(max_length=MOST_SCORES)] = field(default_factory=dict)
 
     def tensors(self) -> Mapping[str, Tensor]:
@@ -303,14 +271,10 @@ class Done(Replied):
 
 @dataclass(frozen=True)
 class Failed(Replied):
-    """A site could not, or refused to, fulfil a request.
+    """A site could not, or refused to, fulfil a request."""
 
-    Attributes:
-        reason: one of :data:`REASONS`.
-        what: the settings that differ, or the categories that the site's policy refuses.
-    """
-
-    reason: Reason
+    reason: Reason  # one of :data:`REASONS`
+    # the settings that differ, or the categories that the site's policy refuses
     what: Annotated[tuple[Name, ...], Field(max_length=MOST_NAMED)] = ()
 
     def __str__(self) -> str:
@@ -346,11 +310,7 @@ _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RuntimeError,
 
 
 def read_request(data: bytes, limits: MessageLimits) -> Request:
-    """A request from its bytes.
-
-    Raises:
-        FedshiftError: they are not a request.
-    """
+    """A request from its bytes."""
     try:
         limits.check(data)
         request: Request = _read(data, "join", "work")
@@ -360,11 +320,7 @@ def read_request(data: bytes, limits: MessageLimits) -> Request:
 
 
 def read_reply(data: bytes, limits: MessageLimits) -> Reply:
-    """A reply from its bytes; any bytes give a reply or an error.
-
-    Raises:
-        FedshiftError: they are not a reply.
-    """
+    """A reply from its bytes; any bytes give a reply or an error."""
     limits.check(data)
     try:
         reply: Reply = _read(data, "joined", "done", "failed")

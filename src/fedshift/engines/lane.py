@@ -186,7 +186,7 @@ class Course:
         self.terms: dict[str, tuple[list[str], list[Tensor]]] = {}  # by objective: their names, and their tables
 
     def _gathered(self, order: BatchOrder) -> Iterator[Batch]:
-        """The batches of the steps, several of them gathered and prepared at once unless each is augmented separately."""
+        """The batches of the steps, gathered and prepared several at once unless each is augmented separately."""
         lane, samples = self.lane, self.samples
         assert samples is not None
         number, end = lane.drawn, lane.drawn + self.steps

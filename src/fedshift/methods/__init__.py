@@ -1,4 +1,4 @@
-"""One page for each published method, and the list of them."""
+"""The federated methods, one module for each paper, and the catalogue METHODS."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedshift.catalogue import Catalogue
 if TYPE_CHECKING:
     from fedshift.core.method import Method
 
-INDEXING = "client2vec"  # the method whose index `fedshift index` makes unless another is named
+INDEXING = "client2vec"  # the method whose index `fedshift index` creates by default
 METHODS: Catalogue[Method] = Catalogue(
     "METHODS",
     __name__,

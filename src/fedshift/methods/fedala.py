@@ -1,24 +1,33 @@
-"""FedALA: a client begins a round with a head between its own and the averaged one, weight by weight, as it learns.
+r"""FedALA: initialise the local head by a learned, element-wise mixture of the last local and the averaged head.
 
-Zhang et al., FedALA: adaptive local aggregation for personalized federated learning, AAAI 2023, Algorithm 1. With h the
-head received and h_k that of the client's last round, it takes steps on the cross-entropy F_k of the encoder received
-and the head h_k + W (h - h_k), product by element,
+Zhang et al., FedALA: adaptive local aggregation for personalized federated learning, AAAI 2023, Algorithm 1.
 
-    W <- clip(W - eta_W grad_W F_k, 0, 1),
+With :math:`h` the received head, :math:`h_k` the client's head of its last round and :math:`W` a weight for each
+element, the client first learns W on its risk :math:`F_k` of the received encoder and the mixed head:
 
-begins its local training with that head, and sends what comes of it. The server averages encoders and heads.
+.. math::
 
-Choices:
+    \hat h = h_k + W \odot (h - h_k), \qquad
+    W \leftarrow \mathrm{clip}(W - \eta_W \nabla_W F_k, 0, 1).
 
-- The layers that are mixed are the head (the paper's p = 1); W starts at 1, where the head is the averaged one.
-- W takes one epoch of steps at the rate 1 in each round (``weight_steps``, ``unit``), on all samples; the paper's takes
-  80 % of them, drawn anew, and in the second round as many epochs as it needs to converge. The first round has none.
-- The clip is a step of rate 1 on ||W - clip(W)||^2 / 2 after each step of W, and the head gets its place by one on
-  ||h - (h_k + W (h - h_k))||^2 / 2, which takes a batch that nobody reads. So gradients are not clipped.
-- A client is scored with the mixture of the newest h, its last h_k and the W it has (public code: after it has learned
-  W for that h).
-- An unseen client is predicted for with the averaged model.
-- An absent client's h_k and W stand still; a late one's have moved.
+Local training starts with :math:`\hat h`, and the server averages encoders and heads as in FedAvg.
+
+**When to choose it.** When clients have skewed labels and are scored on local data: the best row on Heart (+4.3 points
+over FedAvg) and level with FedAvg on OPT (+0.1). It needs a pass over the local data before each training.
+
+**Unavailable clients.** The :math:`h_k` and :math:`W` of an absent client do not change; a late client has updated
+them.
+
+**Choices.**
+
+- Only the head is mixed (the paper's p = 1); W starts at 1, which is the averaged head.
+- W takes one epoch of steps at rate 1 in each round (``weight_steps``, ``unit``) on all samples. The paper uses a
+  random 80 % of them, and in the second round as many epochs as convergence takes. The first round has none.
+- The clip is a step of rate 1 on :math:`\|W - \mathrm{clip}(W)\|^2 / 2` after each step of W, and the head is set by a
+  step on :math:`\|h - \hat h\|^2 / 2`, which draws a batch that is not read. Gradient clipping is therefore refused.
+- A client is scored with the mixture of the newest h, its last :math:`h_k` and the current W (public code: after
+  learning W for that h).
+- A client that never trained predicts with the averaged model.
 """
 
 from __future__ import annotations
@@ -30,59 +39,59 @@ from fedshift.page import *
 
 
 class FedALA(Partial):
-    """FedAvg whose clients learn how much of their last head to begin with."""
+    """FedAvg whose clients learn how much of their last head to start from."""
 
     paper: ClassVar[str] = "Zhang et al., AAAI 2023, Algorithm 1"
 
     weight_lr: LearningRate = setting(1.0, help="learning rate of W", source="Sec. 5", search=(0.1, 1.0, 10.0))
-    weight_steps: Steps = setting(1, help="of W, first in a round, as 'unit' counts them", source="Algorithm 1")
-    unit: Literal["steps", "epochs"] = setting("epochs", help="what weight_steps counts", source="Algorithm 1")
+    weight_steps: Steps = setting(1, help="steps or epochs of W at the start of a round", source="Algorithm 1")
+    unit: Literal["steps", "epochs"] = setting("epochs", help="unit of weight_steps", source="Algorithm 1")
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
-        """Also W, of ones."""
+        """Partial's parts, and W, initialised with ones."""
         parts = super().parts(model)
         weights = nn.ParameterDict({name: torch.ones_like(p) for name, p in parts["head"].module.named_parameters()})
         return {**parts, "weight": Part(weights, "client", unseen="initial")}
 
-    def kept(self) -> tuple[str, ...]:
-        """The last head and W."""
-        return (*super().kept(), "weight")
+    def private_parts(self) -> tuple[str, ...]:
+        """The parts of the last head and W."""
+        return (*super().private_parts(), "weight")
 
-    def may_be_own(self, modules: Mapping[str, nn.Module]) -> set[str]:
-        """The tensors of the head."""
+    def local_tensors(self, modules: Mapping[str, nn.Module]) -> set[str]:
+        """The names of the head's tensors."""
         return {f"head.{name}" for name in modules["head"].state_dict()}
 
     def check(self, train: Train) -> None:
-        """Steps of rate 1 must go all the way."""
-        train.need("FedALA puts heads and weights in their places by gradient steps", clip="off")
+        """Refuse gradient clipping, which would shorten the steps of rate 1."""
+        train.need("FedALA sets heads and weights by gradient steps of rate 1", clip="off")
 
     def begin(self, private: Tensors, shared: Tensors) -> Tensors:
-        """h_k + W (h - h_k); h, before there is an h_k."""
+        """The mixed head h_k + W (h - h_k); h in the first round."""
         h, last = shared.of("head"), private.of("last")
         return (h + (private.of("weight") - 1) * (h - last.of("head")) * last["done"]).under("head")
 
     def phases(self) -> Phases:
-        """W, the head's place, then the local training."""
-        own, all_the_way = Optimiser("sgd", lr=self.weight_lr), Optimiser("sgd", lr=1.0)
-        weights = Objective("weights", {"weights": Term(self.risk_of_w)}, ("weight",), optimiser=own)
-        clip = Objective("clip", {"clip": Term(self.outside, 0.5)}, ("weight",), optimiser=all_the_way)
-        place = Objective("place", {"place": Term(self.gap, 0.5)}, ("head",), optimiser=all_the_way)
+        """Steps of W, setting the head, then local training."""
+        learn, assign = Optimiser("sgd", lr=self.weight_lr), Optimiser("sgd", lr=1.0)
+        weights = Objective("weights", {"weights": Term(self.mixed_risk)}, ("weight",), optimiser=learn)
+        clip = Objective("clip", {"clip": Term(self.clip_distance, 0.5)}, ("weight",), optimiser=assign)
+        place = Objective("place", {"place": Term(self.head_distance, 0.5)}, ("head",), optimiser=assign)
         first = Phase("weights", (weights, clip), steps=lasting(self.weight_steps, self.unit))
         return (first, Phase("place", (place,), steps=1), *super().phases())
 
-    def mixed(self, net: Net, context: Context) -> Tensors:
-        """The mixture of the head received and the last one, by the W at work."""
-        private = Tensors({name: t for part in self.kept() for name, t in net.of(part).under(part).items()})
+    def mixed_head(self, net: Net, context: Context) -> Tensors:
+        """The mixed head for the current W."""
+        private = Tensors({name: t for part in self.private_parts() for name, t in net.of(part).under(part).items()})
         return self.begin(private, context.received)
 
-    def risk_of_w(self, net: Net, batch: Batch, context: Context) -> Tensor:
-        """The cross-entropy of the mixture."""
-        return batch.cross_entropy(self.logits(net, self.mixed(net, context), batch.x))
+    def mixed_risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """Cross-entropy with the mixed head."""
+        return batch.cross_entropy(self.logits(net, self.mixed_head(net, context), batch.x))
 
-    def outside(self, net: Net, batch: Batch, context: Context) -> Tensor:
-        """||W - clip(W)||^2."""
+    def clip_distance(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """||W - clip(W)||^2, a scalar."""
         return net.of("weight").map(lambda w: w - w.clamp(0, 1)).squared_norm()
 
-    def gap(self, net: Net, batch: Batch, context: Context) -> Tensor:
-        """||h - (h_k + W (h - h_k))||^2, of the head at work."""
-        return (net.weights - self.mixed(net, context)).squared_norm()
+    def head_distance(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """Squared distance between the current head and the mixed head."""
+        return (net.weights - self.mixed_head(net, context)).squared_norm()

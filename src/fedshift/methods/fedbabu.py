@@ -1,18 +1,29 @@
-"""FedBABU: the body is federated under a head that nobody trains; afterwards each client tunes all of it.
+r"""FedBABU: federated training of the encoder under a fixed head, then fine-tuning on every client.
 
-Oh, Kim and Yun, FedBABU: toward enhanced representation for federated image classification, ICLR 2022, Algorithm 1: the
-head stays at its initial values, which all clients have in common, clients train and the server averages the encoder;
-at the end every client tunes a copy of the model on its data.
+Oh, Kim and Yun, FedBABU: toward enhanced representation for federated image classification, ICLR 2022, Algorithm 1.
 
-Choices:
+All clients share one head :math:`h_0`, which keeps its initial values. Clients train and the server averages the
+encoder :math:`\phi` alone:
 
-- ``finetune``: what is tuned; the paper tunes all, and shows the head or the body alone as well (Table 5).
-- ``finetune_steps``, ``finetune_lr``: 50 steps at the rate of ``[train]`` (the paper: five epochs); with 0 steps it is
-  FedAvg with a fixed head.
-- The head is sent in every round, since a client may come for the first time, and never sent back.
+.. math::
+
+    \phi_k \approx \arg\min_\phi F_k(\phi, h_0), \qquad \phi_{t+1} = \frac{1}{|S|} \sum_{k \in S} \phi_k.
+
+At the end every client fine-tunes a copy of the model on its data.
+
+**When to choose it.** A good first choice for personalised models: +3.9 points over FedAvg on Heart and +0.6 (not
+significant) on OPT, at FedAvg's cost. It has no advantage if one global model is needed.
+
+**Unavailable clients.** As in FedAvg. A client that is absent from the fine-tuning stage predicts with the global
+encoder and the initial head; a late client has its copy.
+
+**Choices.**
+
+- ``finetune`` selects the tuned part; the paper tunes all, and reports the head or the body alone (Table 5).
+- 50 fine-tuning steps at the rate of ``[train]`` (the paper: five epochs). With 0 steps it is FedAvg with a fixed
+  head.
+- The head is broadcast in every round, for clients that take part for the first time, and never uploaded.
 - The mean of encoders is uniform; the paper's is by samples (``weighting = "samples"``).
-- Until the last stage, and where it has missed that, a client predicts with the global encoder and the initial head, as
-  an unseen one does; an absent client is not in the mean, as in FedAvg.
 """
 
 from __future__ import annotations
@@ -24,22 +35,22 @@ from fedshift.page import *
 
 
 class FedBABU(FineTuning):
-    """FedAvg of the encoder under the initial head, then every client tunes a copy once."""
+    """FedAvg of the encoder under the initial head, then every client fine-tunes a copy."""
 
     paper: ClassVar[str] = "Oh, Kim and Yun, ICLR 2022, Algorithm 1"
 
     finetune: Literal["all", "head", "encoder"] = setting(
-        "all", help="what each client tunes at the end", source="Table 5"
+        "all", help="part that each client fine-tunes at the end", source="Table 5"
     )
 
     def moves(self) -> tuple[str, ...]:
-        """The encoder."""
+        """The encoder alone."""
         return ("encoder",)
 
     def exchange(self, name: str, **changes: Any) -> Exchange:
-        """FedAvg's; replies carry the encoder alone."""
+        """FedAvg's exchange, in which clients upload the encoder alone."""
         return super().exchange(name, **{"returns": self.moves()} | changes)
 
-    def tuning(self, objective: Objective) -> Phase:
-        """Of what is tuned."""
-        return super().tuning(replace(objective, moves=COPIED if self.finetune == "all" else (self.finetune,)))
+    def tuning_phase(self, objective: Objective) -> Phase:
+        """Fine-tuning of the part ``finetune``."""
+        return super().tuning_phase(replace(objective, moves=COPIED if self.finetune == "all" else (self.finetune,)))

@@ -1,12 +1,23 @@
-"""FedBN: batch normalisation stays at home.
+r"""FedBN: batch-norm layers stay on the client.
 
-Li et al., FedBN: federated learning on non-IID features via local batch normalization, ICLR 2021,
-Algorithm 1: every parameter is averaged but those of the batch-norm layers.
+Li et al., FedBN: federated learning on non-IID features via local batch normalization, ICLR 2021, Algorithm 1.
 
-Choices: the statistics stay as well as the scale and shift (as in the paper's code). The paper leaves
-open what a client that never trained is given: ``cold``.
+The server averages every layer :math:`l` except batch norm, which each client keeps:
 
-An absent client's batch norm stands still.
+.. math::
+
+    w_{t+1}^{(l)} = \frac{1}{|S|} \sum_{k \in S} w_k^{(l)} \quad \text{if } l \text{ is not a batch-norm layer.}
+
+**When to choose it.** For feature shift between clients that are scored on their domain, with a network that has batch
+norm: 2.8 to 5.9 points above FedAvg in-domain on PACS, +3.7 on Digits (not significant). It gains nothing on a
+held-out domain, and without batch norm it is FedAvg.
+
+**Unavailable clients.** The batch norm of an absent client does not change; a late client has trained its batch norm.
+
+**Choices.**
+
+- Running statistics stay on the client as well as scale and shift, as in the paper's code.
+- The paper does not define the batch norm of a client that never trained: ``cold`` selects it.
 """
 
 from __future__ import annotations
@@ -23,14 +34,14 @@ class FedBN(FedAvg):
     paper: ClassVar[str] = "Li et al., ICLR 2021, Algorithm 1"
 
     bn: Literal["local", "statistics"] = setting(
-        "local", help="what makes it FedBN: batch norm stays on the client; or its statistics alone, which is SiloBN"
+        "local", help="what stays on the client: all of batch norm (FedBN), or its statistics alone (SiloBN)"
     )
     cold: Literal["mean", "reestimate"] = setting(
         "mean",
-        help="batch norm of an unseen client: the mean of the clients', or that with its statistics measured "
-        "again on its own inputs (no labels)",
+        help="batch norm of an unseen client: the mean over clients, or the mean with statistics measured "
+        "again on the client's inputs (no labels)",
     )
 
     def reestimates(self, unseen: bool) -> bool:
-        """For clients that never trained, if ``cold`` says so."""
+        """Whether statistics are measured again: for unseen clients with ``cold = "reestimate"``."""
         return unseen and self.cold == "reestimate"

@@ -1,28 +1,50 @@
-"""FedCiR: client-invariant representations through a generator that is trained on the server.
+r"""FedCiR: client-invariant representations through a generator that is trained on the server.
 
-Li, Lin, Shao, Mao and Zhang, FedCiR: client-invariant representation learning for federated non-IID
-features, IEEE Transactions on Mobile Computing 2024, Algorithm 1. A client minimises Eq. 18: its
-cross-entropy, L_reg (Eq. 12) on what the generator G gives, and L_align (Eq. 14, 17), which pulls p(z|x)
-towards one Gaussian a class. After the clients' training the server moves G by Eq. 15, and estimates the
-class Gaussians from its outputs; then it averages the models.
+Li, Lin, Shao, Mao and Zhang, FedCiR: client-invariant representation learning for federated non-IID features, IEEE
+Transactions on Mobile Computing 2024, Algorithm 1.
 
-Choices, where the paper leaves something open:
+The encoder gives a Gaussian :math:`p(z|x)`. Beside its cross-entropy a client minimises (Eq. 18) the cross-entropy on
+representations of a generator G and the divergence (Eq. 17) from one Gaussian
+:math:`q(z|y) = N(\mu_g(y), \sigma_g(y)^2)` for each class:
 
-- L_align is a sum over the d dimensions of z, so a weight says nothing without d. ``l_align`` is a dimension's weight:
-  the paper's lambda_align times d. Presets are the paper's times ResNet-18's 512; at these the term is a thousandth of
-  the loss and less. What was seen to work is a thousand times as much (0.32, docs/results/fedcir.md); the default lies
-  between.
-- sigma = softplus(s) and prediction are FedSR's. Eq. 17 prints sigma(y) in one place; it is sigma(x).
-- The log in Eq. 15 is of the mixture of the *uploaded local* heads' probabilities: neither the mean of their
-  losses nor the averaged head. p(k) is what a client weighs in the average, by default 1/|K_t|.
-- G is [noise || one-hot y] -> FC -> batch norm -> ReLU -> FC -> d; its sizes, and Adam with moments that go on
-  from round to round, are ours. It is in evaluation mode on the clients and where the Gaussians are estimated.
-- The Gaussians are the maximum-likelihood estimate (divided by n) from ``mle_samples`` outputs a class; sigma has
-  a floor, so that the divergence stays finite. The mean of sigma is recorded: L_align weighs by 1 / sigma^2.
-- In the first round G is untrained and there is no estimate: both regularisers are off.
-- A term whose weight is 0 is left out, and clients are not sent what they then do not use. G keeps its place on
-  the server for FedAlign, which needs its Gaussians only; without either term there is no G.
-- The mixture of Eq. 15 and the mean are over the heads and models that came; absent clients are not in them.
+.. math::
+
+    L_k &= \mathrm{CE}(h(z), y) + \lambda_{reg}\, \mathrm{CE}(h(G(\epsilon, \tilde y)), \tilde y)
+        + \lambda_{align}\, D_{KL}(p(z|x) \,\|\, q(z|y)) \\
+    D_{KL} &= \sum_j \log \frac{\sigma_g(y)_j}{\sigma(x)_j}
+        + \frac{\sigma(x)_j^2 + (\mu(x)_j - \mu_g(y)_j)^2}{2 \sigma_g(y)_j^2} - \frac{1}{2}
+
+After local training the server trains G against the uploaded heads :math:`h_k` (Eq. 15), estimates
+:math:`\mu_g, \sigma_g` from the outputs of G, and averages the models:
+
+.. math::
+
+    L_g = -\log \sum_k p(k)\, \mathrm{softmax}(h_k(G(\epsilon, y)))_y.
+
+``fedreg`` is the variant without alignment, ``fedalign`` the variant without generated representations.
+
+**When to choose it.** For feature shift with few images and a network without normalisation: 3.9 points above FedAvg
+on RotatedMNIST in-domain, each at its best rate, with a thousand times the published ``l_align``; the plain norm
+penalty of ``fedl2r`` gains 3.5. It gains nothing on PACS with batch norm or on the hospitals' tables, and loses 3.1
+points on held-out domains of frozen PACS features.
+
+**Unavailable clients.** The generator learns from, and the mean covers, the clients that answered.
+
+**Choices.**
+
+- The divergence is a sum over the d dimensions of z, so ``l_align`` is the weight per dimension: the paper's times d.
+  The presets are the paper's times ResNet-18's 512, at which the term is a thousandth of the loss or less; 0.32 works
+  on RotatedMNIST, and the default 0.1 lies between.
+- :math:`\sigma = \mathrm{softplus}(s)`, and prediction as in FedSR. Eq. 17 prints :math:`\sigma(y)` once; it is
+  :math:`\sigma(x)`.
+- Eq. 15 takes the log of the mixture of the *uploaded local* heads' probabilities, neither the mean of their losses
+  nor the averaged head. p(k) is the client's weight in the average, by default :math:`1/|K_t|`.
+- G is linear, batch norm, ReLU, linear on [noise, one-hot y]. Its sizes and its Adam, whose moments are kept between
+  rounds, are ours. It is in evaluation mode on the clients and for the Gaussians.
+- The Gaussians are maximum-likelihood estimates from ``mle_samples`` outputs a class; sigma has a floor, so that the
+  divergence stays finite, and the mean of sigma is recorded.
+- In round 1 both regularisers are off, since G is untrained.
+- A term with weight 0 is omitted, with everything that only it needs: FedAlign keeps G on the server.
 """
 
 from __future__ import annotations
@@ -33,11 +55,11 @@ from fedshift.methods.gaussian import Probabilistic, gaussian_kl
 from fedshift.methods.generator import BatchNormSize, log_mixture, make_generator
 from fedshift.page import *
 
-PUBLISHED_DIM = 512  # d of ResNet-18, which the paper's weights are for
+PUBLISHED_DIM = 512  # d of ResNet-18, to which the paper's weights refer
 
 
 class FedCiR(Probabilistic):
-    """FedAvg whose clients learn from, and align with, a generator of representations on the server."""
+    """FedAvg with a generator on the server that regularises and aligns the clients' representations."""
 
     paper: ClassVar[str] = "Li et al., IEEE TMC 2024, Eq. 12-18"
     presets: ClassVar[dict[str, dict[str, object]]] = {
@@ -50,31 +72,39 @@ class FedCiR(Probabilistic):
 
     l_align: NonNegative = setting(
         0.1,
-        help="weight of KL(p(z|x) || q(z|y)) a dimension; 0: left out",
+        help="weight of KL(p(z|x) || q(z|y)) per dimension; 0 omits the term",
         source="Eq. 14, 16-17; App. E and Table 2, times d = 512: 2.56e-4 to 2.56e-2",
         search=Range(0.01, 1, log=True),
     )
     l_reg: NonNegative = setting(
         0.5,
-        help="weight of the cross-entropy on generated representations; 0: left out",
+        help="weight of the cross-entropy on generated representations; 0 omits the term",
         source="Eq. 12, 16, App. E",
         search=Range(0.05, 5, log=True),
     )
     generator_steps: Steps = setting(
-        5, help="server steps on the generator a round", source="Algorithm 1, E_g", search=Range(1, 50, log=True)
+        5, help="generator steps on the server in a round", source="Algorithm 1, E_g", search=Range(1, 50, log=True)
     )
-    generator_batch: BatchNormSize = setting(32, help="labels and noise vectors a server step", source="Section 5.4, B")
-    generator_lr: LearningRate = setting(1e-3, help="rate of the generator's Adam", search=Range(1e-5, 1e-2, log=True))
+    generator_batch: BatchNormSize = setting(
+        32, help="labels and noise vectors in a generator step", source="Section 5.4, B"
+    )
+    generator_lr: LearningRate = setting(
+        1e-3, help="learning rate of the generator's Adam", search=Range(1e-5, 1e-2, log=True)
+    )
     generator_weight_decay: NonNegative = setting(0.0, help="weight decay of the generator's Adam")
     generator_hidden: OptionalWidth = setting(0, help="width of the generator's hidden layer; 0: d")
     generator_noise: OptionalWidth = setting(0, help="size of the generator's noise; 0: d/2", search=(0, 8, 32, 128))
-    mle_samples: BatchNormSize = setting(256, help="generated representations a class, for its Gaussian")
-    sigma_floor: Positive = setting(1e-3, help="least deviation of a class Gaussian", search=Range(1e-3, 1, log=True))
+    mle_samples: BatchNormSize = setting(
+        256, help="generated representations per class from which its Gaussian is estimated"
+    )
+    sigma_floor: Positive = setting(
+        1e-3, help="smallest standard deviation of a class Gaussian", search=Range(1e-3, 1, log=True)
+    )
 
-    # What it is made of -------------------------------------------------------------------------
+    # Parts --------------------------------------------------------------------------------------
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
-        """A Gaussian encoder, a head, and what the active terms need: the generator, and the class Gaussians."""
+        """A Gaussian encoder, a head, and the generator and class Gaussians (classes, d) that active terms need."""
         parts = super().parts(model)
         if self.l_reg > 0 or self.l_align > 0:
             sizes = model.classes, self.noise_dim(model), self.generator_hidden or model.dim, model.dim
@@ -86,33 +116,33 @@ class FedCiR(Probabilistic):
         return parts
 
     def noise_dim(self, model: ModelBuilder) -> int:
-        """The dimension of the noise that G reads."""
+        """Dimension of the generator's noise."""
         return self.generator_noise or max(1, model.dim // 2)
 
     # On a client --------------------------------------------------------------------------------
 
     def draws(self, model: ModelBuilder, batch: int) -> Draws:
-        """The noise of z, and as many labels and noise vectors for G."""
+        """Noise of z (B, d), and B labels and noise vectors for G."""
         return super().draws(model, batch) | (self.generated(model, batch) if self.l_reg > 0 else {})
 
     def generated(self, model: ModelBuilder, count: int) -> Draws:
-        """Labels (count,), uniform over the classes, and normal noise (count, noise) for G."""
+        """Uniform labels (count,) and standard normal noise (count, noise)."""
         return {"labels": Draw((count,), "integers", model.classes), "noise": Draw((count, self.noise_dim(model)))}
 
     def terms(self) -> dict[str, Term]:
-        """The cross-entropy + l_reg * L_reg + l_align * L_align (Eq. 18); the first alone in the first round."""
-        own = {"reg": Term(self.reg, self.l_reg, since=2), "align": Term(self.align, self.l_align, since=2)}
-        return super().terms() | own
+        """Eq. 18; the cross-entropy alone in round 1."""
+        regularisers = {"reg": Term(self.reg, self.l_reg, since=2), "align": Term(self.align, self.l_align, since=2)}
+        return super().terms() | regularisers
 
     def reg(self, net: Net, batch: Batch, context: Context) -> Tensor:
-        """L_reg: the cross-entropy on what G gives (Eq. 12)."""
+        """L_reg: cross-entropy on generated representations (Eq. 12)."""
         labels = context.noise["labels"]
         with torch.no_grad():
             z = net.generator(context.noise["noise"], labels)
         return F.cross_entropy(net.head(z), labels)
 
     def align(self, net: Net, batch: Batch, context: Context) -> Tensor:
-        """L_align / d: KL(p(z|x) || q(z|y)) (Eq. 17), the mean over dimensions."""
+        """L_align / d: KL(p(z|x) || q(z|y)) (Eq. 17), mean over dimensions."""
         assert batch.mean is not None and batch.sigma is not None
         q = net.of("gaussians").map(lambda rows: rows[batch.y])
         return gaussian_kl(batch.mean, batch.sigma, q["mean"], q["sigma"]) / batch.mean.shape[1]
@@ -120,7 +150,7 @@ class FedCiR(Probabilistic):
     # On the server ------------------------------------------------------------------------------
 
     def server_phases(self) -> Phases:
-        """Steps on the generator, then the estimate of the class Gaussians; what no term needs is left out."""
+        """Generator steps, then the class Gaussians, as far as active terms need them."""
         adam = Optimiser("adam", lr=self.generator_lr, weight_decay=self.generator_weight_decay)
         terms = {"consensus": Term(self.consensus)}
         consensus = Objective("consensus", terms, ("generator",), self.generated, adam)
@@ -130,21 +160,18 @@ class FedCiR(Probabilistic):
         return (steps,) if self.l_reg > 0 else ()
 
     def consensus(self, net: Net, batch: Batch, context: Context) -> Tensor:
-        """Mean of -log sum_k p(k) softmax(h_k(G(y, eps)))_y over the uploaded heads (Eq. 15)."""
+        """L_g over the uploaded heads (Eq. 15), a scalar."""
         labels = context.noise["labels"]
         z = net.generator(context.noise["noise"], labels)
         return F.nll_loss(log_mixture(net.parts["head"], context.replies, z), labels)
 
     def estimate_draws(self, model: ModelBuilder, batch: int) -> Draws:
-        """``mle_samples`` noise vectors for each class."""
+        """Noise (classes, ``mle_samples``, noise)."""
         return {"noise": Draw((model.classes, self.mle_samples, self.noise_dim(model)))}
 
     @torch.no_grad()
     def estimate(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
-        """Mean and standard deviation of G's outputs, each (classes, d): their maximum-likelihood Gaussians.
-
-        Also the mean of all deviations, for the record.
-        """
+        """Maximum-likelihood mean and standard deviation of G's outputs, each (classes, d), and the mean deviation."""
         means, sigmas = [], []
         for label, noise in enumerate(context.noise["noise"]):  # a class at a time, to save memory
             y = torch.full((len(noise),), label, device=noise.device)
@@ -156,7 +183,7 @@ class FedCiR(Probabilistic):
 
 
 class FedReg(FedCiR):
-    """FedCiR without the alignment: clients learn from generated representations alone."""
+    """FedCiR without the alignment term."""
 
     paper: ClassVar[str] = "Li et al., IEEE TMC 2024, Eq. 18 with the weight of L_align 0"
 
@@ -166,7 +193,7 @@ class FedReg(FedCiR):
 
 
 class FedAlign(FedCiR):
-    """FedCiR without generated representations: clients align with the class Gaussians alone."""
+    """FedCiR without the term on generated representations."""
 
     paper: ClassVar[str] = "Li et al., IEEE TMC 2024, Eq. 18 with the weight of L_reg 0"
 

@@ -1,12 +1,22 @@
-"""FedProx: stay near the global model while training locally.
+r"""FedProx: a proximal term keeps local models near the global one.
 
-Li et al., Federated optimization in heterogeneous networks, MLSys 2020, Eq. 2:
-h_k(w; w_t) = F_k(w) + mu/2 ||w - w_t||^2.
+Li et al., Federated optimization in heterogeneous networks, MLSys 2020, Eq. 2.
 
-Choices: the term covers every shared trainable parameter; buffers are not parameters. The clients'
-inexactness (gamma) of the paper is the experiment's number of local steps.
+With :math:`w_t` the received model, a client minimises (Eq. 2)
 
-Absent clients are not in the mean; nothing of them is kept.
+.. math::
+
+    h_k(w; w_t) = F_k(w) + \frac{\mu}{2} \|w - w_t\|^2.
+
+**When to choose it.** For many local steps on clients with different optima. No significant gain over FedAvg was
+measured: +1.0 points on a held-out angle of RotatedMNIST, -0.1 on Heart, +0.3 on OPT.
+
+**Unavailable clients.** As in FedAvg: absent clients are not in the mean, and clients keep no state.
+
+**Choices.**
+
+- The term covers every shared trainable parameter, and no buffers.
+- The paper's inexactness gamma is the number of local steps of the experiment.
 """
 
 from __future__ import annotations
@@ -25,9 +35,9 @@ class FedProx(FedAvg):
     mu: NonNegative = setting(0.1, help="weight of the proximal term", source="Eq. 2", search=(0.1, 0.5, 0.9))
 
     def terms(self) -> dict[str, Term]:
-        """F_k(w) + mu/2 ||w - w_t||^2."""
+        """The cross-entropy and mu/2 ||w - w_t||^2 (Eq. 2)."""
         return super().terms() | {"proximal": Term(self.proximal, self.mu / 2)}
 
     def proximal(self, net: Net, batch: Batch, context: Context) -> Tensor:
-        """||w - w_t||^2."""
+        """||w - w_t||^2, a scalar."""
         return (net.weights - context.received).squared_norm()

@@ -1,24 +1,31 @@
-"""FedRoD: a generic model that is fair to all classes, and a personal head on top that fits the client.
+r"""FedRoD: a generic model balanced over classes, and a personal head on top that fits the client.
 
-Chen and Chao, On bridging generic and personalized federated learning for image classification, ICLR 2022. With z the
-representation, h_G the shared head and h_P the client's own, n_c the client's samples of class c:
+Chen and Chao, On bridging generic and personalized federated learning for image classification, ICLR 2022.
 
-- the shared model minimises the balanced risk, the cross-entropy of h_G(z) + gamma log n (balanced softmax);
-- h_P minimises the cross-entropy of sg(h_G(z)) + h_P(sg(z)), which moves nothing else;
-- the client predicts with h_G(z) + h_P(z).
+With the representation z, the shared head :math:`h_G`, the local head :math:`h_P`, the client's class counts n and sg
+the stop-gradient, a client minimises the balanced softmax risk over the shared model and the joint risk over
+:math:`h_P`, and predicts with :math:`h_G(z) + h_P(z)`:
 
-Choices:
+.. math::
 
-- Classes that the client does not have are left out of the balanced softmax (log 0), so that their logits receive no
-  gradient from it. The personal risk is over all classes, as is prediction.
-- Neither class weights nor balanced batches: the softmax is balanced by the counts of what the client trains on, and
-  h_P is to fit the client's classes as they are.
-- Both risks are taken on one batch and with one forward pass, before either moves.
-- h_P is linear and starts at 0, so that the personal model starts as the generic one; the paper's hypernetwork that
-  makes h_P is left out.
-- A client that never trained is predicted for with the generic head alone.
-- An absent client's h_P stands still and meets the newer generic model when it is back; that of a client whose answer
-  came too late has moved.
+    \min_{z, h_G} \mathrm{CE}(h_G(z) + \gamma \log n, y), \qquad
+    \min_{h_P} \mathrm{CE}(\mathrm{sg}(h_G(z)) + h_P(\mathrm{sg}(z)), y).
+
+**When to choose it.** When both a global and personalised models are needed under label skew: the personalised models
+are 2.8 points above FedAvg on Heart, +0.2 (not significant) on OPT.
+
+**Unavailable clients.** The :math:`h_P` of an absent client does not change and meets the newer generic model on
+return; a late client has trained it.
+
+**Choices.**
+
+- Classes that the client does not have are omitted from the balanced softmax (log 0), so their logits get no gradient
+  from it. The personal risk and prediction cover all classes.
+- Class weights and balanced batches are refused, since the softmax is already balanced.
+- Both risks use one batch and one forward pass, before either part is updated.
+- :math:`h_P` is linear and starts at 0, so the personalised model starts as the generic one; the paper's hypernetwork
+  is omitted.
+- A client that never trained predicts with the generic head alone.
 """
 
 from __future__ import annotations
@@ -31,13 +38,13 @@ from fedshift.page import *
 
 
 def balanced(logits: Tensor, counts: Tensor, gamma: float) -> Tensor:
-    """Logits (B, C) plus gamma log n_c; -inf, without gradient, for classes with the count 0 of counts (C,)."""
+    """Add gamma log n_c to logits (B, C); -inf, without gradient, where counts (C,) are 0."""
     shift = gamma * counts.clamp(min=1).to(logits.dtype).log()
     return (logits + shift).masked_fill(counts == 0, -float("inf"))
 
 
 class FedRoD(FedAvg):
-    """FedAvg by balanced softmax, and a personal head whose logits are added to the generic ones."""
+    """FedAvg with balanced softmax, and a personal head whose logits are added to the generic ones."""
 
     paper: ClassVar[str] = "Chen and Chao, ICLR 2022"
 
@@ -46,36 +53,36 @@ class FedRoD(FedAvg):
     )
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
-        """FedAvg's parts, and h_P on the client, of zeros at first."""
-        own = model.head()
-        for parameter in own.parameters():
+        """FedAvg's parts, and h_P on the client, initialised with zeros."""
+        personal = model.head()
+        for parameter in personal.parameters():
             nn.init.zeros_(parameter)
-        return {**super().parts(model), "personal_head": Part(own, "client", unseen="initial")}
+        return {**super().parts(model), "personal_head": Part(personal, "client", unseen="initial")}
 
     def moves(self) -> tuple[str, ...]:
         """The shared parts, and h_P."""
         return (*super().moves(), "personal_head")
 
     def check(self, train: Train) -> None:
-        """The generic model's risk is balanced by the client's counts already."""
+        """Refuse class weights and balanced batches: the softmax is already balanced."""
         check_unbalanced(train, "FedRoD balances its softmax by the client's class counts")
 
     def terms(self) -> dict[str, Term]:
-        """The balanced risk of the generic model, and the risk of both heads together."""
+        """The balanced risk of the generic model, and the joint risk of both heads."""
         return {"balanced": Term(self.balanced_risk), "personal": Term(self.personal_risk)}
 
     def balanced_risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
-        """The cross-entropy of h_G(z) + gamma log n."""
+        """Cross-entropy of h_G(z) + gamma log n, mean over the batch."""
         generic = batch.once(net.head, batch.z)
         return F.cross_entropy(balanced(generic, context.counts, self.gamma), batch.y)
 
     def personal_risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
-        """The cross-entropy of sg(h_G(z)) + h_P(sg(z)), which moves h_P alone."""
+        """Cross-entropy of sg(h_G(z)) + h_P(sg(z)), mean over the batch."""
         both = batch.once(net.head, batch.z).detach() + net.personal_head(batch.z.detach())
         return F.cross_entropy(both, batch.y)
 
     def predict(self, net: Net, x: Tensor, noise: Mapping[str, Tensor]) -> Tensor:
-        """Log-softmax of h_G(z) + h_P(z)."""
+        """Log-softmax of h_G(z) + h_P(z), (B, classes)."""
         z = self.encode(net, Batch(x), {}).z
         logits = net.head(z) + net.personal_head(z)
         return logits.log_softmax(dim=1)

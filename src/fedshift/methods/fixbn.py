@@ -1,14 +1,25 @@
-"""FixBN: batch-norm statistics follow the batches at first, and are fixed for the rest of training.
+r"""FixBN: batch-norm statistics are updated in the first rounds and fixed afterwards.
 
-Zhong, Chen and Chao, Making batch normalization great in federated deep learning, arXiv:2303.06530. Rounds 1 to T* are
-FedAvg's with batch norm. From then on the global running means and variances normalise in training, too, as they do in
-prediction, and no batch moves them; scale and shift are trained on. So training and prediction are the same function.
+Zhong, Chen and Chao, Making batch normalization great in federated deep learning, arXiv:2303.06530, 2023.
 
-Choices: T* is half of all rounds unless it is given. The paper's momentum that lasts from round to round is
-``optimiser_state = "kept"``. Layers of the method's ``bn`` that stay on the client are fixed there, as they were.
-Without batch norm it is FedAvg.
+Rounds 1 to T* are FedAvg's with batch norm. From then on the global running statistics normalise in training too, and
+batches no longer update them, so training and prediction use the same function:
 
-Absent clients are not in the mean; nothing of them is kept. After T* nobody's statistics move, so none are missed.
+.. math::
+
+    \mathrm{BN}(x) = \gamma \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta, \qquad
+    (\mu, \sigma) = \text{the batch's if } t \le T^*, \text{ the global ones if } t > T^*.
+
+**When to choose it.** For networks with batch norm on non-IID clients. No gain over FedAvg was measured (-0.2 ± 2.6
+points on RotatedMNIST in-domain); without batch norm it is FedAvg.
+
+**Unavailable clients.** As in FedAvg; after T* the statistics do not change at all.
+
+**Choices.**
+
+- T* is half of the rounds unless ``fixed_after`` is set.
+- The paper's momentum that persists between rounds is ``optimiser_state = "kept"``.
+- Local batch norms (``bn``) are fixed on the client with their last statistics.
 """
 
 from __future__ import annotations
@@ -24,7 +35,7 @@ from fedshift.page import *
 
 @contextmanager
 def fixed_statistics(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Let batch norms in training mode normalise by the statistics that they have, and leave these alone."""
+    """Make batch norms in training mode use, and not update, their running statistics."""
     layers = [layer for module in modules for _, layer in batch_norms(module) if layer.training]
     for layer in layers:
         layer.eval()
@@ -37,26 +48,26 @@ def fixed_statistics(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 @dataclass(frozen=True, repr=False)
 class FixedAfter(Objective):
-    """An objective whose batch norms are fixed after a round; None: half of the stage's."""
+    """An objective whose batch norms are fixed after round ``last``; None is half of the rounds."""
 
     last: int | None = None
 
     def evaluate(self, net: Net, batch: Batch, context: Context) -> dict[str, Tensor]:
-        """The weighted terms of a batch, which is encoded by fixed statistics after that round."""
+        """The weighted terms of a batch, with fixed statistics after that round."""
         last = context.rounds // 2 if self.last is None else self.last
         with fixed_statistics(net.parts.values() if context.round > last else ()):
             return super().evaluate(net, batch, context)
 
 
 class FixBN(FedAvg):
-    """FedAvg whose batch-norm statistics are fixed after some rounds; with all rounds before that it is FedAvg."""
+    """FedAvg whose batch-norm statistics are fixed after some rounds."""
 
     paper: ClassVar[str] = "Zhong, Chen and Chao, arXiv:2303.06530, 2023"
 
     fixed_after: WholeNumber | None = setting(
-        None, help="rounds T* after which batch-norm statistics are fixed; by default half of all"
+        None, help="round T* after which batch-norm statistics are fixed; by default half of the rounds"
     )
 
     def phases(self) -> Phases:
-        """Local training, by fixed statistics after round T*."""
+        """Local training with fixed statistics after round T*."""
         return (Phase("train", (FixedAfter(**vars(self.objective("train")), last=self.fixed_after),)),)

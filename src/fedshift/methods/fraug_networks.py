@@ -1,7 +1,4 @@
-"""What FRAug is made of: its two networks, the class prototypes, and the distances that it moves by.
-
-The maximum mean discrepancy between two batches of representations (Gretton et al., JMLR 2012) is as FRAug takes it.
-"""
+"""FRAug's generator and RTNet, its class prototypes, and its maximum mean discrepancy (Gretton et al., JMLR 2012)."""
 
 from __future__ import annotations
 
@@ -15,25 +12,25 @@ KERNELS = (0.25, 0.5, 1.0, 2.0, 4.0)  # widths of the kernels, in bandwidths
 
 
 def make_generator(classes: int, dim: int) -> Conditional:
-    """g: noise (B, d/2) and classes to client-agnostic representations (B, d), all of them >= 0."""
+    """g: noise (B, d/2) and classes (B,) to client-agnostic representations (B, d) >= 0."""
     return Conditional(
         classes, nn.Sequential(*_layer(noise_dim(dim) + classes, dim), nn.ReLU(), *_layer(dim, dim), nn.ReLU())
     )
 
 
 def make_rtnet(classes: int, dim: int) -> Conditional:
-    """m: representations (B, d) of any client and their classes to residuals (B, d) of this one."""
+    """m: client-agnostic representations (B, d) and classes (B,) to residuals (B, d) of this client."""
     half = noise_dim(dim)
     return Conditional(classes, nn.Sequential(*_layer(dim + classes, half), nn.ReLU(), *_layer(half, dim)))
 
 
-def own_rtnet(model: ModelBuilder) -> nn.Module:
-    """RTNet with the initial values that the builder draws."""
+def initial_rtnet(model: ModelBuilder) -> nn.Module:
+    """RTNet with initial values drawn by the model builder."""
     return model.initialised("rtnet", lambda: make_rtnet(model.classes, model.dim))
 
 
 def noise_dim(dim: int) -> int:
-    """The dimension of z: half of the representation's."""
+    """Dimension of z: half of the representation's."""
     return max(1, dim // 2)
 
 
@@ -42,10 +39,10 @@ def _layer(inputs: int, outputs: int) -> tuple[nn.Module, nn.Module]:
 
 
 class Prototypes(nn.Module):
-    """The moving average u_c of each class's representations (Eq. 4); never trained.
+    """Moving averages of the class means (Eq. 4), not trained.
 
     Attributes:
-        mean: (classes, d); zeros for a class that was never seen.
+        mean: (classes, d); zeros for classes never seen.
         seen: (classes,), bool.
     """
 
@@ -59,10 +56,7 @@ class Prototypes(nn.Module):
 
     @torch.no_grad()
     def forward(self, u: Tensor, y: Tensor, rate: float) -> tuple[Tensor, Tensor]:
-        """The prototypes and which classes have one; in training mode the batch u (B, d), y (B,) counts first.
-
-        As in a batch norm, training mode changes the buffers and evaluation mode does not.
-        """
+        """Prototypes (classes, d) and the mask ``seen``; training mode first updates them by u (B, d), y (B,)."""
         if self.training:
             member = one_hot(y, len(self.mean), u)
             count = member.sum(dim=0).unsqueeze(1)
@@ -74,29 +68,26 @@ class Prototypes(nn.Module):
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """The entropy of each softmax, in nats: (B, classes) to (B,)."""
+    """Entropy of each softmax in nats: (B, classes) to (B,)."""
     log_probabilities = logits.log_softmax(dim=1)
     return -(log_probabilities.exp() * log_probabilities).sum(dim=1)
 
 
 @torch.no_grad()
 def bandwidth(x: Tensor, y: Tensor) -> Tensor:
-    """The mean squared distance between any two of the rows of x (B, d) and y (B, d), as a scalar.
-
-    It is the sum over ordered pairs over n^2 - n with n = 2B, which is twice the total variance.
-    """
+    """Mean squared distance between any two rows of x (B, d) and y (B, d): twice their total variance, a scalar."""
     spread = 2 * torch.cat([x, y]).var(dim=0).sum()
-    return spread.clamp(min=torch.finfo(spread.dtype).eps)  # all rows equal: distances are 0, not 0/0
+    return spread.clamp(min=torch.finfo(spread.dtype).eps)  # equal rows have distance 0, not 0/0
 
 
 def kernel(squared_distance: Tensor, width: Tensor) -> Tensor:
-    """The sum of five Gaussian kernels, in (0, 5], of squared distances of any shape."""
+    """Sum of five Gaussian kernels, in (0, 5], of squared distances of any shape."""
     scaled = squared_distance / width
     return torch.stack([(-scaled / factor).exp() for factor in KERNELS]).sum(dim=0)
 
 
 def mmd(x: Tensor, y: Tensor) -> Tensor:
-    """The squared maximum mean discrepancy of x (B, d) and y (B, d), biased (Gretton et al., JMLR 2012)."""
+    """Biased squared maximum mean discrepancy of x (B, d) and y (B, d), a scalar."""
     width = bandwidth(x, y)
 
     def mean(a: Tensor, b: Tensor) -> Tensor:
@@ -105,20 +96,20 @@ def mmd(x: Tensor, y: Tensor) -> Tensor:
     return mean(x, x) + mean(y, y) - 2 * mean(x, y)
 
 
-def mmd_of_each(x: Tensor, y: Tensor, width: Tensor) -> Tensor:
-    """The MMD of each row of x (C, d) with the same row of y (C, d): 10 - 2k, of shape (C,)."""
+def pairwise_mmd(x: Tensor, y: Tensor, width: Tensor) -> Tensor:
+    """MMD of each row of x (C, d) with the same row of y (C, d): 10 - 2k, (C,)."""
     return 2 * len(KERNELS) - 2 * kernel((x - y).square().sum(dim=1), width)
 
 
 class Synthetic(NamedTuple):
-    """What one step makes (Eq. 3); without the EMA term there are no rows for classes.
+    """Synthetic representations of a step (Eq. 3); without the EMA term the fields of classes are empty.
 
     Attributes:
         batch: u^ (B, d).
         classes: u^_c (C, d).
         labels: their classes c (C,), int64.
         prototypes: u_c (C, d).
-        seen: which of these classes have a prototype, 0 or 1, (C,).
+        seen: mask (C,) of the classes with a prototype.
     """
 
     batch: Tensor
@@ -128,5 +119,5 @@ class Synthetic(NamedTuple):
     seen: Tensor
 
     def over_classes(self, values: Tensor) -> Tensor:
-        """The sum of one value a row of ``classes`` over the classes that have a prototype."""
+        """Sum of values (C,) over the classes with a prototype."""
         return (values * self.seen).sum()

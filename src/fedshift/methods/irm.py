@@ -1,45 +1,54 @@
-"""IRMv1: features on which one classifier is optimal in every environment.
+r"""IRMv1: features on which one classifier is optimal in every environment.
 
-Arjovsky et al., Invariant risk minimization, arXiv:1907.02893, 2019, Eq. (IRMv1). With R_e the risk of environment e
-and w a scalar on the logits f,
+Arjovsky, Bottou, Gulrajani and Lopez-Paz, Invariant risk minimization, arXiv:1907.02893, 2019, Eq. (IRMv1).
 
-    sum_e R_e(f) + lam ||grad_{w=1} R_e(w f)||^2.
+With :math:`R_e` the risk of environment e and w a scalar factor of the logits f, the objective is
 
-It has nothing of other environments in it, so the federated form is the mean of the clients' own objectives.
+.. math::
 
-Choices:
+    \frac{1}{E} \sum_e \Big( R_e(f) + \lambda \| \nabla_{w | w = 1} R_e(w f) \|^2 \Big).
 
-- The squared gradient is the product of the gradients of two halves of a batch, every other sample (the paper's App. D,
-  DomainBed): the square of one is too large by the batch's noise. An environment that is not in both is left out.
-- The penalty grows with the square of the logits and the risk does not, so plain SGD at the rates of FedAvg diverges
-  where lam is 1 or more (RotatedMNIST). Adam takes the weight of the public code for Colored MNIST, which is the preset
-  for coloured images: 91257 after 190 of 501 steps.
-- Means over environments stand in the place of sums.
-- ``warmup`` percent of the rounds come before the penalty weighs, as in the paper's and DomainBed's code (500 of 5,000
-  steps). There Adam starts anew with the penalty, or the loss is divided by lam; here neither.
-- With lam = 0 it is FedAvg, or pooled training. An absent client is not in the mean, and nothing is kept.
+An environment's term needs no other environment, so the federated form is the mean of the clients' objectives.
+
+**When to choose it.** Under a shortcut whose strength differs between clients or domains: 19 points above FedAvg on
+Colored Fashion-MNIST, level with ``fedpin`` and much simpler. Without a shortcut it gains nothing (-1.0 points on
+Heart, +0.4 on OPT, not significant).
+
+**Unavailable clients.** As in FedAvg: absent clients are not in the mean, and clients keep no state.
+
+**Choices.**
+
+- The squared gradient is the product of the gradients on two halves of a batch, every other sample (the paper's App.
+  D, DomainBed): a square would be biased by the batch's noise. An environment that is not in both halves is skipped.
+- The penalty grows with the square of the logits, so plain SGD at FedAvg's rates diverges at ``lam`` of 1 or more.
+  Adam takes the weight of the public code for Colored MNIST, the preset for coloured images: 91257 after 190 of 501
+  steps.
+- Means over environments replace the paper's sums.
+- ``warmup`` percent of the rounds have no penalty (DomainBed: 500 of 5,000 steps). There Adam restarts with the
+  penalty, or the loss is divided by lam; here neither.
+- With ``lam = 0`` it is FedAvg, or pooled training.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from fedshift.methods.environments import Pooled, among, means, members, over
+from fedshift.methods.environments import Pooled, environment_mask, environment_means, mean_over, present_environments
 from fedshift.methods.fedavg import FedAvg
 from fedshift.page import *
 
 
 def scale_gradients(batch: Batch, logits: Tensor) -> Tensor:
-    """d/dw of each sample's cross-entropy on w logits at w = 1, (B,): <softmax(logits) - onehot(y), logits>."""
-    own = logits.gather(1, batch.y.unsqueeze(1)).squeeze(1)
-    return batch.weighted((logits.softmax(dim=1) * logits).sum(dim=1) - own, "none")
+    """Derivative (B,) of the cross-entropy on w logits (B, C) at w = 1: <softmax(logits) - onehot(y), logits>."""
+    true = logits.gather(1, batch.y.unsqueeze(1)).squeeze(1)
+    return batch.weighted((logits.softmax(dim=1) * logits).sum(dim=1) - true, "none")
 
 
-def halves(batch: Batch, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Each environment's mean of values (B,) over either half of the batch, and 1 for those that are in both, (E,)."""
-    member = members(batch)
-    one, other = (means(member[:, start::2], values[start::2]) for start in (0, 1))
-    return one, other, among(member[:, 0::2]) * among(member[:, 1::2])
+def split_means(batch: Batch, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Means of values (B,) by environment over two halves of the batch, and the mask of both halves, (E,) each."""
+    member = environment_mask(batch)
+    one, other = (environment_means(member[:, start::2], values[start::2]) for start in (0, 1))
+    return one, other, present_environments(member[:, 0::2]) * present_environments(member[:, 1::2])
 
 
 class IRM(FedAvg):
@@ -52,17 +61,19 @@ class IRM(FedAvg):
     }
 
     lam: NonNegative = setting(0.1, help="weight of the penalty", search=(0.1, 1.0, 0.01))
-    warmup: Percent = setting(10, help="percent of the rounds, the first ones, without the penalty", source="DomainBed")
+    warmup: Percent = setting(
+        10, help="percentage of the rounds, at the start, without the penalty", source="DomainBed"
+    )
 
     def terms(self) -> dict[str, Term]:
-        """R_e + lam ||grad_{w=1} R_e(w f)||^2."""
+        """The cross-entropy and IRMv1's penalty."""
         return super().terms() | {"invariance": Term(self.penalty, self.lam, after=self.warmup)}
 
     def penalty(self, net: Net, batch: Batch, context: Context) -> Tensor:
-        """||grad_{w=1} R_e(w f)||^2, mean over environments."""
-        one, other, both = halves(batch, scale_gradients(batch, batch.once(net.head, batch.z)))
-        return over(one * other, both)
+        """Squared gradient of the scale of the logits, mean over environments; a scalar."""
+        one, other, both = split_means(batch, scale_gradients(batch, batch.once(net.head, batch.z)))
+        return mean_over(one * other, both)
 
 
 class PooledIRM(Pooled, IRM):
-    """IRMv1 on pooled data: the penalty is over the environments in a batch; lam = 0 is pooled training."""
+    """IRMv1 on pooled data, over the environments of a batch; lam = 0 is pooled training."""

@@ -1,20 +1,31 @@
-"""LG-FedAvg: each client has an encoder of its own, and the head above it is averaged.
+r"""LG-FedAvg: each client has a local encoder, and the head above it is averaged.
 
-Liang et al., Think locally, act globally: federated learning with local and global representations, arXiv 2001.01523
-(NeurIPS workshop on federated learning, 2019), Algorithm 1: both are trained together, end to end, on the client's
-loss; the server averages the global part.
+Liang et al., Think locally, act globally: federated learning with local and global representations, arXiv:2001.01523
+(NeurIPS workshop on federated learning, 2019), Algorithm 1.
 
-Choices:
+Client k trains its local encoder :math:`\phi_k` and the shared head h end to end; the server averages the heads:
 
-- The local part is the encoder, the global one the head (the paper's CIFAR-10: the convolutions stay, the layers after
-  them are averaged). Its other losses for local representations (self-supervised, adversarial) are left out.
-- All encoders start from the same values. The public code starts from a model that FedAvg has trained for many rounds,
-  which decides how well heads fit encoders of other clients; here they start from scratch.
+.. math::
+
+    \min_{\phi_k, h} F_k(\phi_k, h), \qquad h_{t+1} = \frac{1}{|S|} \sum_{k \in S} h_k.
+
+**When to choose it.** When clients' inputs differ so much that encoders should, or bandwidth is scarce: it sends a
+tenth of FedAvg's bytes. It is close to local training: +1.6 points over FedAvg on Heart (not significant), -2.8 on
+OPT, and +3.2 on PACS features in-domain, where local training has +2.9.
+
+**Unavailable clients.** The encoder of an absent client does not change and meets a newer head on return; a late
+client has trained its encoder.
+
+**Choices.**
+
+- The local part is the encoder, the global part the head (the paper, on CIFAR-10: convolutions and the layers above).
+  Its self-supervised and adversarial losses are omitted.
+- All encoders have the same initial values. The public code starts from a model that FedAvg has trained for many
+  rounds.
 - The mean of heads is uniform; the paper's is by samples (``weighting = "samples"``).
-- An unseen client has no encoder: every client's is scored on it with the global head, and the accuracies are averaged
-  (the paper averages the outputs of all of them).
-- ``personal = "none"``: FedAvg.
-- An absent client's encoder stands still and meets the newer head; a late one's has moved.
+- An unseen client is scored with every client's encoder under the global head, and the accuracies are averaged (the
+  paper averages outputs).
+- With ``personal = "none"`` it is FedAvg.
 """
 
 from __future__ import annotations
@@ -26,15 +37,15 @@ from fedshift.page import *
 
 
 class LGFedAvg(Divided):
-    """FedAvg of the head, trained together with an encoder that stays on the client."""
+    """FedAvg of the head, trained jointly with a local encoder."""
 
     paper: ClassVar[str] = "Liang et al., arXiv 2020, Algorithm 1"
 
     personal: Literal["encoder", "none"] = setting(
-        "encoder", help="the part that stays on the client; none: it is FedAvg", source="Sec. 3"
+        "encoder", help="the part that stays on the client; none is FedAvg", source="Sec. 3"
     )
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
-        """FedAvg's, of which the encoder stays on the client; the unseen have every client's."""
+        """FedAvg's parts with a local encoder; unseen clients are scored with every client's."""
         parts = super().parts(model)
-        return parts | {name: replace(parts[name], unseen="every") for name in self.own}
+        return parts | {name: replace(parts[name], unseen="every") for name in self.local_parts}

@@ -1,21 +1,30 @@
-"""Mixup: training on mixtures of samples and of their labels.
+r"""Mixup: train on convex combinations of samples and of their labels.
 
-Zhang et al., mixup: beyond empirical risk minimization, ICLR 2018; over domains Yan et al., Improve unsupervised domain
-adaptation with mixup training, 2020. With (x', y') a partner of (x, y) and lam ~ Beta(alpha, alpha), the loss is
+Zhang, Cisse, Dauphin and Lopez-Paz, mixup: beyond empirical risk minimization, ICLR 2018; across domains Yan et al.,
+Improve unsupervised domain adaptation with mixup training, arXiv:2001.00677, 2020.
 
-    lam CE(f(lam x + (1 - lam) x'), y) + (1 - lam) CE(f(lam x + (1 - lam) x'), y').
+With a partner :math:`(x', y')` of the sample (x, y) and :math:`\lambda \sim \mathrm{Beta}(\alpha, \alpha)`, the loss
+is
 
-The federated form mixes a client's own samples. The pooled one mixes what the batch has, over environments as well.
+.. math::
 
-Choices:
+    \lambda\, \mathrm{CE}(f(\tilde x), y) + (1 - \lambda)\, \mathrm{CE}(f(\tilde x), y'), \qquad
+    \tilde x = \lambda x + (1 - \lambda) x'.
 
-- A partner is the sample before in the batch, whose order is random, and lam is one number a batch (public code).
-- Beta is drawn from declared uniform numbers, by Johnk's method: with a and b of them, a^(1/alpha) over the sum of both
-  powers is kept where the sum is at most 1. Of 32 tries none is so in one batch of 4 billion at alpha = 1, the largest
-  that is allowed, and in fewer below.
-- Inputs are mixed as the network reads them, so tokens are refused. Class weights are a sample's own and its partner's.
-- As alpha goes to 0, lam is 0 or 1 and it is FedAvg, or pooled training.
-- An absent client is not in the mean, and nothing is kept.
+The federated form mixes the samples of one client, the pooled form the samples of a batch, across environments too.
+
+**When to choose it.** There is no measured gain over FedAvg (-0.9 points on Heart, -1.1 on OPT, not significant).
+
+**Unavailable clients.** As in FedAvg: absent clients are not in the mean, and clients keep no state.
+
+**Choices.**
+
+- The partner is the previous sample of the batch, whose order is random, and lambda is one number for a batch (public
+  code).
+- Beta is drawn from declared uniform numbers by Johnk's method with 32 tries, which all fail in one batch of 4 billion
+  at alpha = 1, the largest value allowed, and in fewer below.
+- Inputs are mixed as the network reads them, so tokens are refused. Class weights apply to the sample and its partner.
+- As alpha approaches 0 it becomes FedAvg, or pooled training.
 """
 
 from __future__ import annotations
@@ -29,39 +38,41 @@ from fedshift.page import *
 TRIES = 32
 
 
-def beta(uniform: Tensor, alpha: float) -> Tensor:
-    """A draw of Beta(alpha, alpha), of shape (), from uniform numbers (tries, 2), for alpha at most 1 (Johnk, 1964)."""
+def draw_beta(uniform: Tensor, alpha: float) -> Tensor:
+    """A scalar draw of Beta(alpha, alpha), alpha <= 1, from uniform numbers (tries, 2) (Johnk, 1964)."""
     a, b = (uniform.log() / alpha).unbind(dim=1)
-    kept = (torch.logaddexp(a, b) <= 0).to(a).argmax(dim=0, keepdim=True)
-    return (a - b).sigmoid().gather(0, kept).squeeze(0)
+    accepted = (torch.logaddexp(a, b) <= 0).to(a).argmax(dim=0, keepdim=True)
+    return (a - b).sigmoid().gather(0, accepted).squeeze(0)
 
 
 class Mixup(FedAvg):
-    """FedAvg whose clients train on mixtures of their samples."""
+    """FedAvg on mixtures of each client's samples."""
 
     paper: ClassVar[str] = "Zhang et al., ICLR 2018"
 
-    alpha: Fraction = setting(0.2, help="of Beta(alpha, alpha), of which the mixture is drawn", search=(0.2, 1.0, 0.05))
+    alpha: Fraction = setting(
+        0.2, help="parameter of the mixture's distribution Beta(alpha, alpha)", search=(0.2, 1.0, 0.05)
+    )
 
     def draws(self, model: ModelBuilder, batch: int) -> Draws:
-        """What the mixture is made of."""
+        """Uniform numbers (tries, 2) of the mixing weight."""
         return {"mixture": Draw((TRIES, 2), "uniform")}
 
     def encode(self, net: Net, batch: Batch, noise: Mapping[str, Tensor]) -> Batch:
-        """The batch with z of lam x + (1 - lam) x'; of x alone where nothing is drawn, as for a prediction."""
+        """The batch with z (B, d) of the mixed inputs, or of x itself in prediction."""
         if "mixture" not in noise:
             return super().encode(net, batch, noise)
         if not batch.x.is_floating_point():
-            raise FedshiftError("Mixup mixes inputs, but these are tokens: take another method, such as 'fedavg'.")
-        lam = beta(noise["mixture"], self.alpha)
+            raise FedshiftError("Mixup mixes inputs, but these are tokens: use another method, such as 'fedavg'.")
+        lam = draw_beta(noise["mixture"], self.alpha)
         return super().encode(net, batch._replace(x=lam * batch.x + (1 - lam) * batch.x.roll(1, 0)), noise)
 
     def risk(self, net: Net, batch: Batch, context: Context) -> Tensor:
-        """Lam CE(y) + (1 - lam) CE(y')."""
-        logits, lam = batch.once(net.head, batch.z), beta(context.noise["mixture"], self.alpha)
+        """The mixed cross-entropy, mean over the batch."""
+        logits, lam = batch.once(net.head, batch.z), draw_beta(context.noise["mixture"], self.alpha)
         partner = batch._replace(y=batch.y.roll(1), weight=None if batch.weight is None else batch.weight.roll(1))
         return lam * batch.cross_entropy(logits) + (1 - lam) * partner.cross_entropy(logits)
 
 
 class PooledMixup(Centralised, Mixup):
-    """Mixup on pooled data, over environments as well."""
+    """Mixup on pooled data, across environments."""

@@ -1,17 +1,27 @@
-"""pFedAvg: FedAvg, whose clients are scored with the models that they have after their local training.
+r"""pFedAvg: FedAvg, scored with each client's model after its local training.
 
-A baseline of many papers, among them FRAug's Table 2 (Chen et al., ICCV 2023). That FedAvg and more local training make
-good personal models is studied by Jiang et al., Improving federated learning personalization via model agnostic meta
-learning, arXiv 1909.12488, 2019.
+The baseline of many papers, among them FRAug's Table 2 (Chen et al., ICCV 2023); after McMahan et al., AISTATS 2017.
+Jiang et al., Improving federated learning personalization via model agnostic meta learning, arXiv:1909.12488, 2019,
+show why FedAvg with more local training gives good personalised models.
 
-Choices:
+Client k is scored with the result of local training from the global model, after the last round from the final one:
 
-- After every round a client's model is the one that it has just trained and sent. After the last round one more stage,
-  ``personal``, lets every client, sampled or not, train the final global model for a local phase of ``[train]``'s own
-  length: the headline is FedAvg's w_T and one more local phase. Nothing is sent back in it, so w_T is FedAvg's.
-- Batches of the last stage are those of the client's first local phase; moments begin anew unless they are kept.
-- A client that never trained is predicted for with the global model.
-- An absent client's model stays that of its last round, also where it misses the last stage.
+.. math::
+
+    \theta_k = \mathrm{LocalTraining}_k(w_T).
+
+**When to choose it.** First among personalised methods: no setting and FedAvg's cost. It is 4.0 points above FedAvg on
+Heart and +0.9 (not significant) on OPT, the best mean rank of both.
+
+**Unavailable clients.** An absent client keeps the model of its last round, even if it misses the last stage; the
+model of a late client was not aggregated.
+
+**Choices.**
+
+- After each round a client's model is the model that it has just trained and uploaded. After the last round a stage
+  ``personal`` lets every client train the final global model for one local phase of ``[train]``; nothing is sent back.
+- The last stage uses the batches of the client's first local phase, and fresh moments unless these are kept.
+- A client that never trained predicts with the global model.
 """
 
 from __future__ import annotations
@@ -28,17 +38,17 @@ class PFedAvg(PersonalModel):
     paper: ClassVar[str] = "the baseline of Chen et al., ICCV 2023, Table 2, after McMahan et al., AISTATS 2017"
 
     def parts(self, model: ModelBuilder) -> dict[str, Part]:
-        """FedAvg's parts, and a copy that is never trained itself."""
+        """FedAvg's parts, and a local copy that stores the trained model."""
         parts = super().parts(model)
-        for name in self.own.names:
+        for name in self.local.names:
             parts[name].module.requires_grad_(False)
         return parts
 
     def stages(self, rounds: int) -> tuple[Stage, ...]:
-        """FedAvg's, then one more local phase of every client."""
+        """FedAvg's stages, then one local phase on every client."""
         local = self.exchange("personal", returns=(), merge=leave)
         return (*super().stages(rounds), Stage("personal", 1, (local,), participation=1.0))
 
     def keep(self, work: LocalWork) -> Tensors:
-        """The model as trained, batch norms of the client's own included."""
-        return self.own.named(work.private | work.trained)
+        """The trained model with local batch norms."""
+        return self.local.renamed(work.private | work.trained)

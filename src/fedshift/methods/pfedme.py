@@ -1,28 +1,39 @@
-"""pFedMe: personal models at the proximal points of the global one.
+r"""pFedMe: personalised models at the proximal points of the global model.
 
-T. Dinh, Tran and Nguyen, Personalized federated learning with Moreau envelopes, NeurIPS 2020, Algorithm 1. Client k
-minimises the envelope F_k(w) = min_theta f_k(theta) + lam/2 ||theta - w||^2, whose gradient is lam (w - theta_k(w)).
-Each of its R local rounds draws one batch, takes K steps on f_k(theta) + lam/2 ||theta - w_k||^2 with it, and then
-w_k <- w_k - eta lam (w_k - theta_k). The server: w <- (1 - beta) w + beta mean_k w_k. theta_k predicts.
+T. Dinh, Tran and Nguyen, Personalized federated learning with Moreau envelopes, NeurIPS 2020, Eq. 3 and Algorithm 1.
 
-Choices:
+Client k minimises the Moreau envelope of its risk :math:`f_k`. In each of R local rounds it takes K steps on one batch
+for :math:`\theta_k`, then a step of :math:`w_k` along the envelope's gradient; the server moves towards the mean:
 
-- R, the local rounds, is the experiment's ``train.steps`` (the paper: 20), and the rate of theta is its learning rate,
-  with its optimiser and momentum (the paper: plain gradient steps). w_k takes the plain step above.
-- theta_k starts as w_t in every round, and goes on from batch to batch within it (public code). Its moments begin anew
-  with it, unless they are kept: those would belong to a theta that is no more.
-- ``share`` is eta lam, the part of the way to theta_k that w_k goes in a step, and stands in the place of eta, which
-  would have to suit both lam and how far theta's optimiser leads. With 1 w_k becomes theta_k, and the personal
-  model would be sent; from 2 on it moves away. The paper's eta = 0.005 with lam = 15 is a share of 0.075, for plain SGD
-  at rates of 0.05 to 0.1; under Adam, whose steps lam holds back, so small a share learns nothing in a short run.
-- Under plain SGD theta itself ends at its optimum only if its rate times lam is below 2 (2 (1 + m) with a momentum m):
-  at ``train.lr = 0.2``, lam must be below 10.
-- Batch norm: theta_k and w_k have each their own. w_k runs forward on every batch once, for its statistics alone, which
-  are averaged and moved by beta as weights are; counts of batches are averaged.
-- A client that never trained is predicted for with the global model.
-- The cohort alone trains. In Algorithm 1 and the public code all clients train in every round, of which the server
-  averages a sample; with a small cohort theta_k is older here. The public code's decay of 0.001 is left out.
-- An absent client's theta_k stands still until it is back, and then starts from the newer w_t; so does a late one's.
+.. math::
+
+    F_k(w) &= \min_\theta f_k(\theta) + \frac{\lambda}{2} \|\theta - w\|^2, \qquad
+    w_k \leftarrow w_k - \eta \lambda (w_k - \theta_k) \\
+    w_{t+1} &= (1 - \beta) w_t + \frac{\beta}{|S|} \sum_{k \in S} w_k
+
+The client predicts with :math:`\theta_k`.
+
+**When to choose it.** For label skew with clients that are scored on local data: +3.2 points over FedAvg on Heart,
++0.6 (not significant) on OPT, at four times the local work.
+
+**Unavailable clients.** The :math:`\theta_k` of an absent client does not change; on return it starts from the newer
+:math:`w_t`, as for a late client.
+
+**Choices.**
+
+- R is ``train.steps`` (the paper: 20). :math:`\theta` uses the learning rate, optimiser and momentum of ``[train]``
+  (the paper: plain gradient steps); :math:`w_k` takes plain steps.
+- :math:`\theta_k` starts each round as :math:`w_t` and continues from batch to batch (public code), with fresh moments
+  unless these are kept.
+- ``share`` is :math:`\eta \lambda`, the part of the way to :math:`\theta_k` that :math:`w_k` moves in a step. With 1
+  :math:`w_k` becomes :math:`\theta_k`; from 2 on it diverges. The paper's eta = 0.005 and lam = 15 are a share of
+  0.075, for plain SGD at 0.05 to 0.1; under Adam so small a share learns nothing in a short run.
+- Plain SGD converges only if its rate times lam is below 2, or 2 (1 + m) with momentum m: below 10 at a rate of 0.2.
+- :math:`\theta_k` and :math:`w_k` have separate batch norms. :math:`w_k` runs forward once on every batch for its
+  statistics, which are averaged and moved by beta.
+- Only the cohort trains. In Algorithm 1 all clients train in every round, so with a small cohort :math:`\theta_k` is
+  older here. The public code's weight decay of 0.001 is omitted.
+- A client that never trained predicts with the global model.
 """
 
 from __future__ import annotations
@@ -34,7 +45,7 @@ from fedshift.page import *
 
 
 class PFedMe(PersonalModel):
-    """FedAvg on Moreau envelopes: w moves towards the personal models that solve them."""
+    """FedAvg on Moreau envelopes: w moves towards the personalised models that solve them."""
 
     paper: ClassVar[str] = "T. Dinh, Tran and Nguyen, NeurIPS 2020, Algorithm 1"
 
@@ -43,33 +54,33 @@ class PFedMe(PersonalModel):
     )
     personal_steps: Steps = setting(5, help="K: steps of theta on each batch", source="Sec. 5", search=(1, 5, 10))
     beta: Positive = setting(
-        1.0, help="how far the server goes towards the mean; 1: all the way", source="Algorithm 1", search=(1.0, 2.0)
+        1.0, help="step of the server towards the mean; 1 is the mean", source="Algorithm 1", search=(1.0, 2.0)
     )
     share: Annotated[float, Interval(gt=0, lt=2)] = setting(
-        0.9, help="eta lam: the part of the way to theta_k that w_k goes in a step", search=(0.1, 0.5, 0.9)
+        0.9, help="eta lam: the part of the way to theta_k that w_k moves in a step", search=(0.1, 0.5, 0.9)
     )
 
     def phases(self) -> Phases:
-        """On each batch K steps of theta on f_k(theta) + lam/2 ||theta - w_k||^2 (Eq. 3), then one of w."""
-        terms = {"personal": Term(self.own.risk), "pull": Term(self.gap, self.lam / 2)}
-        theta = Objective("personal", terms, self.own.names, repeats=self.personal_steps)
+        """On each batch K steps of theta (Eq. 3), then one step of w."""
+        terms = {"personal": Term(self.local.risk), "pull": Term(self.envelope_distance, self.lam / 2)}
+        theta = Objective("personal", terms, self.local.names, repeats=self.personal_steps)
         plain = Optimiser("sgd", lr=self.share / self.lam)
         return (Phase("train", (theta, self.objective("global", optimiser=plain))),)
 
     def terms(self) -> dict[str, Term]:
-        """lam/2 ||theta_k - w||^2, of which w takes a step."""
-        return {"envelope": Term(self.gap, self.lam / 2)}
+        """lam/2 ||theta_k - w||^2, on which w takes its step."""
+        return {"envelope": Term(self.envelope_distance, self.lam / 2)}
 
-    def gap(self, net: Net, batch: Batch, context: Context) -> Tensor:
-        """||theta - w||^2 of the two models at work."""
-        return self.own.distance(net, net.weights)
+    def envelope_distance(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """||theta_k - w_k||^2, a scalar."""
+        return self.local.distance(net, net.weights)
 
     def begin(self, private: Tensors, received: Tensors) -> Tensors:
-        """theta_k = w_t, batch norms of the client's own included."""
-        return self.own.named(private | received)
+        """theta_k = w_t with local batch norms."""
+        return self.local.renamed(private | received)
 
     def merge(self, state: ServerState, replies: Replies) -> ServerState:
-        """(1 - beta) w + beta mean_k w_k; whole numbers: the mean."""
+        """(1 - beta) w + beta mean_k w_k; the mean for integer tensors."""
         mean = replies.mean(state.shared)
         real = mean.only(name for name, tensor in mean.items() if tensor.is_floating_point())
         return state.updated(mean | ((1 - self.beta) * state.shared + self.beta * real))

@@ -1,4 +1,4 @@
-"""What methods that look at the clients' risks share: each client measures its own and says it, one number."""
+"""Methods whose clients upload their risk, one number."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from typing import ClassVar
 from fedshift.methods.fedavg import FedAvg
 from fedshift.page import *
 
-RISK = "risk"  # in a reply: R_k at the model that was measured
+RISK = "risk"  # in an update: R_k at the measured model
 
 
 class RiskMeasured(FedAvg):
-    """FedAvg whose clients measure the risk of the model they receive before they train, and send it beside theirs.
-
-    The risk is over all of a client's samples, in evaluation mode and without augmentation.
-    """
+    """FedAvg whose clients also upload the risk of the received model, over all samples without augmentation."""
 
     uploads: ClassVar[tuple[Upload, ...]] = (Upload(RISK),)
 
@@ -28,5 +25,5 @@ class RiskMeasured(FedAvg):
         return {RISK: len(batch.y) * self.risk(net, self.encode(net, batch, {}), context)}
 
     def upload(self, work: LocalWork) -> Tensors:
-        """R_k."""
+        """R_k, a scalar."""
         return work.means.only((RISK,))

@@ -1,13 +1,25 @@
-"""SiloBN: the statistics of batch norm stay at home, its scale and shift are averaged.
+r"""SiloBN: batch-norm statistics stay on the client; scale and shift are averaged.
 
 Andreux, du Terrail, Beguier and Tramel, Siloed federated learning for multi-centric histopathology datasets, DCL at
-MICCAI 2020, Algorithm 1: FedAvg of every parameter, without the running means and variances. A centre that did not
-train is given the shared parameters and statistics of its own inputs, without labels.
+MICCAI 2020, Algorithm 1.
 
-Choices: ``cold = "mean"`` gives an unseen client the mean of the clients' statistics in their place, for which no
-input of it is needed. Without batch norm it is FedAvg.
+FedAvg averages every parameter, while each client normalises with its running statistics:
 
-An absent client's statistics stand still and meet the newer weights when it is back.
+.. math::
+
+    \mathrm{BN}_k(x) = \gamma_{t} \frac{x - \mu_k}{\sqrt{\sigma_k^2 + \epsilon}} + \beta_{t}.
+
+A centre that did not train gets the shared parameters, and statistics measured on its inputs without labels.
+
+**When to choose it.** For feature shift with batch norm when unseen clients need a model. It is 0.9 ± 1.1 points above
+FedAvg on RotatedMNIST in-domain, which is not significant; without batch norm it is FedAvg.
+
+**Unavailable clients.** The statistics of an absent client do not change and meet newer weights on return; a late
+client has updated them.
+
+**Choices.**
+
+- ``cold = "mean"`` gives an unseen client the mean of the clients' statistics, which needs none of its inputs.
 """
 
 from __future__ import annotations
@@ -23,9 +35,9 @@ class SiloBN(FedBN):
 
     paper: ClassVar[str] = "Andreux et al., DCL 2020, Algorithm 1"
 
-    bn: Literal["statistics"] = setting("statistics", help="what makes it SiloBN: statistics stay on the client")
+    bn: Literal["statistics"] = setting("statistics", help="what stays on the client: batch-norm statistics")
     cold: Literal["mean", "reestimate"] = setting(
         "reestimate",
-        help="statistics of an unseen client: measured on its own inputs (no labels), or the mean of the clients'",
+        help="statistics of an unseen client: measured on its inputs (no labels), or the mean over clients",
         source="Sec. 3",
     )

@@ -29,17 +29,11 @@ FALLEN = 0.05  # below the best validation score, from which the last round is n
 
 @dataclass(frozen=True)
 class Caution:
-    """Why a number should not be trusted as it stands.
+    """Why a number should not be trusted as it stands."""
 
-    Attributes:
-        kind: in a few words, such as "one seed".
-        text: a sentence that names the run or row, and the value.
-        remedy: what to do; empty where the text states it, or nothing can be done.
-    """
-
-    kind: str
-    text: str
-    remedy: str = ""
+    kind: str  # in a few words, such as "one seed"
+    text: str  # a sentence that names the run or row, and the value
+    remedy: str = ""  # what to do; empty where the text states it, or nothing can be done
 
 
 def notes(comparison: Comparison) -> list[str]:

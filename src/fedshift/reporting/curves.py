@@ -42,23 +42,14 @@ SIZE = (4.8, 3.0)  # inches of a panel, which fill a narrow screen at about the 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve with a band of one standard deviation over seeds to either side.
+    """A curve with a band of one standard deviation over seeds to either side."""
 
-    Attributes:
-        label: whose score it is, and on what.
-        points: what was measured, by round or place, ascending.
-        colour: as #rrggbb.
-        dashed: whether it is of validation.
-        method: the label of the row of the tables that it is of.
-        row: the number of that row, from 0.
-    """
-
-    label: str
-    points: Mapping[float, MeanStd]
-    colour: str = ""
-    dashed: bool = False
-    method: str = ""
-    row: int = 0
+    label: str  # whose score it is, and on what
+    points: Mapping[float, MeanStd]  # what was measured, by round or place, ascending
+    colour: str = ""  # as #rrggbb
+    dashed: bool = False  # whether it is of validation
+    method: str = ""  # the label of the row of the tables that it is of
+    row: int = 0  # the number of that row, from 0
 
     def edge(self, sign: int) -> list[float]:
         """The means, less or plus one standard deviation."""
@@ -67,21 +58,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """What one figure shows.
+    """What one figure shows."""
 
-    Attributes:
-        title: of what.
-        across: what its horizontal axis is.
-        up: what its vertical axis is.
-        lines: its curves.
-        ticks: what places are called; empty where they are numbers.
-    """
-
-    title: str
-    across: str
-    up: str
-    lines: Sequence[Line]
-    ticks: Mapping[float, str] = field(default_factory=dict)
+    title: str  # of what
+    across: str  # what its horizontal axis is
+    up: str  # what its vertical axis is
+    lines: Sequence[Line]  # its curves
+    ticks: Mapping[float, str] = field(default_factory=dict)  # what places are called; empty where they are numbers
 
 
 def colours(count: int) -> list[str]:

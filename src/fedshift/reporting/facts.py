@@ -1,4 +1,4 @@
-"""What is known of the runs of a comparison beside any number: which they are, their data, and what they took."""
+"""Facts about the runs of a comparison besides scores: settings, data and cost."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def question(comparison: Comparison) -> str:
 
 
 def facts(comparison: Comparison, now: datetime) -> dict[str, str]:
-    """What is known, by what it is; facts that no file of the runs contains are excluded."""
+    """Facts by name; facts that no file of the runs contains are excluded."""
     runs, tables = comparison.runs, [run.table for run in comparison.runs]
     federations = [run.data_facts for run in runs]
     samples = [list(federation.get("samples", {}).values()) for federation in federations]

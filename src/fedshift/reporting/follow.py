@@ -177,9 +177,6 @@ def follow(
         console: where they are shown; None: where the display of a run is.
         wait: whether to wait for a run if there is none.
         meanwhile: is called between checks for news; what it raises ends the watching.
-
-    Raises:
-        FedshiftError: there is no run, and it is not waited for.
     """
     display = LiveProgress(0, console)
     watch = RunWatch(path, display)

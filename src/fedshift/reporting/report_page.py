@@ -63,29 +63,17 @@ SUPPORT = (
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page, under a heading.
+    """A part of the page, under a heading."""
 
-    Attributes:
-        name: of its place on the page and of its files.
-        heading: what it shows.
-        about: paragraphs.
-        facts: what is known, by what it is.
-        tables: its tables, and those of them that contain words.
-        charts: its figures.
-        folded: tables or texts that are opened by their summary.
-        messages: what crossed the wire, by row.
-        notes: what a reader must know.
-    """
-
-    name: str
-    heading: str
-    about: Sequence[str] = ()
-    facts: Mapping[str, str] = field(default_factory=dict)
-    tables: Sequence[Table] = ()
-    charts: Sequence[Chart] = ()
-    folded: Sequence[tuple[str, Table | str]] = ()
-    messages: Sequence[tuple[str, Mapping[str, Any]]] = ()
-    notes: Sequence[str] = ()
+    name: str  # of its place on the page and of its files
+    heading: str  # what it shows
+    about: Sequence[str] = ()  # paragraphs
+    facts: Mapping[str, str] = field(default_factory=dict)  # facts by name
+    tables: Sequence[Table] = ()  # its tables, and those of them that contain words
+    charts: Sequence[Chart] = ()  # its figures
+    folded: Sequence[tuple[str, Table | str]] = ()  # tables or texts that are opened by their summary
+    messages: Sequence[tuple[str, Mapping[str, Any]]] = ()  # what crossed the wire, by row
+    notes: Sequence[str] = ()  # what a reader must know
     words: bool = False
 
 
@@ -99,9 +87,6 @@ def write_report(comparison: Comparison, path: Path, images: bool = False) -> Pa
 
     Returns:
         The file.
-
-    Raises:
-        FedshiftError: it cannot be written.
     """
     why = measure_samples(comparison.runs) if images else ""
     return write_page_to(path, "report.html", page(comparison, datetime.now().astimezone(), why))
@@ -124,9 +109,6 @@ def write_files(comparison: Comparison, folder: Path) -> list[Path]:
 
     Returns:
         The files.
-
-    Raises:
-        FedshiftError: they cannot be written.
     """
     contents, unique = dict[str, bytes | str](), _Unique()
     for section in _sections(comparison, datetime.now().astimezone()):

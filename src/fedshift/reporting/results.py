@@ -191,14 +191,10 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Merged:
-    """The values of nested tables by dotted name, as JSON.
+    """The values of nested tables by dotted name, as JSON."""
 
-    Attributes:
-        common: those that all tables have.
-        differing: the others, one text for each group, in which the values of its tables stand together.
-    """
-
-    common: dict[str, str]
+    common: dict[str, str]  # those that all tables have
+    # the others, one text for each group, in which the values of its tables stand together
     differing: dict[str, list[str]]
 
 

@@ -16,23 +16,14 @@ KINDS = {"up": "result", "telemetry": "telemetry"}
 
 
 class SentPart(NamedTuple):
-    """Tensors whose names begin the same, such as those of the encoder.
+    """Tensors whose names begin the same, such as those of the encoder."""
 
-    Attributes:
-        name: that beginning, such as "encoder", "head" or "term".
-        kind: "result", which trains the models, or "telemetry", which only a person reads.
-        exchanges: in which it was sent.
-        tensors: how many there are in a message.
-        bytes: of their values, in a message, at most.
-        messages: in how many it was sent, of all clients.
-    """
-
-    name: str
-    kind: str
-    exchanges: list[str]
-    tensors: int
-    bytes: int
-    messages: int
+    name: str  # that beginning, such as "encoder", "head" or "term"
+    kind: str  # "result", which trains the models, or "telemetry", which only a person reads
+    exchanges: list[str]  # in which it was sent
+    tensors: int  # how many there are in a message
+    bytes: int  # of their values, in a message, at most
+    messages: int  # in how many it was sent, of all clients
 
 
 def parts_sent(messages: Record) -> list[SentPart]:

@@ -28,18 +28,12 @@ LONGEST_WORD = 24  # letters of a label that are not cut
 
 @dataclass(frozen=True)
 class Table:
-    """A table of strings; the first column labels the rows.
+    """A table of strings; the first column labels the rows."""
 
-    Attributes:
-        title: what it shows.
-        columns: headings.
-        rows: the cells.
-        words: the number of the column whose cells may wrap; up to it, columns are no numbers and stand on the left.
-    """
-
-    title: str
-    columns: list[str]
-    rows: list[list[str]]
+    title: str  # what it shows
+    columns: list[str]  # headings
+    rows: list[list[str]]  # the cells
+    # the number of the column whose cells may wrap; up to it, columns are no numbers and stand on the left
     words: int = 0
 
     def rich(self) -> Group:
@@ -151,11 +145,7 @@ class Tabled:
         return []
 
     def frame(self) -> pd.DataFrame:
-        """The :meth:`measurements` as a pandas table, a row for each.
-
-        Raises:
-            FedshiftError: pandas is not installed.
-        """
+        """The :meth:`measurements` as a pandas table, a row for each."""
         with needs("pandas", "A pandas table (measurements() gives the same as a list)"):
             import pandas as pd
         return pd.DataFrame(self.measurements())
@@ -203,11 +193,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def write_page_to(path: Path, name: str, text: str) -> Path:
-    """Write a page to a file, or to one of this name in a folder, and return its path.
-
-    Raises:
-        FedshiftError: it cannot be written.
-    """
+    """Write a page to a file, or to one of this name in a folder, and return its path."""
     try:
         path = path / name if path.is_dir() else path
         make_folder(path.parent)

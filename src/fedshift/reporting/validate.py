@@ -46,11 +46,7 @@ def validated(
     floor: int = 10,
     settings: Mapping[str, Any] | None = None,
 ) -> Validation:
-    """Score a model on labelled samples; see :func:`fedshift.validate`.
-
-    Raises:
-        FedshiftError: something is wrong with the samples or with what is requested.
-    """
+    """Score a model on labelled samples; see :func:`fedshift.validate`."""
     declared = tuple(metrics) or model.metrics or DEFAULT
     check_metrics(declared, "accuracy")
     if floor < 1:
@@ -91,11 +87,7 @@ def validated(
 
 
 def _beside(scored: Predicted, model: Released, path: str, settings: Mapping[str, Any]) -> Predicted:
-    """What another model predicts for the same samples.
-
-    Raises:
-        FedshiftError: it reads others of the file.
-    """
+    """What another model predicts for the same samples."""
     data, _ = read_labelled(model, path, settings)
     if not data.y.equal(scored.y):
         raise FedshiftError(

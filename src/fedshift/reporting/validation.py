@@ -28,17 +28,11 @@ PREDICTIVE = ("sensitivity", "specificity", "PPV", "NPV")
 
 @dataclass(frozen=True)
 class Balance:
-    """A class.
+    """A class."""
 
-    Attributes:
-        name: the class's.
-        n: how many samples are of it, or what stands in the place.
-        trained: its share of the samples that the model was trained on; None: not known.
-    """
-
-    name: str
-    n: int | str
-    trained: float | None
+    name: str  # the class's
+    n: int | str  # how many samples are of it, or what stands in the place
+    trained: float | None  # its share of the samples that the model was trained on; None: not known
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -147,7 +141,7 @@ class Validation(Tabled):
         return [to / name for name in contents]
 
     def write_rows(self, path: str | Path) -> Path:
-        """Write every sample with its label and probabilities as CSV, which nobody but its owner may read.
+        """Write every sample with its label and probabilities as CSV, which only its owner may read.
 
         Raises:
             FedshiftError: it cannot be written.

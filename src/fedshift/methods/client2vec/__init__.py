@@ -1,4 +1,4 @@
-"""Client2Vec, its client indices and the encoders they read, with a list of either."""
+"""Client2Vec: the method, its client indices and the encoders that they read, with a catalogue of each."""
 
 from __future__ import annotations
 

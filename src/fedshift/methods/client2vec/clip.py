@@ -1,9 +1,9 @@
-"""CLIP: images and sentences embedded by networks trained to match them.
+"""CLIP: image and text encoders that are trained to match.
 
-Radford et al., ICML 2021; Client2Vec uses ViT-B/32 (Sec. 3.2). The weights come from the Hugging Face hub, once, or
-from a folder on this machine.
+Radford et al., ICML 2021; Client2Vec uses ViT-B/32 (Sec. 3.2). The weights come from the Hugging Face hub or a local
+folder.
 
-Choices: images are resized to the network's own size, without a crop, and embedded once (kept in the cache of frozen
+Choices: images are resized to the network's size, without a crop, and embedded once (kept in the cache of frozen
 features). Texts are cut to the length that the network reads.
 """
 
@@ -28,19 +28,19 @@ class CLIP(Encoder):
 
     path: str = setting(
         PUBLISHED,
-        help="a hub id, or a folder that save_pretrained wrote",
+        help="a hub id, or a folder written by save_pretrained",
         source="Sec. 3.2",
         path=True,
     )
 
     def check_here(self) -> None:
-        """Whether there are the weights, or the hub that has them."""
+        """Check that the weights, or the hub, are available."""
         if not answers():
             _read(self.path)
 
     @property
     def dim(self) -> int:
-        """The dimensions of the space that images and texts share."""
+        """Dimensions of the space that images and texts share."""
         if self.path == PUBLISHED:
             return PUBLISHED_DIM
         size: int = _read(self.path)[0].config.projection_dim
@@ -52,7 +52,7 @@ class CLIP(Encoder):
             return self.texts([f"The next character of {text}" for text in inputs.text(x)])
         if inputs.tokens:
             raise FedshiftError(
-                "CLIP reads images and texts by characters; of a tokenizer's ids the text is not kept: --set "
+                "CLIP reads images and characters, and the text of a tokenizer's ids is not kept: --set "
                 "method.index.encoder=offline"
             )
         side: int = _read(self.path)[0].config.vision_config.image_size
@@ -94,14 +94,14 @@ class _Images(nn.Module):
 
 
 def _features(output: Any) -> Tensor:
-    """The projected features, which transformers hands over bare or within an output, by its version."""
+    # a tensor or an output with it, depending on the version of transformers
     features: Tensor = output if isinstance(output, Tensor) else output.pooler_output
     return features
 
 
 @lru_cache(maxsize=1)
 def _read(path: str) -> tuple[Any, Any]:
-    """The model and its tokenizer."""
+
     with needs("images", "CLIP"):
         import transformers
     with reading(path, "encoder.path", "The encoder 'offline' needs neither."):

@@ -1,28 +1,35 @@
-"""DSA-IGN: a network that splits an embedding into what the label says and what the client adds.
+r"""DSA-IGN: a network that splits an embedding into what the label explains and what the client adds.
 
-Guo et al., Client2Vec: improving federated learning by distribution shifts aware client indexing, 2024: Sec. 3.2 and
-App. D.2 (network, losses, both ways of training).
+Guo et al., Client2Vec: improving federated learning by distribution shifts aware client indexing, 2024, Sec. 3.2 and
+App. D.2.
 
-The input [D, D] is cut into patches of 32 for a transformer encoder, whose output is [Z, U]: Z should match the label's
-embedding L, U be orthogonal to Z, both together reconstruct D, and U differ within a batch. The client's feature index
-is its mean U, its label index its mean L.
+A transformer reads the embedding as [D, D], in patches of 32, and returns [Z, U]. The losses, in unweighted sum, make
+Z match the label's embedding L, U orthogonal to Z, both together reconstruct D as :math:`\hat D`, and U differ in a
+batch:
 
-Choices, where the paper leaves something open:
+.. math::
 
-- Adam with learning rate 1e-3, batches of 128, no dropout, learned positions, post-norm layers with ReLU.
-- Orthogonality: the paper's ||Z U^T||_1 is the sum of the absolute entries, which grows with the batch and with the
-  length of Z and U. Both leave a layer norm, so for d = 512 their norm is about 22: even the mean entry starts near
-  240, beside terms of 0.01 to 5, and what makes it small fastest is one direction for all U, orthogonal to all Z. By
-  the mean of |cos(z, u)|, which knows no length, 60 clients of PACS end at a cosine of -0.24 between domains after 100
-  epochs; by the mean entry at 0.999 (docs/results/client2vec.md).
-- ``epochs`` (Table 1: 500) counts passes over the uploaded pairs (global), or local epochs over all rounds (federated:
-  epochs / local_epochs rounds).
-- Federated training averages uniformly, with fresh Adam moments every round.
-- A batch of one has no other sample to differ from, so its diversity term is 0.
-- The network learns from the pairs, or models, that came; an absent client measures its vectors all the same.
+    1 - \cos(z, L) + |\cos(z, u)| + \|\hat D - D\|^2 / d + \log \sum_{k \ne j} \exp(\cos(u_j, u_k)).
 
-What leaves a client: with ``global``, one batch of embeddings of its own samples and their labels, from which much of
-the samples may be inferred; with ``federated``, network weights only. Both upload the client's vectors at the end.
+A client's feature index is its mean U, its label index its mean L.
+
+What leaves a client: with ``global``, one batch of embeddings of its samples with their labels, from which much of the
+samples may be inferred; with ``federated``, network weights. Both upload the client's vectors at the end.
+
+**Unavailable clients.** The network learns from the clients that answered; an absent client still measures its
+vectors.
+
+**Choices.**
+
+- Adam at 1e-3, batches of 128, no dropout, learned positions, post-norm layers with ReLU.
+- The paper's orthogonality :math:`\|Z U^\top\|_1` grows with the batch and with the norms of Z and U, which are about
+  22 behind a layer norm: even its mean starts near 240 beside terms of 0.01 to 5, and one common direction of all U
+  minimises it fastest. With the mean of :math:`|\cos(z, u)|` 60 clients of PACS have a cosine of -0.24 between domains
+  after 100 epochs, with the mean entry 0.999.
+- ``epochs`` (Table 1: 500) counts passes over the uploaded pairs (global), or local epochs over all rounds
+  (federated).
+- Federated training averages uniformly, with fresh Adam moments in every round.
+- The diversity term of a batch of one is 0.
 """
 
 from __future__ import annotations
@@ -34,7 +41,7 @@ from fedshift.page import *
 
 
 class Decomposition(nn.Module):
-    """Splits embeddings D (B, d) into Z and U, each (B, d), and reconstructs D from them (App. D.2)."""
+    """Split embeddings D (B, d) into Z and U, (B, d) each, and reconstruct D from them (App. D.2)."""
 
     def __init__(self, dim: int, width: int, layers: int, heads: int, feedforward: int, projection: str) -> None:
         super().__init__()
@@ -47,7 +54,7 @@ class Decomposition(nn.Module):
             self.projection = nn.Sequential(nn.Linear(2 * dim, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim))
 
     def forward(self, data: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Z, U and the reconstruction, each (B, d)."""
+        """Z, U and the reconstruction, (B, d) each."""
         patches = torch.cat([data, data], dim=1).view(len(data), -1, self.width)
         split = self.transformer(patches + self.positions).flatten(1)
         z, u = split.chunk(2, dim=1)
@@ -55,12 +62,12 @@ class Decomposition(nn.Module):
 
 
 def similarity_loss(z: Tensor, label: Tensor) -> Tensor:
-    """1 - cos(z, L), mean over the batch."""
+    """1 - cos(z, L) for z and L (B, d), mean over the batch."""
     return 1 - F.cosine_similarity(z, label, dim=1).mean()
 
 
 def orthogonality_loss(z: Tensor, u: Tensor) -> Tensor:
-    """The mean over all pairs of |cos(z, u)|."""
+    """|cos(z, u)| for z and u (B, d), mean over all pairs."""
     return (F.normalize(z, dim=1) @ F.normalize(u, dim=1).T).abs().mean()
 
 
@@ -74,20 +81,20 @@ def diversity_loss(u: Tensor) -> Tensor:
 
 
 def uploaded_pairs(replies: Replies) -> Samples:
-    """The pairs of all replies (N, 2, d); labels are in the pairs, so y is zeros."""
-    together = torch.cat([up["pairs"] for up in replies.ups])
-    return Samples(together, torch.zeros(len(together), dtype=torch.int64, device=together.device))
+    """Pairs (N, 2, d) of all replies; y is zeros, since the pairs contain the labels."""
+    pairs = torch.cat([up["pairs"] for up in replies.ups])
+    return Samples(pairs, torch.zeros(len(pairs), dtype=torch.int64, device=pairs.device))
 
 
 class DSAIGN(ClientIndex):
-    """Client2Vec's index: mean U and mean L of a client's samples."""
+    """Client2Vec's index: the means of U and L over a client's samples."""
 
     strategy: Literal["global", "federated"] = setting(
-        "global", help="trained on the server from a batch of pairs of every client, or by FedAvg", source="Sec. 3.2"
+        "global", help="training on the server from a batch of pairs of every client, or by FedAvg", source="Sec. 3.2"
     )
-    epochs: Steps = setting(500, help="epochs of training in all", source="App. D.3", search=(100, 500, 1000))
-    local_epochs: Steps = setting(10, help="federated: local epochs a round", source="Sec. 3.2")
-    participation: Fraction = setting(0.1, help="federated: part of the clients in a round", source="Sec. 3.2")
+    epochs: Steps = setting(500, help="total epochs of training", source="App. D.3", search=(100, 500, 1000))
+    local_epochs: Steps = setting(10, help="federated: local epochs in a round", source="Sec. 3.2")
+    participation: Fraction = setting(0.1, help="federated: share of the clients in a round", source="Sec. 3.2")
     upload: Count = setting(128, help="global: pairs that every client uploads", source="Sec. 3.2")
     batch: BatchSize = setting(128, help="pairs in a batch")
     lr: LearningRate = setting(1e-3, help="Adam's learning rate")
@@ -95,22 +102,22 @@ class DSAIGN(ClientIndex):
     orth: bool = setting(True, help="U is orthogonal to Z: mean |cos(z, u)|", source="Sec. 3.2")
     recon: bool = setting(True, help="Z and U reconstruct D", source="Sec. 3.2")
     div: bool = setting(True, help="U differs within a batch", source="Sec. 3.2")
-    projection: Literal["linear", "mlp"] = setting("linear", help="what reconstructs D", source="App. D.3")
+    projection: Literal["linear", "mlp"] = setting("linear", help="network that reconstructs D", source="App. D.3")
     width: Width = setting(32, help="size of a patch and of the transformer", source="App. D.2")
     layers: Layers = setting(3, help="transformer layers", source="App. D.2")
     heads: Width = setting(8, help="attention heads", source="App. D.2")
     feedforward: Width = setting(2048, help="width of the feed-forward layers", source="App. D.2")
 
     def has_labels(self) -> bool:
-        """There is a label vector."""
+        """True: the index has label vectors."""
         return True
 
     def label_dim(self) -> int:
-        """The length of a label vector."""
+        """Length of a label vector."""
         return self.encoder.dim
 
     def parts(self, model: ModelBuilder, base: Mapping[str, Part], feature_scope: Scope) -> dict[str, Part]:
-        """The vectors and the network, which the server trains (``down``) or the clients (``shared``)."""
+        """The vectors and the network, trained by the server (``down``) or the clients (``shared``)."""
         dim = self.encoder.dim
         if not (self.sim or self.orth or self.recon or self.div):
             raise FedshiftError("DSA-IGN needs at least one of its losses: sim, orth, recon, div.")
@@ -148,7 +155,7 @@ class DSAIGN(ClientIndex):
         return Stage("index", 1, (pairs,), 1.0, self.pairs, scored=False)
 
     def upload_pairs(self, work: LocalWork) -> Tensors:
-        """One batch of pairs [D, L] (upload, 2, d), or all that a smaller client has."""
+        """Pairs [D, L] (upload, 2, d), or all pairs of a smaller client."""
         return Tensors({"pairs": work.train.x[: self.upload]})
 
     # Federated: FedAvg over all pairs -----------------------------------------------------------
@@ -171,45 +178,45 @@ class DSAIGN(ClientIndex):
         return Phase("dsa-ign", (objective,), steps=Epochs(epochs), batch=self.batch)
 
     def terms(self) -> dict[str, Term]:
-        """The unweighted sum of the losses that are on, for pairs [D, L] (B, 2, d)."""
+        """The losses that are on, for pairs [D, L] (B, 2, d)."""
         return {
-            "sim": Term(self.unlike, float(self.sim)),
-            "orth": Term(self.overlap, float(self.orth)),
-            "recon": Term(self.error, float(self.recon)),
-            "div": Term(self.sameness, float(self.div)),
+            "sim": Term(self.label_distance, float(self.sim)),
+            "orth": Term(self.orthogonality_term, float(self.orth)),
+            "recon": Term(self.reconstruction_error, float(self.recon)),
+            "div": Term(self.diversity_term, float(self.div)),
         }
 
     def split(self, net: Net, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Z, U and the reconstruction of a batch of pairs."""
+        """Z, U and the reconstruction, (B, d) each, of a batch of pairs."""
         split: tuple[Tensor, Tensor, Tensor] = net.parts[NETWORK](batch.x[:, 0])
         return split
 
-    def unlike(self, net: Net, batch: Batch, context: Context) -> Tensor:
-        """1 - cos(Z, L)."""
+    def label_distance(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """1 - cos(z, L), a scalar."""
         z, _, _ = batch.once(self.split, net, batch)
         return similarity_loss(z, batch.x[:, 1])
 
-    def overlap(self, net: Net, batch: Batch, context: Context) -> Tensor:
-        """How far U is from orthogonal to Z."""
+    def orthogonality_term(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """The orthogonality loss of a batch, a scalar."""
         z, u, _ = batch.once(self.split, net, batch)
         return self.orthogonality(z, u)
 
-    def error(self, net: Net, batch: Batch, context: Context) -> Tensor:
-        """The mean squared error of the reconstruction."""
+    def reconstruction_error(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """Mean squared error of the reconstruction, a scalar."""
         _, _, reconstruction = batch.once(self.split, net, batch)
         return F.mse_loss(reconstruction, batch.x[:, 0])
 
-    def sameness(self, net: Net, batch: Batch, context: Context) -> Tensor:
-        """How alike the rows of U are."""
+    def diversity_term(self, net: Net, batch: Batch, context: Context) -> Tensor:
+        """Similarity of the rows of U, a scalar."""
         _, u, _ = batch.once(self.split, net, batch)
         return diversity_loss(u)
 
     def orthogonality(self, z: Tensor, u: Tensor) -> Tensor:
-        """How far U is from orthogonal to Z."""
+        """The orthogonality loss of z and u (B, d); subclasses may replace it."""
         return orthogonality_loss(z, u)
 
     def measure(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
-        """The sums of U and of L over a batch of pairs."""
+        """Sums of U and of L over a batch of pairs, (d,) each."""
         data, label = batch.x.unbind(dim=1)
         _, u, _ = net[NETWORK](data)
         return {"feature": u.sum(dim=0), "label": label.sum(dim=0)}

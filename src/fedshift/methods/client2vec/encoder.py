@@ -1,8 +1,8 @@
-"""What an encoder gives: embeddings of samples and of sentences, equally long.
+"""Encoders: embeddings of samples and of sentences in one space.
 
-Choices: embeddings are divided by their norm, so the mean squared entry, which DSA-IGN's reconstruction starts near, is
-1/d (0.002 for d = 512), little beside its other losses. With ``unit_norm = false`` they keep their norm, which is about
-10 for CLIP: reconstruction then weighs a hundred times as much.
+Embeddings are divided by their norm, so DSA-IGN's reconstruction starts near 1/d (0.002 for d = 512), which is small
+beside its other losses. With ``unit_norm = false`` they keep their norm, about 10 for CLIP, and the term is a hundred
+times as large.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from fedshift.page import *
 
 
 class Encoder(Spec):
-    """Embeds samples and texts into one space of :attr:`dim` dimensions."""
+    """Embed samples and texts into one space of :attr:`dim` dimensions."""
 
     section: ClassVar[str] = "method.index.encoder"
 
-    unit_norm: bool = setting(True, help="divide embeddings by their norm; false: as the encoder gives them")
+    unit_norm: bool = setting(True, help="divide embeddings by their norm")
 
     @property
     def dim(self) -> int:
-        """The number d of dimensions."""
+        """The dimension d of the embeddings."""
         raise NotImplementedError
 
     def samples(self, x: Tensor, inputs: Inputs) -> Tensor:
@@ -36,9 +36,9 @@ class Encoder(Spec):
 
 
 def pairs(encoder: Encoder, federated: FederatedData) -> FederatedData:
-    """The federation whose samples are pairs [D, L] (N, 2, d) of an embedding and its label's (Client2Vec, Sec. 3.2).
+    """The federation with pairs [D, L] (N, 2, d) of sample and label embeddings (Client2Vec, Sec. 3.2).
 
-    Images and vectors are described by "A photo of a/an {class}"; texts by "The next character of {text}" and
+    Labels of images and vectors are "A photo of a/an {class}"; texts are "The next character of {text}" and
     "Character {class}" (App. D.1).
     """
     labels = _scaled(encoder.texts([_description(name, federated.inputs) for name in federated.classes]), encoder)
@@ -62,5 +62,5 @@ def _description(name: str, inputs: Inputs) -> str:
 
 
 def _scaled(rows: Tensor, encoder: Encoder) -> Tensor:
-    """Embeddings (N, d), divided by their norm if the encoder's are to be; zeros stay zeros."""
+
     return F.normalize(rows.float(), dim=1) if encoder.unit_norm else rows.float()

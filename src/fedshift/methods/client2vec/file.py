@@ -1,4 +1,4 @@
-"""An index that was made before: the vectors that ``fedshift index`` wrote, so nothing is trained or sent again."""
+"""An index from a file that ``fedshift index`` wrote; nothing is trained or sent."""
 
 from __future__ import annotations
 
@@ -13,37 +13,39 @@ from fedshift.page import *
 
 
 class IndexFile(ClientIndex):
-    """Vectors from ``index.parquet``, a row for each client in the federation's order."""
+    """Vectors from ``index.parquet``, one row for each client in the federation's order."""
 
     encoder: Encoder = fixed(Offline())  # nothing is embedded
     path: str = setting(help="the index.parquet of a federation of the same clients", path=True)
-    strategy: Literal["global", "federated"] = setting("global", help="how it was made, which decides use 3's weight")
+    strategy: Literal["global", "federated"] = setting(
+        "global", help="strategy that created it, which sets the weight of use 3"
+    )
 
     def check(self, federated: FederatedData) -> None:
-        """Compare the file's clients and their numbers of samples with the federation's.
+        """Compare the file's clients and sample counts with the federation's.
 
         Raises:
-            FedshiftError: they are others.
+            FedshiftError: they differ.
         """
         columns = self._columns()
         described = list(zip(columns["client"], (int(count) for count in columns["samples"]), strict=True))
         here = [(client.name, len(client.train)) for client in federated.clients]
         if len(described) != len(here):
-            raise self._other(f"it describes {len(described)} clients, but this federation has {len(here)}")
+            raise self._mismatch(f"it describes {len(described)} clients, but this federation has {len(here)}")
         for (name, count), (client, samples) in zip(described, here, strict=True):
             if (name, count) != (client, samples):
-                raise self._other(
-                    f"it has '{name}' of {count} samples where this federation has '{client}' of {samples}"
+                raise self._mismatch(
+                    f"it has '{name}' with {count} samples where this federation has '{client}' with {samples}"
                 )
 
-    def _other(self, reason: str) -> FedshiftError:
+    def _mismatch(self, reason: str) -> FedshiftError:
         return FedshiftError(
-            f"'{self.path}' is the index of other clients: {reason}. Make it with the same data, partition, protocol "
+            f"'{self.path}' is the index of other clients: {reason}. Create it with the same data, partition, protocol "
             "and seed."
         )
 
     def parts(self, model: ModelBuilder, base: Mapping[str, Part], feature_scope: Scope) -> dict[str, Part]:
-        """The vectors as the file has them."""
+        """The vectors and sample counts of the file."""
         columns = self._columns()
         scopes: dict[str, Scope] = {"feature": feature_scope, "label": "server", "samples": "server"}
         names = {"feature": FEATURE, "label": LABEL, "samples": COUNTS}
@@ -54,7 +56,7 @@ class IndexFile(ClientIndex):
         }
 
     def stages(self, base: Averaging) -> tuple[Stage, ...]:
-        """Nothing is left to do."""
+        """No stages."""
         return ()
 
     def _columns(self) -> dict[str, Any]:
@@ -64,7 +66,7 @@ class IndexFile(ClientIndex):
             columns: dict[str, Any] = parquet.read(Path(self.path).expanduser()).to_pydict()
         except (pyarrow.ArrowException, OSError) as error:
             raise FedshiftError(f"index.path = '{self.path}' cannot be read as Parquet ({error}).") from error
-        lacking = [name for name in ("client", "samples", "feature") if name not in columns]
-        if lacking:
-            raise FedshiftError(f"'{self.path}' has no column {', '.join(lacking)}; give what `fedshift index` wrote.")
+        missing = [name for name in ("client", "samples", "feature") if name not in columns]
+        if missing:
+            raise FedshiftError(f"'{self.path}' has no column {', '.join(missing)}; use a file of `fedshift index`.")
         return columns

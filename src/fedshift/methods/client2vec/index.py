@@ -1,6 +1,6 @@
-"""What an index of clients is: stages before training that leave a vector of every client on the server.
+"""Client indices: stages before training that leave a vector of every client on the server.
 
-Client2Vec, Sec. 3: the client index is [feature index; label index], each the mean over the client's samples.
+Client2Vec, Sec. 3: the client index is [feature index; label index], the means over the client's samples.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 from fedshift.files import make_folder, write
 from fedshift.methods.client2vec import ENCODERS
 from fedshift.methods.client2vec.encoder import Encoder, pairs
-from fedshift.methods.client2vec.vectors import least_cosine, notes_on, similarity
+from fedshift.methods.client2vec.vectors import least_cosine, separation_notes, similarity
 from fedshift.page import *
 
 FEATURE, LABEL, COUNTS = "feature_index", "label_index", "sample_counts"
@@ -21,31 +21,31 @@ NETWORK = "index_network"
 
 
 class ClientIndex(Spec):
-    """Describes every client by a feature vector and, where :meth:`label_dim` is not 0, a label vector.
+    """Describe every client by a feature vector and, if :meth:`label_dim` is not 0, a label vector.
 
     Attributes:
-        category: what a feature vector says of a client.
+        category: the kind of information in a feature vector.
     """
 
     section: ClassVar[str] = "method.index"
     category: ClassVar[Category] = "statistic"
 
-    encoder: Annotated[Encoder, From(ENCODERS)] = setting("offline", help="how samples and labels are embedded")
+    encoder: Annotated[Encoder, From(ENCODERS)] = setting("offline", help="encoder of samples and labels")
 
     def feature_dim(self, model: ModelBuilder, base: Mapping[str, Part]) -> int:
-        """The length of a feature vector; ``base`` are the parts of the method it is made for."""
+        """Length of a feature vector; ``base`` contains the parts of the base method."""
         return self.encoder.dim
 
     def label_dim(self) -> int:
-        """The length of a label vector; 0: the index has one part only."""
+        """Length of a label vector; 0 if the index has features alone."""
         return 0
 
     def has_labels(self) -> bool:
-        """Whether there is a label vector, which is known before its length."""
+        """Whether the index has label vectors, without loading the encoder."""
         return self.label_dim() > 0
 
     def parts(self, model: ModelBuilder, base: Mapping[str, Part], feature_scope: Scope) -> dict[str, Part]:
-        """The vectors of all clients, and what makes them; feature vectors may be sent to clients (``down``)."""
+        """Vectors (clients, d) and sample counts (clients,), and the parts that create them."""
         parts = {
             FEATURE: Part.state(torch.zeros(model.clients, self.feature_dim(model, base)), feature_scope),
             COUNTS: Part.state(torch.zeros(model.clients), "server"),
@@ -55,10 +55,10 @@ class ClientIndex(Spec):
         return parts
 
     def check(self, federated: FederatedData) -> None:
-        """Raise an error if the index cannot be one of these clients."""
+        """Raise an error if the index does not fit these clients."""
 
     def prepared(self, federated: FederatedData, state: ServerState, messages: dict[str, Any]) -> Index:
-        """The clients' vectors."""
+        """The index with the clients' names, domains and messages."""
         clients = federated.clients
         return Index(
             tuple(client.name for client in clients),
@@ -70,20 +70,20 @@ class ClientIndex(Spec):
         )
 
     def notes(self, state: ServerState) -> tuple[str, ...]:
-        """That the index does not separate the clients, if so."""
-        return notes_on(state.tensors[FEATURE])
+        """A note if the index does not separate the clients."""
+        return separation_notes(state.tensors[FEATURE])
 
     def stages(self, base: Averaging) -> tuple[Stage, ...]:
-        """By default one round in which every client measures its vectors and uploads them."""
+        """By default one round in which every client measures and uploads its vectors."""
         return (self.vectors_stage(),)
 
     def vectors_stage(self) -> Stage:
-        """Every client measures its vectors over all of its samples, and uploads them with their number."""
+        """One round in which every client uploads its vectors and its number of samples."""
         vectors = self.vectors_exchange((Measure("vectors", self.measure),), sends=self.sends())
         return Stage("vectors", 1, (vectors,), participation=1.0, view=self.pairs, scored=False)
 
     def vectors_exchange(self, phases: Phases, sends: tuple[str, ...] | None) -> Exchange:
-        """An exchange after which the server has every client's vectors."""
+        """The exchange that uploads every client's vectors."""
         rows = [
             Upload.row("feature", FEATURE, self.category),
             *([Upload.row("label", LABEL)] if self.label_dim() else []),
@@ -93,11 +93,11 @@ class ClientIndex(Spec):
         )
 
     def sends(self) -> tuple[str, ...]:
-        """The parts that make the index, which clients need to measure their vectors."""
+        """The parts that clients need to measure their vectors."""
         return ()
 
     def pairs(self, federated: FederatedData, streams: Streams) -> FederatedData:
-        """Pairs of embeddings (N, 2, d) in place of samples, in a random order."""
+        """The federation with pairs of embeddings (N, 2, d) as samples, in random order."""
         embedded = pairs(self.encoder, federated)
         clients = []
         for client in embedded.clients:
@@ -106,15 +106,15 @@ class ClientIndex(Spec):
         return replace(embedded, clients=tuple(clients))
 
     def measure(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
-        """Sums over a batch of pairs: ``feature`` and, for an index of two parts, ``label``."""
+        """Sums over a batch of pairs: ``feature`` (d,) and, with label vectors, ``label`` (d,)."""
         raise NotImplementedError
 
     def vectors(self, work: LocalWork) -> Tensors:
-        """The mean vectors."""
+        """The client's mean vectors."""
         return work.means
 
     def merge(self, state: ServerState, replies: Replies) -> ServerState:
-        """Write every client's vectors into its row."""
+        """Store every client's vectors in its row."""
         rows = {"feature": FEATURE, "label": LABEL, SAMPLES: COUNTS}
         written = {name: state.tensors[name].clone() for name in rows.values() if name in state.tensors}
         for client, up in replies:
@@ -125,15 +125,15 @@ class ClientIndex(Spec):
 
 @dataclass(frozen=True)
 class Index:
-    """A vector for every client of a federation, in the order of their ids.
+    """The vectors of a federation's clients, in the order of their ids.
 
     Attributes:
-        clients: their names.
-        domains: the domain of each.
-        samples: how many training samples each has.
+        clients: names.
+        domains: domain of each client.
+        samples: training samples of each client.
         feature: feature vectors (K, d).
-        label: label vectors (K, d), or None for an index of one part.
-        messages: what crossed the wire to make it, by exchange and direction: tensors, clients, rounds and bytes.
+        label: label vectors (K, d), or None.
+        messages: tensors, clients, rounds and bytes sent to create it, by exchange and direction.
     """
 
     clients: tuple[str, ...]
@@ -145,8 +145,8 @@ class Index:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader must know: that it does not separate the clients, if so."""
-        return notes_on(self.feature)
+        """A note if the index does not separate the clients."""
+        return separation_notes(self.feature)
 
     def __repr__(self) -> str:
         label = "" if self.label is None else f", label {tuple(self.label.shape)}"
@@ -154,22 +154,22 @@ class Index:
 
     @property
     def cosines(self) -> dict[str, Tensor]:
-        """The cosines (K, K) between clients: of the whole index, if it has two parts, and of the feature index."""
+        """Cosines (K, K) between clients, of the feature index and, with label vectors, of the whole index."""
         feature = {"feature index": similarity(self.feature, None)}
         return feature if self.label is None else {"client index": similarity(self.feature, self.label)} | feature
 
     @property
     def summary(self) -> tuple[str, ...]:
-        """What was made, what clients sent for it, and how alike they are."""
+        """Lines with its size, the bytes sent and the cosines."""
         sent = [message["up"] for message in self.messages.values()]
         return (
             f"{len(self.clients)} clients of {len(set(self.domains))} domains, {self.feature.shape[1]} features; "
             f"clients sent {sum(up['bytes'] for up in sent)} bytes in {sum(up['messages'] for up in sent)} messages.",
-            self._alike(),
+            self._cosine_summary(),
         )
 
-    def _alike(self) -> str:
-        """The least cosine of the feature index, and its means inside and between domains."""
+    def _cosine_summary(self) -> str:
+
         from fedshift.heat_maps import by_domain  # with matplotlib
 
         text = f"Cosines of the feature index: {least_cosine(self.feature):.3f} at least between two clients"

@@ -1,16 +1,13 @@
-"""An encoder that needs no download, and is not CLIP.
+"""An encoder without downloads: fixed random features of images, and hashed words of sentences.
 
-It knows nothing of the world: images pass through fixed random convolutions, of which the mean and the spread in
-four quarters are kept (colour, texture, contrast); sentences are counted by their words and letters. Samples that
-look alike and sentences that share words come out alike, which is all that an index of clients needs; what CLIP adds,
-that a picture of a dog lies near the word "dog", is missing. Every number comes from this file's own fixed seed.
+It replaces CLIP where similarity of samples is enough: similar images and sentences with common words have similar
+embeddings, but images do not match their labels' words. Random features: Rahimi and Recht, NIPS 2007; feature hashing:
+Weinberger et al., ICML 2009.
 
-Random features: Rahimi and Recht, NIPS 2007. Feature hashing: Weinberger et al., ICML 2009.
-
-Choices: images are resized to 32x32; 64 filters of 5x5 with stride 2 and a fixed random bias over pixels in -1..1,
-then ReLU; what an even grey image gives is subtracted. Vectors pass
-through a random projection. Words and runs of three letters count once each, hashed with blake2b into ``dim`` signed
-bins. Token ids are read as their text.
+Choices: images are resized to 32x32 and scaled to -1..1; 64 filters of 5x5 with stride 2 and a fixed random bias, then
+ReLU; mean and deviation in four quarters; the features of a grey image are subtracted. Vectors pass through a random
+projection. Words and runs of three letters are hashed by blake2b into ``dim`` signed bins; token ids are read as text.
+All random numbers have a fixed seed.
 """
 
 from __future__ import annotations
@@ -32,17 +29,17 @@ SIDE, FILTERS, KERNEL = 32, 64, 5
 
 
 class Offline(Encoder):
-    """Fixed random features of samples and hashed words of sentences: no download, and not CLIP."""
+    """Fixed random features of samples and hashed words of sentences, without a download."""
 
-    size: Width = setting(512, help="dimensions of the embeddings")
+    size: Width = setting(512, help="dimension of the embeddings")
 
     @property
     def dim(self) -> int:
-        """The number of dimensions."""
+        """The dimension of the embeddings."""
         return self.size
 
     def samples(self, x: Tensor, inputs: Inputs) -> Tensor:
-        """Random features of images or vectors (N, ...), or hashed words of texts (of a tokenizer: its ids): (N, d)."""
+        """Embed images or vectors (N, ...) by random features, texts or token ids by hashed words: (N, d)."""
         if inputs.vocabulary:
             return self.texts([f"The next character of {text}" for text in inputs.text(x)])
         if inputs.tokens:
@@ -57,7 +54,7 @@ class Offline(Encoder):
         pixels = x.float() / 255 if x.dtype == torch.uint8 else x.float()
         pixels = F.interpolate(pixels, (SIDE, SIDE), mode="bilinear", antialias=True) * 2 - 1
         grey = torch.zeros(1, *pixels.shape[1:])
-        # All images would otherwise lie in one narrow cone, as rectified features are never negative.
+        # without this, rectified features, which are not negative, lie in one narrow cone
         return self._features(pixels) - self._features(grey)
 
     def _features(self, pixels: Tensor) -> Tensor:
@@ -74,7 +71,7 @@ class Offline(Encoder):
         return features
 
     def texts(self, sentences: Sequence[str]) -> Tensor:
-        """Signed counts of hashed words and runs of three letters: (N, d)."""
+        """Embed sentences by signed counts of hashed words and runs of three letters: (N, d)."""
         rows = torch.zeros(len(sentences), self.size)
         for row, sentence in zip(rows, sentences, strict=True):
             for piece in _pieces(sentence):
@@ -83,7 +80,7 @@ class Offline(Encoder):
         return rows
 
     def _fixed(self, purpose: str, rows: int, columns: int) -> Tensor:
-        """A random matrix that never changes, with columns of expected norm 1."""
+
         generator = Streams(0).generator("offline encoder", purpose, rows, columns)
         return torch.randn(rows, columns, generator=generator).div_(rows**0.5)
 

@@ -1,12 +1,8 @@
-"""What Client2Vec's index is compared with: means of embeddings, weights of local models (Table 2), random directions.
+"""Client indices for comparison: embedding means, weights of local models (Client2Vec, Table 2), random directions.
 
-Each gives one vector a client, so similarity is a single cosine.
-
-Choices: a class that a client lacks leaves zeros in its prototypes. The table's "local model weights" are those of the
-classifier; here they are taken once, after one round of the base method's own local training from the initial model,
-of which clients keep nothing. Random directions are a control of ours: an index that says nothing of any client.
-
-A client that is absent when vectors are measured has zeros.
+Each has one vector for a client, so similarity is a single cosine. A class that a client lacks has zeros in its
+prototypes. Model weights are the classifier's after a round of the base method's local training, which clients
+discard. Random directions are a control of ours. A client that is absent from the measurement has zeros.
 """
 
 from __future__ import annotations
@@ -23,41 +19,41 @@ class FeatureAverage(ClientIndex):
     """The mean embedding of a client's samples."""
 
     def measure(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
-        """The sum of embeddings."""
+        """Sum of the embeddings, (d,)."""
         return {"feature": batch.x[:, 0].sum(dim=0)}
 
 
 class ClassPrototypes(ClientIndex):
-    """The mean embedding of each class at a client, one after the other."""
+    """The mean embeddings of a client's classes, concatenated."""
 
     def feature_dim(self, model: ModelBuilder, base: Mapping[str, Part]) -> int:
-        """A vector for each class."""
+        """Classes times the embedding's dimension."""
         return model.classes * self.encoder.dim
 
     def measure(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
-        """The sum of embeddings of each class, and how many there are."""
+        """Class sums of the embeddings, (classes, d)."""
         one_hot = F.one_hot(batch.y, len(context.counts)).to(batch.x)
         return {"feature": one_hot.T @ batch.x[:, 0]}
 
     def vectors(self, work: LocalWork) -> Tensors:
-        """The mean of each class."""
+        """The class means, concatenated: (classes * d,)."""
         means = work.measured["feature"] / work.counts.clamp_min(1).unsqueeze(1)
         return Tensors({"feature": means.flatten()})
 
 
 class ModelWeights(ClientIndex):
-    """The classifier's weights of the model that a client trains on its own for a round."""
+    """The classifier's weights after one round of local training."""
 
     category: ClassVar[Category] = "model update"
 
     encoder: Encoder = fixed(Offline())  # nothing is embedded
 
     def feature_dim(self, model: ModelBuilder, base: Mapping[str, Part]) -> int:
-        """All weights of the head."""
+        """The number of weights of the head."""
         return sum(tensor.numel() for tensor in base["head"].module.state_dict().values())
 
     def stages(self, base: Averaging) -> tuple[Stage, ...]:
-        """One round of the base method's local training, from which the weights are uploaded, not averaged."""
+        """One round of the base method's local training, whose weights are uploaded and not averaged."""
         vectors = self.vectors_exchange(base.phases(), sends=None)
         return (Stage("vectors", 1, (vectors,), participation=1.0, scored=False),)
 
@@ -68,35 +64,37 @@ class ModelWeights(ClientIndex):
 
 
 class RandomDirections(ClientIndex):
-    """Orthonormal directions drawn by the seed, dealt out to clients in turn: nothing is learnt of any client.
+    """Random orthonormal directions, assigned to clients in turn: an index without information.
 
-    Clients say how many samples they have, as Eq. 3 needs.
+    Clients upload their number of samples, which Eq. 3 needs.
     """
 
     encoder: Encoder = fixed(Offline())  # nothing is embedded
     size: Width = setting(512, help="length of a client's vector")
-    rank: Count | None = setting(None, help="how many directions; by default one for each client, at most `size`")
-    norm: Positive = setting(1.0, help="the norm of every client's vector")
-    strategy: Literal["global", "federated"] = setting("global", help="in whose place it stands: use 3's weight")
+    rank: Count | None = setting(None, help="number of directions; by default one for each client, at most `size`")
+    norm: Positive = setting(1.0, help="norm of every client's vector")
+    strategy: Literal["global", "federated"] = setting(
+        "global", help="strategy that it replaces, which sets the weight of use 3"
+    )
 
     def feature_dim(self, model: ModelBuilder, base: Mapping[str, Part]) -> int:
-        """The length that was asked for."""
+        """The setting ``size``."""
         return self.size
 
     def parts(self, model: ModelBuilder, base: Mapping[str, Part], feature_scope: Scope) -> dict[str, Part]:
-        """The directions, which the server draws."""
-        most = min(model.clients, self.size)
-        rank = most if self.rank is None else self.rank
-        if rank > most:
+        """The directions, drawn on the server."""
+        limit = min(model.clients, self.size)
+        rank = limit if self.rank is None else self.rank
+        if rank > limit:
             raise FedshiftError(
-                f"index.rank = {rank}: {model.clients} clients have at most {most} orthonormal directions of length "
-                f"{self.size}; give at most {most}."
+                f"index.rank = {rank}: {model.clients} clients have at most {limit} orthonormal directions of length "
+                f"{self.size}; set at most {limit}."
             )
         drawn = torch.randn(self.size, rank, generator=model.streams.generator("random directions"))
         directions = torch.linalg.qr(drawn).Q.T[torch.arange(model.clients) % rank]
         return super().parts(model, base, feature_scope) | {FEATURE: Part.state(self.norm * directions, feature_scope)}
 
     def stages(self, base: Averaging) -> tuple[Stage, ...]:
-        """A round in which clients are counted."""
+        """One round in which clients upload their number of samples."""
         counts = Exchange("counts", (), self.merge, sends=(), returns=(), counted=True)
         return (Stage("counts", 1, (counts,), participation=1.0, scored=False),)

@@ -31,9 +31,6 @@ def a_distance(a: Tensor, b: Tensor) -> float:
 
     err is the error of a linear SVM on standardised features that was fitted on the even rows and tested on the odd
     ones, and the other way around, of as many rows of each; an error above 1/2 counts as 1/2.
-
-    Raises:
-        FedshiftError: one of them has fewer than two rows.
     """
     with needs("analyse", "The proxy A-distance"):
         from sklearn.svm import LinearSVC

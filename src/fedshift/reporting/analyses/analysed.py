@@ -27,34 +27,21 @@ FOLDER = "analyses"  # in a run's folder: what was measured of it
 
 
 class Cached(File):
-    """analyses/NAME-*.json in a run's folder.
+    """analyses/NAME-*.json in a run's folder."""
 
-    Attributes:
-        analysis: the analysis's name and settings.
-        version: the analysis's.
-        weights: the digest of the run's final weights.
-        measured: what came out.
-    """
-
-    analysis: dict[str, Any]
-    version: int
-    weights: str
-    measured: Measured
+    analysis: dict[str, Any]  # the analysis's name and settings
+    version: int  # the analysis's
+    weights: str  # the digest of the run's final weights
+    measured: Measured  # what came out
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Analysed(Tabled):
-    """An analysis of runs; prints as its tables.
+    """An analysis of runs; prints as its tables."""
 
-    Attributes:
-        analysis: what was measured.
-        rows: what came out, by the row's label.
-        left_out: why runs are missing, a note each.
-    """
-
-    analysis: Analysis
-    rows: Rows
-    left_out: tuple[str, ...] = ()
+    analysis: Analysis  # what was measured
+    rows: Rows  # what came out, by the row's label
+    left_out: tuple[str, ...] = ()  # why runs are missing, a note each
 
     @property
     def name(self) -> str:
@@ -80,9 +67,6 @@ class Analysed(Tabled):
 
         Returns:
             The files.
-
-        Raises:
-            FedshiftError: they cannot be written.
         """
         contents: dict[str, bytes | str] = {f"{self.name}.csv": as_csv(self.measurements())}
         for chart in self.charts():
@@ -110,9 +94,6 @@ def analyse_rows(
         labelled: the rows, each with its label.
         analysis: what to measure.
         tell: is called with each run before it is measured.
-
-    Raises:
-        FedshiftError: it can be measured of none; the message is the first reason.
     """
     left_out: list[FedshiftError] = []
     rows: dict[str, list[MeasuredRun]] = {}

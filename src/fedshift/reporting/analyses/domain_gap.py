@@ -30,9 +30,6 @@ def gaps(domains: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:
 
     Args:
         domains: of each domain representations (n, d) and labels (n,).
-
-    Raises:
-        FedshiftError: no two means can be compared.
     """
     means: dict[tuple[int, int], Tensor] = {}
     for domain, (z, y) in enumerate(domains):

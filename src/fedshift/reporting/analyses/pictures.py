@@ -20,11 +20,7 @@ CHANNELS = (1, 2, 3)  # gray; red and green, as of Colored MNIST; red, green and
 
 
 def check_images(run: Run) -> None:
-    """Raise an error unless the run's samples are images that can be drawn.
-
-    Raises:
-        FedshiftError: they are rows, text, signals or features.
-    """
+    """Raise an error unless the run's samples are images that can be drawn."""
     shape = run.data_facts["shape"]
     if len(shape) != 3 or shape[0] not in CHANNELS:  # channels, height, width
         raise FedshiftError(f"'{run.path}': samples of shape {tuple(shape)} are no images, so none can be drawn.")

@@ -12,19 +12,12 @@ from fedshift.runs.observed import TrainedSimulation
 
 @dataclass(frozen=True, eq=False)
 class RepresentedDomain:
-    """Samples of a domain as the model that is scored on them encodes them.
+    """Samples of a domain as the model that is scored on them encodes them."""
 
-    Attributes:
-        name: the domain's: that of its environments.
-        target: whether no client trains on it.
-        z: representations (n, d).
-        y: labels (n,).
-    """
-
-    name: str
-    target: bool
-    z: Tensor
-    y: Tensor
+    name: str  # the domain's: that of its environments
+    target: bool  # whether no client trains on it
+    z: Tensor  # representations (n, d)
+    y: Tensor  # labels (n,)
 
 
 def by_domain(trained: TrainedSimulation, most: int) -> list[RepresentedDomain]:

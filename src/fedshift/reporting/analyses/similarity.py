@@ -127,7 +127,7 @@ def _pairs(one: MeasuredRun, name: str) -> Pairs:
 def _figures(runs: Sequence[MeasuredRun], name: str) -> list[MeanStd | None]:
     """Means within and between domains, their difference, and the AUC, over runs; None where there are no such pairs.
 
-    A run whose clients are of one domain, or each of its own, has neither difference nor AUC.
+    A run whose clients are all of one domain, or all of different domains, has neither difference nor AUC.
     """
     found: list[list[float]] = [[], [], [], []]
     for one in runs:

@@ -48,28 +48,18 @@ def kind_of(data: DomainData, inputs: Inputs) -> Kind:
 
 @dataclass(frozen=True)
 class ColumnValues:
-    """A column of rows, or a channel of images and signals, at a site; of other data all numbers are one column.
+    """A column of rows, or a channel of images and signals, at a site; of other data all numbers are one column."""
 
-    Attributes:
-        column: its name in the data, or its number from 0.
-        site: the site's.
-        samples: how many samples of the site are inspected.
-        mean: of the numbers that are not missing; None where there is none, and of categories, whose codes are no
-            numbers. So is the deviation.
-        std: their standard deviation.
-        low: the least number or code.
-        high: the greatest number or code.
-        missing: the share that is missing (NaN), in 0..1.
-    """
-
-    column: str
-    site: str
-    samples: int
+    column: str  # its name in the data, or its number from 0
+    site: str  # the site's
+    samples: int  # how many samples of the site are inspected
+    # of the numbers that are not missing; None where there is none, and of categories, whose codes are no numbers. So
+    # is the deviation.
     mean: float | None
-    std: float | None
-    low: float | None
-    high: float | None
-    missing: float
+    std: float | None  # their standard deviation
+    low: float | None  # the least number or code
+    high: float | None  # the greatest number or code
+    missing: float  # the share that is missing (NaN), in 0..1
 
 
 def measure(data: DomainData, looked: Tensor, kind: Kind, tell: Tell = silent) -> tuple[ColumnValues, ...]:

@@ -43,21 +43,13 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Difference:
-    """How well a classifier separates two sites.
+    """How well a classifier separates two sites."""
 
-    Attributes:
-        one: a site.
-        other: another, or "the others", which are all others together.
-        accuracy: on the held-out half, where 0.5 is guessing.
-        p: how likely so large an accuracy is if they do not differ, corrected for the number of comparisons.
-        samples: how many samples the held-out half has.
-    """
-
-    one: str
-    other: str
-    accuracy: float
-    p: float
-    samples: int
+    one: str  # a site
+    other: str  # another, or "the others", which are all others together
+    accuracy: float  # on the held-out half, where 0.5 is guessing
+    p: float  # how likely so large an accuracy is if they do not differ, corrected for the number of comparisons
+    samples: int  # how many samples the held-out half has
 
     @property
     def significant(self) -> bool:
@@ -76,9 +68,6 @@ def feature_drift(
         kind: what a sample is.
         streams: where random numbers come from.
         tell: takes the progress: what is done, comparisons done, comparisons in all.
-
-    Raises:
-        FedshiftError: scikit-learn is not installed.
     """
     with needs("sklearn", "Comparing sites"):
         import sklearn  # noqa: F401  # which the functions below import

@@ -20,14 +20,10 @@ ROLES = ("training", "validation", "test")
 
 @dataclass(frozen=True, eq=False)
 class Roles:
-    """What a protocol does with each sample.
+    """What a protocol does with each sample."""
 
-    Attributes:
-        client: the place among the clients of anyone who trains on it, (N,), int64; -1: nobody.
-        masks: by role (training, validation, test) which samples have it, (N,), bool; a sample may have several.
-    """
-
-    client: Tensor
+    client: Tensor  # the place of its client, (N,), int64; -1: no client
+    # by role (training, validation, test) which samples have it, (N,), bool; a sample may have several
     masks: dict[str, Tensor]
 
     @classmethod
@@ -57,24 +53,17 @@ def by_class(y: Tensor, classes: Sequence[str]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Samples whose inputs are equal bit by bit.
+    """Samples whose inputs are equal bit by bit."""
 
-    Attributes:
-        where: "validation" or "test", of samples that are scored in this role and equal ones that are trained on;
-            "sites", of equal samples of several sites; "labels", of several classes.
-        samples: how many samples that is; of those scored, those that are also trained on.
-        of: how many samples there are, of those scored in this role.
-        count: how many sets of equal samples there are.
-        sets: the first ones by name, numbered from 0; one that is scored comes before one that is trained on.
-        sites: those that have such samples.
-    """
-
+    # "validation" or "test", of samples that are scored in this role and equal ones that are trained on; "sites", of
+    # equal samples of several sites; "labels", of several classes
     where: Literal["validation", "test", "sites", "labels"]
-    samples: int
-    of: int
-    count: int
+    samples: int  # how many samples that is; of those scored, those that are also trained on
+    of: int  # how many samples there are, of those scored in this role
+    count: int  # how many sets of equal samples there are
+    # the first ones by name, numbered from 0; one that is scored comes before one that is trained on
     sets: tuple[tuple[str, ...], ...]
-    sites: tuple[str, ...]
+    sites: tuple[str, ...]  # those that have such samples
 
 
 def find_duplicates(data: DomainData, roles: Roles, tell: Tell = silent) -> tuple[Duplicates, ...]:

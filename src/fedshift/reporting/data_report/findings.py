@@ -47,19 +47,12 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class Finding:
-    """Something odd, and what to do about it.
+    """Something odd, and what to do about it."""
 
-    Attributes:
-        kind: what it is about, such as "duplicates" or "imbalance".
-        text: a sentence with numbers.
-        remedy: what to do, a sentence or several.
-        sites: the sites or clients that it is about; empty: all, or none.
-    """
-
-    kind: str
-    text: str
-    remedy: str
-    sites: tuple[str, ...] = ()
+    kind: str  # what it is about, such as "duplicates" or "imbalance"
+    text: str  # a sentence with numbers
+    remedy: str  # what to do, a sentence or several
+    sites: tuple[str, ...] = ()  # the sites or clients that it is about; empty: all, or none
 
     def __str__(self) -> str:
         return f"{self.text} {self.remedy}"

@@ -39,55 +39,33 @@ NOT_JUDGED = (
 
 @dataclass(frozen=True)
 class SiteCounts:
-    """The samples of a site (a domain of the data).
+    """The samples of a site (a domain of the data)."""
 
-    Attributes:
-        name: the site's.
-        samples: how many it has.
-        clients: how many clients train on samples of it.
-        roles: how many samples are of training, validation and test, and of "nobody".
-        classes: how many samples it has of each class, whatever they are used for.
-    """
-
-    name: str
-    samples: int
-    clients: int
-    roles: dict[str, int]
-    classes: dict[str, int]
+    name: str  # the site's
+    samples: int  # how many it has
+    clients: int  # how many clients train on samples of it
+    roles: dict[str, int]  # how many samples are of training, validation and test, and of "nobody"
+    classes: dict[str, int]  # how many samples it has of each class, whatever they are used for
 
 
 @dataclass(frozen=True)
 class ClientCounts:
-    """The training samples of a client.
+    """The training samples of a client."""
 
-    Attributes:
-        name: the client's; the site's where the site is one client.
-        site: the site's.
-        samples: how many it trains on.
-        classes: how many samples of each class.
-    """
-
-    name: str
-    site: str
-    samples: int
-    classes: dict[str, int]
+    name: str  # the client's; the site's where the site is one client
+    site: str  # the site's
+    samples: int  # how many it trains on
+    classes: dict[str, int]  # how many samples of each class
 
 
 @dataclass(frozen=True)
 class EnvironmentCounts:
-    """The samples that models are scored on under one name.
+    """The samples that models are scored on under one name."""
 
-    Attributes:
-        name: the environment's.
-        role: "validation" or "test".
-        clients: how many clients are scored on separate samples; 0: it is of a client that never trains.
-        samples: how many samples there are.
-    """
-
-    name: str
-    role: str
-    clients: int
-    samples: int
+    name: str  # the environment's
+    role: str  # "validation" or "test"
+    clients: int  # how many clients are scored on separate samples; 0: it is of a client that never trains
+    samples: int  # how many samples there are
 
 
 @dataclass(frozen=True, repr=False)

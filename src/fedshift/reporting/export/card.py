@@ -35,27 +35,16 @@ OF_MODEL = {"global": "the global model", "own": "the client's own", "unseen": "
 
 @dataclass(frozen=True)
 class Card:
-    """The description of an exported model, for people and for programs.
+    """The description of an exported model, for people and for programs."""
 
-    Attributes:
-        run: where it comes from.
-        whole: the model.
-        client: whose it is, by name or id; None: everybody's.
-        round: of which round it is.
-        differences: by format, how far a probability lies from that of the run's model.
-        made: the samples that are handed out with it.
-        real: on how many samples of the data it was compared.
-        note: why on none.
-    """
-
-    run: Run
-    whole: Probabilities
-    client: int | str | None
-    round: Picked
-    differences: Mapping[Format, float]
-    made: Tensor
-    real: int
-    note: str
+    run: Run  # where it comes from
+    whole: Probabilities  # the model
+    client: int | str | None  # whose it is, by name or id; None: everybody's
+    round: Picked  # of which round it is
+    differences: Mapping[Format, float]  # by format, how far a probability lies from that of the run's model
+    made: Tensor  # the samples that are handed out with it
+    real: int  # on how many samples of the data it was compared
+    note: str  # why on none
 
     @property
     def blueprint(self) -> Blueprint:

@@ -17,11 +17,7 @@ MADE, REAL = 32, 64  # how many there are of each, at most
 
 
 def real(run: Run, whole: Probabilities) -> Tensor:
-    """Samples of a run's data as the model reads them, evenly spaced; of a table, with the categories of the run.
-
-    Raises:
-        FedshiftError: the data are at sites, or cannot be read any more.
-    """
+    """Samples of a run's data as the model reads them, evenly spaced; of a table, with the categories of the run."""
     if run.identity.host == "federation":
         raise FedshiftError("they are at the sites")
     _, federated = read_federated(run.experiment)

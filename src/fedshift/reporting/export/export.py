@@ -50,19 +50,12 @@ class Exported:
 
 @dataclass(frozen=True)
 class Checks:
-    """What files are compared on.
+    """What files are compared on."""
 
-    Attributes:
-        made: samples (N, ...), which are handed out with the files.
-        real: samples (M, ...) of the data, which are not.
-        expected: the probabilities of the made ones, (N, classes), float64, as the run's model gives them.
-        note: why there are no real ones; empty if there are some.
-    """
-
-    made: Tensor
-    real: Tensor
-    expected: Tensor
-    note: str
+    made: Tensor  # samples (N, ...), which are handed out with the files
+    real: Tensor  # samples (M, ...) of the data, which are not
+    expected: Tensor  # the probabilities of the made ones, (N, classes), float64, as the run's model gives them
+    note: str  # why there are no real ones; empty if there are some
 
     @classmethod
     def of(cls, run: Run, whole: Probabilities) -> Checks:
@@ -155,11 +148,7 @@ def _shape(run: Run, whole: Probabilities, found: Tensor | None) -> tuple[int, .
 
 
 def _written(whole: Probabilities, checks: Checks, formats: Sequence[Format], folder: Path) -> dict[Format, float]:
-    """Write the files of each format, and return how far they are from the run's model.
-
-    Raises:
-        FedshiftError: further than :data:`TOLERANCE`.
-    """
+    """Write the files of each format, and return how far they are from the run's model."""
     program, differences = whole.traced(checks.made[:4]), dict[Format, float]()
     for name in dict.fromkeys(formats):
         differences[name] = checks.difference(whole, FORMATS[name].write(program, folder))

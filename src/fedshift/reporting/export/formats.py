@@ -40,9 +40,6 @@ def write_onnx(program: ExportedProgram, folder: Path) -> Predict:
 
     Returns:
         What ONNX Runtime makes of the file.
-
-    Raises:
-        FedshiftError: PyTorch cannot write it, or ONNX Runtime cannot read it.
     """
     with needs("onnx", "Export to ONNX"):
         import onnx
@@ -78,9 +75,6 @@ def write_torch(program: ExportedProgram, folder: Path) -> Predict:
 
     Returns:
         What the file gives when it is read again.
-
-    Raises:
-        FedshiftError: PyTorch cannot write it.
     """
     try:
         torch.export.save(program, folder / "model.pt2")
@@ -100,9 +94,6 @@ def write_safetensors(program: ExportedProgram, folder: Path) -> Predict:
 
     Returns:
         What that class gives.
-
-    Raises:
-        FedshiftError: the model is no plain sequence of PyTorch's operations.
     """
     code, tensors = as_code(program)
     write(folder / "model.safetensors", save(tensors))
@@ -116,19 +107,13 @@ def read_safetensors(folder: Path) -> Predict:
 
 
 class Written(NamedTuple):
-    """A format.
+    """A format."""
 
-    Attributes:
-        write: writes a program into a folder, and gives what the files there predict.
-        check: raises an error unless what it needs is installed.
-        needs: what a user needs to run the files.
-        use: how they are run, in Python.
-    """
-
+    # writes a program into a folder, and gives what the files there predict
     write: Callable[[ExportedProgram, Path], Predict]
-    check: Callable[[], None]
-    needs: str
-    use: str
+    check: Callable[[], None]  # raises an error unless what it needs is installed
+    needs: str  # what a user needs to run the files
+    use: str  # how they are run, in Python
 
 
 FORMATS: Mapping[Format, Written] = {
@@ -219,11 +204,7 @@ KNOWN = {
 
 
 def as_code(program: ExportedProgram) -> tuple[str, dict[str, Tensor]]:
-    """A program as Python that imports torch and safetensors alone, and the tensors that it reads, by name.
-
-    Raises:
-        FedshiftError: it is no plain sequence of PyTorch's operations.
-    """
+    """A program as Python that imports torch and safetensors alone, and the tensors that it reads, by name."""
     graph = _plain(program)
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     tensors, variables = dict[str, Tensor](), dict[str, str]()
@@ -242,11 +223,7 @@ def as_code(program: ExportedProgram) -> tuple[str, dict[str, Tensor]]:
 
 
 def _plain(program: ExportedProgram) -> Graph:
-    """A copy of a program's graph without assertions and what nothing reads.
-
-    Raises:
-        FedshiftError: it has graphs within.
-    """
+    """A copy of a program's graph without assertions and what nothing reads."""
     graph = Graph()
     graph.output(graph.graph_copy(program.graph, {}))
     for node in graph.find_nodes(op="call_function", target=ASSERTION):
@@ -254,7 +231,7 @@ def _plain(program: ExportedProgram) -> Graph:
     graph.eliminate_dead_code()
     if nested := graph.find_nodes(op="get_attr"):
         raise FedshiftError(
-            f"This model cannot be written as a Python module of its own: it has {len(nested)} graphs within its "
+            f"This model cannot be written as a separate Python module: it has {len(nested)} graphs within its "
             "graph, as with mixed precision. Try --format torch."
         )
     return graph
@@ -264,7 +241,7 @@ def _written(graph: Graph, variables: Mapping[str, str]) -> str:
     code = graph.python_code("self")
     if unknown := code.globals.keys() - KNOWN:
         raise FedshiftError(
-            f"This model cannot be written as a Python module of its own: it names {', '.join(sorted(unknown))}. Try "
+            f"This model cannot be written as a separate Python module: it names {', '.join(sorted(unknown))}. Try "
             "--format torch."
         )
     function = RELEASED.sub("", code.src).strip().replace("def forward(", "def probabilities(", 1)

@@ -32,11 +32,7 @@ class Probabilities(nn.Module):
     """
 
     def __init__(self, model: Trained, front: Front | None, inputs: Inputs) -> None:
-        """Take a model.
-
-        Raises:
-            FedshiftError: the model is no function of a sample, as it measures batch-norm statistics on each batch.
-        """
+        """Take a model."""
         super().__init__()
         if model.measures:
             raise FedshiftError(
@@ -96,9 +92,6 @@ class Probabilities(nn.Module):
 
         Args:
             example: two samples or more; what a graph contains of them is written with it.
-
-        Raises:
-            FedshiftError: ``torch.export`` cannot trace it.
         """
         try:
             with quiet():

@@ -36,9 +36,6 @@ def exported(folder: Path, trust: bool) -> Released:
     Args:
         folder: the folder.
         trust: whether code may be executed that came with the model.
-
-    Raises:
-        FedshiftError: there is no model, its description is damaged, or it is code that nobody trusts.
     """
     found = [name for name in READERS if (folder / name).is_file()]
     if not found:

@@ -28,7 +28,7 @@ class TensorBoard(Tracker):
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
         """Open another event file; what a kill left at steps that come again is hidden."""
         with needs("tensorboard", "The tracker 'tensorboard'"):
-            import tensorboard  # noqa: F401  # without it torch says nothing of the extra
+            import tensorboard  # noqa: F401  # torch's error would not name the extra
             from torch.utils.tensorboard import SummaryWriter
         run = self.run
         folder = Path(self.folder, run.experiment, run.name) if self.folder else run.path / FOLDER

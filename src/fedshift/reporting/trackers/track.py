@@ -37,18 +37,12 @@ Evaluations = Mapping[int, EvaluatedEvent]  # by rounds done
 
 
 class TrackerState(File):
-    """RUN/trackers/TRACKER-*.json: how far a tracker with certain settings is.
-
-    Attributes:
-        id: what the tracker calls the run.
-        logged: the last step that it has; -1: none.
-        state: the last state of the run that it knows; None: none.
-    """
+    """RUN/trackers/TRACKER-*.json: how far a tracker with certain settings is."""
 
     format: Literal[1] = 1
-    id: str
-    logged: int = -1
-    state: RunState | None = None
+    id: str  # what the tracker calls the run
+    logged: int = -1  # the last step that it has; -1: none
+    state: RunState | None = None  # the last state of the run that it knows; None: none
 
 
 class RunLog:
@@ -212,11 +206,7 @@ def track(
 
 
 def chosen(to: str | Tracker | Sequence[str | Tracker], settings: Mapping[str, Any]) -> list[Tracker]:
-    """The trackers that are requested.
-
-    Raises:
-        FedshiftError: there is none of a name, or none that is named has one of the settings.
-    """
+    """The trackers that are requested."""
     requested = [to] if isinstance(to, str | Tracker) else [*to]
     named = {each: TRACKERS.get(each).settings() for each in requested if isinstance(each, str)}
     check_names(settings, {name: None for known in named.values() for name in known}, Tracker.section)

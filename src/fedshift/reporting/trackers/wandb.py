@@ -60,5 +60,5 @@ class WandB(Tracker):
         self._logged.log({**values, "_timestamp": when}, step=step, commit=True)
 
     def finish(self, state: RunState) -> None:
-        """Write what is left; a run that failed ends with an exit code."""
+        """Write the rest; a run that failed ends with an exit code."""
         self._logged.finish(exit_code=int(state == "failed"))

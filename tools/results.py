@@ -1,0 +1,129 @@
+"""Write what the results pages generate: the benchmark's tables as CSV, the papers' tables, the methods that differ.
+
+    python tools/results.py            write the files and the generated parts of pages
+    python tools/results.py --check    list those that are out of date, with exit code 1
+
+Every number comes from ``src/fedshift/study/data/benchmark/published/short.csv``, which the package contains. A
+generated part of a page stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedshift.reporting.intervals import Interval
+from fedshift.reporting.table import Table
+from fedshift.study.benchmark import Benchmark
+from fedshift.study.benchmark_plan import BASE, plan_benchmark
+from fedshift.study.papers import exhibits
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+FILES = {  # the title of a table of the benchmark starts with the words on the left
+    "Accuracy in %": "short-accuracy",
+    "Accuracy less": "short-differences",
+    "Seconds": "short-cost",
+    "Chosen settings": "short-settings",
+}
+PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def published_benchmark() -> Benchmark:
+    """The benchmark at scale short with the numbers that the package contains; nothing is run."""
+    plan = plan_benchmark("short", published=True)
+    records = plan.records.of([each.name for each in plan.scenarios], [row.name for row in plan.rows])
+    return Benchmark(plan, records.numbers, records.lacking)
+
+
+def contents() -> dict[Path, str]:
+    """The text of every generated file and of every page with a generated part."""
+    done = published_benchmark()
+    tables = [*done.tables(), *done.more_tables()]
+    files = {
+        DOCS / "benchmark" / f"{name}.csv": table.csv()
+        for start, name in FILES.items()
+        for table in tables
+        if table.title.startswith(start)
+    }
+    files[DOCS / "benchmark" / "short-papers.csv"] = beside_papers(tables).csv()
+    files[DOCS / "reproduce.csv"] = of_papers().csv()
+    parts = {"clear": clear(done), "plateau": plateau(tables)}
+    for page in (DOCS / "which-method.md", DOCS / "benchmark" / "short.md"):
+        text = page.read_text(encoding="utf-8")
+        files[page] = PART.sub(lambda found: f"{found[1]}{parts[found[2]]}\n{found[3]}", text)
+    return files
+
+
+def clear(done: Benchmark) -> str:
+    """For each federation, the methods whose interval of the difference to FedAvg excludes 0, as Markdown."""
+    lines = ["| federation | rows | FedAvg | above FedAvg | below FedAvg |", "|---|---|---|---|---|"]
+    methods = [name for name in done.mean_ranks() if name != BASE and name not in done.null_rows]
+    for scenario in done.columns:
+        found = {name: its for name in methods if (its := done.difference(scenario.name, name)) and its.clear}
+        ordered = sorted(found.items(), key=lambda item: -item[1].mean)
+        base = done.mean(scenario.name, BASE, "accuracy")
+        assert base is not None
+        cells = (
+            "<br>".join(f"`{name}` {written(its)}" for name, its in ordered if (its.mean > 0) == above) or "-"
+            for above in (True, False)
+        )
+        count = sum(done.difference(scenario.name, name) is not None for name in methods)
+        lines.append(f"| {scenario.title} | {count} | {base.text()} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def written(found: Interval) -> str:
+    """A difference with its interval, in points."""
+    assert found.half is not None
+    return f"{found.mean:+.1f} [{found.mean - found.half:+.1f}, {found.mean + found.half:+.1f}]"
+
+
+def plateau(tables: list[Table]) -> str:
+    """What FedAvg gained in the last third, as Markdown."""
+    (table,) = (each for each in tables if each.title.startswith("What"))
+    rows = [" | ".join(row) for row in (table.columns, ["---"] * 2, *table.rows)]
+    return "\n".join(f"| {row} |" for row in rows)
+
+
+def beside_papers(tables: list[Table]) -> Table:
+    """The papers' rows beside ours, of all federations in one table."""
+    columns = ["comparison", "method", "ours", "paper", "ours, worst", "paper, worst"]
+    rows = [
+        [table.title, *row, *["-"] * (5 - len(row))]
+        for table in tables
+        if " beside " in table.title
+        for row in table.rows
+    ]
+    return Table("The papers' rows beside ours", columns, rows)
+
+
+def of_papers() -> Table:
+    """Every table and figure of the papers, with its data or why it is not reproduced."""
+    columns, rows = ["table", "what it shows", "data, or why it is not reproduced"], []
+    for name, exhibit in exhibits().items():
+        data = "; ".join(scenario.title for scenario in exhibit.scenarios) or f"not reproduced: {exhibit.why}"
+        rows.append([name, exhibit.what, data])
+    return Table("The papers' tables and figures", columns, rows)
+
+
+def outdated() -> Iterator[Path]:
+    """The generated files that differ from what this tool writes."""
+    for path, text in contents().items():
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            yield path
+
+
+def main() -> None:
+    """Write or check the files."""
+    if sys.argv[1:] == ["--check"]:
+        wrong = [str(path.relative_to(ROOT)) for path in outdated()]
+        sys.exit("\n".join(["Out of date; run python tools/results.py:", *wrong]) if wrong else 0)
+    for path, text in contents().items():
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
