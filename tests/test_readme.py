@@ -51,7 +51,9 @@ def commands() -> list[str]:
     """Every command of fedshift on the pages: lines of blocks, and code within a line."""
     files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
     text = "\n".join(file.read_text(encoding="utf-8") for file in files).replace("\\\n", " ")
-    blocks = re.findall(r"^ *(fedshift [a-z-].*)$", text, re.MULTILINE)
+    fenced = "\n".join(re.findall(r"^```[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    blocks = re.findall(r"^ *(fedshift [a-z-].*)$", fenced, re.MULTILINE)
+    blocks += re.findall(r"^ {4,}(fedshift [a-z-].*)$", text, re.MULTILINE)
     return list(dict.fromkeys([*blocks, *re.findall(r"`(fedshift [a-z-][^`\n]*)`", text)]))
 
 
