@@ -183,7 +183,8 @@ def _exchanges(name: str, like: str | None, level: str) -> Iterator[str]:
     if like and _without_telemetry(found) == _without_telemetry(crossings(like)):
         yield from (f"The same tensors as with `{like}`; telemetry: {_telemetry(found)}.", "")
         return
-    text = "The exchanges of a round on the example model, a small CNN for RotatedMNIST. Nothing else leaves a client."
+    text = "The exchanges of a round on the example model, a small CNN for RotatedMNIST. "
+    text += "No other tensor of training leaves a client."
     head = ("exchange", "direction", "part", "tensors", "numbers", "category")
     yield from (text, "", *table(head, _by_part(found)), "")
     every = [(c.exchange, c.direction, f"`{c.tensor}`", _size(c.shape), c.category) for c in found]
