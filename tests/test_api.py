@@ -175,9 +175,9 @@ def test_interrupted_runs_are_resumed_and_loaded(make: Make):
     assert resumed.finished
     (loaded,) = fedshift.load(str(path)).runs
     assert loaded.model().state_dict().keys() == resumed.model().state_dict().keys()
-    with refuses("no run folder", "nowhere'"):
+    with refuses("No run folder", "nowhere'"):
         fedshift.load(path / "nowhere")
-    with refuses("no run folder", "run.json"):
+    with refuses("No run folder", "run.json"):
         fedshift.Run.open(path / "nowhere")
 
 

@@ -263,7 +263,7 @@ def test_a_coordinator_cannot_have_other_weights_trained_at_one_position(shared:
         forged = replace(work, order=other_weights(work.order, scale), score=None)
         assert shared.ask(forged.to_bytes()) == Failed("dark", "order")
     assert shared.kept() == before
-    assert "one of each is answered" in (shared.folder / "log.jsonl").read_text()
+    assert "each is answered once" in (shared.folder / "log.jsonl").read_text()
 
 
 def test_a_few_orders_that_failed_may_be_replaced_and_no_more(begun: Begun, tmp_path: Path):

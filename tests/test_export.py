@@ -258,7 +258,7 @@ def test_a_model_that_measures_on_the_batch_is_none_of_a_sample(make: Make):
 
 def test_mixed_precision_is_no_plain_code(make: Make, tmp_path: Path):
     run = fedshift.run(make({"train.precision": "bfloat16"}))
-    with refuses("Python module of its own", "--format torch"):
+    with refuses("separate Python module", "--format torch"):
         fedshift.export(run, format=["torch", "safetensors"], to=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -287,7 +287,7 @@ def test_the_card_and_what_is_not_told(table: Run, tmp_path: Path):
     """Scores with n and what was sent are those of the run's files; nothing shows of this machine, or of a sample."""
     out = tmp_path / "out"
     printed = fresh.ok("export", str(table.path), "--format", "torch,safetensors", "--to", str(out))
-    assert "Checked on 32 made samples and 60 of the data." in printed
+    assert "Checked on 32 generated samples and 60 of the data." in printed
     card = (out / "README.md").read_text(encoding="utf-8")
     for row in table.records[-1]["environments"]:
         low, high = (100 * end for end in row["intervals"]["accuracy"])

@@ -179,8 +179,8 @@ def test_nothing_that_an_error_at_a_site_says_crosses(folder: Path, grid: Memory
     """Whatever is wrong with its folder, the coordinator is notified of one of a few fixed words."""
     words = {
         "failed: client app raised exception",
-        "has failed; its log gives the reason",
-        "has data that do not fit: `fedshift federation check` states there why",
+        "has failed; its log has the reason",
+        "has data that do not fit: `fedshift federation check` explains it there",
     }
     for way in broken(folder, grid):
         grid.came.clear()

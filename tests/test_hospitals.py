@@ -98,7 +98,7 @@ def test_women_without_the_visit_are_left_out_and_later_columns_are_no_inputs(tm
 
 @pytest.mark.parametrize(
     ("bleeding", "words"),
-    [(["", "", "", ""], ["'V5..BOP'", "nothing in every row"]), (["1", "2", "much", "3"], ["'much' (str) in row 2"])],
+    [(["", "", "", ""], ["'V5..BOP'", "empty in every row"]), (["1", "2", "much", "3"], ["'much' (str) in row 2"])],
 )
 def test_a_label_that_is_no_number_is_named(tmp_path: Path, bleeding: list[str], words: list[str]):
     with refuses("opt.csv", *words):

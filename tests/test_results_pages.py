@@ -50,5 +50,5 @@ def test_every_table_beside_the_pages_is_shown_or_linked():
 def test_the_plugin_with_a_fixed_projection_trains_all_but_it():
     plugin = module_of(RESULTS / "fixed_p.py")
     objective = fedshift.FedAvg().phases()[0].objectives[0]
-    trained = set(fedshift.Client2Vec(local_training=True)._with_local_terms(objective).moves)
-    assert trained - set(plugin.FixedP(local_training=True)._with_local_terms(objective).moves) == {"projector"}
+    trained = set(fedshift.Client2Vec(local_training=True)._extend_objective(objective).moves)
+    assert trained - set(plugin.FixedP(local_training=True)._extend_objective(objective).moves) == {"projector"}

@@ -161,7 +161,7 @@ def test_a_missing_number_is_an_error_or_is_interpolated(tmp_path: Path, suffix:
     gap = steps("w", "oslo", "run", [1, None, None, 4], t=[0, 1, 2, 4])
     ends = steps("v", "oslo", "rest", [None, 5, 7, None], t=[0, 1, 2, 4])
     file = tmp_path / f"x{suffix}"
-    with refuses(f"'a' of '{file}'", "nothing in row 1", "--set data.impute=interpolate"):
+    with refuses(f"'a' of '{file}'", "empty in row 1", "--set data.impute=interpolate"):
         load(save(file, gap, time="t"))
     data = load(save(file, gap, ends, columns=["a"], impute="interpolate"))
     assert data.x.flatten().tolist() == [5, 5, 7, 7, 1, 2, 3, 4]

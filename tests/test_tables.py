@@ -136,10 +136,10 @@ def test_a_site_is_called_as_it_is_written(tmp_path: Path, written: str, names: 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a,label\n1,x\n,y\n", ["'a'", "nothing in row 1", "--set data.statistics=site (or pooled)"]),
+        ("a,label\n1,x\n,y\n", ["'a'", "empty in row 1", "--set data.statistics=site (or pooled)"]),
         ("a,label\n1,x\nhigh,y\n", ["'a'", "'high' (str) in row 1"]),
         ("a,label\n1,x\n1e39,y\n", ["x contains inf at [0] of row 1", "float32"]),
-        ("a,label\n1,x\n2,\n", ["'label'", "nothing in row 1"]),
+        ("a,label\n1,x\n2,\n", ["'label'", "empty in row 1"]),
         ("a,label\n1,0\n2,0.5\n", ["'label'", "0.5 in row 1", "whole number"]),
         ("a,label\n1,x\n2,X\n", ["'X'", "'x'", "differ only in case"]),
         ("a,Label\n1,x\n", ["(data.label)", "Did you mean", "--set data.label=COLUMN"]),
@@ -286,7 +286,7 @@ def test_rows_of_a_file_without_a_label(tmp_path: Path):
 def test_a_label_that_is_a_number_makes_two_classes(tmp_path: Path):
     """The second class is above the bound, even where the first row is; a row without a label keeps others' numbers."""
     text = "a,num\n1,9\n2,\n3,-1\n4,10\n"
-    with refuses("'num'", "nothing in row 1", "data.unlabelled=left-out"):
+    with refuses("'num'", "empty in row 1", "data.unlabelled=left-out"):
         read(table(tmp_path / "x.csv", text, label="num", label_above=9))
     data = read(table(tmp_path / "x.csv", text, label="num", label_above=9, unlabelled="left-out"))
     assert (data.classes, data.y.tolist(), cells(data)) == (("num <= 9", "num > 9"), [0, 0, 1], [[1], [3], [4]])
@@ -369,5 +369,5 @@ def test_a_label_above_a_number_makes_two_classes_of_a_file_or_a_folder(tmp_path
     assert data.y.tolist() == [0, 1, 0, 1]
     with refuses("'num'", "'mild' (str) in row 1", "data.label_above = 0", "each text is a class"):
         read(table(tmp_path / "x.csv", text.replace("2,2", "2,mild"), label="num", label_above=0))
-    with refuses("'num'", "nothing in row 1", "data.unlabelled=left-out"):
+    with refuses("'num'", "empty in row 1", "data.unlabelled=left-out"):
         read(table(tmp_path / "x.csv", text.replace("2,2", "2,"), label="num", label_above=0))

@@ -155,8 +155,8 @@ def test_texts_to_predict_for_are_read_as_the_others(tmp_path: Path):
     ("row", "message"),
     [
         (("food", "good", "  "), ("'text'", "t.csv'", "'  '", "row 6", "fill it in")),
-        (("food", "", "good"), ("'label'", "t.csv'", "nothing", "row 6")),
-        ((" ", "good", "good"), ("'domain'", "t.csv'", "nothing", "row 6")),
+        (("food", "", "good"), ("'label'", "t.csv'", "empty", "row 6")),
+        ((" ", "good", "good"), ("'domain'", "t.csv'", "empty", "row 6")),
     ],
 )
 def test_cells_that_are_wrong(tmp_path: Path, row: tuple[str, ...], message: tuple[str, ...]):

@@ -245,7 +245,7 @@ def test_two_processes_do_not_log_the_same(make: Make, tracker: Recording):
         ("tensorbord", {}, UnknownNameError, "Did you mean 'tensorboard'"),
         ("prometheus", {"uri": "x"}, UnknownNameError, "Unknown field of [tracker] 'uri'"),
         ("wandb", {"mode": "on"}, FedshiftError, "tracker.mode = 'on'"),
-        ("prometheus", {}, FedshiftError, "There is not a run folder"),
+        ("prometheus", {}, FedshiftError, "No run folder"),
     ],
 )
 def test_what_is_asked_for_is_checked_first(to: str, settings: dict[str, str], kind: Any, words: str, tmp_path: Path):

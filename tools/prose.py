@@ -18,6 +18,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
+GENERATED = {"_build", "methods", "gallery", "generated", "jupyter_execute", "methods.md", "commands.md", "settings.md"}
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = tomllib.loads((ROOT / "tools" / "words.toml").read_text(encoding="utf-8"))
 CODE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)\n]*\)|<!--.*?-->", re.DOTALL)  # of Markdown
@@ -58,7 +59,7 @@ def trees() -> dict[str, list[Path]]:
     changes = ROOT / "CHANGELOG.md"
     return {
         "src": sorted((ROOT / "src").rglob("*.py")),
-        "docs": sorted(page for page in pages if page != changes and "_build" not in page.parts),
+        "docs": sorted(page for page in pages if page != changes and not GENERATED & {page.name, *page.parts}),
     }
 
 

@@ -12,6 +12,6 @@ from fedshift.core.contract import Objective
 class FixedP(fedshift.Client2Vec):
     """Client2Vec that does not train P."""
 
-    def _with_local_terms(self, objective: Objective) -> Objective:
-        extended = super()._with_local_terms(objective)
+    def _extend_objective(self, objective: Objective) -> Objective:
+        extended = super()._extend_objective(objective)
         return replace(extended, moves=tuple(part for part in extended.moves if part != "projector"))

@@ -312,7 +312,7 @@ class Cells(NamedTuple):
 
     where: str  # the column and its file, for errors
     values: Array  # the cells, as pandas has them, (N,)
-    numbers: Array  # their numbers (N,), float64; NaN where a cell is none
+    numbers: Array  # their numbers (N,), float64; NaN for other cells
     missing: Array  # which cells contain nothing, (N,), bool
 
     @classmethod

@@ -92,7 +92,7 @@ class RotatedMNIST(Dataset):
         domains = self.domain_names()
         images, labels = read_mnist(self.path)
         drawn = np.concatenate([self._draw(labels, digit, streams) for digit in range(10)], axis=1)
-        row = np.arange(len(domains)) % len(drawn)  # of each angle: that of its own, or the only one
+        row = np.arange(len(domains)) % len(drawn)  # the draw of each angle, or the common draw
         chosen = drawn[row]
         fewer = "Give fewer data.angles or data.images_per_class."
         check_fits(chosen.size, images.shape[1], 6, fewer)  # bytes, twice, and floats

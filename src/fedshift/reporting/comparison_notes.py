@@ -54,7 +54,7 @@ def recorded(comparison: Comparison) -> Iterator[Caution]:
     """What failed, is lacking, damaged, not finished or noted in the runs' folders."""
     again = "It is in no mean; `fedshift resume` tries again."
     yield from (Caution("failed", f"{name}: {reason}", again) for name, reason in comparison.lacking.items())
-    yield from (Caution("left out", note) for note in comparison.missing)
+    yield from (Caution("excluded", note) for note in comparison.missing)
     yield from _judged_on_the_test(comparison)
     judged = {_protocol_caution(run) for run in comparison.runs}
     odd = next((oddity for run in comparison.runs if (oddity := run.data_facts.get("oddity"))), None)

@@ -44,7 +44,7 @@ class SiteCounts:
     name: str  # the site's
     samples: int  # how many it has
     clients: int  # how many clients train on samples of it
-    roles: dict[str, int]  # the number of samples for training, validation and test, and of unused samples ("nobody")
+    roles: dict[str, int]  # the number of samples for training, validation and test, and of unused samples
     classes: dict[str, int]  # how many samples it has of each class, whatever they are used for
 
 
