@@ -221,7 +221,7 @@ def test_what_cannot_be_tracked_is_named_after_the_others_were(make: Make, track
     runs = [carry_out(make({"seed": seed})) for seed in range(3)]
     runs[0].experiment_file.write_text("name = 1")
     (runs[1].path / "trackers").touch()
-    with refuses("2 runs cannot be tracked", "describes another experiment", "Copy the run's folder"):
+    with refuses("2 runs cannot be tracked", "describes a different experiment", "Copy the run's folder"):
         fedshift.track(runs[0].path.parent, tracker)
     assert logged(tracker) == recorded(runs[2])
 
@@ -245,7 +245,7 @@ def test_two_processes_do_not_log_the_same(make: Make, tracker: Recording):
         ("tensorbord", {}, UnknownNameError, "Did you mean 'tensorboard'"),
         ("prometheus", {"uri": "x"}, UnknownNameError, "Unknown field of [tracker] 'uri'"),
         ("wandb", {"mode": "on"}, FedshiftError, "tracker.mode = 'on'"),
-        ("prometheus", {}, FedshiftError, "There is not a run folder"),
+        ("prometheus", {}, FedshiftError, "No run folder"),
     ],
 )
 def test_what_is_asked_for_is_checked_first(to: str, settings: dict[str, str], kind: Any, words: str, tmp_path: Path):
