@@ -177,7 +177,7 @@ def test_interrupted_runs_are_resumed_and_loaded(make: Make):
     assert loaded.model().state_dict().keys() == resumed.model().state_dict().keys()
     with refuses("No run folder", "nowhere'"):
         fedshift.load(path / "nowhere")
-    with refuses("No run folder", "run.json"):
+    with refuses("not a run folder", "run.json"):
         fedshift.Run.open(path / "nowhere")
 
 
