@@ -143,7 +143,7 @@ def test_a_bad_option_is_named_with_its_fix(options: dict[str, Any], words: list
 
 def test_a_bad_source_is_named():
     for source in ([], 3, [3], None):
-        with refuses("no experiment", "TOML"):
+        with refuses("not an experiment", "TOML"):
             fedshift.grid(source)  # type: ignore[arg-type]  # that is the point
 
 
@@ -177,7 +177,7 @@ def test_interrupted_runs_are_resumed_and_loaded(make: Make):
     assert loaded.model().state_dict().keys() == resumed.model().state_dict().keys()
     with refuses("No run folder", "nowhere'"):
         fedshift.load(path / "nowhere")
-    with refuses("No run folder", "run.json"):
+    with refuses("not a run folder", "run.json"):
         fedshift.Run.open(path / "nowhere")
 
 

@@ -221,7 +221,7 @@ def test_what_cannot_be_tracked_is_named_after_the_others_were(make: Make, track
     runs = [carry_out(make({"seed": seed})) for seed in range(3)]
     runs[0].experiment_file.write_text("name = 1")
     (runs[1].path / "trackers").touch()
-    with refuses("2 runs cannot be tracked", "describes another experiment", "Copy the run's folder"):
+    with refuses("2 runs cannot be tracked", "describes a different experiment", "Copy the run's folder"):
         fedshift.track(runs[0].path.parent, tracker)
     assert logged(tracker) == recorded(runs[2])
 

@@ -1,4 +1,4 @@
-"""A user's network, without registration: an nn.Module, a class, or a function that creates a module.
+"""Your network, without registration: an nn.Module, a class, or a function that creates a module.
 
 Choices: where a method, or ``dim``, requires another number of features than the module gives, a linear layer follows.
 """
