@@ -141,7 +141,7 @@ def test_a_round_goes_on_without_the_liar(tmp_path: Path, without_dark: Run, lie
 def test_who_is_left_out_is_an_event_and_the_factor_is_on_record(tmp_path: Path):
     """Also in a run that waits for all: after an error the same answer would come again and end it for good."""
     run = carry_out(tmp_path, liar(huge), {"train.min_answers": "all"}, norm_factor=30.0)
-    ((event),) = told(run, "excluded")
+    ((event),) = told(run, "left out")
     assert (event["who"], event["round"], event["exchange"]) == ("dark", 2, "train")
     assert "allows 30" in event["why"]
     assert json.loads((run.path / "data.json").read_text())["norm_factor"] == 30

@@ -23,8 +23,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
 
 
 def keep_colon(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
-    """Replace the colon of a property's first line, which napoleon takes for a type."""
-    if what == "property" and lines:
+    """Replace the colon in the first line of a property or attribute, which napoleon takes for a type."""
+    if what in {"property", "attribute"} and lines:
         lines[0] = lines[0].replace(": ", " -- ", 1)
 
 

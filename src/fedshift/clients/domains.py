@@ -109,7 +109,6 @@ def _check_strings(name: str, words: object) -> None:
 
 
 def _check_numbers(name: str, numbers: object, samples: int, names: tuple[str, ...] | None) -> None:
-    """Check a number for each sample, an index into the names, if there are names."""
     if not isinstance(numbers, Tensor) or numbers.dtype != torch.int64 or tuple(numbers.shape) != (samples,):
         found = f"{numbers.dtype} {tuple(numbers.shape)}" if isinstance(numbers, Tensor) else type(numbers).__name__
         raise FedshiftError(f"{name} is {found}; x contains {samples} samples, so give an int64 tensor ({samples},).")

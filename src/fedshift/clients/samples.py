@@ -185,7 +185,6 @@ class Lazy(Sequence[T]):
         return Lazy(self.make, tuple(self.numbers[place] for place in places))
 
     def mapped(self, change: Callable[[T], T]) -> Lazy[T]:
-        """The items after a function."""
         return Lazy(lambda number: change(self.make(number)), self.numbers)
 
 

@@ -105,11 +105,11 @@ class Brief:
 class Known(Brief):
     """What a client can read while it works, and afterwards."""
 
-    received: Tensors  # the Down that it started from, by full name; frozen. Empty on the server
-    # the sums of each :class:`Measure` so far in this exchange; and ``snapshot.<name>`` of a :class:`Phase` with a
-    # snapshot
+    received: Tensors  #: the Down that it started from, by full name; frozen. Empty on the server
+    #: the sums of each :class:`Measure` so far in this exchange; and ``snapshot.<name>`` of a :class:`Phase` with a
+    #: snapshot
     measured: Tensors
-    counts: Tensor  # the client's training samples of each class, (classes,), int64; zeros on the server
+    counts: Tensor  #: the client's training samples of each class, (classes,), int64; zeros on the server
 
 
 @dataclass(frozen=True, repr=False)

@@ -53,7 +53,6 @@ class CellCounts:
 
     @property
     def whole(self) -> bool:
-        """Whether no cell is small."""
         return not (self.small.any() or self.rare.any())
 
 

@@ -162,7 +162,6 @@ def _computed(images: Tensor, network: FrozenNetwork, size: int, notify: Embeddi
 
 
 def checksum(tensor: Tensor, about: object = None) -> str:
-    """A digest of a tensor's content and a description."""
     total = blake2b(repr(about).encode(), digest_size=16)
     total.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()

@@ -74,7 +74,6 @@ class Telemetry(Message):
 
     @property
     def terms(self) -> dict[str, float]:
-        """The mean of each loss term over the steps."""
         return {name.removeprefix(TERM): float(value) for name, value in self.items() if name.startswith(TERM)}
 
 
@@ -93,7 +92,6 @@ class Trip:
 
     @property
     def trip(self) -> Trip:
-        """The trip alone, of an order or an answer."""
         return Trip(self.run, self.stage, self.round, self.exchange, self.client)
 
 
@@ -138,7 +136,6 @@ class Missing:
 
 
 def metadata(data: bytes) -> dict[str, str]:
-    """The metadata in the header of a safetensors message."""
     header: dict[str, dict[str, str]] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return header["__metadata__"]
 

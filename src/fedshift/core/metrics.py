@@ -77,7 +77,6 @@ class Metric:
 
     @property
     def quantity(self) -> str:
-        """The title without the class."""
         if self.kind == SENSITIVITY_AT:
             return f"sensitivity at a specificity of {self.number}"
         if self.kind == CALIBRATION:
@@ -91,17 +90,14 @@ class Metric:
 
     @property
     def heading(self) -> str:
-        """The title at the start of a line."""
         return self.title[:1].upper() + self.title[1:]
 
     @property
     def remark(self) -> str:
-        """A remark for values where smaller is better."""
         return " (smaller is better)" if self.smaller else ""
 
     @property
     def smaller(self) -> bool:
-        """Whether smaller is better."""
         return self.kind in (CALIBRATION, "loss")
 
     @property
@@ -160,7 +156,6 @@ def check_classes(select: str, classes: Sequence[str]) -> None:
 
 
 def names(declared: Sequence[str], classes: Sequence[str]) -> tuple[str, ...]:
-    """The recorded names of declared metrics, in order."""
     found: list[str] = []
     for name in declared:
         per_class = name.startswith(PER_CLASS)

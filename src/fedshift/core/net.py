@@ -138,7 +138,6 @@ class _Noting(Net):
 
 @torch.no_grad()
 def parts_read(net: Net, predict: Callable[[Net], object]) -> frozenset[str]:
-    """The names of the parts that a prediction reads."""
     noting = _Noting(net)
     predict(noting)
     return frozenset(noting.seen)

@@ -51,7 +51,6 @@ class Round:
 
     @property
     def key(self) -> tuple[str, int]:
-        """The key of its random streams."""
         return (self.stage.name, self.number)
 
 
@@ -124,7 +123,6 @@ class Setup:
 
     @property
     def class_weights(self) -> tuple[float, ...] | Literal["none", "balanced"]:
-        """The requested weight of each class, in order."""
         weights = self.train.class_weights
         return tuple(weights.get(name, 1.0) for name in self.classes) if isinstance(weights, dict) else weights
 
@@ -160,7 +158,6 @@ class Setup:
         return self.train.notes(max(stage.rounds for stage in self.stages))
 
     def plan(self, method: Method) -> tuple[Stage, ...]:
-        """The stages of a method for this run."""
         with self.global_draws("plan"):
             return prepared_first(self.preparation, method.stages(self.train.rounds))
 
@@ -169,7 +166,6 @@ class Setup:
         return self.streams.as_global(f"global draws in {purpose}", *key, device=self.device)
 
     def find(self, stage: str, exchange: str) -> tuple[Stage, Exchange]:
-        """A stage and one of its exchanges by name."""
         (found,) = (
             (one, each) for one in self.stages for each in one.exchanges if (one.name, each.name) == (stage, exchange)
         )
@@ -190,11 +186,9 @@ class Setup:
 
     @cached_property
     def scopes(self) -> dict[str, Scope]:
-        """The scope of each tensor, by full name."""
         return tensor_scopes(self.method, self.parts)
 
     def initial(self, scope: Scope) -> Tensors:
-        """The initial tensors of a scope."""
         return self._starting({name: part.module for name, part in self.parts.items()}, scope)
 
     def initial_private(self, client: int) -> Tensors:
@@ -256,7 +250,6 @@ class Setup:
         return Tensors({full_name(name) if full_name(name) in declared else name: t for name, t in uploaded.items()})
 
     def declaration(self, exchange: Exchange) -> Declaration:
-        """The declaration of an exchange, computed once."""
         known = self._declarations.get(id(exchange))
         if known is None or known.exchange is not exchange:
             known = self._declarations[id(exchange)] = self._declare(exchange)
@@ -297,7 +290,6 @@ class Setup:
 
     @cached_property
     def shapes(self) -> Tensors:
-        """Every initial tensor, for its type and shape."""
         return Tensors(dict(Net({name: part.module for name, part in self.parts.items()}).tensors()))
 
     @cached_property

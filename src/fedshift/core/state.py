@@ -24,7 +24,6 @@ class ClientState:
     trained: bool = True  # whether private values of training, or of an exchange's ``keep``, have been stored
 
     def flat(self) -> dict[str, Tensor]:
-        """Everything as named tensors, for a file."""
         flat = {json.dumps(["tensor", name]): tensor for name, tensor in self.tensors.items()}
         flat |= flat_optimisers(self.optimisers)
         flat |= {} if self.trained else {json.dumps(["untrained"]): torch.zeros(())}
@@ -50,7 +49,6 @@ class ClientState:
 
 
 def flat_optimisers(optimisers: OptimiserState) -> dict[str, Tensor]:
-    """Optimiser state as named tensors, for a file."""
     return {
         json.dumps(["optimiser", objective, parameter, kind]): tensor
         for objective, parameters in optimisers.items()

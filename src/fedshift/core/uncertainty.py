@@ -140,7 +140,6 @@ def bootstrap(
 
 
 def with_interval(metrics: Sequence[str]) -> tuple[str, ...]:
-    """The recorded metrics that have an interval without resampling."""
     return tuple(name for name in metrics if name.partition(OF)[0] in ("auroc", "sensitivity", "precision"))
 
 

@@ -66,7 +66,6 @@ class Coordinator:
 
     @property
     def schedule(self) -> Sequence[Round]:
-        """Every round of the run, in order."""
         return schedule_of(self.setup.stages, self.ended)
 
     @property
@@ -79,7 +78,6 @@ class Coordinator:
 
     @property
     def stage_over(self) -> bool:
-        """Whether the last finished round is its stage's last."""
         last = self.schedule[self.position - 1]
         return last.number == self.rounds_of(last.stage)
 
@@ -89,7 +87,6 @@ class Coordinator:
         self.ended[last.stage.name] = last.number
 
     def cohort(self, stage: Stage) -> int:
-        """The number of clients in a round of a stage."""
         participation = stage.participation or self.setup.train.participation
         return max(1, round(participation * len(self.names)))
 
@@ -187,7 +184,6 @@ class Coordinator:
         return down
 
     def own(self, exchange: Exchange, client: int) -> Mapping[str, Tensor]:
-        """The tensors that one client receives in place of the common ones."""
         if exchange.send is None:
             return {}
         with self.setup.global_draws("send", self.position, exchange.name, client):
@@ -200,7 +196,6 @@ class Coordinator:
         return self._sent[2]
 
     def orders(self, exchange: Exchange, round: Round, cohort: Sequence[int]) -> list[Order]:
-        """The order for each client of a cohort, by id."""
         where = self.setup.run, round.stage.name, round.number, exchange.name
         return [Order(*where, client, self.down(exchange, client)) for client in cohort]
 

@@ -114,7 +114,6 @@ class Evaluation:
 
     @cached_property
     def read(self) -> frozenset[str]:
-        """The parts that a prediction reads."""
         federated = self.site.federated
         x, _ = federated.environments[0].samples.batch(torch.zeros(1, dtype=torch.int64, device=self.setup.device))
         return parts_predicted(self.setup.method, self.setup.model, self.setup.parts, federated.inputs, x)

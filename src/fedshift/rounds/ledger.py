@@ -71,7 +71,6 @@ class Entry(BaseModel):
 
     @property
     def bytes(self) -> int:
-        """The bytes of all messages."""
         return self.messages * self.largest
 
 
@@ -104,7 +103,6 @@ class Ledger:
         entry.rounds.add(round)
 
     def bytes(self, direction: Direction) -> int:
-        """The bytes of all messages of a direction."""
         return sum(entry.bytes for entry in self._entries.values() if entry.direction == direction)
 
     # For readers ---------------------------------------------------------------------------------

@@ -89,7 +89,6 @@ def check_numbers(setup: Setup, answer: Answer, exchange: Exchange, where: str, 
 
 
 def _most(bound: Bound, setup: Setup, exchange: Exchange, samples: int) -> int:
-    """The bound of a count."""
     if bound in ("total", "each"):
         return samples
     steps = drawn = 0
@@ -163,7 +162,6 @@ def _declared_down(setup: Setup, exchange: Exchange) -> Declared:
 
 
 def enough(setup: Setup, requested: int, answered: int) -> bool:
-    """Whether a round may aggregate this number of answers."""
     if not answered:
         return False
     least = setup.train.min_answers

@@ -45,7 +45,6 @@ class Limits:
 
     @property
     def factor(self) -> float:
-        """The factor, infinite without a limit."""
         return self.norm_factor or math.inf
 
 
@@ -90,7 +89,6 @@ def excesses(
 
 
 def _sizes(categories: Mapping[str, Category], down: Down, up: Up) -> dict[Group, _Size]:
-    """The sizes of an answer, by group."""
     changes = defaultdict[Group, list[Squares]](list)
     received: list[Squares] = []
     for name, tensor in up.items():

@@ -110,7 +110,6 @@ def _of_samples(train: Samples, inputs: Inputs) -> Iterator[Secret]:
 
 
 def _private(tensors: Mapping[str, Tensor], when: str, public: Iterable[Tensor]) -> Iterator[Secret]:
-    """Private tensors that are not common knowledge."""
     known = [tensor.detach().flatten() for tensor in public]
     for name, tensor in tensors.items():
         row = tensor.detach().flatten()
@@ -213,7 +212,6 @@ class Site:
         return self._prepared[client][0]
 
     def state(self, client: int, received: Mapping[str, Tensor]) -> ClientState:
-        """A client's stored or initial state, with its statistics from the Down."""
         kept = self.store.get(client)
         prepared = self.prepared_by(client, received)
         if kept:
@@ -260,7 +258,6 @@ class Site:
         return Answer(*trip, outcome.up, telemetry)
 
     def answer(self, job: Job, result: Outcome | Exception) -> Answer | Exception:
-        """The answer to a job, or its error."""
         if not isinstance(result, Outcome):
             return result
         try:
