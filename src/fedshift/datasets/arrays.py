@@ -44,9 +44,9 @@ class Arrays(Dataset):
 
     seeded: ClassVar[bool] = False
 
-    path: str = setting(help="an .npz file, or a folder that contains one a domain", path=True)
+    path: str = setting(help="an .npz file, or a folder with one file per domain", path=True)
     exclude: tuple[str, ...] = setting(
-        (), help="columns of x (N, columns) that are excluded, by name, or by number from 0 where they have none"
+        (), help="columns of x (N, columns) to exclude, by name, or by number from 0 if they have no names"
     )
 
     def domain_names(self) -> tuple[str, ...]:

@@ -64,7 +64,7 @@ class ColumnFiles(Dataset):
     path: str = setting(help="a file that ends in .csv or .parquet, or a folder of them", path=True)
     label: str = setting("label", help="the column of the class")
     domain: str = setting("", help="the column of the domain (site); empty: a file is one domain, named like the file")
-    sep: str = setting(",", help="what separates the columns of CSV: a character, or 'tab'", examples=(",", ";", "tab"))
+    sep: str = setting(",", help="separator of CSV columns: a character, or 'tab'", examples=(",", ";", "tab"))
     encoding: str = setting(
         "utf-8",
         help="how the text of CSV is encoded, such as cp1252 (Windows)",

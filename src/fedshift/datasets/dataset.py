@@ -92,7 +92,7 @@ class ImageDataset(Dataset):
     flip: bool = setting(True, help="false: augment without flips, where a mirror image is another thing, as in text")
     normalise: bool = setting(False, help="ImageNet's mean and standard deviation (needs 3 channels)")
     missing_classes: Literal["error", "allow"] = setting(
-        "error", help="what a domain without any image of a class means"
+        "error", help="treatment of a domain without images of a class"
     )
     frozen: str = setting(
         "none",
@@ -104,7 +104,8 @@ class ImageDataset(Dataset):
         0, help="height and width in pixels that images are resized to for the frozen network; 0: as size"
     )
     harmonise: Literal["none", "combat"] = setting(
-        "none", help="with frozen, what takes from each site's features what they differ in location and scale: ComBat"
+        "none",
+        help="with frozen: whether ComBat removes each site's differences in location and scale from the features",
     )
 
     def __post_init__(self) -> None:

@@ -50,9 +50,11 @@ class Digits(Dataset):
     """Handwritten digits, the same before photographs, digits on envelopes, and house numbers; one domain each."""
 
     domains: tuple[Domain, ...] = setting(
-        ("mnist", "mnist-m", "usps", "svhn"), help="which of the four", source="FRAug, Sec. 5"
+        ("mnist", "mnist-m", "usps", "svhn"), help="the domains, of four", source="FRAug, Sec. 5"
     )
-    fraction: Fraction = setting(0.01, help="part of each digit of each domain that is kept", source="FRAug, Sec. 5")
+    fraction: Fraction = setting(
+        0.01, help="part of each domain's images of each digit that is kept", source="FRAug, Sec. 5"
+    )
     size: Pixels = setting(32, help="height and width in pixels")
     augment: bool = setting(
         False, help="crop, colour jitter and grayscale in training, without flips", source="FRAug's public code: true"

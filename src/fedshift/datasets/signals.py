@@ -33,16 +33,14 @@ class Signals(InputColumns, WindowedDataset):
 
     label: str = setting("label", help="the column of the class, at each step")
     recording: tuple[str, ...] = setting(
-        (), help="the columns that together name the recording, on its site; none: a file is one recording of its site"
+        (), help="the columns that together name a recording within its site; none: a file is one recording"
     )
-    group: str = setting(
-        "", help="the column of what a split keeps whole, such as a patient; empty: a recording is kept whole"
-    )
-    time: str = setting("", help="the column of the time, which rises in each recording; empty: there is none")
-    missing: tuple[str, ...] = setting(("",), help="what is written in a cell that is empty, such as NA")
+    group: str = setting("", help="the column of groups that a split keeps whole, such as patients; empty: recordings")
+    time: str = setting("", help="the column of the time, which increases within a recording; may be empty")
+    missing: tuple[str, ...] = setting(("",), help="texts that mean a missing cell, such as NA")
     impute: Literal["none", "interpolate"] = setting(
         "none",
-        help="what stands for a missing number; none: it is an error; interpolate: linear in time between its "
+        help="how a missing number is filled in; none: error; interpolate: linearly in time between its "
         "neighbours in the recording, the nearest at its ends",
     )
 

@@ -43,21 +43,23 @@ class TableDataset(Dataset):
 
     statistics: Literal["none", "site", "pooled", "combat"] = setting(
         "none",
-        help="what prepares rows: nothing, which takes numbers as they are; statistics of training rows, of each site "
-        "alone; of all sites together, from sums that each sends once; or these, and ComBat takes from each site's "
-        "numbers what they differ in location and scale",
+        help="how rows are prepared: none: numbers stay as they are; site, pooled: by statistics of training rows, of
+        each site " "or of all sites, from sums that each sends once; combat: pooled, and ComBat removes each site's "
+        "differences in location and scale",
     )
     impute: Literal["mean", "median"] = setting(
-        "mean", help="what stands for a missing number; for a missing category it is the most frequent one"
+        "mean", help="how a missing number is filled in; a missing category becomes the most frequent one"
     )
     indicate: tuple[str, ...] = setting(
-        (), help="columns of which a further input states whether the cell is missing, such as one that a site lacks"
+        (), help="columns for which a further input indicates missing cells, such as a column that a site lacks"
     )
     pool: tuple[str, ...] = setting(
-        (), help="with statistics = site, columns that statistics of all sites prepare, such as one that a site lacks"
+        (),
+        help="with statistics = site: columns prepared by statistics of all sites, such as a column that a site lacks",
     )
     covariates: tuple[str, ...] = setting(
-        (), help="with statistics = combat, columns that stay as they are, and whose effects on the others it preserves"
+        (),
+        help="with statistics = combat: covariates, which stay as they are and whose effects on other columns are kept",
     )
 
     def __post_init__(self) -> None:
@@ -109,17 +111,17 @@ class TableFile(InputColumns, TableDataset):
 
     label_above: Bound | None = setting(
         None,
-        help="makes two classes of a label that is a number: at most so much, and more; none: the label is the class",
+        help="threshold that turns a numeric label into two classes, at most and above; none: the label is the class",
     )
-    unlabelled: Literal["refused", "left-out"] = setting("refused", help="what becomes of rows without a label")
+    unlabelled: Literal["refused", "left-out"] = setting("refused", help="treatment of rows without a label")
 
     categories: tuple[str, ...] = setting(
         (), help="columns whose numbers are categories; columns of text are categories in any case"
     )
     dates: tuple[str, ...] = setting(
-        (), help="columns of dates, written as 2020-01-31 or 2020-01-31T08:30, which become days since 1970-01-01"
+        (), help="columns of dates (2020-01-31 or 2020-01-31T08:30), which become days since 1970-01-01"
     )
-    missing: tuple[str, ...] = setting(("",), help="what is written in a cell that is empty, such as NA")
+    missing: tuple[str, ...] = setting(("",), help="texts that mean a missing cell, such as NA")
 
     def __post_init__(self) -> None:
         """Check the settings."""

@@ -47,12 +47,12 @@ class TextFile(ColumnFiles):
     text: str = setting("text", help="the column of the text")
     tokens: str = setting(
         HASHING,
-        help="'hashing' makes vectors of hashed words; a folder that a tokenizer's save_pretrained wrote, or a hub id "
-        "with its commit (ID@COMMIT), makes token ids",
+        help="'hashing': vectors of hashed words; or a tokenizer for token ids: a folder that save_pretrained wrote, or
+        a hub id " "with its commit (ID@COMMIT)",
         path=True,
         words=(HASHING,),
     )
-    width: Width = setting(1024, help="numbers of a vector, with hashing")
+    width: Width = setting(1024, help="size of a vector, with hashing")
     length: Width = setting(128, help="tokens of a text, with a tokenizer; longer texts are cut")
 
     def inputs_named(self) -> tuple[str, ...]:

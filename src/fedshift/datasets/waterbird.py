@@ -64,10 +64,10 @@ class WaterBird(ShortcutDataset):
         "release", help="how waterbirds are recognised: by parts of words as the release (46), or by whole words (43)"
     )
     waterbird_window: tuple[Count, Count] = setting(
-        (15, 10), help="waterbird species of a client, and how far on the next client's lie", source="FedPIN, E.1"
+        (15, 10), help="waterbird species of a client, and the distance to the next client's", source="FedPIN, E.1"
     )
     landbird_window: tuple[Count, Count] = setting(
-        (51, 34), help="landbird species of a client, and how far on the next client's lie", source="FedPIN, E.1"
+        (51, 34), help="landbird species of a client, and the distance to the next client's", source="FedPIN, E.1"
     )
 
     def inputs(self) -> Inputs:

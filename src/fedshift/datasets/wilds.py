@@ -157,10 +157,10 @@ class IWildCam(Wilds):
     )
     bursts: Literal["whole", "single"] = setting(
         "whole",
-        help="whether a split keeps the images of one burst together; a burst counts as its first image's class",
+        help="whether a split keeps the images of a burst together, by the class of its first image",
     )
     missing_classes: Literal["error", "allow"] = setting(
-        "allow", help="what a domain without any image of a class means", source="FedCiR, Sec. 6.1: label skew"
+        "allow", help="treatment of a domain without images of a class", source="FedCiR, Sec. 6.1: label skew"
     )
 
     def domain_names(self) -> tuple[str, ...]:

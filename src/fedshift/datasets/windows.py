@@ -76,11 +76,11 @@ class WindowedDataset(Dataset):
     seeded: ClassVar[bool] = False
 
     window: Count = setting(help="steps of time in a window")
-    stride: WholeNumber = setting(0, help="steps from the beginning of a window to that of the next; 0: as window")
+    stride: WholeNumber = setting(0, help="steps between the starts of windows; 0: as window")
     mixed: Literal["drop", "majority"] = setting(
-        "drop", help="what becomes of a window in which the label changes; majority: its most frequent label"
+        "drop", help="treatment of a window in which the label changes; majority: its most frequent label"
     )
-    short: Literal["error", "drop"] = setting("error", help="what a recording that is shorter than a window means")
+    short: Literal["error", "drop"] = setting("error", help="treatment of a recording that is shorter than a window")
     standardise: Literal["none", "window", "recording"] = setting(
         "none", help="over which steps each channel gets mean 0 and standard deviation 1"
     )
@@ -181,7 +181,7 @@ class Watch(WindowedDataset):
 
     domain: Literal["side", "subject"] = setting("side", help="what a site is: the left or the right arm, or a person")
     window: Count = setting(200, help="steps of 1/50 second in a window")
-    stride: WholeNumber = setting(100, help="steps from the beginning of a window to that of the next; 0: as window")
+    stride: WholeNumber = setting(100, help="steps between the starts of windows; 0: as window")
 
     def domain_names(self) -> tuple[str, ...]:
         return SIDES if self.domain == "side" else tuple(f"{number:02d}" for number in range(1, PERSONS + 1))
