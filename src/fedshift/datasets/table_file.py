@@ -43,8 +43,8 @@ class TableDataset(Dataset):
 
     statistics: Literal["none", "site", "pooled", "combat"] = setting(
         "none",
-        help="how rows are prepared: none: numbers stay as they are; site, pooled: by statistics of training rows, of
-        each site " "or of all sites, from sums that each sends once; combat: pooled, and ComBat removes each site's "
+        help="how rows are prepared: none: numbers stay as they are; site, pooled: by statistics of training rows, of "
+        "each site or of all sites, from sums that each sends once; combat: pooled, and ComBat removes each site's "
         "differences in location and scale",
     )
     impute: Literal["mean", "median"] = setting(
