@@ -47,8 +47,8 @@ class TextFile(ColumnFiles):
     text: str = setting("text", help="the column of the text")
     tokens: str = setting(
         HASHING,
-        help="'hashing': vectors of hashed words; or a tokenizer for token ids: a folder that save_pretrained wrote, or
-        a hub id " "with its commit (ID@COMMIT)",
+        help="'hashing': vectors of hashed words; or a tokenizer for token ids: a folder that save_pretrained wrote, "
+        "or a hub id with its commit (ID@COMMIT)",
         path=True,
         words=(HASHING,),
     )
