@@ -59,8 +59,8 @@ class Transformer(Freezing):
     dim: Width = setting(64, help="dimension d of the representation z")
     pooling: Literal["mean", "first", "pooler"] = setting(
         "mean",
-        help="representation of a sample: the mean of the last hidden states, over tokens without padding or over places
-        " "of an image; the first token's; or the output of the network's pooler",
+        help="representation of a sample: the mean of the last hidden states, over tokens without padding or over "
+        "places of an image; the first token's; or the output of the network's pooler",
     )
     vectors: bool = setting(
         False, help="read vectors (width,) or sequences of them (length, width) instead of embedded tokens"
