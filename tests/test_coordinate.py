@@ -151,7 +151,7 @@ def nameless(about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
 
 LIES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "nan": (lambda reply: altered(reply, nan), "is not finite"),
-    "client": (lambda reply: altered(reply, lambda about, _: about["answer"].update(client=2)), "that of client 2"),
+    "client": (lambda reply: altered(reply, lambda about, _: about["answer"].update(client=2)), "is from client 2"),
     "site": (lambda reply: altered(reply, lambda about, _: about.update(site="gray")), "a reply of the site 'gray'"),
     "score": (lambda reply: altered(reply, scored("accuracy", FLOAT(1.5))), "accuracy = 1.5"),
     "noise": (lambda reply: b"\xff" * 100, "sent what is no message"),

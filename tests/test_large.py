@@ -126,7 +126,7 @@ def test_a_dry_run_says_what_scoring_all_would_cost(many: dict[str, Any]):
     cost = estimate(fedshift.experiment({**many, "evaluate": {"clients": 8}}))
     assert cost.scoring
     (note,) = [note for note in cost.notes if note.startswith("An evaluation takes about")]
-    assert "one of all 40 clients would take" in note
+    assert "of all 40 clients it would take" in note
     assert not any("An evaluation takes" in note for note in estimate(fedshift.experiment(many)).notes)
 
 
