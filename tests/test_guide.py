@@ -25,6 +25,7 @@ FAST = ["train.steps=2", "train.batch=8", "run.engine=sequential"]
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")  # as in a wide terminal
 
 
 def commands(page: str, marker: str = "shell") -> list[str]:
