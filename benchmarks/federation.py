@@ -89,14 +89,14 @@ def measured(started: Processes, run: Run) -> tuple[Rows, dict[str, float]]:
         site = last["who"]
         (log,) = [line for line in logs[site] if line["what"] == "answer" and line["round"] == timed["stop"]]
         parts = log["seconds"]
-        came, left = seconds_of(last["when"]), seconds_of(log["when"])
+        arrived, left = seconds_of(last["when"]), seconds_of(log["when"])
         begun = left - parts["all"]
         rows.append(
             {
-                "to the site": begun - (came - last["seconds"]),
+                "to the site": begun - (arrived - last["seconds"]),
                 **{name: parts[name] for name in PARTS if name in parts},
                 "rest": 2 * parts["all"] - sum(parts.values()),
-                "back": came - left,
+                "back": arrived - left,
                 "coordinator": timed["seconds"] - last["seconds"],
             }
         )

@@ -109,11 +109,11 @@ class Local:
     def exchange(self, requests: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes | Away]]:
         for site, request in reversed(requests.items()):  # in the order in which sites happen to be ready
             reply = self.sites[site].answer(request)
-            came = self.change(site, request, reply)
-            if isinstance(came, bytes) and came != reply:
-                came = as_by(self.sites[site], request, came, reply)
-            self.messages.append((site, request, came))
-            yield site, came
+            arrived = self.change(site, request, reply)
+            if isinstance(arrived, bytes) and arrived != reply:
+                arrived = as_by(self.sites[site], request, arrived, reply)
+            self.messages.append((site, request, arrived))
+            yield site, arrived
 
 
 def as_by(site: Attendant, request: bytes, lie: bytes, reply: bytes) -> bytes:

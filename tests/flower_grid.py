@@ -65,7 +65,7 @@ class MemoryGrid:
     """A grid whose nodes answer at once, in this process, and all that came from them, by name."""
 
     nodes: list[SuperNode]
-    came: list[tuple[str, bytes]] = field(default_factory=list)
+    arrived: list[tuple[str, bytes]] = field(default_factory=list)
     _waiting: dict[str, Message] = field(default_factory=dict)
     _numbers: count[int] = field(default_factory=count)
 
@@ -88,7 +88,7 @@ class MemoryGrid:
             number = message.metadata.__dict__["_message_id"] = f"message {next(self._numbers)}"
             node = next(node for node in self.nodes if node.node_id == message.metadata.dst_node_id)
             reply = node.answer(message)
-            self.came.append((node.name, _bytes(reply)))
+            self.arrived.append((node.name, _bytes(reply)))
             if not node.late:
                 self._waiting[number] = reply
             numbers.append(number)

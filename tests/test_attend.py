@@ -290,12 +290,12 @@ def test_a_round_comes_at_one_position_where_stages_may_end_early(make: Make, tm
     head = Round(site.setup.stages[1], 1)
     (order, *_) = Coordinator(site.setup, site.agreement.clients).orders(head.stage.training, head, [0])
     work = Work(**requested, session=joined.session, position=2, saved=0)
-    came: dict[str, list[type[Reply]]] = {"order": [], "score": []}
+    arrived: dict[str, list[type[Reply]]] = {"order": [], "score": []}
     for position in (2, 3, 4):
-        for what, replies in came.items():
+        for what, replies in arrived.items():
             again = replace(work, position=position, **{what: other_weights(order, position)})
             replies.append(type(reply_of(attendant.answer(again.to_bytes()))))
-    assert came == {"order": [Done, Failed, Failed], "score": [Done, Failed, Failed]}
+    assert arrived == {"order": [Done, Failed, Failed], "score": [Done, Failed, Failed]}
     kept = list(tmp_path.rglob("order@*.safetensors"))  # replies that may be requested again
     assert [stat.S_IMODE(file.stat().st_mode) for file in kept] == [0o600]
 

@@ -175,13 +175,13 @@ def test_without_its_step_it_is_fedavg_with_the_same_cohorts(make: Make, bn: str
 @pytest.mark.parametrize("bn", ["shared", "local"])
 def test_the_score_is_the_loss_of_the_mean_of_caught_models(make: Make, bn: str):
     """Over all of a client's samples: as the model w', with the client's own batch norms, is scored on them."""
-    came: dict[int, float] = {}
+    arrived: dict[int, float] = {}
 
     class Watched(DRFA):
         """Notes what comes."""
 
         def merge_scores(self, state: ServerState, replies: Replies) -> ServerState:
-            came.update({client: up["risk"].item() for client, up in replies})
+            arrived.update({client: up["risk"].item() for client, up in replies})
             return super().merge_scores(state, replies)
 
     experiment = make({**DRFA_ON_FOUR, **CNN_WITH_BN, "train.rounds": 1, "train.steps": 5})
@@ -189,8 +189,8 @@ def test_the_score_is_the_loss_of_the_mean_of_caught_models(make: Make, bn: str)
     state, when = simulation.coordinator.state, simulation.coordinator.schedule[1]
     caught, kept = state.down.of("scored"), dict(states(simulation))
     assert not torch.equal(caught["head.weight"], state.shared["head.weight"])
-    assert came
-    for client, risk in came.items():
+    assert arrived
+    for client, risk in arrived.items():
         environment = next(e for e in simulation.federated.environments if e.client == client)
         train = replace(environment, samples=simulation.federated.clients[client].train)
         score = scored(simulation, caught | Tensors(kept[client].tensors), train, when)

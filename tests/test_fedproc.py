@@ -84,17 +84,17 @@ def test_prototypes_are_merged_by_class_count():
 @pytest.mark.parametrize("changes", [{}, {"projection": "mlp"}, {"unit_length": False}])
 def test_one_round_computed_again(make: Make, changes: dict[str, Any]):
     """What a client sends is the sum of its trained model's representations, in evaluation mode, sample by sample."""
-    came: list[Up] = []
+    arrived: list[Up] = []
 
     class Watched(FedProc):
         def merge(self, state, replies):
-            came.extend(up for _, up in replies)
+            arrived.extend(up for _, up in replies)
             return super().merge(state, replies)
 
     method = Watched(projection_dim=5, **changes)
     simulation = simulate(make(CNN_WITH_BN).replace(method=method), rounds=1)
     total, in_use = 0, net_of(simulation)
-    for client, up in zip(simulation.federated.clients, came, strict=True):
+    for client, up in zip(simulation.federated.clients, arrived, strict=True):
         for part in method.moves():
             in_use.parts[part].load_state_dict(dict(up.of(part)))
             in_use.parts[part].eval()

@@ -70,7 +70,7 @@ def test_a_method_ends_with_the_bits_of_a_simulation(make: Make, tmp_path: Path,
     done, simulated = run(folder, grid), rehearse(folder, Progress())
     alike(done, simulated, records=False)
     assert done.messages == simulated.messages
-    assert_private(name, watched, b"\0".join(data for _, data in grid.came), replies)
+    assert_private(name, watched, b"\0".join(data for _, data in grid.arrived), replies)
 
 
 @pytest.fixture(autouse=True)
@@ -98,8 +98,8 @@ def exchanged(folder: Path, grid: MemoryGrid, deadline: float = 1.0) -> dict[str
     agreement = Agreement.read(folder / "coordinator")
     requested = {"run": agreement.run, "agreed": agreement.digest, "settings": agreement.agreed}
     requests = {site: Join(site=site, **requested).to_bytes() for site in SITES}
-    came = dict(link_of(folder, grid).exchange(requests, deadline))
-    return {site: data if isinstance(data, Away) else reply_of(data) for site, data in came.items()}
+    arrived = dict(link_of(folder, grid).exchange(requests, deadline))
+    return {site: data if isinstance(data, Away) else reply_of(data) for site, data in arrived.items()}
 
 
 def test_a_key_that_is_not_registered_here_is_no_site(folder: Path, grid: MemoryGrid):
@@ -109,7 +109,7 @@ def test_a_key_that_is_not_registered_here_is_no_site(folder: Path, grid: Memory
     assert exchanged(folder, grid)["gray"] == Away("offline")
     grid["light"].status = "offline"  # it sends no heartbeats
     assert link_of(folder, grid).online() == {"dark"}
-    assert {name for name, _ in grid.came} == {"dark", "light"}
+    assert {name for name, _ in grid.arrived} == {"dark", "light"}
 
 
 def test_every_site_has_one_key_of_its_own(folder: Path, grid: MemoryGrid):
@@ -124,10 +124,10 @@ def test_every_site_has_one_key_of_its_own(folder: Path, grid: MemoryGrid):
 
 def test_a_reply_after_the_deadline_does_not(folder: Path, grid: MemoryGrid, clock: Clock):
     grid["gray"].late = True
-    came = exchanged(folder, grid)
+    arrived = exchanged(folder, grid)
     assert 1 <= clock.now < 1.5
-    assert came["gray"] == Away("late", "no answer within 1 seconds")
-    assert isinstance(came["dark"], Joined)
+    assert arrived["gray"] == Away("late", "no answer within 1 seconds")
+    assert isinstance(arrived["dark"], Joined)
 
 
 def test_a_reply_that_is_lost_on_its_way_is_asked_for_again(folder: Path, grid: MemoryGrid):
@@ -141,7 +141,7 @@ def test_a_reply_that_is_lost_on_its_way_is_asked_for_again(folder: Path, grid: 
 
     grid["gray"].app = app
     assert isinstance(exchanged(folder, grid)["gray"], Joined)
-    assert [name for name, _ in grid.came].count("gray") == 3
+    assert [name for name, _ in grid.arrived].count("gray") == 3
     lost[0] = 10**9
     assert exchanged(folder, grid)["gray"] == Away("late", "no answer within 1 seconds")
 
@@ -155,9 +155,9 @@ def test_a_reply_without_the_record_is_failed(folder: Path, grid: MemoryGrid, re
 @pytest.mark.parametrize("code", [ErrorCode.NODE_UNAVAILABLE, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, 99])
 def test_no_text_of_an_error_is_passed_on(folder: Path, grid: MemoryGrid, code: int):
     grid["gray"].app = lambda folder, message: Message(Error(code, SECRET), reply_to=message)
-    came = exchanged(folder, grid)["gray"]
-    assert came.what == ("offline" if code == ErrorCode.NODE_UNAVAILABLE else "failed")
-    assert SECRET not in str(came)
+    arrived = exchanged(folder, grid)["gray"]
+    assert arrived.what == ("offline" if code == ErrorCode.NODE_UNAVAILABLE else "failed")
+    assert SECRET not in str(arrived)
 
 
 def broken(folder: Path, grid: MemoryGrid) -> Iterator[str]:
@@ -183,11 +183,11 @@ def test_nothing_that_an_error_at_a_site_says_crosses(folder: Path, grid: Memory
         "has data that do not fit: `fedshift federation check` explains it there",
     }
     for way in broken(folder, grid):
-        grid.came.clear()
-        came = exchanged(folder, grid)["gray"]
-        assert isinstance(came, Away | Failed), way
-        assert str(came) in words, (way, came)
-        assert not any(SECRET.encode() in data for _, data in grid.came), way
+        grid.arrived.clear()
+        arrived = exchanged(folder, grid)["gray"]
+        assert isinstance(arrived, Away | Failed), way
+        assert str(arrived) in words, (way, arrived)
+        assert not any(SECRET.encode() in data for _, data in grid.arrived), way
 
 
 # Another app --------------------------------------------------------------------------------------

@@ -292,8 +292,8 @@ def test_kept_moments_make_rounds_of_one_step_plain_momentum_sgd(make: Make):
     for name, tensor in kept.coordinator.state.shared.items():
         torch.testing.assert_close(tensor, one_round.coordinator.state.shared[name], rtol=1e-6, atol=1e-7)
     fresh = simulate(make({**changes, "method.optimiser_state": "fresh"}))
-    afresh, going_on = (run.coordinator.state.shared["head.weight"] for run in (fresh, kept))
-    assert not torch.allclose(afresh, going_on)
+    afresh, resumable = (run.coordinator.state.shared["head.weight"] for run in (fresh, kept))
+    assert not torch.allclose(afresh, resumable)
 
 
 @pytest.mark.parametrize("state", ["fresh", "kept"])

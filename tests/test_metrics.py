@@ -364,7 +364,7 @@ def test_a_site_that_refuses_statistics_sends_no_metrics(make: Make, tmp_path: P
 
 def test_a_score_with_other_metrics_is_not_recorded():
     done = Done("a", scores=(SiteScore("a", "test", "global", 1, 0.5, 1.0, 10, {"other": 0.5}),))
-    came, order = reply_of(done.to_bytes()), Order("a run", "train", 1, "train", 0, Down())
-    record = Scoring({"a": order}, {"a": {"a"}}, a_record(1, []), ("auroc",), 1).completed({"a": came})
+    arrived, order = reply_of(done.to_bytes()), Order("a run", "train", 1, "train", 0, Down())
+    record = Scoring({"a": order}, {"a": {"a"}}, a_record(1, []), ("auroc",), 1).completed({"a": arrived})
     assert not record["environments"]
     assert [each["why"] for each in record["unscored"]] == ["it sent other metrics than were agreed on"]

@@ -122,10 +122,10 @@ def test_c_is_the_mean_of_the_clients_variates(make: Make, variate: str, bn: str
         assert simulation.setup.scopes[name] != "client" or not tensor.any()
     assert c["head.weight"].any()
     first = first_messages(make(changes))
-    sent, came = first["train", "down"], first["train", "up"]
+    sent, arrived = first["train", "down"], first["train", "up"]
     if variate == "steps":
-        expected = (sent["head.weight"] - came["head.weight"]) / (2 * 0.05)
-        torch.testing.assert_close(came["change.head.weight"], expected)
+        expected = (sent["head.weight"] - arrived["head.weight"]) / (2 * 0.05)
+        torch.testing.assert_close(arrived["change.head.weight"], expected)
 
 
 def test_an_absent_client_stands_still_and_a_late_one_does_not(make: Make):

@@ -159,9 +159,9 @@ def told(study: Study, value: Callable[[Mapping[str, Any]], float]) -> None:
     while numbers := study.ask():
         for number in numbers:
             trial = study.trials[number]
-            came = value(trial.settings)
-            if math.isfinite(came):
-                study.tell(number, replace(trial, state="complete", value=came, curve=[(1, 0.1), (2, came)]))
+            arrived = value(trial.settings)
+            if math.isfinite(arrived):
+                study.tell(number, replace(trial, state="complete", value=arrived, curve=[(1, 0.1), (2, arrived)]))
             else:
                 study.tell(number, replace(trial, state="failed", reason="The loss is not finite."))
 
@@ -205,8 +205,10 @@ def test_a_study_that_is_opened_again_goes_on_to_the_same_trials(tmp_path: Path,
         study.read()
         numbers = study.ask()
         for number in numbers[: 1 + half % 4]:
-            came = near(study.trials[number].settings)
-            study.tell(number, replace(study.trials[number], state="complete", value=came, curve=[(1, 0.1), (2, came)]))
+            arrived = near(study.trials[number].settings)
+            study.tell(
+                number, replace(study.trials[number], state="complete", value=arrived, curve=[(1, 0.1), (2, arrived)])
+            )
         with (study.path / STUDY).open("ab") as file:
             file.write(b'{"op_code": 5, "trial')
     study = a_study(tmp_path / "parts", Budget(trials=24, sampler=sampler))

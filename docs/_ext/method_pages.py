@@ -19,7 +19,7 @@ from markup import cell, markdown, table
 from settings_tables import settings_table
 
 from fedshift.catalogue import built_in
-from fedshift.cli.catalogues import value_in_words
+from fedshift.cli.catalogues import describe_value
 from fedshift.core.method import Averaging, Method
 from fedshift.core.preparation_part import PREPARATION
 from fedshift.core.setup import Setup
@@ -155,7 +155,7 @@ def _presets(cls: type[Method], base: type[Method] | None, level: str) -> Iterat
         data: preset for data, preset in cls.published().items() if not preset.items() <= known.get(data, {}).items()
     }
     rows = [
-        (f"`{data}`", ", ".join(f"`{key} = {value_in_words(value)}`" for key, value in preset.items()))
+        (f"`{data}`", ", ".join(f"`{key} = {describe_value(value)}`" for key, value in preset.items()))
         for data, preset in presets.items()
     ]
     if rows:

@@ -6,7 +6,7 @@ from typing import Any
 
 from markup import cell, table
 
-from fedshift.cli.catalogues import described, type_in_words, value_in_words
+from fedshift.cli.catalogues import describe_type, describe_value, described
 from fedshift.spec import Spec
 
 HEAD = ("setting", "default", "meaning", "values", "searched")
@@ -23,8 +23,8 @@ def _row(cls: type[Spec], name: str) -> tuple[str, ...]:
     about = cls.settings()[name]
     default = "required" if about.required else _default(about.default)
     search = about.search if isinstance(about.search, tuple) else str(about.search or "")
-    searched = value_in_words(search) if search else ""
-    values = type_in_words(described(cls, name)).replace(" (`fedshift list`)", "")
+    searched = describe_value(search) if search else ""
+    values = describe_type(described(cls, name)).replace(" (`fedshift list`)", "")
     for sign, printed in SIGNS.items():
         values = values.replace(sign, printed)
     meaning = f"{about.help} ({about.source})" if about.source else about.help
@@ -34,5 +34,5 @@ def _row(cls: type[Spec], name: str) -> tuple[str, ...]:
 def _default(value: Any) -> str:
     if isinstance(value, Spec):
         return "see below"
-    text = value_in_words(value)
+    text = describe_value(value)
     return "not set" if text == "(not set)" else f"`{text}`" if text else '`""`'

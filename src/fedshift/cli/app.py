@@ -38,7 +38,7 @@ __all__ = ["app"]  # with all commands
 SAMPLERS = complete(lambda: ("tpe", "random", "grid"))
 
 
-def going_on(path: Path) -> str:
+def resumable(path: Path) -> str:
     return f". `fedshift resume {path}` continues from the last checkpoint."
 
 
@@ -59,7 +59,7 @@ def run(requested: CommandLine) -> None:
     if requested.dry_run:
         print_estimates([experiment])
         return
-    with interruptible(going_on(run_path(experiment))):
+    with interruptible(resumable(run_path(experiment))):
         done = api.run(experiment)
     print_report(api.load(done.path), done.path)
 
@@ -85,7 +85,7 @@ def compare(requested: CommandLine, *, shard: ShardOption = None, slurm: SlurmOp
     if slurm:
         write_slurm(api.estimate(requested.experiments), base, slurm, requested.experiments[0].run)
         return
-    with interruptible(going_on(base)):
+    with interruptible(resumable(base)):
         comparison = api.compare(requested.experiments, shard=shard)
     print_report(comparison, base)
 
@@ -250,7 +250,7 @@ def resume(path: RunsArgument, trust: TrustOption = False) -> None:
     from fedshift.runs.origin import UntrustedError
     from fedshift.study import api
 
-    with interruptible(going_on(path)):
+    with interruptible(resumable(path)):
         try:
             comparison = api.resume(path, trust=trust)
         except UntrustedError as error:

@@ -149,7 +149,7 @@ def _print_entry(console: Console, name: str, prefix: str, cls: type[Spec]) -> N
         _print_setting(console, cls, setting)
     if issubclass(cls, Method):
         for data, preset in cls.published().items():
-            values = ", ".join(f"{key} = {value_in_words(value)}" for key, value in preset.items())
+            values = ", ".join(f"{key} = {describe_value(value)}" for key, value in preset.items())
             console.print(f"Published for {data}: {values}", highlight=False)
         if cls.presets:
             console.print("They apply when data.name is that name, or with --set method.preset=NAME.", highlight=False)
@@ -165,12 +165,12 @@ def _terms(method: Method) -> list[str]:
 def _print_setting(console: Console, cls: type[Spec], name: str) -> None:
     """Print three lines: name and default; meaning; values, search range and source."""
     about = cls.settings()[name]
-    default = "(required)" if about.required else f"= {value_in_words(about.default)}"
+    default = "(required)" if about.required else f"= {describe_value(about.default)}"
     console.print(f"  [bold]{name}[/bold] {escape(default)}", highlight=False)
     console.print(Padding(about.help, (0, 0, 0, 6), expand=False), highlight=False, markup=False)
-    facts = [type_in_words(described(cls, name))]
+    facts = [describe_type(described(cls, name))]
     if about.search:
-        facts.append(f"search: {value_in_words(about.search) if isinstance(about.search, tuple) else about.search}")
+        facts.append(f"search: {describe_value(about.search) if isinstance(about.search, tuple) else about.search}")
     if about.source:
         facts.append(f"source: {about.source}")
     console.print(Padding("; ".join(facts), (0, 0, 0, 6), expand=False), style="dim", highlight=False, markup=False)
@@ -207,10 +207,10 @@ def plain(text: str) -> str:
     return text
 
 
-def value_in_words(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """A default or published value, shortened."""
     if isinstance(value, tuple):
-        return ", ".join(value_in_words(item) for item in value) or "[]"
+        return ", ".join(describe_value(item) for item in value) or "[]"
     if isinstance(value, bool):
         return str(value).lower()
     if value is None:
@@ -218,16 +218,16 @@ def value_in_words(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def type_in_words(schema: Mapping[str, Any]) -> str:
+def describe_type(schema: Mapping[str, Any]) -> str:
     """A JSON Schema type in words."""
     if "$ref" in schema:
         return f"one of the {schema['$ref'].rpartition('/')[2]} (`fedshift list`), or a table with a name and settings"
     if "anyOf" in schema:
-        return " | ".join(type_in_words(option) for option in schema["anyOf"])
+        return " | ".join(describe_type(option) for option in schema["anyOf"])
     if "enum" in schema or "const" in schema:
         return " | ".join(str(value) for value in schema.get("enum", [schema.get("const")]))
     if schema.get("type") == "array":
-        return f"list of {type_in_words(schema['items'])}" if schema.get("items") else "list"
+        return f"list of {describe_type(schema['items'])}" if schema.get("items") else "list"
     signs = {key: sign for key, sign in SIGNS.items() if key in schema and abs(schema[key]) < ANY_NUMBER}
     limits = ", ".join(f"{sign} {schema[key]:,.15g}" for key, sign in signs.items())
     kind = schema.get("type", "any")

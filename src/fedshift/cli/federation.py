@@ -142,7 +142,7 @@ def serve(
         address = read_federation(folder, shell.OF_COORDINATOR).address
         _print_parts(folder, parts_of_coordinator(inner_port(address, control_port)))
         return
-    with _going_on():
+    with _serving():
         serve(folder, control_port, typer.echo)
 
 
@@ -164,7 +164,7 @@ def join(
         reached = address or read_federation(folder, shell.OF_SITE).address
         _print_parts(folder, parts_of_site(reached, free_port()))
         return
-    with _going_on():
+    with _serving():
         join(folder, address, typer.echo)
 
 
@@ -241,7 +241,7 @@ def confirm(
 
 
 @contextmanager
-def _going_on() -> Iterator[None]:
+def _serving() -> Iterator[None]:
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         typer.echo(
             "You are root. Better start this as a user who can read this folder and nothing else that is private."

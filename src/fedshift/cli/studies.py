@@ -217,13 +217,13 @@ def analyse(
     load_plugins(plugin)
     settings = {key.removeprefix("analysis."): value for key, value in parse_assignments(set_ or []).items()}
     with interruptible(". What was measured before is kept."):
-        found = api.analyse(name, *paths, trust=trust, notify=_tell_analysed, **settings)
+        found = api.analyse(name, *paths, trust=trust, notify=_report_analyses, **settings)
     print_tables(found.tables(), found.notes())
     written = found.write(to or paths[0] / "analyses")
     typer.echo("Written: " + printable(", ".join(map(str, written))))
 
 
-def _tell_analysed(run: Run) -> None:
+def _report_analyses(run: Run) -> None:
     typer.echo(f"Measuring {run.path.name}...", err=True)
 
 

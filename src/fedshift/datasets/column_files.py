@@ -105,7 +105,7 @@ class ColumnFiles(Dataset):
         return SUFFIXES
 
     @property
-    def named_apart(self) -> dict[str, str]:
+    def other_columns(self) -> dict[str, str]:
         return self.named("label", *self.apart)
 
     def named(self, *uses: str) -> dict[str, str]:
@@ -150,10 +150,10 @@ class InputColumns(ColumnFiles):
     def others(self, file: Path) -> list[str]:
         """The columns of a file that have no other use."""
         present = column_names(file, self.form)
-        check_present(file, present, self.named_apart, form=self.form)
-        others = [name for name in present if name not in self.named_apart]
+        check_present(file, present, self.other_columns, form=self.form)
+        others = [name for name in present if name not in self.other_columns]
         if not others:
-            raise FedshiftError(f"'{file}' has no column of {self.kind} beside {', '.join(self.named_apart)}.")
+            raise FedshiftError(f"'{file}' has no column of {self.kind} beside {', '.join(self.other_columns)}.")
         index = next((name for name in others if not name.strip() or name.startswith("__index_level_")), None)
         if index is not None:
             raise FedshiftError(
@@ -162,7 +162,7 @@ class InputColumns(ColumnFiles):
             )
         return others
 
-    def check_alike(self, file: Path, inputs: Sequence[str]) -> None:
+    def check_same_columns(self, file: Path, inputs: Sequence[str]) -> None:
         """Raise an error if a file has other columns than the inputs, where these are not named."""
         more = [] if self.columns else [name for name in self.others(file) if name not in {*inputs}]
         if more:

@@ -72,8 +72,8 @@ class Signals(InputColumns, WindowedDataset):
         return Unlabelled(windows.x, _names(windows, recordings), (*others, *notes))
 
     def _part(self, file: Path, channels: Sequence[str], counts: Counter[str]) -> Labelled:
-        frame = self.read(file, channels, self.named_apart)
-        self.check_alike(file, channels)
+        frame = self.read(file, channels, self.other_columns)
+        self.check_same_columns(file, channels)
         label, domain = self.label_of(file, frame), self.domain_of(file, frame)
         group = names_in(frame, self.group, file) if self.group else None
         recordings = self._recordings(file, frame, channels, counts, label.which.numpy())

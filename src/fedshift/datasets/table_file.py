@@ -184,8 +184,8 @@ class TableFile(InputColumns, TableDataset):
 
     def _rows(self, file: Path, names: Sequence[str]) -> _Rows:
         """A file, with the cells of its columns as they are, and the classes and domains of rows with a label."""
-        frame = self.read(file, names, self.named_apart, self.categories)
-        self.check_alike(file, names)
+        frame = self.read(file, names, self.other_columns, self.categories)
+        self.check_same_columns(file, names)
         cells = self._cells(frame, names, file)
         label, every = Cells.of(frame, self.label, file, self.missing), np.arange(len(frame))
         kept = every[~label.missing] if self.unlabelled == "left-out" else every

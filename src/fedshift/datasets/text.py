@@ -84,7 +84,7 @@ class TextFile(ColumnFiles):
         return Unlabelled(x, range(len(x)), (*not_looked_at(file, [self.text], self.form), *self._notes(odd, len(x))))
 
     def _part(self, file: Path, odd: list[int]) -> Labelled:
-        frame = self.read(file, (), self.named("text") | self.named_apart, [self.text])
+        frame = self.read(file, (), self.named("text") | self.other_columns, [self.text])
         x = self._numbers(frame, file, odd)
         return Labelled(str(file), x, self.label_of(file, frame), self.domain_of(file, frame))
 

@@ -20,7 +20,7 @@ from fedshift.deployment.agreement import Agreement
 from fedshift.deployment.flower import Away, Link
 from fedshift.deployment.journal import Doubts, Journal, Scoring
 from fedshift.deployment.leaving import CATEGORIES, refusal, refused
-from fedshift.deployment.members import ROSTER, Came, Members, Roster, as_received, refuses
+from fedshift.deployment.members import ROSTER, Arrival, Members, Roster, as_received, refuses
 from fedshift.deployment.wire import Done, Failed, Joined, Reason, Work
 from fedshift.engines.choice import asked_for, open_engine
 from fedshift.engines.engine import Engine, ServerJob
@@ -107,7 +107,7 @@ class _FederatedRun:
                 self.members = Members(self.agreement, self.setup, self.link, roster, self.display, self.samples)
                 self.refusing = set[str]()  # who refused the last order
                 try:
-                    self._go_on()
+                    self._resume()
                     break
                 except _GoesBackError:
                     self._go_back()
@@ -119,7 +119,7 @@ class _FederatedRun:
         self.recorder.keep_only(self.position)
         self.display.end()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         """Run the remaining rounds."""
         if self.scoring is not None or self.position < len(self.coordinator.schedule):
             self._join()
@@ -214,17 +214,17 @@ class _FederatedRun:
         self._note_scores(replies)
         return [as_received(order, names[order.client], replies[names[order.client]]) for order in orders]
 
-    def _judge(self, came: Mapping[str, Came], exchange: str = "") -> None:
+    def _judge(self, arrived: Mapping[str, Arrival], exchange: str = "") -> None:
         """Go back to a checkpoint if most sites report that the newest model is broken.
 
         The site with the largest update has no vote.
 
         Args:
-            came: the results of requests with the model.
+            arrived: the results of requests with the model.
             exchange: the exchange, if the requests had an order.
         """
-        worked = {site for site, each in came.items() if isinstance(each, Done) and (each.answer or each.scores)}
-        diverged = {site for site, each in came.items() if isinstance(each, Failed) and each.reason == "diverged"}
+        worked = {site for site, each in arrived.items() if isinstance(each, Done) and (each.answer or each.scores)}
+        diverged = {site for site, each in arrived.items() if isinstance(each, Failed) and each.reason == "diverged"}
         suspect = self.doubts.next_of(self.coordinator.suspects)
         if suspect is not None:
             name = self.coordinator.names[suspect.client]
@@ -244,12 +244,12 @@ class _FederatedRun:
         if worked and (not exchange or exchange == self.coordinator.next_round.stage.exchanges[0].name):
             self.doubts.works(self.position)
 
-    def _check_refusals(self, came: Mapping[str, Came]) -> None:
+    def _check_refusals(self, arrived: Mapping[str, Arrival]) -> None:
         """Raise an error if most sites refuse their orders, since they would refuse the next ones as well.
 
         In a repeated round they may: a site that answered an order of it refuses its replacement.
         """
-        for site, each in came.items():
+        for site, each in arrived.items():
             if isinstance(each, Failed) and each.reason == "order":
                 self.refusing.add(site)
             else:
@@ -269,12 +269,12 @@ class _FederatedRun:
         saved = min(self.recorder.saved)
         return Work(**self.members.address(site), position=number, saved=saved, order=order, score=score)
 
-    def _note_scores(self, came: Mapping[str, Came]) -> None:
+    def _note_scores(self, arrived: Mapping[str, Arrival]) -> None:
         """Complete the record that waits for scores, if any."""
         scoring, self.scoring = self.scoring, None
         if scoring is None:
             return
-        record = scoring.completed(came)
+        record = scoring.completed(arrived)
         if {row["role"] for row in record["environments"]} == {"validation", "test"}:
             self.recorder.record(record, self.scored)
             self.display.evaluated(record)
@@ -292,7 +292,7 @@ class _FederatedRun:
         checkpoint, federation = self.folder.checkpoint, self.agreement.federation
         self.samples = dict[int, int]()  # of the clients that have joined
         limits = Limits(federation.norm_factor, self.samples)
-        self.coordinator = GuardedCoordinator(self.setup, self.agreement.clients, limits, self._tell_left_out)
+        self.coordinator = GuardedCoordinator(self.setup, self.agreement.clients, limits, self._report_excluded)
         self.recorder = Recorder(self.folder, self.coordinator, self.read)
         host = checkpoint.host if checkpoint else {}
         self.doubts = Doubts.model_validate(host.get("doubts", {}))
@@ -335,5 +335,5 @@ class _FederatedRun:
         notes += [*self.setup.notes_on_rates, *self.setup.method.notes(self.coordinator.state)]
         return [*notes, *notes_on_collapse(self.setup, self.agreement.blueprint, records)]
 
-    def _tell_left_out(self, site: str, why: str, about: Mapping[str, Any]) -> None:
+    def _report_excluded(self, site: str, why: str, about: Mapping[str, Any]) -> None:
         self.members.notify(site, "left out", why, **about)

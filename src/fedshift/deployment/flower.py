@@ -138,8 +138,8 @@ class FlowerLink:
                 site = waiting.pop(reply.metadata.reply_to_message_id, "")
                 if not site:
                     continue
-                came = _came(reply)
-                again = self._send(self._nodes(), site, requests[site], left) if came == LOST else came
+                arrived = _arrival(reply)
+                again = self._send(self._nodes(), site, requests[site], left) if arrived == LOST else arrived
                 if isinstance(again, str):  # a site keeps its reply, so it sends the same again
                     waiting[again] = site
                 else:
@@ -170,7 +170,7 @@ def _pem(key: bytes) -> str:
     return key.decode(errors="replace").strip()
 
 
-def _came(reply: Any) -> bytes | Away:
+def _arrival(reply: Any) -> bytes | Away:
     """The content of a reply or the reason of a failure; an error's text, which may quote a sample, is dropped."""
     from flwr.common.constant import ErrorCode
 

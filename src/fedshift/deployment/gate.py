@@ -150,7 +150,7 @@ class Gate:
         """Answer one ASGI request."""
         try:
             headers = self._judged(scope)
-            response = await self._asked(scope["raw_path"].decode(), headers, receive)
+            response = await self._forward(scope["raw_path"].decode(), headers, receive)
         except _RefusedError as refusal:
             who = scope["client"][0] if scope["client"] else "an unknown address"
             self._refused[f"{refusal.status} to {who}"] += 1
@@ -203,7 +203,7 @@ class Gate:
             return None
         return site if fresh and valid else None
 
-    async def _asked(self, route: str, headers: dict[str, str], receive: Receive) -> httpx.Response:
+    async def _forward(self, route: str, headers: dict[str, str], receive: Receive) -> httpx.Response:
         """The SuperLink's response, whose body is not read yet.
 
         Raises:

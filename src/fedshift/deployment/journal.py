@@ -16,7 +16,7 @@ from fedshift import files
 from fedshift.core.messages import Answer, Down, Missing, Order, metadata, pack
 from fedshift.core.metrics import ACCURACY
 from fedshift.deployment.agreement import Agreement
-from fedshift.deployment.members import Came
+from fedshift.deployment.members import Arrival
 from fedshift.deployment.wire import NOBODY, UNSCORED, Done
 from fedshift.manifest import intact
 from fedshift.rounds.coordinator import Coordinator, Received
@@ -60,11 +60,11 @@ class Journal:
     def add(self, place: int, orders: Sequence[Order], received: Sequence[Received]) -> None:
         """Write the answers that an exchange aggregated."""
         answers, missing = dict[str, torch.Tensor](), dict[str, str]()
-        for order, came in zip(orders, received, strict=True):
-            if isinstance(came, Answer):
-                answers[str(order.client)] = torch.frombuffer(bytearray(came.to_bytes()), dtype=torch.uint8)
+        for order, arrived in zip(orders, received, strict=True):
+            if isinstance(arrived, Answer):
+                answers[str(order.client)] = torch.frombuffer(bytearray(arrived.to_bytes()), dtype=torch.uint8)
             else:
-                missing[str(order.client)] = came.why if isinstance(came, Missing) else str(came)
+                missing[str(order.client)] = arrived.why if isinstance(arrived, Missing) else str(arrived)
         files.write(self._path(place), pack(answers, {"missing": json.dumps(missing)}))
 
     def remove(self, *, this_too: bool = False) -> None:
@@ -154,27 +154,27 @@ class Scoring:
         environments = {site: frozenset(agreement.environments(site)) for site in orders}
         return cls(orders, environments, record, coordinator.setup.metrics, len(agreement.clients))
 
-    def completed(self, came: Mapping[str, Came]) -> Record:
+    def completed(self, arrived: Mapping[str, Arrival]) -> Record:
         """The record with the scores that arrived, and reasons for the missing ones."""
         rows, unscored = list[Record](), list[dict[str, str]]()
         for site in self.orders:
-            scored, lacking = self._rows(site, came[site])
+            scored, lacking = self._rows(site, arrived[site])
             rows += scored
             unscored += lacking
         return self.record | {"environments": rows} | ({"unscored": unscored} if unscored else {})
 
-    def _rows(self, site: str, came: Came) -> tuple[list[Record], list[dict[str, str]]]:
-        if not isinstance(came, Done):
-            return [], [{"site": site, "why": str(came)}]
+    def _rows(self, site: str, arrived: Arrival) -> tuple[list[Record], list[dict[str, str]]]:
+        if not isinstance(arrived, Done):
+            return [], [{"site": site, "why": str(arrived)}]
         agreed, seen = self.environments[site], set[tuple[str, str]]()
         rows, lacking = list[Record](), list[dict[str, str]]()
 
         def leave_out(environment: str, why: str) -> None:
             lacking.append({"site": site, "environment": environment, "why": why})
 
-        for name, reason in came.unscored.items():
+        for name, reason in arrived.unscored.items():
             leave_out(name, UNSCORED[reason])
-        for score in came.scores:
+        for score in arrived.scores:
             place = score.environment, score.role
             if score.environment not in agreed:
                 leave_out(score.environment, f"it is not in the agreement ({', '.join(sorted(agreed))})")
@@ -192,6 +192,6 @@ class Scoring:
                 row |= metrics_of([{name: score.metrics[name] for name in self.metrics}])
                 rows.append(row | intervals_of(score.intervals))
             seen.add(place)
-        if not (came.scores or came.unscored):
+        if not (arrived.scores or arrived.unscored):
             lacking.append({"site": site, "why": "sent no scores"})
         return rows, lacking

@@ -38,7 +38,7 @@ from fedshift.runs.schema import File
 
 ROSTER = "roster"  # the folder of a coordinator, with a folder for each run
 SECONDS_BETWEEN_LOOKS = 0.5  # at who is connected
-Came = Reply | Away | FedshiftError
+Arrival = Reply | Away | FedshiftError
 """The result of a request: a reply, its absence, or its error."""
 
 
@@ -147,53 +147,57 @@ class Members:
         about = {"site": site, "run": agreement.run, "agreed": agreement.digest}
         return about | {"session": self._sessions.get(site, 0), "known": commitment(last) if last else ""}
 
-    def join(self, sites: Sequence[str]) -> dict[str, Came]:
+    def join(self, sites: Sequence[str]) -> dict[str, Arrival]:
         """Request sites to take part, which starts a session with each that does."""
-        came = self._exchange({site: Join(**self.address(site), settings=self._agreement.agreed) for site in sites})
-        for site, reply in came.items():
+        arrived = self._exchange({site: Join(**self.address(site), settings=self._agreement.agreed) for site in sites})
+        for site, reply in arrived.items():
             if isinstance(reply, Joined):
                 self._sessions[site] = reply.session
                 client = self._agreement.client(site)
                 if client is not None and reply.samples is not None:
                     self._samples[client] = reply.samples
-        return came
+        return arrived
 
-    def ask(self, works: Mapping[str, Work]) -> dict[str, Came]:
+    def ask(self, works: Mapping[str, Work]) -> dict[str, Arrival]:
         """The results of work; a site joins first if it has not, and again if it has started another session."""
-        came = self._in_session(works)
+        arrived = self._in_session(works)
         again = {
-            site: works[site] for site, each in came.items() if isinstance(each, Failed) and each.reason == "session"
+            site: works[site] for site, each in arrived.items() if isinstance(each, Failed) and each.reason == "session"
         }
-        return came | (self._in_session(again) if again else {})
+        return arrived | (self._in_session(again) if again else {})
 
-    def _in_session(self, works: Mapping[str, Work]) -> dict[str, Came]:
+    def _in_session(self, works: Mapping[str, Work]) -> dict[str, Arrival]:
         new = [site for site in works if site not in self._sessions]
-        cannot = {site: came for site, came in self.join(new).items() if not isinstance(came, Joined)} if new else {}
+        cannot = (
+            {site: arrived for site, arrived in self.join(new).items() if not isinstance(arrived, Joined)}
+            if new
+            else {}
+        )
         requested = {site: replace(work, **self.address(site)) for site, work in works.items() if site not in cannot}
-        came = cannot | self._exchange(requested)
-        for site, each in came.items():
+        arrived = cannot | self._exchange(requested)
+        for site, each in arrived.items():
             if isinstance(each, Failed) and each.reason == "session":
                 self._sessions.pop(site, None)
-        return {site: came[site] for site in works}
+        return {site: arrived[site] for site in works}
 
-    def _exchange(self, requests: Mapping[str, Request]) -> dict[str, Came]:
+    def _exchange(self, requests: Mapping[str, Request]) -> dict[str, Arrival]:
         missing, started = set(self._missing(list(requests))), time.monotonic()
         packed = {site: request.to_bytes() for site, request in requests.items() if site not in missing}
-        came: dict[str, Came] = {}
+        arrived: dict[str, Arrival] = {}
         for site in sorted(missing):
             why = self._roster.entry(site).quarantine
-            came[site] = Away("quarantined", why) if why else Away("offline")
-            self._tell_of(site, requests[site], came[site])
+            arrived[site] = Away("quarantined", why) if why else Away("offline")
+            self._report_result(site, requests[site], arrived[site])
         for site, data in self._link.exchange(packed, self._federation.deadline):
-            came[site] = data if isinstance(data, Away) else self._read(site, packed[site], data)
+            arrived[site] = data if isinstance(data, Away) else self._read(site, packed[site], data)
             size = 0 if isinstance(data, Away) else len(data)
             seconds = round(time.monotonic() - started, 3)
-            self._tell_of(
-                site, requests[site], came[site], seconds=seconds, bytes_down=len(packed[site]), bytes_up=size
+            self._report_result(
+                site, requests[site], arrived[site], seconds=seconds, bytes_down=len(packed[site]), bytes_up=size
             )
-        return {site: came[site] for site in requests}
+        return {site: arrived[site] for site in requests}
 
-    def _read(self, site: str, request: bytes, data: bytes) -> Came:
+    def _read(self, site: str, request: bytes, data: bytes) -> Arrival:
         try:
             reply = read_reply(data, self._limits)
         except FedshiftError as error:
@@ -215,25 +219,25 @@ class Members:
     def notify(self, who: str, what: str, why: str = "", **more: Any) -> None:
         self._display.site(who, what, why=why, **more)
 
-    def _tell_of(self, site: str, request: Request, came: Came, **more: Any) -> None:
+    def _report_result(self, site: str, request: Request, arrived: Arrival, **more: Any) -> None:
         """Emit an event for the result of a request; an answer to work counts as a step."""
         order = request.order if isinstance(request, Work) else None
         if order is not None:
             more |= {"stage": order.stage, "round": order.round, "exchange": order.exchange}
             self._display.steps(1)
             self._display.answered()
-        if isinstance(came, Joined):
-            samples = [] if came.samples is None else [f"{came.samples} samples"]
-            versions = [" ".join(each) for each in came.versions.items()]
+        if isinstance(arrived, Joined):
+            samples = [] if arrived.samples is None else [f"{arrived.samples} samples"]
+            versions = [" ".join(each) for each in arrived.versions.items()]
             self.notify(site, "joined", ", ".join([*versions, *samples]), **more)
-        elif isinstance(came, Done):
+        elif isinstance(arrived, Done):
             if site in self._away:
                 self._away.remove(site)
                 self.notify(site, "back")
             self.notify(site, "scored" if order is None else "answered", **more)
         else:
             self._away.add(site)
-            self.notify(site, *_in_words(came), **more)
+            self.notify(site, *_in_words(arrived), **more)
 
 
 def confirm(folder: Path, site: str) -> str:
@@ -244,25 +248,25 @@ def confirm(folder: Path, site: str) -> str:
     return Roster(folder / ROSTER / agreement.run).confirm(site)
 
 
-def as_received(order: Order, site: str, came: Came) -> Received:
+def as_received(order: Order, site: str, arrived: Arrival) -> Received:
     """What the coordinator aggregates, or continues without, for the result of an order."""
-    if isinstance(came, Done) and came.answer is not None:
-        return came.answer
-    if isinstance(came, Away):
-        return Missing(order.client, str(came))
-    if isinstance(came, Failed) and came.reason in ("policy", "order"):
-        return Missing(order.client, f"refused: {came}")
-    kind = DivergedError if isinstance(came, Failed) and came.reason == "diverged" else FedshiftError
-    what = str(came) if isinstance(came, Failed | FedshiftError) else "sent no answer to its order"
+    if isinstance(arrived, Done) and arrived.answer is not None:
+        return arrived.answer
+    if isinstance(arrived, Away):
+        return Missing(order.client, str(arrived))
+    if isinstance(arrived, Failed) and arrived.reason in ("policy", "order"):
+        return Missing(order.client, f"refused: {arrived}")
+    kind = DivergedError if isinstance(arrived, Failed) and arrived.reason == "diverged" else FedshiftError
+    what = str(arrived) if isinstance(arrived, Failed | FedshiftError) else "sent no answer to its order"
     return kind(f"The site '{site}' {what}.")
 
 
-def refuses(came: Came) -> bool:
+def refuses(arrived: Arrival) -> bool:
     """Whether a site refuses to take part, regardless of other problems."""
-    return isinstance(came, Failed) and came.reason in ("policy", "models", "experiment")
+    return isinstance(arrived, Failed) and arrived.reason in ("policy", "models", "experiment")
 
 
-def _in_words(came: Failed | Away | FedshiftError) -> tuple[str, str]:
-    if isinstance(came, Away):
-        return came.what, came.why
-    return "refused" if refuses(came) else "failed", str(came)
+def _in_words(arrived: Failed | Away | FedshiftError) -> tuple[str, str]:
+    if isinstance(arrived, Away):
+        return arrived.what, arrived.why
+    return "refused" if refuses(arrived) else "failed", str(arrived)

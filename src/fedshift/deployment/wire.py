@@ -350,10 +350,10 @@ def _read(data: bytes, *words: str) -> Any:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise ValueError(f"{where} = {first['input']!r:.100}: {first['msg']}") from error
-    declared, came = _kinds(message.tensors()), _kinds(tensors)
-    for name in sorted(declared.keys() | came.keys()):
-        if came.get(name) != declared.get(name):
-            raise ValueError(f"the tensor {name:.100}: {came.get(name)}, not {declared.get(name)}")
+    declared, arrived = _kinds(message.tensors()), _kinds(tensors)
+    for name in sorted(declared.keys() | arrived.keys()):
+        if arrived.get(name) != declared.get(name):
+            raise ValueError(f"the tensor {name:.100}: {arrived.get(name)}, not {declared.get(name)}")
     return message
 
 

@@ -160,17 +160,17 @@ class _RemoteActor:
         self._learnt, self.ready, self._rested, self._ending = 0, False, True, "stopped"
         place = self._ray.remote(Actor).options(num_cpus=1, num_gpus=engine._gpus or None)
         self._handle = place.remote(engine.kernels)
-        self._begun = self._handle.__ray_ready__.remote()
+        self._started = self._handle.__ray_ready__.remote()
 
     @property
     def next(self) -> Any:
         """A reference to its next message."""
-        return self._answers[0][0] if self.ready else self._begun
+        return self._answers[0][0] if self.ready else self._started
 
     def greet(self) -> None:
         """Accept it as ready, once it has started; EOFError if it died."""
         try:
-            self._ray.get(self._begun)
+            self._ray.get(self._started)
         except self._ray.exceptions.RayError as error:
             self._ending = first_line(error)
             raise EOFError(self._ending) from error

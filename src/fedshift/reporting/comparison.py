@@ -121,7 +121,7 @@ class Comparison(Tabled):
             check_no_study(path)
             found |= {run.path.resolve(): run for run in find(path, trust=trust)}
         read = cls.read([*found.values()])
-        waiting = [note for path in paths for note in _not_begun(path)]
+        waiting = [note for path in paths for note in _not_started(path)]
         return replace(read, runs=sorted(read.runs, key=_order), missing=(*read.missing, *waiting))
 
     # Rows and columns --------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ def _mean(measured: MeanStd | None) -> float:
     return measured.mean
 
 
-def _not_begun(path: Path) -> Iterator[str]:
+def _not_started(path: Path) -> Iterator[str]:
     """The runs of comparisons at or below a path that have no folder yet."""
     for file in grid_files(path):
         try:

@@ -221,8 +221,8 @@ class LiveProgress(Progress):
         done = sum(status.done for status in runs)
         if done <= 0:
             return None
-        to_come = sum(status.to_come for status in runs) + self.runs - self._reused - len(runs)
-        return (self._get_time() - min(status.began for status in runs)) * to_come / done
+        upcoming = sum(status.upcoming for status in runs) + self.runs - self._reused - len(runs)
+        return (self._get_time() - min(status.began for status in runs)) * upcoming / done
 
     def _print(self, line: str) -> None:
         if self.notebook:

@@ -66,14 +66,14 @@ class RunStatus:
         return (self._work(self.place) - self._work_before) / (self._work(self.rounds) or 1)
 
     @property
-    def to_come(self) -> float:
+    def upcoming(self) -> float:
         """The share of all planned steps that are left."""
         return 1 - self._work(self.place) / (self._work(self.rounds) or 1)
 
     @property
     def left(self) -> float | None:
         """About how many seconds it still takes, at its pace so far; None before anything is done."""
-        return self.seconds * self.to_come / self.done if self.done > 0 else None
+        return self.seconds * self.upcoming / self.done if self.done > 0 else None
 
     @property
     def doing(self) -> str:

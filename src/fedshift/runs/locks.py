@@ -141,7 +141,7 @@ def _claim(folder: Path) -> Claim:
     try:
         _put(draft, folder / CLAIM)
     except FileExistsError:
-        raise LockedError(_at_work(folder)) from None
+        raise LockedError(_is_active(folder)) from None
     finally:
         draft.unlink()
     return mine
@@ -162,11 +162,11 @@ def _wait_for_silence(folder: Path, before: Claim) -> None:
     end = time.monotonic() + SILENT
     while (now := Claim.of(folder)) and time.monotonic() < end:
         if now != before:
-            raise LockedError(_at_work(folder))
+            raise LockedError(_is_active(folder))
         time.sleep(LOOKS)
 
 
-def _at_work(folder: Path) -> str:
+def _is_active(folder: Path) -> str:
     claim = Claim.of(folder)
     return f"Another process is running '{folder}'{f' ({claim})' if claim else ''}; wait for it."
 
@@ -184,7 +184,7 @@ def locked(path: Path, wait: float = LOOKS) -> Iterator[None]:
         lock.acquire()
         _claims.add(path, _claim(path))
     except Timeout:
-        raise LockedError(_at_work(path)) from None
+        raise LockedError(_is_active(path)) from None
     except LockedError:
         lock.release()
         raise

@@ -87,7 +87,7 @@ def feature_drift(
         notify("Comparing sites", number, len(requested))
         use = np.flatnonzero(np.isin(site_of, sites if other is None else [one, other]))
         draw = np.random.default_rng(_seed(streams, "drift", one, -1 if other is None else other))
-        right, total = tell_apart(z[use], y[use], site_of[use] == one, draw)
+        right, total = distinguish_sites(z[use], y[use], site_of[use] == one, draw)
         if total >= 2 * LEAST:
             p = min(1.0, len(requested) * float(binomtest(right, total, alternative="greater").pvalue))
             name = REST if other is None else data.domains[other]
@@ -96,7 +96,7 @@ def feature_drift(
     return tuple(found)
 
 
-def tell_apart(z: Array, y: Array, mine: Array, draw: np.random.Generator) -> tuple[int, int]:
+def distinguish_sites(z: Array, y: Array, mine: Array, draw: np.random.Generator) -> tuple[int, int]:
     """How many held-out samples a classifier assigns to the right one of two sites, and how many there are.
 
     Args:
