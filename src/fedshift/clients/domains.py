@@ -16,30 +16,44 @@ KINDS = (torch.uint8, torch.int64, torch.float32)
 
 @dataclass(frozen=True)
 class DomainData:
-    """A loaded data set; a FedshiftError names a field with a wrong type, shape, length or number."""
+    """A loaded data set; a FedshiftError names a field with a wrong type, shape, length or number.
 
-    #: inputs (N, ...), uint8 images (channels, height, width), int64 token ids (length,) or float32. They may be
-    #: mapped from a file (``torch.from_file``): only the samples of batches are read, whatever their number
+    Attributes:
+        x: inputs (N, ...), uint8 images (channels, height, width), int64 token ids (length,) or float32. They may
+            be mapped from a file (``torch.from_file``): only the samples of batches are read, whatever their
+            number.
+        y: labels (N,), int64.
+        domain: the domain of each sample, (N,), int64.
+        domains: the domains' names.
+        classes: the classes' names.
+        group: samples from one original share a group, (N,); a split keeps groups whole.
+        environment: of a data set with custom environments, the environment of each sample, (N,); 0 is what clients
+            train on. None: a protocol splits samples.
+        environments: the environments' names; clients train on the first.
+        train_environment: the environment in which each sample was collected, (N,), int64, if that is not its
+            domain; samples that no client trains on may have any number. None: each domain is an environment.
+        train_environments: the names of these environments.
+        notes: notes for readers on how the data were read.
+        where: for messages, maps a sample to its file or row; None: unknown.
+        columns: of a table, the columns of x (N, columns). Where rows are prepared, x is float64, NaN is a missing
+            cell, and a category is its number among the column's.
+        channels: of signals x (N, channels, time), the channels' names; empty if unknown.
+    """
+
     x: Tensor
-    y: Tensor  #: labels (N,), int64
-    domain: Tensor  #: the domain of each sample, (N,), int64
-    domains: tuple[str, ...]  #: the domains' names
-    classes: tuple[str, ...]  #: the classes' names
-    group: Tensor  #: samples from one original share a group, (N,); a split keeps groups whole
-    #: of a data set with custom environments, the environment of each sample, (N,); 0 is what clients train on. None:
-    #: a protocol splits samples
+    y: Tensor
+    domain: Tensor
+    domains: tuple[str, ...]
+    classes: tuple[str, ...]
+    group: Tensor
     environment: Tensor | None = None
-    environments: tuple[str, ...] = ()  #: the environments' names; clients train on the first
-    #: the environment in which each sample was collected, (N,), int64, if that is not its domain; samples that no
-    #: client trains on may have any number. None: each domain is an environment
+    environments: tuple[str, ...] = ()
     train_environment: Tensor | None = None
-    train_environments: tuple[str, ...] = ()  #: the names of these environments
-    notes: tuple[str, ...] = ()  #: notes for readers on how the data were read
-    where: Callable[[int], str] | None = None  #: for messages, maps a sample to its file or row; None: unknown
-    #: of a table, the columns of x (N, columns). Where rows are prepared, x is float64, NaN is a missing cell, and a
-    #: category is its number among the column's
+    train_environments: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    where: Callable[[int], str] | None = None
     columns: tuple[Column, ...] = ()
-    channels: tuple[str, ...] = ()  #: of signals x (N, channels, time), the channels' names; empty if unknown
+    channels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.check_fields()
@@ -76,12 +90,17 @@ class DomainData:
 
 @dataclass(frozen=True)
 class Unlabelled:
-    """Samples of a file without labels, to predict for."""
+    """Samples of a file without labels, to predict for.
 
-    x: Tensor  #: inputs (N, ...), as in :class:`DomainData`
-    #: each sample's row in the file, from 0, or its name there; empty if the file is one sample
+    Attributes:
+        x: inputs (N, ...), as in :class:`DomainData`.
+        rows: each sample's row in the file, from 0, or its name there; empty if the file is one sample.
+        notes: notes for readers on how the file was read.
+    """
+
+    x: Tensor
     rows: Sequence[int | str] = ()
-    notes: tuple[str, ...] = ()  #: notes for readers on how the file was read
+    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"Unlabelled({len(self.x)} of shape {tuple(self.x.shape[1:])})"

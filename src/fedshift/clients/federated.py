@@ -23,20 +23,30 @@ from fedshift.streams import Streams
 
 @dataclass(frozen=True)
 class FederatedData:
-    """Clients, environments, the classes' names, and how samples become inputs of a network."""
+    """Clients, environments, the classes' names, and how samples become inputs of a network.
 
-    clients: Sequence[Client]  #: the clients in id order; a tuple, or created on request
-    environments: Sequence[Environment]  #: what is scored; environments of several clients may share a name
-    classes: tuple[str, ...]  #: the classes' names
-    inputs: Inputs  #: how samples become inputs
-    notes: tuple[str, ...] = ()  #: notes for readers on how the data were divided
-    #: the names of the environments that clients train in, which :attr:`Samples.environment` indexes; by default each
-    #: domain is an environment
+    Attributes:
+        clients: the clients in id order; a tuple, or created on request.
+        environments: what is scored; environments of several clients may share a name.
+        classes: the classes' names.
+        inputs: how samples become inputs.
+        notes: notes for readers on how the data were divided.
+        train_environments: the names of the environments that clients train in, which :attr:`Samples.environment`
+            indexes; by default each domain is an environment.
+        columns: of rows of a table, the columns' names, in order.
+        pooled_sizes: of a client with pooled samples, the numbers of training samples of the clients it replaces.
+        oddity: a sentence on the most serious problem of the data, or empty.
+    """
+
+    clients: Sequence[Client]
+    environments: Sequence[Environment]
+    classes: tuple[str, ...]
+    inputs: Inputs
+    notes: tuple[str, ...] = ()
     train_environments: tuple[str, ...] = ()
-    columns: tuple[str, ...] = ()  #: of rows of a table, the columns' names, in order
-    #: of a client with pooled samples, the numbers of training samples of the clients it replaces
+    columns: tuple[str, ...] = ()
     pooled_sizes: tuple[int, ...] = ()
-    oddity: str = ""  #: a sentence on the most serious problem of the data, or empty
+    oddity: str = ""
 
     def __repr__(self) -> str:
         counts = f"clients: {len(self.clients)}, environments: {len(self.environments)}, classes: {len(self.classes)}"

@@ -19,18 +19,26 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Inputs:
-    """How a batch is prepared: uint8 images become float32 in 0..1, other types stay; the rest is optional."""
+    """How a batch is prepared: uint8 images become float32 in 0..1, other types stay; the rest is optional.
 
-    #: random-resized crop (scale 0.7-1), flip, colour jitter 0.3 and grayscale 10 % in training (FedSR, Sec. 4.2),
-    #: drawn from the run's streams
+    Attributes:
+        augment: random-resized crop (scale 0.7-1), flip, colour jitter 0.3 and grayscale 10 % in training (FedSR,
+            Sec. 4.2), drawn from the run's streams.
+        normalise: subtract ImageNet's mean and divide by its standard deviation, by channel.
+        vocabulary: for text by characters, the character of each token id.
+        tokens: for text by a tokenizer, its number of ids; 0: samples are no such text.
+        pad: the id that fills such a text up to its length; -1: no padding.
+        preparation: for rows of a table, the treatment of missing cells, numbers and categories.
+        flip: whether augmentation flips half of the images left to right.
+    """
+
     augment: bool = False
-    normalise: bool = False  #: subtract ImageNet's mean and divide by its standard deviation, by channel
-    vocabulary: tuple[str, ...] = ()  #: for text by characters, the character of each token id
-    tokens: int = 0  #: for text by a tokenizer, its number of ids; 0: samples are no such text
-    pad: int = 0  #: the id that fills such a text up to its length; -1: no padding
-    #: for rows of a table, the treatment of missing cells, numbers and categories
+    normalise: bool = False
+    vocabulary: tuple[str, ...] = ()
+    tokens: int = 0
+    pad: int = 0
     preparation: Preparation | None = None
-    flip: bool = False  #: whether augmentation flips half of the images left to right
+    flip: bool = False
 
     @property
     def ids(self) -> int:

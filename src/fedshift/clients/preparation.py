@@ -46,17 +46,23 @@ class Column:
 
 @dataclass(frozen=True)
 class Preparation:
-    """Turns rows (B, columns) into inputs; NaN is a missing cell and a category is its code."""
+    """Turns rows (B, columns) into inputs; NaN is a missing cell and a category is its code.
 
-    #: their source: each site, or all sites' training rows together; "combat": pooled statistics, and a site's
-    #: difference from all sites is removed
+    Attributes:
+        statistics: their source: each site, or all sites' training rows together; "combat": pooled statistics, and
+            a site's difference from all sites is removed.
+        impute: the value of a missing number; for a missing category it is the most frequent one.
+        columns: in the file's order; empty until known.
+        pool: the names of columns with pooled statistics where the other columns' are local.
+        indicate: the names of columns with a further input that marks missing cells.
+        covariates: the names of columns that ComBat does not change, and whose effects on the others it preserves.
+    """
+
     statistics: Literal["site", "pooled", "combat"]
-    #: the value of a missing number; for a missing category it is the most frequent one
     impute: Literal["mean", "median"] = "mean"
-    columns: tuple[Column, ...] = ()  #: in the file's order; empty until known
-    pool: tuple[str, ...] = ()  #: the names of columns with pooled statistics where the other columns' are local
-    indicate: tuple[str, ...] = ()  #: the names of columns with a further input that marks missing cells
-    #: the names of columns that ComBat does not change, and whose effects on the others it preserves
+    columns: tuple[Column, ...] = ()
+    pool: tuple[str, ...] = ()
+    indicate: tuple[str, ...] = ()
     covariates: tuple[str, ...] = ()
 
     def __repr__(self) -> str:

@@ -36,12 +36,18 @@ ALL_CLIENTS = "all clients"  # the common name of their environments
 
 
 class Protocol(Spec):
-    """An evaluation protocol: which clients train on which samples, and what is held out."""
+    """An evaluation protocol: which clients train on which samples, and what is held out.
+
+    Attributes:
+        question: the question that it answers.
+        test_label: the name of the accuracy on ``test`` environments.
+        validation_label: likewise for ``validation`` environments.
+    """
 
     section: ClassVar[str] = "protocol"
-    question: ClassVar[str] = ""  #: the question that it answers
-    test_label: ClassVar[str]  #: the name of the accuracy on ``test`` environments
-    validation_label: ClassVar[str]  #: likewise for ``validation`` environments
+    question: ClassVar[str] = ""
+    test_label: ClassVar[str]
+    validation_label: ClassVar[str]
 
     @property
     def own_models(self) -> bool:

@@ -38,18 +38,27 @@ Result = TypeVar("Result")
 
 
 class Batch(NamedTuple):
-    """A batch of a client: inputs (B, ...), labels (B,) and, if an objective encodes, their representation."""
+    """A batch of a client: inputs (B, ...), labels (B,) and, if an objective encodes, their representation.
 
-    x: Tensor  #: inputs
-    y: Tensor = torch.empty(0, dtype=torch.int64)  #: labels, int64
-    z: Tensor = torch.empty(0)  #: the representation (B, d) that the head reads
-    mean: Tensor | None = None  #: of a probabilistic encoder, the mean of z (B, d)
-    sigma: Tensor | None = None  #: of a probabilistic encoder, the standard deviation of z (B, d)
-    #: one-hot training environment of each sample, (B, environments), in phases that request it
+    Attributes:
+        x: inputs.
+        y: labels, int64.
+        z: the representation (B, d) that the head reads.
+        mean: of a probabilistic encoder, the mean of z (B, d).
+        sigma: of a probabilistic encoder, the standard deviation of z (B, d).
+        environment: one-hot training environment of each sample, (B, environments), in phases that request it.
+        weight: weight of each sample in the risk, (B,), with mean 1 over the client's samples; None: all 1.
+        made: cache of :meth:`once` during a step; None outside of a step.
+    """
+
+    x: Tensor
+    y: Tensor = torch.empty(0, dtype=torch.int64)
+    z: Tensor = torch.empty(0)
+    mean: Tensor | None = None
+    sigma: Tensor | None = None
     environment: Tensor = torch.empty(0)
-    #: weight of each sample in the risk, (B,), with mean 1 over the client's samples; None: all 1
     weight: Tensor | None = None
-    made: Any = None  #: cache of :meth:`once` during a step; None outside of a step
+    made: Any = None
 
     def once(self, function: Callable[..., Result], *inputs: Any) -> Result:
         """Evaluate a function such as ``batch.once(net.head, batch.z)`` once for all terms of a step."""
@@ -103,24 +112,37 @@ class Brief:
 
 @dataclass(frozen=True, repr=False)
 class Known(Brief):
-    """What a client can read while it works, and afterwards."""
+    """What a client can read while it works, and afterwards.
 
-    received: Tensors  #: the Down that it started from, by full name; frozen. Empty on the server
-    #: the sums of each :class:`Measure` so far in this exchange; and ``snapshot.<name>`` of a :class:`Phase` with a
-    #: snapshot
+    Attributes:
+        received: the Down that it started from, by full name; frozen. Empty on the server.
+        measured: the sums of each :class:`Measure` so far in this exchange; and ``snapshot.<name>`` of a
+            :class:`Phase` with a snapshot.
+        counts: the client's training samples of each class, (classes,), int64; zeros on the server.
+    """
+
+    received: Tensors
     measured: Tensors
-    counts: Tensor  #: the client's training samples of each class, (classes,), int64; zeros on the server
+    counts: Tensor
 
 
 @dataclass(frozen=True, repr=False)
 class Context(Known):
-    """What an objective can read besides the net and the batch."""
+    """What an objective can read besides the net and the batch.
 
-    round: int  #: the round within its stage, from 1
-    rounds: int  #: number of rounds of the stage
-    noise: Mapping[str, Tensor]  #: the draws that the objective requested
-    client: Tensor  #: the client's number, int64 of shape (); -1 on the server
-    replies: Replies = field(default_factory=Replies)  #: on the server, the replies of this exchange's clients
+    Attributes:
+        round: the round within its stage, from 1.
+        rounds: number of rounds of the stage.
+        noise: the draws that the objective requested.
+        client: the client's number, int64 of shape (); -1 on the server.
+        replies: on the server, the replies of this exchange's clients.
+    """
+
+    round: int
+    rounds: int
+    noise: Mapping[str, Tensor]
+    client: Tensor
+    replies: Replies = field(default_factory=Replies)
 
 
 @dataclass(frozen=True, repr=False)
@@ -322,14 +344,23 @@ def term_names(phases: Phases) -> dict[tuple[str, str, str], str]:
 
 @dataclass(frozen=True, repr=False)
 class LocalWork(Known):
-    """What a client has after its phases; its reply and its next state are computed from it."""
+    """What a client has after its phases; its reply and its next state are computed from it.
 
-    trained: Tensors  #: the current tensors of every shared part that was received, by full name
-    private: Tensors  #: the client's private tensors, which stay
-    train: Samples  #: the client's training samples, as the stage sees them
-    steps: int  #: number of training steps taken
-    lr: float  #: the learning rate of ``[train]`` in this round
-    seen: Mapping[str, int] = field(default_factory=dict)  #: number of samples behind each sum in ``measured``, by name
+    Attributes:
+        trained: the current tensors of every shared part that was received, by full name.
+        private: the client's private tensors, which stay.
+        train: the client's training samples, as the stage sees them.
+        steps: number of training steps taken.
+        lr: the learning rate of ``[train]`` in this round.
+        seen: number of samples behind each sum in ``measured``, by name.
+    """
+
+    trained: Tensors
+    private: Tensors
+    train: Samples
+    steps: int
+    lr: float
+    seen: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:
@@ -344,14 +375,23 @@ class LocalWork(Known):
 
 @dataclass(frozen=True, repr=False)
 class ServerState(Brief):
-    """Everything that the server stores: ``shared`` and ``down`` tensors are sent, ``server`` tensors never."""
+    """Everything that the server stores: ``shared`` and ``down`` tensors are sent, ``server`` tensors never.
 
-    shared: Tensors = field(default_factory=Tensors)  #: what clients train, by full name
-    down: Tensors = field(default_factory=Tensors)  #: what only the server changes
-    server: Tensors = field(default_factory=Tensors)  #: what never leaves the server
-    optimisers: OptimiserState = field(default_factory=dict)  #: stored optimiser state of the server's phases
-    clients: int = 0  #: number of clients, sampled or not
-    round: int = 0  #: the current or last round within its stage, from 1; 0 before the first
+    Attributes:
+        shared: what clients train, by full name.
+        down: what only the server changes.
+        server: what never leaves the server.
+        optimisers: stored optimiser state of the server's phases.
+        clients: number of clients, sampled or not.
+        round: the current or last round within its stage, from 1; 0 before the first.
+    """
+
+    shared: Tensors = field(default_factory=Tensors)
+    down: Tensors = field(default_factory=Tensors)
+    server: Tensors = field(default_factory=Tensors)
+    optimisers: OptimiserState = field(default_factory=dict)
+    clients: int = 0
+    round: int = 0
 
     def __post_init__(self) -> None:
         for scope in ("shared", "down", "server"):
@@ -434,44 +474,61 @@ def uniform(state: ServerState, clients: Sequence[int], count: int, generator: t
 
 @dataclass(frozen=True, repr=False)
 class Exchange(Brief):
-    """One broadcast to the clients and their replies."""
+    """One broadcast to the clients and their replies.
 
-    name: str  #: its name in messages and records
-    phases: Phases = ()  #: the work of a client
-    #: the server's next state; by default the state that it has
+    Attributes:
+        name: its name in messages and records.
+        phases: the work of a client.
+        merge: the server's next state; by default the state that it has.
+        sends: the parts whose shared and down tensors a client receives; None: all that are not ``apart``.
+        returns: the shared parts among them that a reply carries; None: all.
+        uploads: what a reply carries besides, computed by ``upload``, which may also replace a returned tensor.
+        counted: whether a reply contains the client's number of samples, by which means are then weighted.
+        send: tensors that a client receives in place of the server's.
+        begin: tensors with which a client starts instead, from what it keeps and what it received.
+        upload: computes the ``uploads``.
+        keep: client tensors, by full name, that are replaced after the phases; the rest stays as trained.
+        server_phases: phases of the server between replies and aggregation; they may move ``down`` and ``server``
+            parts.
+        select: samples a cohort, from the server's state, the clients' ids, the cohort's size and a generator. The
+            round's cohort is the first exchange's, by default :func:`uniform`; later exchanges may sample another.
+            A client that is sampled twice trains once, and its reply counts twice.
+    """
+
+    name: str
+    phases: Phases = ()
     merge: Callable[[ServerState, Replies], ServerState] = leave
-    #: the parts whose shared and down tensors a client receives; None: all that are not ``apart``
     sends: tuple[str, ...] | None = None
-    returns: tuple[str, ...] | None = None  #: the shared parts among them that a reply carries; None: all
-    #: what a reply carries besides, computed by ``upload``, which may also replace a returned tensor
+    returns: tuple[str, ...] | None = None
     uploads: tuple[Upload, ...] = ()
-    counted: bool = False  #: whether a reply contains the client's number of samples, by which means are then weighted
-    #: tensors that a client receives in place of the server's
+    counted: bool = False
     send: Callable[[ServerState, int], Mapping[str, Tensor]] | None = None
-    #: tensors with which a client starts instead, from what it keeps and what it received
     begin: Callable[[Tensors, Down], Mapping[str, Tensor]] | None = None
-    upload: Callable[[LocalWork], Mapping[str, Tensor]] | None = None  #: computes the ``uploads``
-    #: client tensors, by full name, that are replaced after the phases; the rest stays as trained
+    upload: Callable[[LocalWork], Mapping[str, Tensor]] | None = None
     keep: Callable[[LocalWork], Mapping[str, Tensor]] | None = None
-    #: phases of the server between replies and aggregation; they may move ``down`` and ``server`` parts
     server_phases: Phases = ()
-    #: samples a cohort, from the server's state, the clients' ids, the cohort's size and a generator. The round's
-    #: cohort is the first exchange's, by default :func:`uniform`; later exchanges may sample another. A client that
-    #: is sampled twice trains once, and its reply counts twice
     select: Select | None = None
 
 
 @dataclass(frozen=True, repr=False)
 class Stage(Brief):
-    """Rounds that repeat the same exchanges, each round with one cohort."""
+    """Rounds that repeat the same exchanges, each round with one cohort.
 
-    name: str  #: its name in random streams and records
-    rounds: int  #: number of rounds
-    exchanges: tuple[Exchange, ...]  #: the exchanges of a round, in order
-    participation: float | None = None  #: the part of the clients sampled in a round, in (0, 1]; None: the experiment's
-    #: maps the federation to what this stage's clients work on, if that is not their samples
+    Attributes:
+        name: its name in random streams and records.
+        rounds: number of rounds.
+        exchanges: the exchanges of a round, in order.
+        participation: the part of the clients sampled in a round, in (0, 1]; None: the experiment's.
+        view: maps the federation to what this stage's clients work on, if that is not their samples.
+        scored: whether models are evaluated, and clients store this stage's changes of private tensors and
+            optimisers.
+    """
+
+    name: str
+    rounds: int
+    exchanges: tuple[Exchange, ...]
+    participation: float | None = None
     view: Callable[[FederatedData, Streams], FederatedData] | None = None
-    #: whether models are evaluated, and clients store this stage's changes of private tensors and optimisers
     scored: bool = True
 
     @property

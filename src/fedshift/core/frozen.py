@@ -42,16 +42,24 @@ def silent(network: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class FrozenNetwork:
-    """A pretrained network that is not trained further."""
+    """A pretrained network that is not trained further.
 
-    name: str  #: its name in the cache's key and in progress messages
-    weights: str  #: a digest of its weights, found without loading them
-    #: builds it; the module maps normalised images (B, 3, height, width), or token ids (B, length), to features (B,
-    #: F), maps (B, channels, height, width) or sequences (B, length, F)
+    Attributes:
+        name: its name in the cache's key and in progress messages.
+        weights: a digest of its weights, found without loading them.
+        load: builds it; the module maps normalised images (B, 3, height, width), or token ids (B, length), to
+            features (B, F), maps (B, channels, height, width) or sequences (B, length, F).
+        mean: subtracted from each channel of an image, in 0..1.
+        std: by which each channel is then divided.
+        reads: the kind of samples that it reads.
+    """
+
+    name: str
+    weights: str
     load: Callable[[], nn.Module] = field(compare=False)
-    mean: Colour = IMAGENET_MEAN  #: subtracted from each channel of an image, in 0..1
-    std: Colour = IMAGENET_STD  #: by which each channel is then divided
-    reads: Literal["images", "tokens"] = "images"  #: the kind of samples that it reads
+    mean: Colour = IMAGENET_MEAN
+    std: Colour = IMAGENET_STD
+    reads: Literal["images", "tokens"] = "images"
 
 
 class Front(nn.Module):

@@ -74,13 +74,18 @@ class Preparing(Protocol):
 
 
 class Method(Spec):
-    """What a run requires of a method: parts, stages and clients; the :attr:`core` that trains has everything else."""
+    """What a run requires of a method: parts, stages and clients; the :attr:`core` that trains has everything else.
+
+    Attributes:
+        common: settings that keep their values when another method is chosen.
+        presets: published settings, by the data set's name.
+        paper: the method's source.
+    """
 
     section: ClassVar[str] = "method"
-    #: settings that keep their values when another method is chosen
     common: ClassVar[tuple[str, ...]] = ("weighting", "optimiser_state", "bn")
-    presets: ClassVar[dict[str, dict[str, object]]] = {}  #: published settings, by the data set's name
-    paper: ClassVar[str] = ""  #: the method's source
+    presets: ClassVar[dict[str, dict[str, object]]] = {}
+    paper: ClassVar[str] = ""
 
     @property
     def core(self) -> Averaging:
@@ -133,9 +138,12 @@ class Averaging(Method):
     """A method whose server averages what clients trained; its fields are its hyper-parameters.
 
     A page overrides what its paper changes.
+
+    Attributes:
+        uploads: what a reply carries besides parts, computed by a method ``upload``.
     """
 
-    uploads: ClassVar[tuple[Upload, ...]] = ()  #: what a reply carries besides parts, computed by a method ``upload``
+    uploads: ClassVar[tuple[Upload, ...]] = ()
 
     weighting: Literal["uniform", "samples"] = setting(
         "uniform", help="weights of clients in the average", source="methods differ; all five papers: uniform"

@@ -71,15 +71,23 @@ class GaussianEncoder(nn.Module):
 
 @dataclass(frozen=True)
 class ModelBuilder:
-    """Builds the modules of a federation's model, with initial values from the run's streams."""
+    """Builds the modules of a federation's model, with initial values from the run's streams.
+
+    Attributes:
+        shape: the inputs' shape, without the batch.
+        streams: the run's random streams; a part's initial values depend on the seed and its role only.
+        clients: number of clients.
+        environments: number of environments that clients train in; see :attr:`Samples.environment`.
+        client: number of the client for which initial values are drawn; None: they are common to all.
+    """
 
     model: Model
-    shape: Shape  #: the inputs' shape, without the batch
+    shape: Shape
     classes: int
-    streams: Streams  #: the run's random streams; a part's initial values depend on the seed and its role only
-    clients: int  #: number of clients
-    environments: int = 1  #: number of environments that clients train in; see :attr:`Samples.environment`
-    client: int | None = None  #: number of the client for which initial values are drawn; None: they are common to all
+    streams: Streams
+    clients: int
+    environments: int = 1
+    client: int | None = None
 
     @cached_property
     def dim(self) -> int:

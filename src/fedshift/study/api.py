@@ -52,12 +52,17 @@ def run(source: Source = DEFAULT, *, progress: Progress | None = None, **options
     """Start a new run; :func:`compare` reuses a finished run instead.
 
     Args:
-        source: what to run.
-        progress: receives the progress; by default a live display.
-        options: changes of the source, see :class:`Options`.
+        source: the experiment: a name of ``fedshift list experiments``, a TOML file, a table of settings, or an
+            :class:`Experiment`; by default the main job.
+        progress: receives the progress events; by default a live display.
+        options: changes of the source, such as ``method="fedbn"``, ``rounds=20`` or ``data={site: (x, y)}``; see
+            :class:`Options`.
+
+    Returns:
+        The finished run: its records, scores, messages and models.
 
     Raises:
-        FedshiftError: it describes several runs, its folder exists, or it cannot run.
+        FedshiftError: the source describes several runs, the run's folder exists, or the experiment cannot run.
     """
     requested = experiment(source, **options)
     with display(progress, 1) as shown:
@@ -71,16 +76,20 @@ def compare(
     shard: str | None = None,
     **options: Unpack[Options],
 ) -> Comparison:
-    """Run every run that a source describes; finished runs are not repeated.
+    """Run every run that a source describes; finished runs are not repeated, interrupted runs are resumed.
 
     Args:
-        source: what to run.
-        progress: receives the progress; by default a live display.
+        source: the experiment, as in :func:`run`, or a list of experiments; a list where one value is expected, such
+            as ``method=["fedavg", "fedsr"]`` or ``seed=[0, 1, 2]``, makes a run for each.
+        progress: receives the progress events; by default a live display.
         shard: "3/16" shares the runs with 15 other processes in the same folder, on any machines.
         options: changes of the source, see :class:`Options`.
 
+    Returns:
+        The runs with their tables, scores and report; runs that diverged are noted in it.
+
     Raises:
-        FedshiftError: something in the experiments is wrong, or every run failed; the message names it and the fix.
+        FedshiftError: a setting is wrong, or every run failed; the message names it and the fix.
     """
     experiments = grid(source, **options)
     with display(progress, len(experiments)) as shown:
