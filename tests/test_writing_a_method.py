@@ -13,11 +13,14 @@ from types import ModuleType
 
 import pytest
 import torch
+from torch import nn
 
 import fresh
 from conftest import CNN_WITH_BN, Make, names_sent, simulate, states
 from fedshift import FedAvg
-from fedshift.core.contract import Batch
+from fedshift.core.contract import Batch, ServerState
+from fedshift.core.net import Net, holder
+from fedshift.core.tensors import SAMPLES, Replies, Tensors
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.vectorised import Vectorised
 from fedshift.engines.workers import Workers
@@ -26,7 +29,7 @@ from refusal import refuses
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "writing-a-method.md").read_text(encoding="utf-8")
-FILES = {"idea": "short_features", "plugin": "my_scaffold", "check": "test_my_scaffold"}
+FILES = {"idea": "short_features", "statistic": "mean_alignment", "plugin": "my_scaffold", "check": "test_my_scaffold"}
 PLAIN = {"train.momentum": 0.0}
 
 
@@ -50,10 +53,12 @@ def source(marker: str) -> str:
 
 def test_the_blocks_are_in_the_files():
     methods = [re.sub(r"\n{3,}", "\n\n", indent(block, "    ")) for block in blocks("method")]
-    assert source("idea") == "".join(blocks("idea"))
+    assert all(source(marker) == "".join(blocks(marker)) for marker in ("idea", "statistic"))
     assert source("plugin") == "\n".join([*blocks("plugin"), *methods])
     assert all(block in source("check") for block in blocks("check"))
-    assert PAGE.count("```python") == len([*blocks("idea"), *blocks("plugin"), *methods, *blocks("check")])
+    assert PAGE.count("```python") == len(
+        [*blocks("idea"), *blocks("statistic"), *blocks("plugin"), *methods, *blocks("check")]
+    )
 
 
 def test_its_commands_run(tmp_path: Path):
@@ -77,6 +82,27 @@ def test_the_first_method_adds_its_penalty(examples: dict[str, ModuleType], make
     methods = (FedAvg(), examples["idea"].ShortFeatures(weight=0.0))
     plain, unweighted = (simulate(make().replace(method=method)).coordinator.state.shared for method in methods)
     assert all(torch.equal(unweighted[name], tensor) for name, tensor in plain.items())
+
+
+def test_the_statistic_by_hand(examples: dict[str, ModuleType]):
+    """Z (1, 0) and (3, 0) have the sum (4, 0) and the mean (2, 0), whose squared distance from (0, 1) is 5.
+
+    Means (2, 0) of 1 sample and (6, 4) of 3 samples have the mean ((2 + 18) / 4, 12 / 4) = (5, 3).
+    """
+    method = examples["statistic"].MeanAlignment()
+    z = torch.tensor([[1.0, 0.0], [3.0, 0.0]])
+    net = Net({"encoder": nn.Identity(), "head": nn.Identity(), "center": holder({"value": torch.tensor([0.0, 1.0])})})
+    batch = Batch(z, torch.zeros(2, dtype=torch.int64), z)
+    assert method.distance(net, batch, None).item() == 5
+    assert method.sums(net, batch._replace(z=torch.empty(0)), None)["z"].tolist() == [4, 0]
+    means = [(1, [2.0, 0.0]), (3, [6.0, 4.0])]
+    ups = [Tensors({"mean.value": torch.tensor(mean), SAMPLES: torch.tensor(count)}) for count, mean in means]
+    assert method.after_mean(ServerState(), Replies(enumerate(ups)))["center.value"].tolist() == [5, 3]
+
+
+def test_the_statistic_leaves_the_client_as_one(examples: dict[str, ModuleType], make: Make):
+    simulation = simulate(make({"train.rounds": 1}).replace(method=examples["statistic"].MeanAlignment()))
+    assert names_sent(simulation, "train", "up") - names_sent(simulation, "train", "down") == {"mean.value"}
 
 
 def test_its_tests_pass(examples: dict[str, ModuleType], tmp_path: Path):

@@ -315,7 +315,8 @@ class Measure(Batches):
     """A phase without training: named tensors, summed over batches that cover every training sample once.
 
     With ``steps`` it sums over that many batches, drawn as in training but in an order of the round, so that training's
-    batches do not change. Parts are in evaluation mode and inputs are not augmented. On the server it is called once,
+    batches do not change. Parts are in evaluation mode, inputs are not augmented, and ``batch.z`` is empty: a measure
+    of representations calls ``self.encode(net, batch, {}).z``. On the server it is called once,
     with an empty batch: tensors under the full name of a ``down`` or ``server`` tensor replace it, and scalars are
     recorded.
     """
