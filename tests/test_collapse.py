@@ -45,7 +45,7 @@ def test_a_collapsed_run_names_the_setting_in_its_notes_its_events_the_tables_an
     for words in ("FedSR ended near chance", "'l2r'", "lower method.l2r, which was 2 (--set method.l2r=0.2", "60.0 %"):
         assert words in note
     share = max(its["l2r"] + its["cmi"] for its in done.shares.values())
-    assert f"the classification, with what no setting weighs, {100 * (1 - share):.0f} %" in note
+    assert f"the cross-entropy and unweighted terms, {100 * (1 - share):.0f} %" in note
     assert note in fedshift.load(done.path).notes()
     assert "lower method.l2r" in page(fedshift.load(done.path), datetime(2026, 1, 1, tzinfo=UTC))
     assert "lower method.l2r" in (done.path / "events.jsonl").read_text()

@@ -88,7 +88,7 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             method: a name, instance or table, as in :func:`fedshift.run`.
             model: a name, instance or table.
             rounds: communication rounds.
-            seed: of all random draws.
+            seed: the seed of all random draws.
             settings: other settings by dotted name, such as ``{"train.lr": 0.1, "method.l2r": 0.05}``.
             class_weight: the weight of each class in the cross-entropy, 1 for a class that is not named; or "balanced",
                 n / (C n_c) for a class with n_c of n samples of C classes. Weights are scaled to a mean of 1 over each
@@ -114,8 +114,8 @@ class FederatedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Train.
 
         Args:
-            X: samples (N, features) of numbers, or (N, ...) for models that take such, or uint8 images (N, channels,
-                height, width); or a mapping from each site's name to its samples and their classes.
+            X: samples (N, features) of numbers, or (N, ...) for models with that input shape, or uint8 images (N,
+                channels, height, width); or a mapping from each site's name to its samples and their classes.
             y: the class of each sample, (N,); None with a mapping.
             sites: the site of each sample, (N,); None: a single site.
 

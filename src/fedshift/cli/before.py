@@ -53,7 +53,7 @@ def print_searches(experiments: Sequence[Experiment], budget: Budget) -> None:
     notes.append(f"Chosen on {chosen_on(experiments[0])}.")
     print_forecasts(
         forecasts_of_searches(studies),
-        [*notes, "Trials that fall behind are given up early, and repeated choices cost nothing."],
+        [*notes, "Trials that fall behind are pruned, and repeated choices cost nothing."],
     )
 
 

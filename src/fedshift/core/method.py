@@ -74,7 +74,7 @@ class Preparing(Protocol):
 
 
 class Method(Spec):
-    """What a run requires of a method: parts, stages and clients; the :attr:`core` that trains has everything else.
+    """The base class of all methods. Derive from ``FedAvg`` or :class:`fedshift.page.Averaging` to write a method.
 
     Attributes:
         common: settings that keep their values when another method is chosen.

@@ -38,10 +38,10 @@ class Comparison(Tabled):
     Attributes:
         runs: the runs with records.
         missing: notes on runs without records, with the reasons.
-        lacking: reasons why requested rows have no run, by label.
+        lacking: the reason by label for each requested row without a run.
         failed: messages of runs that diverged or could not run.
         requested: the number of requested runs.
-        labels: the rows' labels by series, if more rows were requested than have runs.
+        labels: the labels of requested rows, by the fingerprint that a row's runs share.
     """
 
     runs: list[Run]
@@ -149,7 +149,7 @@ class Comparison(Tabled):
 
     @property
     def moment(self) -> str:
-        """The rounds of the headline scores, in words."""
+        """The scored rounds in words, such as "last round"."""
         found = {moment(run.records) for run in self.runs}
         return found.pop() if len(found) == 1 else "last evaluations"
 

@@ -60,7 +60,7 @@ def notes_on_collapse(setup: Setup, blueprint: Blueprint, records: Sequence[Reco
     return [
         f"{setup.method.label} ended near chance: its validation accuracy is {100 * chance.accuracy:.1f} %{samples}, "
         f"and predicting one class throughout has {100 * chance.guessed:.1f} %. In round {round} its term '{term}' was "
-        f"{100 * its[term]:.0f} % of the loss, and the classification, with what no setting weighs, "
+        f"{100 * its[term]:.0f} % of the loss, and the cross-entropy and unweighted terms, "
         f"{100 * (1 - max(sums)):.0f} %: lower {setting}, which was {value:g} (--set {setting}={value / 10:g}, for "
         "example)."
     ]

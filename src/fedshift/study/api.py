@@ -206,22 +206,22 @@ def validate(
 ) -> Validation:
     """Score a trained model on labelled samples of a site that never joined, as numbers that may be published.
 
-    Thresholds are those that the run's validation samples choose, if these are here; nothing is chosen on the scored
-    samples. The result contains no number of few samples, and none from which such a number could be derived; only
+    Thresholds are those that the run's validation samples choose, if available locally; nothing is chosen on the scored
+    samples. The result contains no number that is based on few samples, and none that would reveal one; only
     ``rows``, and the file of ``write_rows``, are about single samples.
 
     Args:
         model: a run's folder, a folder that :func:`export` wrote, or a model that ``run.model()`` or ``site_model()``
             returned.
         data: a file or folder of the kind that the model was trained on, with labels that are the model's classes.
-        client: of a run's folder, whose model, by name or id; None: the global model.
-        round: of a run's folder, "last": the final model; "selected": the model of the round that source validation
+        client: for a run's folder, the client of a personalised model, by name or id; None: the global model.
+        round: for a run's folder, "last": the final model; "selected": the model of the round that source validation
             selects.
         against: another model of the same classes, to compare with on the same samples.
         metrics: as ``evaluate.metrics`` names them; none: those that the run declares, or else balanced accuracy,
             AUROC, each class's sensitivity and precision, and the calibration error.
         by: a column of the file, whose values define subgroups, or "domain"; empty: there are no subgroups.
-        min_count: how many samples (of grouped samples, such as slices of patients, groups) a number has at least.
+        min_count: the least number of samples (or groups, for grouped samples) on which a published number is based.
         settings: what differs from the data set's settings in training, such as ``{"label": "diagnosis"}``.
         trust: whether plugins may be imported that never ran on this machine.
 
@@ -309,7 +309,7 @@ def tune(
         trials: how many choices each study tries.
         sampler: "tpe" (Optuna's tree-structured Parzen estimator), "random", or "grid": every combination of choices,
             of an interval its ends and its middle.
-        parallel: how many trials are chosen, and run, side by side; it affects the choices.
+        parallel: the number of trials that are chosen and run in parallel; another number gives other trials.
         search: ranges by dotted setting: ``{"train.lr": "0.001..0.1", "method.mu": [0.1, 0.5]}``.
         progress: callback for the progress; by default a live display.
         shard: "3/16" shares the trials' runs with 15 other processes, as in :func:`compare`.
@@ -323,7 +323,7 @@ def tune(
             experiment is replaced.
 
     Raises:
-        FedshiftError: something in it is wrong, validation uses the test, or no study has a complete trial; the message
+        FedshiftError: a setting is wrong, validation data are test data, or no study has a complete trial; the message
             names it and the fix.
     """
     from fedshift.study.tune import search_all

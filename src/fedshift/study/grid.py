@@ -207,7 +207,7 @@ def _methods(document: Mapping[str, Any]) -> Iterator[Document]:
     preset = preset or _entry(document.get("data", {})).get("name", DEFAULT_NAMES["data"])
     # What all methods have may stand there for those that take it: a method on top of another has its base's.
     known = {*METHODS.base().settings(), *(name for entry in entries.values() for name in entry.settings())}
-    check_names(given, dict.fromkeys(known), f"method] for {', '.join(names)}")
+    check_names(given, dict.fromkeys(known), f"method, for {', '.join(names)}")
     for name, entry in entries.items():
         common = {field: value for field, value in given.items() if field in entry.settings()}
         yield {"name": name, **entry.published().get(str(preset), {}), **common, **own.get(name, {})}

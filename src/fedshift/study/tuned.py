@@ -86,7 +86,7 @@ class Found(File):
     def budget(self) -> str:
         """Trials, and ranges of settings that all methods have: the same for methods that are compared."""
         ranges = {key: where for key, where in sorted(self.search.items()) if not key.startswith("method.")}
-        return f"{self.trials} trials ({self.sampler}) with {len(self.seeds)} seeds over {ranges or 'nothing'}"
+        return f"{self.trials} trials ({self.sampler}) with {len(self.seeds)} seeds over {ranges or 'no shared ranges'}"
 
 
 class TunedSettings(File):
@@ -245,7 +245,7 @@ class Tuning(Tabled):
         counted = ["trials", "complete", "pruned", "failed", "repeated"]
         title = f"Validation {metric.title} in %{metric.remark}, at the end"
         return [
-            Table(title, [*named, "best", "as it stands", "best trial"], values),
+            Table(title, [*named, "best", "untuned", "best trial"], values),
             Table("Budget", [*named, *counted, "rounds", "seeds"], spent),
         ]
 
