@@ -41,7 +41,7 @@ def test_a_common_field_reaches_the_methods_that_have_it(tiny_document: dict[str
     assert plain.method.weighting == prox.method.weighting == "samples"
     assert prox.method.mu == 0.7
     alone = {**document, "method": {"name": "fedavg", "mu": 0.7}}
-    with refuses("[method]", "fedavg", "'mu'"):
+    with refuses("[method, for fedavg]", "fedavg", "'mu'"):
         expand(alone)
 
 
