@@ -170,6 +170,20 @@ def test_columns_are_read_in_one_order_at_every_site(tmp_path: Path):
     assert torch.equal(samples(site), before)
 
 
+def test_a_prepared_table_may_have_other_names_in_the_same_order(tmp_path: Path):
+    folder = federation(tmp_path, "table")
+    site = folder / "sites" / "oslo"
+    before = samples(site)
+    found = pd.read_csv(site / "data" / "mine.csv").rename(columns={"age": "years"})
+    rows(site / "data", **found)
+    for columns in ('["sex", "years", "marker"]', '["years", "sex"]'):
+        (site / "site.toml").write_text(f'name = "oslo"\n[data]\ncolumns = {columns}\n', encoding="utf-8")
+        with refuses("the federation agreed on age, sex, marker", "site.toml"):
+            inspect(site).problems.check()
+    (site / "site.toml").write_text('name = "oslo"\n[data]\ncolumns = ["years", "sex", "marker"]\n', encoding="utf-8")
+    assert torch.equal(samples(site).nan_to_num(-1), before.nan_to_num(-1))
+
+
 def test_the_columns_of_the_data_are_written_down(tmp_path: Path):
     path = federation(tmp_path, "table") / "coordinator" / EXPERIMENT
     assert parse_toml(path.read_text(), "it")["data"]["columns"] == ["age", "sex", "marker"]

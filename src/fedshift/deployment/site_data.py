@@ -104,7 +104,7 @@ class SiteFolder:
         with problems.gathered():
             mine = _relabelled(mine, self.agreement.federation.classes)
         with problems.gathered():
-            mine = _of_columns(mine, self.agreement.inputs)
+            mine = _of_columns(mine, self.agreement.inputs, listed="columns" in self._own[1])
         problems.check()
         domain = torch.full_like(mine.y, sites.index(settings.name))
         return replace(mine, domain=domain, domains=sites, train_environment=None, train_environments=())
@@ -177,17 +177,22 @@ def _relabelled(data: DomainData, classes: tuple[str, ...]) -> DomainData:
     return replace(data, y=number[data.y], classes=classes)
 
 
-def _of_columns(data: DomainData, inputs: Inputs) -> DomainData:
-    """The same rows with the federation's codes of categories; a note lists the site's unknown categories."""
+def _of_columns(data: DomainData, inputs: Inputs, listed: bool) -> DomainData:
+    """The same rows with the federation's columns and codes of categories; a note lists unknown categories.
+
+    Columns that the site has ``listed`` may have other names, in the federation's order.
+    """
     if inputs.preparation is None:
         return data
     agreed, notes = inputs.preparation.columns, list(data.notes)
     own, theirs = ([column.name for column in columns] for columns in (data.columns, agreed))
-    if own != theirs:
-        raise FedshiftError(
-            f"The site's columns are {', '.join(own)}; the federation agreed on {', '.join(theirs)}: name them in that "
-            "order in experiment.toml, --set data.columns=..."
-        )
+    renamed = listed and len(own) == len(theirs)
+    if not renamed or any(mine != its and mine in theirs for mine, its in zip(own, theirs, strict=True)):
+        if own != theirs:
+            raise FedshiftError(
+                f"The site's columns are {', '.join(own)}; the federation agreed on {', '.join(theirs)}: list the site's "
+                "in that order below [data] of site.toml, columns = [...]."
+            )
     kinds = {True: "numbers", False: "categories"}
     for column, other in zip(data.columns, agreed, strict=True):
         if (column.categories is None) != (other.categories is None) and not _nothing(data, own.index(column.name)):

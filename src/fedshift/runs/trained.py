@@ -48,7 +48,7 @@ def rebuilt(
         if id not in have:
             whose = "There is no global model" if id is None else f"Client {blueprint.named([id])} never trained"
             fix = (
-                f"Give client=... by name or id: {blueprint.named(have)}."
+                f"Name a client (client=, or --client) by name or id: {blueprint.named(have)}."
                 if have
                 else "No model is here: in a federation each stays at its site, in fedshift.site_model(FOLDER)."
             )

@@ -132,7 +132,7 @@ class Card:
             ]
             for row in self.record["environments"]
         ]
-        title = f"Accuracy in percent with 95 % intervals, after {self.record['position']} rounds"
+        title = f"Scores in percent with 95 % intervals, after round {self.record['round']} of the stage {self.record['stage']}"
         return Table(title, ["environment", "role", "model", "accuracy", *names, "n", "n of a class"], rows, words=2)
 
     def _support(self, role: str, environment: str) -> str:
