@@ -186,13 +186,12 @@ def _of_columns(data: DomainData, inputs: Inputs, listed: bool) -> DomainData:
         return data
     agreed, notes = inputs.preparation.columns, list(data.notes)
     own, theirs = ([column.name for column in columns] for columns in (data.columns, agreed))
-    renamed = listed and len(own) == len(theirs)
-    if not renamed or any(mine != its and mine in theirs for mine, its in zip(own, theirs, strict=True)):
-        if own != theirs:
-            raise FedshiftError(
-                f"The site's columns are {', '.join(own)}; the federation agreed on {', '.join(theirs)}: list the site's "
-                "in that order below [data] of site.toml, columns = [...]."
-            )
+    mixed = any(mine != its and mine in theirs for mine, its in zip(own, theirs, strict=False))
+    if own != theirs and (mixed or not listed or len(own) != len(theirs)):
+        raise FedshiftError(
+            f"The site's columns are {', '.join(own)}; the federation agreed on {', '.join(theirs)}: list the site's "
+            "in that order below [data] of site.toml, columns = [...]."
+        )
     kinds = {True: "numbers", False: "categories"}
     for column, other in zip(data.columns, agreed, strict=True):
         if (column.categories is None) != (other.categories is None) and not _nothing(data, own.index(column.name)):

@@ -132,7 +132,8 @@ class Card:
             ]
             for row in self.record["environments"]
         ]
-        title = f"Scores in percent with 95 % intervals, after round {self.record['round']} of the stage {self.record['stage']}"
+        moment = f"round {self.record['round']} of the stage {self.record['stage']}"
+        title = f"Scores in percent with 95 % intervals, after {moment}"
         return Table(title, ["environment", "role", "model", "accuracy", *names, "n", "n of a class"], rows, words=2)
 
     def _support(self, role: str, environment: str) -> str:
