@@ -177,7 +177,7 @@ def test_the_demonstration_with_real_processes(tmp_path: Path):
         "Starting the coordinator at",
         f"1/1 {run.path.name}  done: ",
         f"Report: {run.path / 'report.html'}",
-        "Every process is ended.",
+        "Every process has ended.",
         f"fedshift federation rehearse {folder}",
     ):
         assert words in done.stdout
