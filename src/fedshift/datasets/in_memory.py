@@ -40,7 +40,7 @@ def in_memory(
     items. ``x`` has a sample per row, of the same type and shape at all sites:
 
     * images: uint8 or float, (N, channels, height, width) or (N, height, width, channels); uint8 also (N, height,
-    width);
+      width);
     * vectors, signals (N, channels, time) and other arrays: float32, (N, ...); float64 and float16 become float32;
     * token sequences: int64, (N, length).
 
