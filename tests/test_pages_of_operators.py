@@ -101,10 +101,13 @@ def test_the_engines_can_be_measured():
 
 @pytest.mark.cluster
 def test_a_ray_cluster():
-    pytest.importorskip("ray", reason="the extra 'ray' is not installed")
+    ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
     one, many = (line for line in lines("cluster.md", "ray") if line.startswith("fedshift"))
-    for line in (one, many):
-        run(line, "--set", "run.address=local", "--set", "run.workers=2")
+    try:
+        for line in (one, many):
+            run(line, "--set", "run.address=local", "--set", "run.workers=2")
+    finally:
+        ray.shutdown()  # other tests have clusters of their own
 
 
 @pytest.mark.parametrize("page", ["federation.md", "engines.md", "cluster.md"])
