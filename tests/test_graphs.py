@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
@@ -66,3 +68,31 @@ def test_a_replayed_round_is_the_same_round(make: Make, monkeypatch: pytest.Monk
     mine, theirs = tensors_of(replayed), tensors_of(plain)
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_recordings_are_freed_without_garbage_collection(make: Make, monkeypatch: pytest.MonkeyPatch):
+    """A graph that is collected while the next is recorded spoils it: CUDA frees nothing during a recording."""
+    made: list[weakref.ref[Again]] = []
+
+    class Watched(Again):
+        def __init__(self, function: Callable[[], list[Tensor]]) -> None:
+            super().__init__(function)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(Stacked, "recorded", lambda bank, step: graphs.replayed(step, Watched))
+    with graphs.uncollected():
+        simulate(make(small("fedsr") | {"train.steps": 4}), engine=Vectorised(Kernels()))
+        assert made
+        assert not [each for each in made if each() is not None]
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_garbage_collection_pauses_and_is_as_before(collects: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gc, "isenabled", lambda: collects)
+    calls: list[str] = []
+    monkeypatch.setattr(gc, "enable", lambda: calls.append("enable"))
+    monkeypatch.setattr(gc, "disable", lambda: calls.append("disable"))
+    with pytest.raises(RuntimeError), graphs.uncollected():
+        assert calls == ["disable"]
+        raise RuntimeError
+    assert calls == ["disable", "enable"] if collects else ["disable"]

@@ -160,20 +160,18 @@ def weighted_mean(
             f"The weights {', '.join(f'{weight:g}' for weight in weights[:MOST_SHOWN])} of {len(weights)} messages sum "
             "to 0: give at least one a weight above 0, such as its number of training samples."
         )
-    sums: dict[str, Tensor] = {}
-    likes: dict[str, Tensor] = {}
+    sums: list[Tensor] = []
     for message, weight in zip(messages, weights, strict=True):
-        for name in names:
-            given = message[name]
-            tensor = given if given.is_floating_point() else given.cpu().double()
-            if name in sums:
-                sums[name].add_(tensor, alpha=weight / total)
-            else:
-                sums[name], likes[name] = tensor * (weight / total), given
+        given = [message[name] for name in names]
+        tensors = [tensor if tensor.is_floating_point() else tensor.cpu().double() for tensor in given]
+        if sums:
+            torch._foreach_add_(sums, tensors, alpha=weight / total)
+        elif tensors:
+            sums = [*torch._foreach_mul(tensors, weight / total)]
     return Tensors(
         {
-            name: value if likes[name].is_floating_point() else value.round().to(likes[name])
-            for name, value in sums.items()
+            name: value if messages[0][name].is_floating_point() else value.round().to(messages[0][name])
+            for name, value in zip(names, sums, strict=True)
         }
     )
 

@@ -7,7 +7,7 @@ inside, so that the wire and the disk lose no layout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeGuard
@@ -54,10 +54,17 @@ class SideBySide:
 
 
 class Bank:
-    """One lane: the tensors of a client or the server in use, in resident modules; ``in_use``: by full name."""
+    """One lane: the tensors of a client or the server, in resident modules.
+
+    Attributes:
+        lanes: their number.
+        all: the tensors of all lanes, by full name.
+        in_use: those of the lanes in use.
+    """
 
     def __init__(self, net: Net) -> None:
-        self.net, self.in_use = net, dict(net.tensors())
+        self.net, self.lanes = net, 1
+        self.all = self.in_use = dict(net.tensors())
 
     def choose(self, lanes: slice | Sequence[int]) -> None:
         """Select lanes: a slice as views, a list as copies, which are read only."""
@@ -75,21 +82,30 @@ class Bank:
         return step
 
     @torch.no_grad()
-    def load(self, lane: int, tensors: Mapping[str, Tensor]) -> None:
-        """Replace tensors of one lane; unknown names are ignored."""
-        here = self._of_lane(lane)
-        for name, tensor in tensors.items():
-            if name in here:
-                here[name].copy_(tensor)
+    def load(self, tensors: Sequence[Mapping[str, Tensor]]) -> None:
+        """Replace tensors of all lanes, which have the same names; unknown names are ignored."""
+        for name in tensors[0].keys() & self.all.keys():
+            self.fill(self.all[name], [each[name] for each in tensors])
+
+    def fill(self, tensor: Tensor, rows: Sequence[Tensor]) -> None:
+        """Write the rows of a tensor shaped as one in use."""
+        tensor.copy_(rows[0])
+
+    def copy(self, names: Iterable[str]) -> list[dict[str, Tensor]]:
+        """Copies of tensors, for each lane."""
+        lanes: list[dict[str, Tensor]] = [{} for _ in range(self.lanes)]
+        for name in names:
+            for lane, tensor in zip(lanes, self.separate(self.all[name]), strict=True):
+                lane[name] = tensor
+        return lanes
 
     @torch.no_grad()
-    def copy(self, lane: int, names: Sequence[str]) -> dict[str, Tensor]:
-        """Copies of tensors of one lane."""
-        here = self._of_lane(lane)
-        return {name: here[name].detach().clone(memory_format=torch.contiguous_format) for name in names}
-
-    def _of_lane(self, lane: int) -> Mapping[str, Tensor]:
-        return self.in_use
+    def separate(self, tensor: Tensor) -> list[Tensor]:
+        """Copies of the rows of a tensor shaped as one in use, each with separate memory; on a GPU in few launches."""
+        rows = [*self.rows(tensor.detach())]
+        copies = [torch.empty_like(row, memory_format=torch.contiguous_format) for row in rows]
+        torch._foreach_copy_(copies, rows)
+        return copies
 
 
 class Resident:
@@ -110,11 +126,11 @@ class Stacked(Bank):
     """Lanes of one shape, stacked; a function runs once for all of them, under vmap."""
 
     def __init__(self, resident: Resident, lanes: int, varying: Mapping[str, Varying] | None = None) -> None:
-        self.net = resident.client.net
+        self.net, self.lanes = resident.client.net, lanes
         self._varying = varying or {}
         self._whole = Whole(self.net.parts)
         mine = dict(self.net.tensors())
-        self._all = {name: tensor.detach().expand(lanes, *tensor.shape).clone() for name, tensor in mine.items()}
+        self.all = {name: tensor.detach().expand(lanes, *tensor.shape).clone() for name, tensor in mine.items()}
         like = next(tensor for tensor in mine.values() if tensor.is_floating_point())
         self._numbers = {name: like.new_tensor(one.values) for name, one in self._varying.items()}
         self.choose(slice(lanes))
@@ -122,12 +138,15 @@ class Stacked(Bank):
     def choose(self, lanes: slice | Sequence[int]) -> None:
         self._constant: tuple[tuple[Any, ...], tuple[Any, ...]] | None = None  # vmap's arguments, and their lanes
         self._lanes = index = lanes if isinstance(lanes, slice) else list(lanes)
-        self.in_use = {name: tensor[index] for name, tensor in self._all.items()}
+        self.in_use = {name: tensor[index] for name, tensor in self.all.items()}
         for name in self.net.trainable:
             self.in_use[name].requires_grad_()
 
     def rows(self, tensor: Tensor) -> Tensor:
         return tensor
+
+    def fill(self, tensor: Tensor, rows: Sequence[Tensor]) -> None:
+        tensor.copy_(torch.stack([*rows]))
 
     def gather(self, batches: Sequence[Batch], contexts: Sequence[Context]) -> Given:
         if self._constant is None:
@@ -141,7 +160,7 @@ class Stacked(Bank):
         return SideBySide(self, contexts[0], batch, noise)
 
     def recorded(self, step: Step) -> Step:
-        on_cuda = any(tensor.is_cuda for tensor in self._all.values())
+        on_cuda = any(tensor.is_cuda for tensor in self.all.values())
         return replayed(step) if on_cuda else step
 
     def evaluate(self, function: Function, given: SideBySide) -> dict[str, Tensor]:
@@ -173,9 +192,6 @@ class Stacked(Bank):
         finally:
             for varying in self._varying.values():
                 varying.now = None
-
-    def _of_lane(self, lane: int) -> Mapping[str, Tensor]:
-        return {name: tensor[lane] for name, tensor in self._all.items()}
 
 
 def _there(tensor: Tensor | None) -> TypeGuard[Tensor]:

@@ -84,12 +84,11 @@ class Descent:
             kinds = {kind: tensor for one in kept for kind, tensor in one.get(name, {}).items()}
             for kind, example in kinds.items():
                 if kind == "step":
-                    optimiser.state[target][kind] = example.clone()  # which these rows have in common
+                    # which these rows have in common; on a GPU it must be there for a step to be recorded
+                    optimiser.state[target][kind] = example.to(target.device, copy=True)
                     continue
-                value = torch.zeros_like(target, requires_grad=False)
-                for row, one in zip(self.bank.rows(value), kept, strict=True):
-                    if name in one:
-                        row.copy_(one[name][kind])
+                value = torch.empty_like(target, requires_grad=False)
+                self.bank.fill(value, [one[name][kind] if name in one else torch.zeros_like(example) for one in kept])
                 optimiser.state[target][kind] = value
         if settings.name == "sgd" and optimiser.state:  # a fused optimiser needs momentum for all or for none
             for target in targets.values():
@@ -176,18 +175,17 @@ class Descent:
             _, tables = course.terms.setdefault(self.objective.name, (self.names, []))
             tables.append(table[:, :, place])
         for rows, targets, optimiser in self._shares:
-            for place, course in enumerate(courses[rows]):
-                course.optimisers[self.objective.name] = {
-                    name: {
-                        kind: (value if kind == "step" else self.bank.rows(value)[place]).clone(
-                            memory_format=torch.contiguous_format
-                        )
-                        for kind, value in optimiser.state[target].items()
-                        if isinstance(value, Tensor)
-                    }
-                    for name, target in targets.items()
-                    if target in optimiser.state
-                }
+            own: list[dict[str, dict[str, Tensor]]] = [{} for _ in courses[rows]]
+            for name, target in targets.items():
+                for kind, value in optimiser.state.get(target, {}).items():
+                    if isinstance(value, Tensor):
+                        # The number of steps is read here in every round, so it stays on the CPU.
+                        copies = [value.cpu().clone()] * len(own) if kind == "step" else self.bank.separate(value)
+                        for state, copy in zip(own, copies, strict=True):
+                            state.setdefault(name, {})[kind] = copy
+            for course, state in zip(courses[rows], own, strict=True):
+                course.optimisers[self.objective.name] = state
+        del self._take  # a recording refers to this object, and would wait for garbage collection
 
 
 def _clips(setups: Sequence[Setup], objectives: Sequence[Objective]) -> Tensor | None:

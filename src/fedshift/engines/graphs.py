@@ -7,7 +7,9 @@ is replayed on the same memory, into which each step's batches and noise are cop
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, Self
 
 import torch
@@ -28,13 +30,25 @@ class Replayable(Protocol):
 Step = Callable[[Any], list[Tensor]]
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Pause Python's garbage collection: freeing an earlier graph or its memory would spoil a recording."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 class CudaRecording:
     """A function's work on the current CUDA device, recorded without running it."""
 
     def __init__(self, function: Callable[[], list[Tensor]]) -> None:
         self._graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(self._graph):
+        with uncollected(), torch.cuda.graph(self._graph):
             self.output = function()
 
     def replay(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import count, islice, repeat
 
 import torch
@@ -56,10 +56,10 @@ class Lane:
         self.read: set[str] = set()  # what its objectives read of weighted batches: "y", "weight", both or neither
         self.error: Exception | None = None  # an error of this lane alone
 
-    @cached_property
+    @property
     def number(self) -> Tensor:
-        """The key as a tensor for objectives, created once."""
-        return torch.tensor(self.key, device=self.setup.device)
+        """The key as a tensor for objectives."""
+        return _number(self.key, self.setup.device)
 
     @cached_property
     def counts(self) -> Tensor:
@@ -145,6 +145,11 @@ class Lane:
         for rows in every if phase.steps is None else islice(order.from_number(0), phase.steps):
             x, y = self.samples.batch(rows.to(self.setup.device))
             yield self.batch(self.inputs.evaluation(x), y)
+
+
+@lru_cache(maxsize=4096)
+def _number(key: int, device: torch.device) -> Tensor:
+    return torch.tensor(key, device=device)  # a copy to a GPU waits for the GPU's work
 
 
 class Course:

@@ -6,6 +6,7 @@ the most steps first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -78,7 +79,8 @@ def _take_snapshots(bank: Bank, active: Sequence[Course], step: int) -> None:
         drawn = torch.rand((), generator=lane.setup.streams.generator("snapshot", *lane.round.key, course.phase.name))
         if step == int(drawn * course.steps):
             shared = [name for name in lane.received if lane.setup.scopes[name] == "shared"]
-            lane.measured |= Tensors(bank.copy(number, shared)).under("snapshot")
+            copies = {name: bank.rows(bank.in_use[name])[number].detach().clone() for name in shared}
+            lane.measured |= Tensors(copies).under("snapshot")
 
 
 def _finish(phase: Phase, course: Course) -> None:
@@ -90,9 +92,9 @@ def _finish(phase: Phase, course: Course) -> None:
             continue
         names, tables = course.terms[objective.name]
         table = torch.cat(tables)
-        bad = (~table.isfinite()).any(dim=1).nonzero()
-        if len(bad):
-            first = int(bad[0])
+        means: list[float] = table.mean(dim=0).tolist()
+        if not all(map(math.isfinite, means)):
+            first = int((~table.isfinite()).any(dim=1).nonzero()[0])
             values = dict(zip(names, table[first].tolist(), strict=True))
             what = (
                 f"The loss is not finite at {lane.place}, round {lane.round.number}, phase '{phase.name}', "
@@ -101,7 +103,7 @@ def _finish(phase: Phase, course: Course) -> None:
             samples, untouched = course.samples, first == 0 and _begins(lane, phase, objective)
             explanation = explained(lane.setup, what, lane.inputs, samples, objective, untouched)
             lane.error = lane.error or DivergedError(*explanation)
-        for name, mean in zip(names, table.mean(dim=0).tolist(), strict=True):
+        for name, mean in zip(names, means, strict=True):
             lane.means[called[phase.name, objective.name, name]] = mean
     if lane.key == SERVER or lane.setup.method.core.optimiser_state == "kept":
         for objective_name, of_objective in course.optimisers.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from fedshift.core.setup import Setup
 from fedshift.core.state import ClientState
 from fedshift.core.tensors import SAMPLES, Tensors, full_name
 from fedshift.core.uncertainty import intervals
-from fedshift.engines.banks import Bank, Resident
+from fedshift.engines.banks import Resident
 from fedshift.engines.divergence import explained
 from fedshift.engines.engine import SERVER, Job, Outcome, Question, Score, ServerJob
 from fedshift.engines.kernels import Kernels
@@ -50,23 +50,23 @@ class Sequential:
 
     def _work(self, job: Job) -> Outcome:
         bank, lane = self.resident(job.setup).client, Lane(job)
-        load(bank, 0, job)
+        bank.load([initial_tensors(job)])
         with job.global_draws("work"):
             run_phases(bank, [lane])
-        return outcome_of(job, lane, bank, 0)
+        return outcome_of(job, lane, *bank.copy(trained_names(job)))
 
     def serve(self, job: ServerJob) -> tuple[ServerState, dict[str, float]]:
         state = job.state
         if not job.exchange.server_phases:
             return state, {}
         bank = self.resident(job.setup).server
-        bank.load(0, state.tensors)
+        bank.load([state.tensors])
         lane = Lane(job)
         with job.setup.global_draws("server phases", *job.round.key, job.exchange.name):
             run_phases(bank, [lane])
         if lane.error:
             raise lane.error
-        state = state.updated(bank.copy(0, [*state.down, *state.server]))
+        state = state.updated(*bank.copy([*state.down, *state.server]))
         own = state.down | state.server
         state = state.updated({n: tensor for n, tensor in lane.measured.items() if full_name(n) in own})
         scalars = {name: float(value) for name, value in lane.measured.items() if not value.ndim}
@@ -76,14 +76,14 @@ class Sequential:
         """Score model after model; small environments of one model are predicted together."""
         for together in _with_one_model(questions):
             bank = self.resident(together[0].setup).client
-            bank.load(0, together[0].model)
+            bank.load([together[0].model])
             yield from _score(bank.net, together)
 
     @torch.no_grad()
     def observe(self, question: Question) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities (n, classes), representations (n, d) and labels (n,) of an environment, on the CPU."""
         bank = self.resident(question.setup).client
-        bank.load(0, question.model)
+        bank.load([question.model])
         predicted = _predict(bank.net, [question])
         log_probabilities, y = (torch.cat(tensors).cpu() for tensors in zip(*predicted, strict=True))
         return log_probabilities, torch.cat(list(_represent(bank.net, question))).cpu(), y
@@ -93,30 +93,35 @@ class Sequential:
         self._residents.clear()
 
 
-def load(bank: Bank, number: int, job: Job) -> None:
-    """Load a client's initial tensors into a lane of a bank."""
+def initial_tensors(job: Job) -> Tensors:
+    """A client's tensors before its phases."""
     private = Tensors(job.state.tensors)
-    for tensors in (job.down, private):
-        bank.load(number, tensors)
-    if job.exchange.begin is not None:
-        with job.global_draws("begin"):
-            initial = job.exchange.begin(private, job.down)
-        bank.load(number, initial)
+    if job.exchange.begin is None:
+        return job.down | private
+    with job.global_draws("begin"):
+        return job.down | private | job.exchange.begin(private, job.down)
 
 
-def outcome_of(job: Job, lane: Lane, bank: Bank, number: int) -> Outcome:
+def trained_names(job: Job) -> list[str]:
+    """The client's tensors after its phases; shared tensors that were not sent are a previous client's."""
+    scopes = job.setup.scopes.items()
+    return [name for name, scope in scopes if scope == "client" or (scope == "shared" and name in job.down)]
+
+
+def outcome_of(job: Job, lane: Lane, tensors: Mapping[str, Tensor]) -> Outcome:
     """What a client sends and keeps after its phases; DivergedError if one of its losses was not finite."""
     if lane.error:
         raise lane.error
     setup, exchange = job.setup, job.exchange
-    private = Tensors(bank.copy(number, [name for name, scope in setup.scopes.items() if scope == "client"]))
-    # Tensors that were not sent are a previous client's, left in the bank.
-    shared = [name for name, scope in setup.scopes.items() if scope == "shared" and name in job.down]
+    private, shared = (
+        Tensors({name: tensor for name, tensor in tensors.items() if setup.scopes[name] == scope})
+        for scope in ("client", "shared")
+    )
     work = LocalWork(
         job.down,
         Tensors(lane.measured),
         lane.counts,
-        Tensors(bank.copy(number, shared)),
+        shared,
         private,
         job.client.train,
         lane.steps,

@@ -12,7 +12,7 @@ from fedshift.engines.kernels import Kernels
 from fedshift.engines.lane import Lane
 from fedshift.engines.local import run_phases
 from fedshift.engines.merging import kind, merged_phases
-from fedshift.engines.sequential import Sequential, load, outcome_of
+from fedshift.engines.sequential import Sequential, initial_tensors, outcome_of, trained_names
 from fedshift.streams import global_states
 
 NO_BATCHING_RULE = "There is a performance drop because we have not yet implemented the batching rule"
@@ -75,8 +75,7 @@ class Vectorised(Sequential):
         phases, varying = merged_phases(jobs)
         first = jobs[0]
         bank = Stacked(self.resident(first.setup), len(jobs), varying)
-        for number, job in enumerate(jobs):
-            load(bank, number, job)
+        bank.load([initial_tensors(job) for job in jobs])
         with warnings.catch_warnings():
             warnings.filterwarnings("error", NO_BATCHING_RULE)
             with first.setup.global_draws("work of a stack"):
@@ -85,9 +84,9 @@ class Vectorised(Sequential):
                 if global_states(first.setup.device) != before:
                     raise RuntimeError("a loss draws from a global generator, which is random for all clients at once")
         answers: dict[Job, Outcome | Exception] = {}
-        for number, (job, lane) in enumerate(zip(jobs, lanes, strict=True)):
+        for job, lane, tensors in zip(jobs, lanes, bank.copy(trained_names(first)), strict=True):
             try:
-                answers[job] = outcome_of(job, lane, bank, number)
+                answers[job] = outcome_of(job, lane, tensors)
             except Exception as error:  # it is this job's outcome
                 answers[job] = error
         return answers

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import torch
+import math
+from collections.abc import Iterable
+
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from fedshift.core.contract import Bound, Declared, Exchange, Phase
 from fedshift.core.messages import Answer, Message, Order, Telemetry
@@ -150,10 +153,14 @@ def _more(names: list[str]) -> str:
 def first_not_finite(tensors: Tensors) -> str:
     """The name of the first tensor with a number that is not finite, else empty."""
     floating = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()}
-    # A finite sum means finite numbers; it may overflow, and then they are checked one by one.
-    if not floating or bool(torch.stack([tensor.sum().double() for tensor in floating.values()]).isfinite().all()):
+    if are_finite(floating.values()):
         return ""
     return next((name for name, tensor in floating.items() if not tensor.isfinite().all()), "")
+
+
+def are_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether the norm over all tensors is finite: then every number is, but large numbers may overflow."""
+    return math.isfinite(get_total_norm(tensors))
 
 
 def _declared_down(setup: Setup, exchange: Exchange) -> Declared:
