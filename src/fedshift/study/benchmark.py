@@ -207,7 +207,18 @@ class Benchmark(StudyResults):
             "root of the sum of both squares. 'overall' is the mean over the columns that both have: it is of these "
             "federations.",
         ]
-        return [*words, *self.equal_to_base(), *self.lacking_notes()]
+        return [*words, *self._without_notes(), *self.equal_to_base(), *self.lacking_notes()]
+
+    def _without_notes(self) -> Iterator[str]:
+        """Which rows columns lack, by reason."""
+        lacks: dict[str, dict[str, list[str]]] = {}
+        for row in self.plan.rows:
+            for scenario in self.columns:
+                if why := row.without.get(scenario.name):
+                    lacks.setdefault(why, {}).setdefault(row.name, []).append(scenario.title)
+        for why, by_row in lacks.items():
+            titles = dict.fromkeys(title for each in by_row.values() for title in each)
+            yield f"{', '.join(by_row)}: no row of {', '.join(titles)}: {why}."
 
     def tables(self) -> list[Table]:
         """Accuracy with ranks, differences to FedAvg, its plateau, cost, and the papers' rows with ours."""
@@ -242,6 +253,8 @@ class Benchmark(StudyResults):
         lacking = self.lacking.get((scenario, method, ""))
         if lacking is not None:
             return NONE if lacking.kind == "refused" else LACKING[lacking.kind]
+        if any(scenario in row.without for row in self.plan.rows if row.name == method):
+            return NONE
         return "" if self.trained(scenario, method) else "did not train"
 
     def _plateau(self) -> list[Table]:

@@ -62,6 +62,12 @@ def choices_of(method: str) -> dict[str, Sequence[Any]]:
     return {}
 
 
+def without(method: str) -> dict[str, str]:
+    """Why a method is no row of a federation, by the federation's name."""
+    reasons = [each for each in contents()["without"] if method in each["methods"]]
+    return {name: each["why"] for each in reasons for name in each["columns"]}
+
+
 def exhibit_of_methods(methods: Sequence[str], plugins: Sequence[str], known: Sequence[Scenario]) -> Exhibit:
     """The benchmark's table; a user's plugins affect only the runs of their methods."""
     found = []
@@ -70,7 +76,7 @@ def exhibit_of_methods(methods: Sequence[str], plugins: Sequence[str], known: Se
         draws = range(1, contents()["again"] + 1) if method == AGAIN else [0]
         for draw in draws:
             name, its = (f"{method} {draw}", settings | {"method.skipped": draw}) if draw else (method, settings)
-            found.append(ExhibitRow(name, method, its, choices=choices_of(method)))
+            found.append(ExhibitRow(name, method, its, choices=choices_of(method), without=without(method)))
     return Exhibit(
         name="benchmark",
         paper="",
@@ -104,4 +110,9 @@ def plan_benchmark(
     exhibit = exhibit_of_methods(names, code, [scenarios("benchmark")[name] for name in contents()["federations"]])
     size, folder = scale_of("benchmark", scale), Path(out or OUT) / scale
     plan = StudyPlan.of(exhibit, size, folder=folder, runs=folder, scenarios=federations, data=data)
+    if not any(exhibit.includes_cell(scenario, row, "") for scenario in plan.scenarios for row in plan.rows):
+        row, scenario = plan.rows[0], plan.scenarios[0]
+        raise FedshiftError(
+            f"'{row.name}' is no row of '{scenario.name}': {row.without[scenario.name]}. Choose another federation."
+        )
     return replace(plan, records=published_records(scale)) if published else plan

@@ -67,6 +67,7 @@ class ExhibitRow:
     published: Mapping[str, Sequence[Printed | None]] = field(default_factory=dict)
     why: str = ""  # the reason why it is not run
     choices: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # values that tuning tries, by dotted setting
+    without: Mapping[str, str] = field(default_factory=dict)  # why it has no cell in a scenario, by the scenario's name
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class Exhibit:
     def includes_cell(self, scenario: Scenario, row: ExhibitRow, point: str) -> bool:
         """Whether a cell is run: of a row with printed numbers only cells with a printed number."""
         if not row.published:
-            return True
+            return scenario.name not in row.without
         return scenario.name in row.published and (not point or self.number(scenario, row, point) is not None)
 
     def settings_at(self, scale: str) -> dict[str, Any]:
