@@ -27,7 +27,7 @@ from fedshift.study.benchmark_plan import BASE, contents, exhibit_of_methods, pl
 from fedshift.study.execute import DIVERGED
 from fedshift.study.papers import ExhibitRow, published
 from fedshift.study.quantities import ranks
-from fedshift.study.records import Lacking, records_of
+from fedshift.study.records import Lacking, published_records, records_of
 from fedshift.study.scenarios import Scale, Scenario, Size, scales, scenarios
 from fedshift.study.study_plan import StudyPlan
 from fedshift.study.tune import plan_studies
@@ -248,7 +248,27 @@ def test_a_column_may_have_its_own_choices_of_a_method():
     assert grids["rotated-mnist-0", "irm"]["method.lam"] != [1e3, 1e4, 1e5]
     ditto = {column: grid["method.lam"] for (column, row), grid in grids.items() if row == "ditto"}
     assert len(ditto) > 1
-    assert all(values == ditto["rotated-mnist-0"] for values in ditto.values())
+    assert all(values == ditto["heart"] for values in ditto.values())
+
+
+def test_columns_lack_rows_that_they_cannot_judge(small: Benchmark):
+    """Ditto's result is a model per client, which no held-out column scores; FedBN needs batch norm, as Digits has."""
+    known = scenarios("benchmark")
+    columns = {row: {key[0] for key in _keys([row])} for row in ("fedavg", "ditto", "fedbn")}
+    assert columns["fedavg"] == {*contents()["federations"]}
+    held_out = {name for name in columns["fedavg"] if known[name].sizes["short"].experiment["protocol"].get("hold_out")}
+    assert columns["fedavg"] - columns["ditto"] == held_out
+    assert columns["fedbn"] == {"digits", "pacs-leave-one-out"}
+    assert published_records("short").cells <= {*_keys(["all"])}
+    with refuses("'ditto' is no row of 'pacs-leave-one-out'", "client that never trained"):
+        plan_benchmark("short", ["ditto"], ["pacs-leave-one-out"], data={"pacs": "pacs.parquet"})
+    lacks = replace(small.plan.rows[1], without={SCENARIOS[0].name: "it cannot"})
+    plan = replace(small.plan, rows=(small.plan.rows[0], lacks))
+    assert f"{lacks.name}: no row of {SCENARIOS[0].title}: it cannot." in replace(small, plan=plan).notes()
+
+
+def _keys(names: list[str]) -> list[tuple[str, str]]:
+    return [cell.key[:2] for cell in plan_benchmark("short", names).cells]
 
 
 def test_columns_of_the_same_data_count_as_one(small: Benchmark):
