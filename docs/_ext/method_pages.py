@@ -245,7 +245,8 @@ def _measured(name: str, level: str) -> Iterator[str]:
             rows.append((title, f"{mean(scores.values()):.1f}", f"{mean(base.values()):.1f}", interval))
     if rows:
         text = "Accuracy in % on the [benchmark](../benchmark.md) with tuned learning rates, and the mean paired "
-        text += "difference from FedAvg over the seeds with its 95 % interval."
+        text += "difference from FedAvg with its 95 % interval over seeds alone. [What they mean]"
+        text += "(../benchmark.md#scale-short): how far chance reaches, and where the chosen rate decides."
         head = ("federation", f"`{name}`", "`fedavg`", "difference")
         yield from (f"{level} Results", "", text, "", *table(head, rows), "")
 
