@@ -205,7 +205,7 @@ def test_a_client_is_predicted_for_with_its_personal_model(make: Make):
     environment = next(e for e in simulation.federated.environments if e.client == 0)
     (model,) = models_of(simulation, environment)
     x = environment.samples.x[:5]
-    resident(simulation).client.load(0, model)
+    resident(simulation).client.load([model])
     net, kept = net_of(simulation), Tensors(simulation.site.store.get(0).tensors)
     z = net.frozen("encoder", kept.of("personal_encoder"), x)
     logits = F.linear(z, kept["personal_head.weight"], kept["personal_head.bias"])

@@ -390,7 +390,7 @@ def test_a_model_is_put_together_again_from_the_same_network(folders: dict[str, 
     experiment = of(make, "vit", Transformer(path=str(here), dim=3, adapter_rank=2))
     run, simulation, x = runner.start(experiment, Progress()), simulate(experiment), samples("vit")
     net = resident(simulation).client.net
-    resident(simulation).client.load(0, simulation.coordinator.state.shared)
+    resident(simulation).client.load([simulation.coordinator.state.shared])
     for part in net.parts.values():
         part.eval()
     with torch.no_grad():
