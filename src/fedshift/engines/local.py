@@ -79,7 +79,8 @@ def _take_snapshots(bank: Bank, active: Sequence[Course], step: int) -> None:
         drawn = torch.rand((), generator=lane.setup.streams.generator("snapshot", *lane.round.key, course.phase.name))
         if step == int(drawn * course.steps):
             shared = [name for name in lane.received if lane.setup.scopes[name] == "shared"]
-            copies = {name: bank.rows(bank.in_use[name])[number].detach().clone() for name in shared}
+            rows = {name: bank.rows(bank.in_use[name])[number].detach() for name in shared}
+            copies = {name: row.clone(memory_format=torch.contiguous_format) for name, row in rows.items()}
             lane.measured |= Tensors(copies).under("snapshot")
 
 
