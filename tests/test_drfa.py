@@ -15,8 +15,11 @@ from conftest import CNN_WITH_BN, Make, go_on, scored, simulate, states
 from fedshift.core.contract import ServerState
 from fedshift.core.messages import Up
 from fedshift.core.tensors import Replies, Tensors
+from fedshift.engines.kernels import Kernels
+from fedshift.engines.sequential import Sequential
 from fedshift.methods.drfa import DRFA, project_to_simplex
 from fedshift.methods.fedavg import FedAvg
+from fedshift.rounds import coordinator
 from fedshift.runs.simulation import Simulation
 from quadratics import OnQuadratics, Quadratics, W, on_quadratics
 from refusal import refuses
@@ -195,6 +198,16 @@ def test_the_score_is_the_loss_of_the_mean_of_caught_models(make: Make, bn: str)
         train = replace(environment, samples=simulation.federated.clients[client].train)
         score = scored(simulation, caught | Tensors(kept[client].tensors), train, when)
         assert risk == pytest.approx(score.loss, rel=1e-9)
+
+
+def test_caught_models_are_contiguous_whatever_layout_they_trained_in(make: Make, monkeypatch: pytest.MonkeyPatch):
+    ups: list[Tensors] = []
+    monkeypatch.setattr(coordinator, "check_answer", lambda setup, answer, *rest: ups.append(answer.up))
+    experiment = make({**DRFA_ON_FOUR, **CNN_WITH_BN, "train.rounds": 1})
+    simulate(experiment, engine=Sequential(Kernels(channels_last=True)))
+    convolutions = [tensor for up in ups for tensor in up.values() if tensor.ndim == 4 and tensor.shape[1] > 1]
+    assert convolutions
+    assert all(tensor.is_contiguous() for tensor in convolutions)
 
 
 def test_what_it_refuses(make: Make):
