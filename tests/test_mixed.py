@@ -115,7 +115,7 @@ def test_a_run(make: Make):
 def test_fewer_clients_than_domains_are_refused():
     with refuses("partition.clients = 2", "3 domains", "partition.clients=3"):
         Mixed(clients=2).assign(made(5, 5, 5), Streams(0))
-    assert Mixed(clients=2, lam=0.0).assign(made(5, 5, 5), Streams(0), target=2)[1].tolist() == [0] * 15
+    assert Mixed(clients=2, lam=0.0).assign(made(5, 5, 5), Streams(0), untrained=(2,))[1].tolist() == [0] * 15
 
 
 @pytest.mark.parametrize("lam", [-0.1, 1.1])

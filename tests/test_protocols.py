@@ -93,6 +93,33 @@ def test_the_target_belongs_to_nobody_and_sources_keep_a_tenth():
     assert [(client.name, len(client.train)) for client in federation.clients] == [("a", 72), ("c", 72)]
 
 
+def test_another_domain_validates():
+    """The client that is left trains on what it trains on if no domain validates; its environments count from 0."""
+    protocol = LeaveOneDomainOut(hold_out="c", validate_on="a")
+    federation = federate(protocol)
+    assert [(e.name, e.role, e.client, len(e.samples)) for e in federation.environments] == [
+        ("a", "validation", None, 80),
+        ("c", "test", None, 80),
+    ]
+    (client,) = federation.clients
+    assert (client.name, federation.train_environments) == ("b", ("b",))
+    assert numbers(client.train) == numbers(federate(protocol.replace(validate_on="")).clients[1].train)
+    assert client.train.environment.tolist() == [0] * 72
+    assert [fold.validate_on for fold in protocol.folds(DOMAINS)] == ["a", "b"]
+
+
+def test_another_domain_validates_the_models_of_clients():
+    """Of groups c0 and c1 to c3 in domain a, each on 20 and 60 samples of b and of c."""
+    groups = ByClass(groups=(("c0",), ("c1", "c2", "c3")))
+    federation = federate(LeaveOneDomainOut(hold_out="b", validate_on="c", scored="clients"), groups)
+    assert [(e.name, e.role, e.client, len(e.samples)) for e in federation.environments] == [
+        ("b", "test", 0, 20),
+        ("c", "validation", 0, 20),
+        ("b", "test", 1, 60),
+        ("c", "validation", 1, 60),
+    ]
+
+
 def test_fedpins_clients_are_scored_on_the_target_with_their_own_classes_and_models():
     """Target b has 20 of each class: the clients of c0 on 20 samples, those of c1 to c3 on 60."""
     groups = ByClass(groups=(("c0",), ("c1", "c2", "c3")))
@@ -242,6 +269,8 @@ def test_an_only_test_environment_cannot_be_apart():
         (LeaveOneDomainOut(hold_out="a"), shifted(), "protocol.name=personal-under-shift"),
         (InDomain(test=0.5, validation=0.5), plain(), "samples to train"),
         (LeaveOneDomainOut(hold_out="z"), plain(), "hold out 'z'"),
+        (LeaveOneDomainOut(hold_out="a", validate_on="z"), plain(), "hold out 'z'"),
+        (LeaveOneDomainOut(hold_out="a", validate_on="a"), plain(), "protocol.validate_on = 'a'"),
     ],
 )
 def test_what_does_not_fit_says_so(protocol: Protocol, data: DomainData, words: str):

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -372,6 +373,41 @@ def test_finalists_alone_run_with_the_other_seeds(tmp_path: Path):
         assert folders[1].path.exists() == (number in best)
         assert [score for _, score in trial.curve][-1] == first[number]
     assert study.best() == max(best, key=lambda number: study.trials[number].value or 0.0)
+
+
+def test_cross_validation_leaves_out_each_domain_that_trains(tmp_path: Path):
+    """Two folds of two seeds: the two finalists by the first seed's mean have four runs, the others two."""
+    budget = Budget(
+        trials=4,
+        sampler="grid",
+        parallel=4,
+        search={"train.lr": RATES},
+        declared=False,
+        finalists=2,
+        cross_validate=True,
+    )
+    requested = experiments(tmp_path, REAL | {"seed": [0, 1]})
+    found = search_all(requested, budget, Progress())
+    (study,) = found.studies
+    folders = [[Run(study.path / name) for name in trial.runs] for trial in study.trials]
+    finalist = folders[study.best() or 0]
+    protocols = [run.table["protocol"] for run in finalist]
+    assert [(each["hold_out"], each["validate_on"]) for each in protocols] == [("light", "dark"), ("light", "gray")] * 2
+    assert [run.table["seed"] for run in finalist] == [0, 0, 1, 1]
+    first = [mean(mean_score(run.records[-1], "validation") or 0.0 for run in of_trial[:2]) for of_trial in folders]
+    best = sorted(range(4), key=lambda number: -first[number])[:2]
+    for number, (trial, of_trial) in enumerate(zip(study.trials, folders, strict=True)):
+        assert trial.curve[-1][1] == pytest.approx(first[number])
+        assert [run.finished for run in of_trial] == [True, True, number in best, number in best]
+        if number in best:
+            scores = [mean_score(run.records[-1], "validation") or 0.0 for run in of_trial]
+            assert trial.value == pytest.approx(mean(scores))
+    assert (found.found[0].seeds, sum(budget.runs(2) for _ in budget.folds(requested[0]))) == ([0, 1], 12)
+    assert "each left out in turn" in found.tuned.chosen_on
+    (tuned, *_) = found.tuned.apply(requested)  # without a warning that the experiment differs
+    assert tuned.protocol == requested[0].protocol
+    with refuses("protocol.name=leave-one-domain-out"):
+        planned(experiments(tmp_path, {"protocol": {"name": "in-domain"}}), budget)
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,7 @@ def compare(requested: CommandLine, *, shard: ShardOption = None, slurm: SlurmOp
     "tune --method fedavg,fedprox,fedsr --dry-run",
     "tune --method fedsr --trials 40 --sampler random --hold-out 0,75",
     "tune --method fedprox --search train.lr=0.001..0.1 --search method.mu=0.01,0.1,1 --rounds 50",
+    "tune --method fedavg,fedsr --cross-validate --hold-out 0",
     more="A setting given by --set is not searched. The same command again resumes the search, or prints its result; "
     "with more --trials it extends the search.",
 )
@@ -117,6 +118,12 @@ def tune(
             autocompletion=complete(setting_names),
         ),
     ] = None,
+    cross_validate: Annotated[
+        bool,
+        typer.Option(
+            "--cross-validate", help="Validate on each domain that trains, left out in turn (leave-one-domain-out)."
+        ),
+    ] = False,
     shard: ShardOption = None,
     slurm: SlurmOption = None,
 ) -> None:
@@ -128,7 +135,13 @@ def tune(
     from fedshift.written import parse_assignments
 
     ranges = parse_assignments(search or [], "--search")
-    how: dict[str, Any] = {"trials": trials, "sampler": sampler, "parallel": parallel, "search": ranges}
+    how: dict[str, Any] = {
+        "trials": trials,
+        "sampler": sampler,
+        "parallel": parallel,
+        "search": ranges,
+        "cross_validate": cross_validate,
+    }
     if requested.dry_run or slurm:
         with warnings_as_notes():
             budget = api.search_budget(requested.source, settings=requested.options.get("settings"), **how)

@@ -39,7 +39,7 @@ def print_estimates(experiments: Sequence[Experiment]) -> None:
 def forecasts_of_searches(studies: Iterable[Study]) -> list[Forecast]:
     found = []
     for study in studies:
-        (forecast,) = api.estimate(list(study.experiments))
+        (forecast,) = api.estimate(study.experiments[:: study.folds])
         found.append(replace(forecast, label=study.label, runs=study.count * len(study.experiments)))
     return found
 
@@ -50,10 +50,11 @@ def print_searches(experiments: Sequence[Experiment], budget: Budget) -> None:
 
     studies, refused = plan_studies(experiments, budget)
     notes = [*(f"{study.label} searches {study.space}." for study in studies), *map(str, refused)]
-    notes.append(f"Chosen on {chosen_on(experiments[0])}.")
+    notes.append(f"Chosen on {chosen_on(studies[0])}.")
+    pruned = [] if budget.cross_validate else ["Trials that fall behind are pruned."]
     print_forecasts(
         forecasts_of_searches(studies),
-        [*notes, "Trials that fall behind are pruned, and repeated choices cost nothing."],
+        [*notes, "Repeated choices cost nothing.", *pruned],
     )
 
 

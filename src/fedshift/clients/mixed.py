@@ -13,6 +13,8 @@ samples. A domain in which no client trains is not mixed: C is the number of cli
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
@@ -33,10 +35,10 @@ class Mixed(Partition):
         source="Bai et al., Sec. 4 (varied)",
     )
 
-    def assign(self, data: DomainData, streams: Streams, target: int | None = None) -> tuple[Tensor, Tensor]:
+    def assign(self, data: DomainData, streams: Streams, untrained: Collection[int] = ()) -> tuple[Tensor, Tensor]:
         """Divide every domain at random by the clients' parts of it."""
         home, parts = data.domain.clone(), torch.zeros_like(data.domain)
-        domains = [each for each in originals_by_domain(data) if each[0].domain != target]
+        domains = [each for each in originals_by_domain(data) if each[0].domain not in untrained]
         if self.clients < len(domains):
             raise FedshiftError(
                 f"partition.clients = {self.clients}, but there are {len(domains)} domains, each the home of a "

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar
@@ -59,13 +59,13 @@ class Partition(Spec):
 
     section: ClassVar[str] = "partition"
 
-    def assign(self, data: DomainData, streams: Streams, target: int | None = None) -> tuple[Tensor, Tensor]:
+    def assign(self, data: DomainData, streams: Streams, untrained: Collection[int] = ()) -> tuple[Tensor, Tensor]:
         """Assign each sample to a client: the client's home domain, and its part of that.
 
         Args:
             data: the samples.
             streams: the source of random numbers.
-            target: the domain in which no client trains, whose samples stay together; None: no such domain.
+            untrained: the domains in which no client trains, each of whose samples stay together.
 
         Returns:
             Domains and parts, both (N,), int64, from 0; a part of -1: unassigned.

@@ -12,10 +12,10 @@ leave: of 5,000 samples with half for the test and a tenth for validation, 600 a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 from annotated_types import Interval, MinLen
@@ -29,6 +29,7 @@ from fedshift.clients.samples import Client, Environment, Kind, Lazy, Role, Samp
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.spec import Fraction, ProperFraction, Spec, WholeNumber, setting
 from fedshift.streams import Streams
+from fedshift.written import shown
 
 HELD_OUT = "held-out"
 APART = "protocol.apart=true"
@@ -66,6 +67,13 @@ class Protocol(Spec):
     def check_choosing(self) -> None:
         """Raise an error if its validation environments share samples with the test."""
 
+    def folds(self, domains: Sequence[str]) -> list[Self]:
+        """The protocol for every fold of a cross-validation over the domains that train."""
+        raise FedshiftError(
+            "Cross-validation leaves out domains that train, each in turn: --set "
+            "protocol.name=leave-one-domain-out, or tune without it."
+        )
+
 
 @dataclass(frozen=True)
 class Division:
@@ -75,19 +83,18 @@ class Division:
     holder: Tensor  # each sample's holder, (N,), int64, from 0; -1: unassigned
     domains: tuple[int, ...]  # the index of each holder's home domain
     names: tuple[str, ...]  # the holders' names: the domain's, with the part's number if the domain has several
-    target: int | None = None  # the index of the domain in which no client trains; None: no such domain
+    untrained: Collection[int] = ()  # the indices of domains in which no client trains
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def without(self, domain: int) -> Division:
-        """The holders of other domains, renumbered in order; the domain's samples become unassigned."""
-        kept = (torch.tensor(self.domains) != domain).nonzero().flatten()
+    def without(self, untrained: Collection[int]) -> Division:
+        """The holders of other domains, renumbered in order; samples of these domains become unassigned."""
+        kept = [holder for holder, domain in enumerate(self.domains) if domain not in untrained]
         number = torch.full((len(self) + 1,), UNASSIGNED)  # index -1 reads the last entry
         number[kept] = torch.arange(len(kept))
-        holders = kept.tolist()
-        domains, names = (tuple(each[n] for n in holders) for each in (self.domains, self.names))
-        return replace(self, holder=number[self.holder], domains=domains, names=names, target=domain)
+        domains, names = tuple(self.domains[n] for n in kept), tuple(self.names[n] for n in kept)
+        return replace(self, holder=number[self.holder], domains=domains, names=names, untrained=untrained)
 
     @cached_property
     def cells(self) -> tuple[Tensor, tuple[tuple[int, int], ...]]:
@@ -104,11 +111,10 @@ class Division:
         environment, names = self.data.train_environment, self.data.train_environments
         if environment is not None:
             return environment, names
-        environment, names = self.data.domain, self.data.domains
-        if self.target is not None:  # later environments move up
-            environment = environment - (environment > self.target).long()
-            names = names[: self.target] + names[self.target + 1 :]
-        return environment, names
+        kept = [domain for domain in range(len(self.data.domains)) if domain not in self.untrained]
+        number = torch.zeros(len(self.data.domains), dtype=torch.int64)
+        number[kept] = torch.arange(len(kept))
+        return number[self.data.domain], tuple(self.data.domains[domain] for domain in kept)
 
     @cached_property
     def whole(self) -> Samples:
@@ -138,12 +144,12 @@ class Division:
         return FederatedData(clients, environments, self.data.classes, inputs, notes, self.trained_in[1])
 
 
-def divide(data: DomainData, partition: Partition, streams: Streams, target: int | None = None) -> Division:
-    """The (domain, part) pairs that contain samples, in order, including pairs of the target domain.
+def divide(data: DomainData, partition: Partition, streams: Streams, untrained: Collection[int] = ()) -> Division:
+    """The (domain, part) pairs that contain samples, in order, including those of domains in which no client trains.
 
     A FedshiftError if the partition assigns no sample, or not one part to each sample.
     """
-    home, parts = partition.assign(data, streams, target)
+    home, parts = partition.assign(data, streams, untrained)
     if parts.shape != data.y.shape or not (parts >= 0).any():
         raise FedshiftError(f"{type(partition).__name__} must give each sample a part, some not -1 (unassigned).")
     held = parts >= 0
@@ -190,7 +196,8 @@ class LeaveOneDomainOut(PartlyTrained):
     """The clients of all domains but one train; the held-out domain is the target (FedSR, Sec. 4.2).
 
     Every client keeps a part for validation, the only samples that choose hyper-parameters and rounds. It scores the
-    model that is scored on the target, since what suits personalised models may ruin that.
+    model that is scored on the target, since what suits personalised models may ruin that. Another domain may be held
+    out for validation instead: what suits the domains that train need not suit a new one.
     """
 
     question: ClassVar[str] = "How good are models on a domain in which no client trains?"
@@ -199,6 +206,11 @@ class LeaveOneDomainOut(PartlyTrained):
 
     hold_out: str = setting(help='the domain held out; a list or "all" starts a run for each')
     validation: ProperFraction = setting(0.1, help="part of each source client held out", source="FedSR, Sec. 4.2")
+    validate_on: str = setting(
+        "",
+        help="another domain that does not train, and validates in place of these parts; empty: none",
+        source="Gulrajani and Lopez-Paz, ICLR 2021, Sec. 2.2",
+    )
     scored: Literal["unseen", "clients"] = setting(
         "unseen",
         help="unseen: the whole target, with the model of a client that never trained; clients: each client's model on "
@@ -210,32 +222,53 @@ class LeaveOneDomainOut(PartlyTrained):
     def own_models(self) -> bool:
         return self.scored == "clients"
 
+    def folds(self, domains: Sequence[str]) -> list[Self]:
+        others = [name for name in domains if name != self.hold_out]
+        if len(others) < 2:
+            raise FedshiftError(f"Cross-validation needs two domains that train; here only {shown(others)} do.")
+        return [self.replace(validate_on=name) for name in others]
+
     def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> FederatedData:
         _refuse_environments(self, data)
-        if self.hold_out not in data.domains:
-            raise UnknownNameError("domain to hold out", self.hold_out, data.domains)
-        if len(data.domains) < 2:
-            raise FedshiftError("Leaving one domain out needs at least two domains.")
-        target = data.domains.index(self.hold_out)
-        division = divide(data, partition, streams, target)
+        roles: dict[str, Role] = {self.hold_out: "test"}
+        if self.validate_on == self.hold_out:
+            raise FedshiftError(f"protocol.validate_on = '{self.validate_on}' is the held-out domain; give another.")
+        if self.validate_on:
+            roles[self.validate_on] = "validation"
+        for name in roles:
+            if name not in data.domains:
+                raise UnknownNameError("domain to hold out", name, data.domains)
+        if len(data.domains) <= len(roles):
+            raise FedshiftError(
+                f"No domain is left to train: {shown([*roles])} are held out of {len(data.domains)} domains."
+            )
+        untrained = {data.domains.index(name): role for name, role in roles.items()}
+        division = divide(data, partition, streams, untrained)
         held_out, trained = self.split_off(data, (self.validation,), streams, division.cells[0])
-        sources = division.without(target)
-        validation = sources.by_domain("validation", held_out, self.own_models)
-        unseen = sources.whole.subset(data.domain == target)
-        if self.scored == "clients":
-            known = torch.zeros(len(sources), len(data.classes), dtype=torch.bool)
-            seen = (sources.holder >= 0) & trained
-            known[sources.holder[seen], data.y[seen]] = True
-            labels = unseen.y
-            of_known = Lazy(lambda client: unseen.subset(known[client][labels]), range(len(sources)))
-            test = Kind("test", range(len(sources)), (self.hold_out,) * len(sources), of_known)
-            environments = environments_of((validation, test))
-        else:
-            environments = environments_of((validation,), (Environment(self.hold_out, "test", None, unseen),))
-            before, last = sum(sources.domains[client] < target for client in validation.clients), len(validation.names)
-            # The target keeps its place among the sources in the order of the domains.
+        sources = division.without(untrained)
+        kinds = [] if self.validate_on else [sources.by_domain("validation", held_out, self.own_models)]
+        if self.own_models:
+            kinds += [self._of_clients(sources, trained, domain, role) for domain, role in sorted(untrained.items())]
+            return sources.federated(trained, environments_of(kinds), inputs)
+        unseen = [
+            Environment(data.domains[domain], role, None, sources.whole.subset(data.domain == domain))
+            for domain, role in sorted(untrained.items())
+        ]
+        environments = environments_of(kinds, unseen)
+        for kind in kinds:  # the target keeps its place among the sources in the order of the domains
+            before, last = sum(sources.domains[client] < min(untrained) for client in kind.clients), len(kind.names)
             environments = environments.among((*range(before), last, *range(before, last)))
         return sources.federated(trained, environments, inputs)
+
+    def _of_clients(self, sources: Division, trained: Tensor, domain: int, role: Role) -> Kind:
+        """A domain's samples for each client's model, of the classes that the client trains on."""
+        known = torch.zeros(len(sources), len(sources.data.classes), dtype=torch.bool)
+        seen = (sources.holder >= 0) & trained
+        known[sources.holder[seen], sources.data.y[seen]] = True
+        unseen = sources.whole.subset(sources.data.domain == domain)
+        labels, clients = unseen.y, range(len(sources))
+        of_known = Lazy(lambda client: unseen.subset(known[client][labels]), clients)
+        return Kind(role, clients, (sources.data.domains[domain],) * len(sources), of_known)
 
 
 class InDomain(PartlyTrained):

@@ -108,6 +108,10 @@ class Agreement:
                 f"site is held out: it never trains and is only scored. Name it (--hold-out {sites[-1]}), or let "
                 "every site train and be scored on its local data (--set protocol.name=in-domain)."
             )
+        if getattr(experiment.protocol, "validate_on", ""):
+            raise FedshiftError(
+                "protocol.validate_on holds out a second site, which simulations alone can: --set protocol.validate_on="
+            )
         if sites == (self.target,):
             raise FedshiftError(f"The only site, '{self.target}', is held out, so that none would train; give more.")
 

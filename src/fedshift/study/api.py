@@ -295,6 +295,7 @@ def tune(
     sampler: Sampler = "tpe",
     parallel: int = 4,
     search: Mapping[str, Any] | None = None,
+    cross_validate: bool = False,
     progress: Progress | None = None,
     shard: str | None = None,
     **options: Unpack[Options],
@@ -311,6 +312,8 @@ def tune(
             of an interval its ends and its middle.
         parallel: the number of trials that are chosen and run in parallel; another number gives other trials.
         search: ranges by dotted setting: ``{"train.lr": "0.001..0.1", "method.mu": [0.1, 0.5]}``.
+        cross_validate: train once for each domain that trains, without it, and validate on it. Needs the protocol
+            leave-one-domain-out; no trial is pruned.
         progress: callback for the progress; by default a live display.
         shard: "3/16" shares the trials' runs with 15 other processes, as in :func:`compare`.
         options: changes of the source, see :class:`Options`.
@@ -328,9 +331,9 @@ def tune(
     """
     from fedshift.study.tune import search_all
 
-    budget = search_budget(source, trials, sampler, parallel, search, options.get("settings"))
+    budget = search_budget(source, trials, sampler, parallel, search, options.get("settings"), cross_validate)
     experiments = grid(source, **options)
-    with display(progress, trials * len(experiments)) as shown:
+    with display(progress, trials * sum(len(budget.folds(each)) for each in experiments)) as shown:
         share = spread(partial(search_all, experiments, budget, Progress()), experiments, Shard.of(shard), shown)
         return search_all(experiments, budget, shown, share)
 
@@ -342,6 +345,7 @@ def search_budget(
     parallel: int,
     search: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
+    cross_validate: bool = False,
 ) -> Budget:
     """The budget and the ranges of :func:`tune`; raises a FedshiftError if something in them is wrong."""
     from fedshift.study.search import Budget
@@ -354,7 +358,14 @@ def search_budget(
     for item in sources(source):
         document = item if isinstance(item, Mapping) else read(item) if isinstance(item, str) else {}
         ranges |= flat_ranges(document.get(SEARCH, {}))
-    return Budget(trials=trials, sampler=sampler, parallel=parallel, search=ranges | given, fixed=fixed)
+    return Budget(
+        trials=trials,
+        sampler=sampler,
+        parallel=parallel,
+        search=ranges | given,
+        fixed=fixed,
+        cross_validate=cross_validate,
+    )
 
 
 def estimate(source: Source | Sequence[Source] = DEFAULT, **options: Unpack[Options]) -> list[Forecast]:

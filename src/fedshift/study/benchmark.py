@@ -194,6 +194,12 @@ class Benchmark(StudyResults):
                 for each in self.columns
                 if each.finalists and len(scale.tuning_seeds) > 1
             ),
+            *(
+                f"{each.title}: settings are chosen by leave-one-domain-out cross-validation over the domains that "
+                "train."
+                for each in self.columns
+                if each.cross_validate
+            ),
             *(f"{scenario.title}: {scenario.score}." for scenario in self.columns),
             f"'did not train': validation accuracy {BEHIND:g} points or more below {BASE}'s; such a cell has no rank "
             "and no difference.",

@@ -168,6 +168,9 @@ def forecast(plan: Plan, count: Callable[[Cell], int]) -> list[Forecast]:
 
 
 def unfinished_runs(cell: Cell) -> int:
-    held_out = len(cell.experiments) // len(cell.seeds)
     unfinished = sum(not Run(scheduling.run_path(each)).finished for each in cell.experiments)
-    return unfinished + (held_out * cell.budget.runs(len(cell.tuning_seeds)) if cell.budget else 0)
+    if cell.budget is None:
+        return unfinished
+    held_out = len(cell.experiments) // len(cell.seeds)
+    folds = len(cell.budget.folds(cell.experiments[0]))
+    return unfinished + held_out * folds * cell.budget.runs(len(cell.tuning_seeds))

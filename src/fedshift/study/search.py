@@ -7,8 +7,9 @@ seed, so an interrupted search continues to the same trials.
 failed trial is to Optuna a pruned trial without a value, so samplers count it as the worst. A trial's first seed
 decides whether it is pruned, by the median rule against complete trials of earlier batches: its best validation score
 so far is worse than the median of theirs after the same round, once five are complete and a quarter of the rounds is
-done. Of several seeds, the others may be kept for the finalists, the best of a batch by the first. A grid tries every
-combination of choices (of an interval its ends and its middle) in order, and prunes nothing if its batch has all.
+done. Cross-validated trials are not pruned. Of several seeds, the others may be kept for the finalists, the best of a
+batch by the first. A grid tries every combination of choices (of an interval its ends and its middle) in order, and
+prunes nothing if its batch has all.
 """
 
 from __future__ import annotations
@@ -61,10 +62,20 @@ class Budget(Spec):
     declared: bool = True  # whether the ranges that pages declare are searched too
     # how many trials of a batch run with more seeds than the first; None: all that are not pruned
     finalists: Trials | None = None
+    # whether a trial trains once for each training domain, without that domain, on which it is validated
+    cross_validate: bool = False
 
     def runs(self, seeds: int) -> int:
+        """The runs of a study that prunes nothing; cross-validated, of each fold."""
         batches = -(-self.trials // self.parallel)
         return self.trials + (seeds - 1) * min(self.trials, batches * (self.finalists or self.parallel))
+
+    def folds(self, experiment: Experiment) -> list[Experiment]:
+        """The runs of a trial for one seed."""
+        if not self.cross_validate:
+            return [experiment]
+        folds = experiment.protocol.folds(experiment.data.domain_names())
+        return [experiment.replace(protocol=fold) for fold in folds]
 
 
 @dataclass(frozen=True)
@@ -74,7 +85,8 @@ class Trial:
     settings: dict[str, Any]  # by dotted name
     state: Literal["requested", "complete", "pruned", "failed"] = "requested"  # "requested" until it is over
     value: float | None = None  # the validation score, in 0..1, of a complete trial: the mean over its seeds at the end
-    curve: Curve = ()  # the validation scores of its first seed by rounds done; of a pruned trial up to its end
+    # the validation scores of its first seed by rounds done, the mean over folds; of a pruned trial up to its end
+    curve: Curve = ()
     runs: Sequence[str] = ()  # the names of its run folders
     repeats: int | None = None  # the number of an earlier trial with the same settings, whose outcome it shares
     reason: str = ""  # why it failed
@@ -93,7 +105,7 @@ class Study:
     """A search over the settings of a method on a federation."""
 
     path: Path
-    experiments: Sequence[Experiment]  # what is tuned, an experiment per seed
+    experiments: Sequence[Experiment]  # what is tuned, an experiment per seed and fold, seed by seed
     space: Space
     budget: Budget
     digest: str  # of all that decides its trials
@@ -107,6 +119,11 @@ class Study:
     def label(self) -> str:
         method, held_out = self.case
         return f"{method} ({held_out} held out)" if held_out else method
+
+    @property
+    def folds(self) -> int:
+        """How many runs a trial has for each seed."""
+        return sum(each.seed == self.experiments[0].seed for each in self.experiments)
 
     @property
     def metric(self) -> Metric:
@@ -260,6 +277,8 @@ class Study:
 
         A longer curve with the same beginning gives the same result.
         """
+        if self.budget.cross_validate:
+            return None
         merit = self.metric.merit
         earlier = [dict(trial.curve) for trial in self.trials[: self._batch_of(number)] if trial.value is not None]
         best = float("-inf")

@@ -206,6 +206,7 @@ class StudyPlan:
             search=searched,
             declared=False,
             finalists=scenario.finalists,
+            cross_validate=scenario.cross_validate,
         )
 
     def experiments(self, scenario: Scenario, row: ExhibitRow, point: str, seeds: Collection[int]) -> list[Experiment]:

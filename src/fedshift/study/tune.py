@@ -11,7 +11,6 @@ from statistics import mean
 from typing import Any, cast
 
 from fedshift import files
-from fedshift.core.metrics import Metric
 from fedshift.errors import DamagedError, DiskError, DivergedError, FedshiftError, FedshiftWarning, LockedError
 from fedshift.experiments import Experiment
 from fedshift.runs.events import AnyEvent, EvaluatedEvent, Progress
@@ -65,8 +64,9 @@ def _study(experiments: Sequence[Experiment], budget: Budget) -> Study:
             "--search train.lr=0.1,0.01 instead of --set train.lr=0.1,0.01."
         )
     space = Space.of(first, budget.search, budget.fixed, budget.declared)
+    runs = [fold for each in experiments for fold in budget.folds(each)]
     decides = [
-        [each.fingerprint for each in experiments],
+        [each.fingerprint for each in runs],
         space.table(),
         budget.sampler,
         budget.parallel,
@@ -75,7 +75,7 @@ def _study(experiments: Sequence[Experiment], budget: Budget) -> Study:
     digest = files.digest_of(json.dumps(decides, sort_keys=True).encode())
     words = first.run_name.rsplit("-seed", 1)[0]
     path = run_path(first).parent / f"tune-{words}-{digest[:8]}"
-    return Study(path, experiments, space, budget, digest)
+    return Study(path, runs, space, budget, digest)
 
 
 def search_all(
@@ -109,18 +109,16 @@ def search_all(
         raise failed[0]
     searched = {key for study in studies for key in study.space.searched}
     entries = map(Found.of, done)
-    path = TunedSettings.of(experiments[0], chosen_on(experiments[0]), searched, entries).write(folder)
+    path = TunedSettings.of(experiments[0], chosen_on(done[0]), searched, entries).write(folder)
     return Tuning(path, TunedSettings.read(path), tuple(done), tuple(map(str, failed)))
 
 
-def chosen_on(experiment: Experiment) -> str:
+def chosen_on(study: Study) -> str:
     """The data on which settings are chosen, for a reader."""
-    label = experiment.protocol.validation_label
-    words = ROLE if label == ROLE else f"{label} {ROLE}"
-    return (
-        f"{words} {Metric(experiment.evaluate.select).title} at the end, the mean over environments and "
-        "seeds; test environments are not used"
-    )
+    label = study.experiments[0].protocol.validation_label
+    words = ROLE if label == ROLE or study.budget.cross_validate else f"{label} {ROLE}"
+    over = "domains that train, each left out in turn," if study.budget.cross_validate else "environments"
+    return f"{words} {study.metric.title} at the end, the mean over {over} and seeds; test environments are not used"
 
 
 # One study ---------------------------------------------------------------------------------------
@@ -160,7 +158,7 @@ class _Batch:
 
     def __init__(self, study: Study, numbers: Sequence[int], progress: Progress, shard: Shard | None = None) -> None:
         self._study, self._numbers, self._progress, self._shard = study, numbers, progress, shard
-        self._runs: dict[int, list[Experiment]] = {}  # an experiment per seed, of trials without an outcome
+        self._runs: dict[int, list[Experiment]] = {}  # an experiment per seed and fold, of trials without an outcome
         self._rounds: dict[str, int] = {}  # all rounds of these runs, by the folder's name
         self._outcomes: dict[int, Trial] = {}
 
@@ -170,17 +168,17 @@ class _Batch:
         The first seed of all runs before the others, as it decides which trials are pruned: so that does not depend on
         which runs an engine stacks.
         """
-        trials, metric = self._study.trials, self._study.metric
+        trials, metric, folds = self._study.trials, self._study.metric, self._study.folds
         for number in self._numbers:
             if trials[number].repeats is None:
                 self._prepare(number)
-        self._run([runs[0] for runs in self._runs.values()], self._pruning_reason)
+        self._run([run for runs in self._runs.values() for run in runs[:folds]], self._pruning_reason)
         for number, runs in list(self._runs.items()):
             if (end := self._pruned_at(folder := self._folder(runs[0]))) is not None:
                 self._end(number, state="pruned", curve=[scored for scored in _curve(folder) if scored[0] <= end])
         for number in self._behind():
-            self._end(number, state="pruned", curve=_curve(self._folder(self._runs[number][0])))
-        self._run([run for runs in self._runs.values() for run in runs[1:]], to_the_end)
+            self._end(number, state="pruned", curve=self._curve_of(number))
+        self._run([run for runs in self._runs.values() for run in runs[folds:]], to_the_end)
         for number, runs in list(self._runs.items()):
             values = [mean_score(last(self._folder(run).records), ROLE) for run in runs]
             there = [value for value in values if value is not None]
@@ -188,7 +186,7 @@ class _Batch:
                 reason = f"{metric.heading} is undefined on every {ROLE} environment: {metric.lacks}."
                 self._end(number, state="failed", reason=reason)
             else:
-                self._end(number, state="complete", curve=_curve(self._folder(runs[0])), value=mean(there))
+                self._end(number, state="complete", curve=self._curve_of(number), value=mean(there))
         for number in self._numbers:
             if (earlier := trials[number].repeats) is not None:
                 self._outcomes[number] = self._outcomes.get(earlier) or trials[earlier]
@@ -196,16 +194,18 @@ class _Batch:
 
     def _behind(self) -> list[int]:
         """The trials that are no finalists: the first seed of others has a better score, or an equal score earlier."""
-        finalists, merit = self._study.budget.finalists, self._study.metric.merit
-        if finalists is None or len(self._study.experiments) == 1:
+        finalists, folds, merit = self._study.budget.finalists, self._study.folds, self._study.metric.merit
+        if finalists is None or len(self._study.experiments) == folds:
             return []
-        first = {
-            number: trial.runs[0] for number, trial in self._study.batch_trials(self._numbers[0]).items() if trial.runs
-        }
-        first |= {number: runs[0].run_name for number, runs in self._runs.items()}
-        folders = {number: Run(self._study.path / name) for number, name in first.items()}
-        scores = {number: mean_score(last(run.records), ROLE) for number, run in folders.items() if run.finished}
-        known = {number: merit(score) for number, score in scores.items() if score is not None}
+        there = {number: trial.runs for number, trial in self._study.batch_trials(self._numbers[0]).items()}
+        there |= {number: [run.run_name for run in runs] for number, runs in self._runs.items()}
+        known: dict[int, float] = {}
+        for number, names in there.items():
+            folders = [Run(self._study.path / name) for name in names[:folds]]
+            scores = [mean_score(last(run.records), ROLE) for run in folders if run.finished]
+            defined = [score for score in scores if score is not None]
+            if names and len(defined) == folds:
+                known[number] = merit(mean(defined))
         best = sorted(known, key=lambda number: (-known[number], number))[:finalists]
         return [number for number in known if number in self._runs and number not in best]
 
@@ -242,6 +242,11 @@ class _Batch:
         except DamagedError:  # it is set aside and repeated
             return ""
         return "" if end is None else f"pruned, as after round {end} it is worse than the median of earlier trials"
+
+    def _curve_of(self, number: int) -> Curve:
+        """The mean over folds of the curves of the first seed."""
+        curves = [dict(_curve(self._folder(run))) for run in self._runs[number][: self._study.folds]]
+        return [(position, mean(curve[position] for curve in curves)) for position in curves[0]]
 
     def _folder(self, run: Experiment) -> Run:
         return Run(self._study.path / run.run_name)

@@ -69,7 +69,7 @@ class Found(File):
             failed=sum(trial.state == "failed" for trial in there),
             repeated=sum(trial.repeats is not None for trial in there),
             sampler=study.budget.sampler,
-            seeds=[each.seed for each in study.experiments],
+            seeds=[*dict.fromkeys(each.seed for each in study.experiments)],
             search=study.space.table(),
             study=study.path.name,
         )
