@@ -403,7 +403,7 @@ def test_cross_validation_leaves_out_each_domain_that_trains(tmp_path: Path):
             scores = [mean_score(run.records[-1], "validation") or 0.0 for run in of_trial]
             assert trial.value == pytest.approx(mean(scores))
     assert (found.found[0].seeds, sum(budget.runs(2) for _ in budget.folds(requested[0]))) == ([0, 1], 12)
-    assert "each left out in turn" in found.tuned.chosen_on
+    assert "each held out in turn" in found.tuned.chosen_on
     (tuned, *_) = found.tuned.apply(requested)  # without a warning that the experiment differs
     assert tuned.protocol == requested[0].protocol
     with refuses("protocol.name=leave-one-domain-out"):

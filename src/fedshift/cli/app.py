@@ -121,7 +121,7 @@ def tune(
     cross_validate: Annotated[
         bool,
         typer.Option(
-            "--cross-validate", help="Validate on each domain that trains, left out in turn (leave-one-domain-out)."
+            "--cross-validate", help="Validate on each domain that trains, held out in turn (leave-one-domain-out)."
         ),
     ] = False,
     shard: ShardOption = None,

@@ -69,7 +69,7 @@ class Scenario:
     worst: bool = False  # whether the accuracy on the worst environment is shown next to the mean
     rates: Sequence[float] = ()  # the learning rates that are tried, ascending
     finalists: int | None = None  # how many choices, the best by the first tuning seed, run with the others; None: all
-    cross_validate: bool = False  # whether settings are chosen on each domain that trains, left out in turn
+    cross_validate: bool = False  # whether settings are chosen by cross-validation over the domains that train
     # by method, values to try of its settings, by dotted name, instead of the row's
     choices: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)
     weight: float = 1.0  # its weight in means over scenarios, where several are of the same data

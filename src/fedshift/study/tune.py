@@ -117,7 +117,7 @@ def chosen_on(study: Study) -> str:
     """The data on which settings are chosen, for a reader."""
     label = study.experiments[0].protocol.validation_label
     words = ROLE if label == ROLE or study.budget.cross_validate else f"{label} {ROLE}"
-    over = "domains that train, each left out in turn," if study.budget.cross_validate else "environments"
+    over = "domains that train, each held out in turn," if study.budget.cross_validate else "environments"
     return f"{words} {study.metric.title} at the end, the mean over {over} and seeds; test environments are not used"
 
 
