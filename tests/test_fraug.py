@@ -18,7 +18,7 @@ from fedshift.core.net import Net
 from fedshift.methods.fedbn import FedBN
 from fedshift.methods.fraug import FRAug
 from fedshift.methods.fraug_code import FRAugCode
-from fedshift.methods.fraug_networks import Prototypes, bandwidth, make_generator, make_rtnet, mmd, pairwise_mmd
+from fedshift.methods.fraug_networks import Prototypes, bandwidth, kernel, make_generator, make_rtnet, mmd, pairwise_mmd
 from fedshift.methods.head_retraining import HeadRetraining, stratified_part
 from fedshift.runs.simulation import Simulation
 
@@ -152,6 +152,16 @@ def test_mmd_of_small_sets_by_hand():
     assert mmd(x, y).item() == pytest.approx(MMD_BY_HAND, abs=2e-6)
     of_each = pairwise_mmd(column(1.0, 4.0), column(0.0, 4.0), bandwidth(x, y))
     assert of_each.tolist() == pytest.approx([MMD_OF_0_AND_1, 0.0], abs=2e-6)
+
+
+def test_mmd_far_from_zero_loses_no_digits():
+    """Distances are from norms and products: a mean of 1,000 in each dimension would leave none of seven digits."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2, 20, 8, generator=generator, dtype=torch.float64)
+    gaps = [(a.unsqueeze(1) - b.unsqueeze(0)).square().sum(dim=2) for a, b in ((x, x), (y, y), (x, y))]
+    within_x, within_y, across = (kernel(gap, bandwidth(x, y)).mean() for gap in gaps)
+    far = mmd((x + 1000).float(), (y + 1000).float())
+    assert far.item() == pytest.approx((within_x + within_y - 2 * across).item(), abs=1e-4)
 
 
 def test_mmd_of_equal_sets_is_zero_and_has_a_finite_gradient():

@@ -70,7 +70,7 @@ class Protocol(Spec):
     def folds(self, domains: Sequence[str]) -> list[Self]:
         """The protocol for every fold of a cross-validation over the domains that train."""
         raise FedshiftError(
-            "Cross-validation leaves out domains that train, each in turn: --set "
+            "Cross-validation holds out domains that train, each in turn: --set "
             "protocol.name=leave-one-domain-out, or tune without it."
         )
 

@@ -88,10 +88,12 @@ def kernel(squared_distance: Tensor, width: Tensor) -> Tensor:
 
 def mmd(x: Tensor, y: Tensor) -> Tensor:
     """Biased squared maximum mean discrepancy of x (B, d) and y (B, d), a scalar."""
-    width = bandwidth(x, y)
+    width, centre = bandwidth(x, y), torch.cat([x, y]).mean(dim=0).detach()
+    x, y = x - centre, y - centre  # so that distances from norms and products lose no digits
 
     def mean(a: Tensor, b: Tensor) -> Tensor:
-        return kernel((a.unsqueeze(1) - b.unsqueeze(0)).square().sum(dim=2), width).mean()
+        squared = a.square().sum(dim=1).unsqueeze(1) + b.square().sum(dim=1) - 2 * a @ b.T
+        return kernel(squared.clamp(min=0), width).mean()
 
     return mean(x, x) + mean(y, y) - 2 * mean(x, y)
 
