@@ -204,7 +204,7 @@ class _Batch:
             folders = [Run(self._study.path / name) for name in names[:folds]]
             scores = [mean_score(last(run.records), ROLE) for run in folders if run.finished]
             defined = [score for score in scores if score is not None]
-            if names and len(defined) == folds:
+            if len(defined) == folds:
                 known[number] = merit(mean(defined))
         best = sorted(known, key=lambda number: (-known[number], number))[:finalists]
         return [number for number in known if number in self._runs and number not in best]
@@ -246,7 +246,8 @@ class _Batch:
     def _curve_of(self, number: int) -> Curve:
         """The mean over folds of the curves of the first seed."""
         curves = [dict(_curve(self._folder(run))) for run in self._runs[number][: self._study.folds]]
-        return [(position, mean(curve[position] for curve in curves)) for position in curves[0]]
+        shared = [position for position in curves[0] if all(position in curve for curve in curves)]
+        return [(position, mean(curve[position] for curve in curves)) for position in shared]
 
     def _folder(self, run: Experiment) -> Run:
         return Run(self._study.path / run.run_name)
