@@ -269,7 +269,7 @@ def test_a_division_names_clients_and_skips_pairs_without_samples():
     division = divide(data, ByClass(groups=(("c0",), ("c1",))), Streams(0))
     assert division.names == ("d0", "d1/0", "d1/1")
     assert division.holder.tolist() == [0, 0, 1, 2, 2, 1]
-    others = division.without(0)
+    others = division.without([0])
     assert (others.names, others.domains) == (("d1/0", "d1/1"), (1, 1))
     assert others.holder.tolist() == [-1, -1, 0, 1, 1, 0]
 

@@ -106,6 +106,8 @@ def test_another_domain_validates():
     assert numbers(client.train) == numbers(federate(protocol.replace(validate_on="")).clients[1].train)
     assert client.train.environment.tolist() == [0] * 72
     assert [fold.validate_on for fold in protocol.folds(DOMAINS)] == ["a", "b"]
+    with refuses("needs two domains that train"):
+        protocol.folds(("b", "c"))
 
 
 def test_another_domain_validates_the_models_of_clients():
@@ -271,6 +273,7 @@ def test_an_only_test_environment_cannot_be_apart():
         (LeaveOneDomainOut(hold_out="z"), plain(), "hold out 'z'"),
         (LeaveOneDomainOut(hold_out="a", validate_on="z"), plain(), "hold out 'z'"),
         (LeaveOneDomainOut(hold_out="a", validate_on="a"), plain(), "protocol.validate_on = 'a'"),
+        (LeaveOneDomainOut(hold_out="a"), replace(plain(), domains=("a",), domain=torch.zeros(240).long()), "to train"),
     ],
 )
 def test_what_does_not_fit_says_so(protocol: Protocol, data: DomainData, words: str):

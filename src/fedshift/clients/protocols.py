@@ -29,7 +29,6 @@ from fedshift.clients.samples import Client, Environment, Kind, Lazy, Role, Samp
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.spec import Fraction, ProperFraction, Spec, WholeNumber, setting
 from fedshift.streams import Streams
-from fedshift.written import shown
 
 HELD_OUT = "held-out"
 APART = "protocol.apart=true"
@@ -225,7 +224,7 @@ class LeaveOneDomainOut(PartlyTrained):
     def folds(self, domains: Sequence[str]) -> list[Self]:
         others = [name for name in domains if name != self.hold_out]
         if len(others) < 2:
-            raise FedshiftError(f"Cross-validation needs two domains that train; here only {shown(others)} do.")
+            raise FedshiftError(f"Cross-validation needs two domains that train; there is {len(others)}.")
         return [self.replace(validate_on=name) for name in others]
 
     def federate(self, data: DomainData, partition: Partition, inputs: Inputs, streams: Streams) -> FederatedData:
@@ -240,7 +239,7 @@ class LeaveOneDomainOut(PartlyTrained):
                 raise UnknownNameError("domain to hold out", name, data.domains)
         if len(data.domains) <= len(roles):
             raise FedshiftError(
-                f"No domain is left to train: {shown([*roles])} are held out of {len(data.domains)} domains."
+                f"No domain is left to train: {', '.join(roles)} held out, of {len(data.domains)} in all."
             )
         untrained = {data.domains.index(name): role for name, role in roles.items()}
         division = divide(data, partition, streams, untrained)
