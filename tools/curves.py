@@ -1,6 +1,6 @@
 """Draw the README's picture: accuracy by round of finished runs, one colour for each method.
 
-    fedshift compare --seed 0,1,2 --set run.engine=sequential
+    fedshift compare --seed 0,1,2,3,4 --set run.engine=sequential
     python tools/curves.py runs/rotated-mnist docs/_static/main-job.svg
 
 Solid lines show test environments with a band of one standard deviation over seeds, dashed lines the mean of validation
