@@ -502,3 +502,18 @@ def test_the_command_and_the_function_do_the_same(on_tiny_data: StudyPlan, small
     out = on_tiny_data.folder.parent
     again = fedshift.benchmark("small", ["fedavg", "fedprox"], out=out, progress=Progress())
     assert (out / "small" / "benchmark.md").read_text() == again.table()
+
+
+@pytest.mark.parametrize(
+    ("federation", "of_fedavg", "of_fedprox"), [("rotated-mnist-0", 13, 23), ("pacs-leave-one-out", 116, 236)]
+)
+def test_the_display_knows_the_runs_of_a_row(federation: str, of_fedavg: int, of_fedprox: int, tmp_path: Path):
+    """Every choice on one seed, the three best on another, and the test seeds.
+
+    13 = 5 + 3 + 5; with three weights 23 = 15 + 3 + 5. PACS has 3 folds in tuning, and that at 4 held-out domains:
+    116 = 4 (3 (5 + 3) + 5) and 236 = 4 (3 (15 + 3) + 5).
+    """
+    file = tmp_path / "pacs.parquet"
+    file.touch()
+    plan = plan_benchmark("short", ["fedavg", "fedprox"], federation, data={"pacs": file}, out=tmp_path)
+    assert [execute.planned_runs(cell) for cell in plan.cells] == [of_fedavg, of_fedprox]

@@ -169,8 +169,21 @@ def forecast(plan: Plan, count: Callable[[Cell], int]) -> list[Forecast]:
 
 def unfinished_runs(cell: Cell) -> int:
     unfinished = sum(not Run(scheduling.run_path(each)).finished for each in cell.experiments)
+    return unfinished + tuning_runs(cell)
+
+
+def tuning_runs(cell: Cell) -> int:
+    """The runs that choose a cell's settings: at each held-out domain, of each fold."""
     if cell.budget is None:
-        return unfinished
+        return 0
     held_out = len(cell.experiments) // len(cell.seeds)
     folds = len(cell.budget.folds(cell.experiments[0]))
-    return unfinished + held_out * folds * cell.budget.runs(len(cell.tuning_seeds))
+    return held_out * folds * cell.budget.runs(len(cell.tuning_seeds))
+
+
+def planned_runs(cell: Cell) -> int:
+    """All runs of a cell, with its tuning; 0 if it cannot run, which :func:`run_plan` reports."""
+    try:
+        return len(cell.experiments) + tuning_runs(cell)
+    except FedshiftError:
+        return 0

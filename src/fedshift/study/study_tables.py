@@ -22,7 +22,7 @@ from fedshift.runs.run import Run
 from fedshift.runs.scheduling import run_path
 from fedshift.runs.selection import by_environment, last
 from fedshift.runs.shard import Shard
-from fedshift.study.execute import PlanOutcome, divergence_reason, run_plan
+from fedshift.study.execute import PlanOutcome, divergence_reason, planned_runs, run_plan
 from fedshift.study.quantities import quantity
 from fedshift.study.records import LACKING, Key, Lacking
 from fedshift.study.study_plan import Cell, StudyPlan
@@ -86,7 +86,7 @@ class StudyResults(Tabled):
     def run(cls, plan: StudyPlan, progress: Progress | None = None, shard: Shard | None = None) -> Self:
         """Run a plan, perhaps shared with other processes, and write the files of all results."""
         requested, tuned = plan.available, plan.scale.rates
-        with display(progress, sum(map(_runs_of, requested.cells))) as shown:
+        with display(progress, sum(map(planned_runs, requested.cells))) as shown:
             files.check_folder(plan.folder)
             if not tuned:  # a tuned study's runs are unknown before their settings are chosen
                 files.make_folder(plan.folder)
@@ -176,10 +176,6 @@ class StudyResults(Tabled):
             written.append(self.plan.folder / f"{self.plan.exhibit.name}.{suffix}")
             files.write(written[-1], content)
         return written
-
-
-def _runs_of(cell: Cell) -> int:
-    return len(cell.seeds) + cell.budget.trials * len(cell.tuning_seeds) if cell.budget else len(cell.experiments)
 
 
 def run_folders(plan: StudyPlan) -> list[list[str]]:
