@@ -9,8 +9,8 @@ The server averages every layer :math:`l` except batch norm, which each client k
     w_{t+1}^{(l)} = \frac{1}{|S|} \sum_{k \in S} w_k^{(l)} \quad \text{if } l \text{ is not a batch-norm layer.}
 
 **When to choose it.** For feature shift between clients that are scored on their domain, with a network that has batch
-norm: 2.8 to 5.9 points above FedAvg in-domain on PACS, +3.7 on Digits (not significant). It gains nothing on a
-held-out domain, and without batch norm it is FedAvg.
+norm: 2.9 to 6.0 points above FedAvg in-domain on PACS, +6.8 on Digits. It gains nothing on a held-out domain, and
+without batch norm it is FedAvg.
 
 **Unavailable clients.** The batch norm of an absent client does not change; a late client has trained its batch norm.
 
