@@ -16,6 +16,7 @@ import fedshift
 from conftest import Begun
 from fedshift.cli.app import app
 from fedshift.errors import FedshiftError, UnknownNameError
+from fedshift.experiments import Experiment
 from fedshift.methods import METHODS
 from fedshift.reporting.intervals import Interval, paired, t_quantile
 from fedshift.runs.events import Progress
@@ -517,3 +518,12 @@ def test_the_display_knows_the_runs_of_a_row(federation: str, of_fedavg: int, of
     file.touch()
     plan = plan_benchmark("short", ["fedavg", "fedprox"], federation, data={"pacs": file}, out=tmp_path)
     assert [execute.planned_runs(cell) for cell in plan.cells] == [of_fedavg, of_fedprox]
+
+
+def test_a_row_that_refuses_its_settings_has_no_runs_and_does_not_end_the_display(tmp_path: Path):
+    def refuse(seeds: object) -> list[Experiment]:
+        raise FedshiftError("a method that refuses its settings")
+
+    cell, *_ = plan_benchmark("smoke", ["fedavg"], "rotated-mnist-0", out=tmp_path).cells
+    assert execute.planned_runs(cell) == 4  # 2 rates on a seed, 2 seeds
+    assert execute.planned_runs(replace(cell, make=refuse)) == 0
