@@ -279,27 +279,45 @@ def test_columns_of_the_same_data_count_as_one(small: Benchmark):
     assert replace(small, plan=plan).mean_ranks()["fedsr"] == pytest.approx(1.1)
 
 
+def with_null_rows(small: Benchmark, first: float, second: float) -> Benchmark:
+    """The same with two null rows that are this far from FedAvg in each seed."""
+    rows = [
+        ExhibitRow(name, name.partition(" ")[0]) for name in ("fedavg", "fedsr", "fedavg-again 1", "fedavg-again 2")
+    ]
+    numbers = dict(small.numbers)
+    for scenario in ("a", "b"):
+        for name, by in (("fedavg-again 1", first), ("fedavg-again 2", second)):
+            base = small.by_seed(scenario, "fedavg", "accuracy")
+            numbers[scenario, name, "accuracy"] = {seed: value + by for seed, value in base.items()}
+    return replace(small, numbers=numbers, plan=replace(small.plan, rows=tuple(rows)))
+
+
 def test_null_rows_calibrate_intervals(small: Benchmark):
     """Of two null rows 3 and -1 from FedAvg in each seed: s² = (9 + 1) / 2 = 5, with 2 degrees of freedom t √5 = 9.62.
 
     FedSR's own interval on a has no width, so that is all of it; on b √(half² + t² 5) with half = t 10 / √3. A row of
     the null can never be clear of 0: it is at most √2 s away, and t is above.
     """
-    rows = [
-        ExhibitRow(name, name.partition(" ")[0]) for name in ("fedavg", "fedsr", "fedavg-again 1", "fedavg-again 2")
-    ]
-    numbers = dict(small.numbers)
-    for scenario in ("a", "b"):
-        for name, by in (("fedavg-again 1", 3.0), ("fedavg-again 2", -1.0)):
-            base = small.by_seed(scenario, "fedavg", "accuracy")
-            numbers[scenario, name, "accuracy"] = {seed: value + by for seed, value in base.items()}
-    found = replace(small, numbers=numbers, plan=replace(small.plan, rows=tuple(rows)))
+    found = with_null_rows(small, 3.0, -1.0)
     t = t_quantile(2)
     on_a, on_b, null = (found.difference(*of) for of in (("a", "fedsr"), ("b", "fedsr"), ("a", "fedavg-again 1")))
     assert on_a and on_b and null
     assert on_a.half == pytest.approx(t * sqrt(5))
     assert on_b.half == pytest.approx(sqrt(t**2 * 100 / 3 + t**2 * 5))
     assert (null.mean, null.clear) == (pytest.approx(3.0), False)
+
+
+def test_null_rows_that_equal_fedavg_leave_half_a_point_to_chance(small: Benchmark):
+    """Where FedAvg follows a shortcut to the last digit, null rows show no chance: a difference of 0.4 is not clear.
+
+    FedSR's interval on a has no width over seeds, so half a point on each side is all of it.
+    """
+    found = with_null_rows(small, 0.0, 0.0)
+    close = dict(found.numbers)
+    base = found.by_seed("a", "fedavg", "accuracy")
+    close["a", "fedsr", "accuracy"] = {seed: value + 0.4 for seed, value in base.items()}
+    its = replace(found, numbers=close).difference("a", "fedsr")
+    assert its and (its.mean, its.half, its.clear) == (pytest.approx(0.4), pytest.approx(0.5), False)
 
 
 def test_null_rows_are_fedavg_with_other_batches():

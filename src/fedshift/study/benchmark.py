@@ -32,6 +32,7 @@ from fedshift.written import shown
 
 LAST = float("-inf")  # the accuracy by which what diverged is ranked
 BEHIND = 15.0  # points of validation accuracy below FedAvg's, from which a method did not train
+LEAST = 0.5  # points that other batches are taken to change at least: under a shortcut null rows are equal
 
 
 def benchmark(
@@ -166,7 +167,7 @@ class Benchmark(StudyResults):
     @staticmethod
     def _chance(null: Iterable[Mapping[int, float]]) -> float:
         means = [fmean(its.values()) for its in null if its]
-        return t_quantile(len(means)) * sqrt(fmean(mean**2 for mean in means)) if means else 0.0
+        return max(LEAST, t_quantile(len(means)) * sqrt(fmean(mean**2 for mean in means))) if means else 0.0
 
     def equal_to_base(self) -> list[str]:
         """Which rows equal FedAvg on a column to the last digit, in words."""
@@ -209,9 +210,9 @@ class Benchmark(StudyResults):
             "different columns: methods with most columns come first. Equal means share a rank, what diverged is last. "
             "Columns of the same data count once.",
             f"Differences to {BASE} are paired by seed, whose data and split are the same. An interval, 95 % each, is "
-            "Student's over seeds, widened by how far from 0 the null rows are, which are tuned as all others: the "
-            "root of the sum of both squares. 'overall' is the mean over the columns that both have: it is of these "
-            "federations.",
+            f"Student's over seeds, widened by how far from 0 the null rows are, which are tuned as all others, and "
+            f"by {LEAST:g} points at least: the root of the sum of both squares. 'overall' is the mean over the "
+            "columns that both have: it is of these federations.",
         ]
         return [*words, *self._without_notes(), *self.equal_to_base(), *self.lacking_notes()]
 
