@@ -19,6 +19,8 @@ INTERVAL = re.compile(r"[+-]?\d+\.\d \[[+-]?\d+\.\d, [+-]?\d+\.\d\]")
 def test_generated_files_are_up_to_date():
     tool = module_of(ROOT / "tools" / "results.py")
     assert [*tool.outdated()] == [], "run python tools/results.py"
+    empty = [path.name for path, text in tool.contents().items() if path.suffix == ".csv" and text.count("\n") < 2]
+    assert empty == []
 
 
 def test_the_table_by_hospital_is_that_of_the_numbers():

@@ -92,9 +92,9 @@ def beside_papers(tables: list[Table]) -> Table:
     """The papers' rows beside ours, of all federations in one table."""
     columns = ["comparison", "method", "ours", "paper", "ours, worst", "paper, worst"]
     rows = [
-        [table.title, *row, *["-"] * (5 - len(row))]
+        [table.title.partition(". ")[0], *row, *["-"] * (5 - len(row))]
         for table in tables
-        if " beside " in table.title
+        if " compared with " in table.title
         for row in table.rows
     ]
     return Table("The papers' rows beside ours", columns, rows)

@@ -24,8 +24,9 @@ The client predicts with :math:`\omega_u(\Phi_u)`. ``fedpin-lambda-0``, ``fedpin
 rows of the paper's Table 2.
 
 **When to choose it.** Under a shortcut that differs between clients: 18.8 points above FedAvg on Colored
-Fashion-MNIST. The simpler ``irm`` is level with it (19.0). Without a shortcut it is below FedAvg (-5.7 points on
-Heart, -2.5 on OPT).
+Fashion-MNIST. The simpler ``irm`` is level with it (19.0). Without a shortcut its
+personal models behave like local training: 3.3 above FedAvg in-domain on PACS features (local training: 4.7), 5.7 below
+it on Heart and 2.5 on OPT.
 
 **Unavailable clients.** The personalised and shortcut models of an absent client do not change while :math:`\Phi_g`
 does; a late client has trained them.
