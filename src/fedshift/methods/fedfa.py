@@ -68,9 +68,8 @@ class FedFA(FedAvg):
 
     def draws(self, model: ModelBuilder, batch: int) -> Draws:
         """A uniform number for each stage, and normal noise (B, C) for each mu and sigma."""
-        names = self.statistic_sizes(model)
-        noise = {name: Draw((batch, width)) for name, width in names.items()}
-        return {"coins": Draw((len(names) // 2,), "uniform"), **noise}
+        sizes = self.statistic_sizes(model)
+        return {"coins": Draw((len(sizes) // 2,), "uniform"), **{name: Draw((batch, n)) for name, n in sizes.items()}}
 
     def encode(self, net: Net, batch: Batch, noise: Mapping[str, Tensor]) -> Batch:
         """The batch with z (B, d), augmented in training."""
