@@ -6,10 +6,13 @@ import csv
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from io import BytesIO
 from math import sqrt
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.image import imread
 from typer.testing import CliRunner
 
 import fedshift
@@ -18,7 +21,9 @@ from fedshift.cli.app import app
 from fedshift.errors import FedshiftError, UnknownNameError
 from fedshift.experiments import Experiment
 from fedshift.methods import METHODS
+from fedshift.reporting.curves import Line, Panel
 from fedshift.reporting.intervals import Interval, paired, t_quantile
+from fedshift.reporting.results import MeanStd
 from fedshift.runs.events import Progress
 from fedshift.runs.locks import locked
 from fedshift.study import benchmark_plan as benchmarking
@@ -26,6 +31,7 @@ from fedshift.study import execute
 from fedshift.study.benchmark import Benchmark
 from fedshift.study.benchmark_plan import BASE, contents, exhibit_of_methods, plan_benchmark, rows
 from fedshift.study.execute import DIVERGED
+from fedshift.study.figures import draw_curve, draw_panel
 from fedshift.study.papers import ExhibitRow, published
 from fedshift.study.quantities import ranks
 from fedshift.study.records import Lacking, published_records, records_of
@@ -545,3 +551,16 @@ def test_a_row_that_refuses_its_settings_has_no_runs_and_does_not_end_the_displa
     cell, *_ = plan_benchmark("smoke", ["fedavg"], "rotated-mnist-0", out=tmp_path).cells
     assert execute.planned_runs(cell) == 4  # 2 rates on a seed, 2 seeds
     assert execute.planned_runs(replace(cell, make=refuse)) == 0
+
+
+def test_curves_fill_rows_of_four_and_a_flat_one_has_a_point_of_height():
+    """Seven panels are as wide as four and twice as high; 49.88 and 49.93 are not drawn as a rise."""
+    flat = Line("fedavg", {1.0: MeanStd(49.88, 0.0), 2.0: MeanStd(49.93, 0.0)})
+    panel = Panel("CFMNIST", "round", "accuracy in %", [flat])
+    heights, widths = zip(*(imread(BytesIO(draw_curve([panel] * n))).shape[:2] for n in (4, 7)), strict=True)
+    assert (widths[1], heights[1]) == pytest.approx((widths[0], 2 * heights[0]), abs=2)
+    axis = Figure().subplots()
+    draw_panel(panel, axis)
+    low, high = axis.get_ylim()
+    assert (low + high) / 2 == pytest.approx(49.905)
+    assert high - low == pytest.approx(1.0)

@@ -23,6 +23,8 @@ BESIDE_COLUMNS, OF_A_COLUMN, BESIDE_ROWS, OF_A_ROW = 2.4, 0.8, 1.1, 0.2  # inche
 SATURATED = 5.0  # points of difference with the darkest colour
 MISSING = "#e4e4e4"
 PANEL_WIDTH, PANEL_HEIGHT = 5.2, 3.8  # inches of a curve's panel
+ACROSS = 4  # panels in a row
+LEAST_HEIGHT = 1.0  # percentage points that a panel covers, so that rounding is not drawn as a trend
 MARKERS, DASHES = "osD^vP*X", ("-", "--", "-.", ":")  # so that lines that coincide can be distinguished
 
 
@@ -54,9 +56,11 @@ def draw_differences(rows: Sequence[tuple[str, Sequence[Interval | str]]], colum
 
 
 def draw_curve(panels: Sequence[Panel]) -> bytes:
-    drawn = Figure(figsize=(PANEL_WIDTH * len(panels), PANEL_HEIGHT), layout="constrained")
-    for axis, panel in zip(drawn.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        draw_panel(panel, axis)
+    across = min(ACROSS, len(panels))
+    down = -(-len(panels) // across)
+    drawn = Figure(figsize=(PANEL_WIDTH * across, PANEL_HEIGHT * down), layout="constrained")
+    for number, panel in enumerate(panels, 1):
+        draw_panel(panel, drawn.add_subplot(down, across, number))
     return as_png(drawn)
 
 
@@ -77,6 +81,9 @@ def draw_panel(panel: Panel, axis: Axes) -> None:
         axis.set_xticks([*panel.ticks], [*map(printable, panel.ticks.values())])
     axis.set(title=panel.title, xlabel=panel.across, ylabel=printable(panel.up))
     axis.legend(frameon=False, fontsize=8)
+    low, high = axis.get_ylim()
+    if high - low < LEAST_HEIGHT:
+        axis.set_ylim((low + high - LEAST_HEIGHT) / 2, (low + high + LEAST_HEIGHT) / 2)
     make_plain(axis)
 
 
