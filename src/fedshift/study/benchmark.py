@@ -210,7 +210,7 @@ class Benchmark(StudyResults):
             "different columns: methods with most columns come first. Equal means share a rank, what diverged is last. "
             "Columns of the same data count once.",
             f"Differences to {BASE} are paired by seed, whose data and split are the same. An interval, 95 % each, is "
-            f"Student's over seeds, widened by how far from 0 the null rows are, which are tuned as all others, and "
+            "Student's over seeds, widened by how far from 0 the null rows are, which are tuned as all others, and "
             f"by {LEAST:g} points at least: the root of the sum of both squares. 'overall' is the mean over the "
             "columns that both have: it is of these federations.",
         ]
