@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import csv
 import re
+import shlex
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+import typer
 
 import fedshift
+from fedshift.cli import before, main, studies
 from fedshift.content import module_of
+from fedshift.study import api
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -41,6 +46,26 @@ def test_an_interval_that_a_page_repeats_is_on_a_page_of_results(name: str):
     repeated = {found.lstrip("+") for found in INTERVAL.findall((ROOT / "docs" / name).read_text(encoding="utf-8"))}
     assert repeated
     assert repeated <= known
+
+
+def commands(page: Path) -> list[str]:
+    """The commands of a page that run something, one per line."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    return [line for line in re.findall(r"^    (fedshift .*)$", text, re.MULTILINE) if "--list" not in line]
+
+
+@pytest.mark.parametrize("page", sorted(RESULTS.glob("*.md")), ids=lambda page: page.stem)
+def test_every_command_of_a_page_is_accepted(page: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its names, settings and files are read, and the runs are planned; nothing is trained."""
+    monkeypatch.chdir(ROOT)
+    begin = Mock(side_effect=typer.Exit)
+    for name in ("compare", "run", "tune", "analyse"):
+        monkeypatch.setattr(api, name, begin)
+    monkeypatch.setattr(before, "print_indices", begin)
+    monkeypatch.setattr(studies, "_run_or_estimate", begin)
+    for line in commands(page):
+        main.app(shlex.split(line, comments=True)[1:], standalone_mode=False)
+    assert begin.call_count == len(commands(page))
 
 
 def test_every_table_beside_the_pages_is_shown_or_linked():
