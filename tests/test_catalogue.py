@@ -132,6 +132,23 @@ def test_presets_of_a_variant_are_its_bases_less_what_is_fixed_or_its_own():
             cls(**preset)
 
 
+def test_defaults_are_those_that_measurements_chose():
+    """Each of these once had a value under which its method trained nothing or collapsed; pages of results show it."""
+    chosen = {
+        "pfedme": {"share": 0.9},  # of 1 / lam, whatever the optimiser
+        "scaffold": {"variate": "gradient"},
+        "moon": {"projection": "none"},
+        "fedproc": {"projection": "none"},
+        "fedpac": {"head_factor": 5.0},
+        "fedsr": {"l2r": 0.01, "cmi": 0.001},
+        "fedpin-gm": {"alpha": 0.01, "alpha_warmup": 25, "scalar_weight": 1000.0},
+        "fedpin": {"alpha": 0.01, "alpha_warmup": 25, "scalar_weight": 1000.0},
+    }
+    for name, settings in chosen.items():
+        made = METHODS.get(name)()
+        assert {key: getattr(made, key) for key in settings} == settings, name
+
+
 def test_presets_are_the_numbers_that_were_published():
     """FedCiR, Appendix E and Table 1 (weights of FedGen's KL and generator); FRAug's public code; FedPIN, E.3.
 
@@ -157,3 +174,4 @@ def test_presets_are_the_numbers_that_were_published():
         alpha = {data: each["alpha"] for data, each in presets[name].items() if "alpha" in each}
         assert alpha == dict.fromkeys(("colored-mnist", "colored-fashion-mnist"), 1e5)
     assert presets["fedpin"]["pacs"] == {"lam": 3.0, "gamma": 1e-5}
+    assert "vlcs" in presets["fedadg"]

@@ -28,6 +28,22 @@ def test_generated_files_are_up_to_date():
     assert empty == []
 
 
+def test_cells_are_added_to_the_published_ones():
+    """A cell replaces that of its federation and row; one outside the benchmark, or without a seed, is refused."""
+    tool = module_of(ROOT / "tools" / "results.py")
+    known = tool.PUBLISHED.read_text(encoding="utf-8")
+    assert tool.merged(known, known) == known
+    head, *lines = known.splitlines(keepends=True)
+    heart = [line for line in lines if line.startswith("heart,fedprox,")]
+    cell = head + "".join(heart)
+    assert tool.merged(head + "".join(line for line in lines if line not in heart), cell) == known
+    moved = re.sub(r"(?m)^heart,fedprox,accuracy,0,[^,]*", "heart,fedprox,accuracy,0,12.5", cell)
+    assert "heart,fedprox,accuracy,0,12.5," in tool.merged(known, moved)
+    for wrong in (cell.replace("fedprox", "mine"), re.sub(r"(?m)^heart,fedprox,accuracy,4,.*\n", "", cell)):
+        with pytest.raises(ValueError, match=r"heart, (mine: no cell|fedprox: seeds)"):
+            tool.merged(known, wrong)
+
+
 def test_the_table_by_hospital_is_that_of_the_numbers():
     page = module_of(RESULTS / "hospitals.py")
     with (RESULTS / "hospitals.csv").open(encoding="utf-8") as numbers:

@@ -1,7 +1,8 @@
 """Write what the results pages generate: the benchmark's tables as CSV, the papers' tables, the methods that differ.
 
-    python tools/results.py            write the files and the generated parts of pages
-    python tools/results.py --check    list those that are out of date, with exit code 1
+    python tools/results.py              write the files and the generated parts of pages
+    python tools/results.py --check      list those that are out of date, with exit code 1
+    python tools/results.py --add FILE   first add the cells of a benchmark.csv of scale short to the published ones
 
 Every number comes from ``src/fedshift/study/data/benchmark/published/short.csv``, which the package contains. A
 generated part of a page stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``.
@@ -9,19 +10,22 @@ generated part of a page stands between ``<!-- generated: NAME -->`` and ``<!-- 
 
 from __future__ import annotations
 
+import csv
 import re
 import sys
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 
-from fedshift.reporting.intervals import Interval
 from fedshift.reporting.table import Table
 from fedshift.study.benchmark import Benchmark
 from fedshift.study.benchmark_plan import BASE, plan_benchmark
 from fedshift.study.papers import exhibits
+from fedshift.study.records import LACKING
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+PUBLISHED = ROOT / "src" / "fedshift" / "study" / "data" / "benchmark" / "published" / "short.csv"
 FILES = {  # the title of a table of the benchmark starts with the words on the left
     "Accuracy in %": "short-accuracy",
     "Accuracy less": "short-differences",
@@ -31,16 +35,9 @@ FILES = {  # the title of a table of the benchmark starts with the words on the 
 PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def published_benchmark() -> Benchmark:
-    """The benchmark at scale short with the numbers that the package contains; nothing is run."""
-    plan = plan_benchmark("short", published=True)
-    records = plan.records.of([each.name for each in plan.scenarios], [row.name for row in plan.rows])
-    return Benchmark(plan, records.numbers, records.lacking)
-
-
 def contents() -> dict[Path, str]:
     """The text of every generated file and of every page with a generated part."""
-    done = published_benchmark()
+    done = Benchmark.published()
     tables = [*done.tables(), *done.more_tables()]
     files = {
         DOCS / "benchmark" / f"{name}.csv": table.csv()
@@ -67,18 +64,17 @@ def clear(done: Benchmark) -> str:
         base = done.mean(scenario.name, BASE, "accuracy")
         assert base is not None
         cells = (
-            "<br>".join(f"`{name}` {written(its)}" for name, its in ordered if (its.mean > 0) == above) or "-"
+            "<br>".join(
+                f"`{name}`{done.label(name).removeprefix(name)} {its}"
+                for name, its in ordered
+                if (its.mean > 0) == above
+            )
+            or "-"
             for above in (True, False)
         )
         count = sum(done.difference(scenario.name, name) is not None for name in methods)
         lines.append(f"| {scenario.title} | {count} | {base.text()} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def written(found: Interval) -> str:
-    """A difference with its interval, in points."""
-    assert found.half is not None
-    return f"{found.mean:+.1f} [{found.mean - found.half:+.1f}, {found.mean + found.half:+.1f}]"
 
 
 def plateau(tables: list[Table]) -> str:
@@ -109,6 +105,37 @@ def of_papers() -> Table:
     return Table("The papers' tables and figures", columns, rows)
 
 
+def cells_of(text: str) -> dict[tuple[str, str], list[dict[str, str]]]:
+    """The lines of a CSV file of the benchmark, by federation and row."""
+    cells: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for line in csv.DictReader(StringIO(text)):
+        cells.setdefault((line["scenario"], line["row"]), []).append(line)
+    return cells
+
+
+def merged(known: str, new: str) -> str:
+    """The published cells with new ones, which replace those of the same federation and row, in the benchmark's order.
+
+    Raises a ValueError for a federation or row that the benchmark lacks, and for missing seeds.
+    """
+    plan = plan_benchmark("short")
+    federations, rows = [each.name for each in plan.scenarios], {row.name for row in plan.rows}
+    added = cells_of(new)
+    for (federation, row), lines in added.items():
+        if federation not in federations or row not in rows:
+            raise ValueError(f"{federation}, {row}: no cell of the benchmark; a method must be in the catalogue.")
+        seeds = {int(line["seed"]) for line in lines if line["column"] == "accuracy" and line["seed"]}
+        if seeds != set(plan.scale.seeds) and not LACKING.keys() & {line["column"] for line in lines}:
+            raise ValueError(f"{federation}, {row}: seeds {sorted(seeds)} instead of {list(plan.scale.seeds)}.")
+    cells = cells_of(known) | added
+    out = StringIO()
+    writer = csv.DictWriter(out, known.splitlines()[0].split(","), lineterminator="\n")
+    writer.writeheader()
+    for cell in sorted(cells, key=lambda cell: (federations.index(cell[0]), cell[1])):
+        writer.writerows(cells[cell])
+    return out.getvalue()
+
+
 def outdated() -> Iterator[Path]:
     """The generated files that differ from what this tool writes."""
     for path, text in contents().items():
@@ -117,10 +144,13 @@ def outdated() -> Iterator[Path]:
 
 
 def main() -> None:
-    """Write or check the files."""
+    """Write or check the files, or add cells."""
     if sys.argv[1:] == ["--check"]:
         wrong = [str(path.relative_to(ROOT)) for path in outdated()]
         sys.exit("\n".join(["Out of date; run python tools/results.py:", *wrong]) if wrong else 0)
+    if sys.argv[1:2] == ["--add"]:
+        known, new = (Path(file).read_text(encoding="utf-8") for file in (PUBLISHED, sys.argv[2]))
+        PUBLISHED.write_text(merged(known, new), encoding="utf-8")
     for path, text in contents().items():
         path.write_text(text, encoding="utf-8")
 

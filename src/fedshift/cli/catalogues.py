@@ -150,7 +150,7 @@ def _print_entry(console: Console, name: str, prefix: str, cls: type[Spec]) -> N
     if issubclass(cls, Method):
         for data, preset in cls.published().items():
             values = ", ".join(f"{key} = {describe_value(value)}" for key, value in preset.items())
-            console.print(f"Published for {data}: {values}", highlight=False)
+            console.print(f"Preset for {data}: {values}", highlight=False)
         if cls.presets:
             console.print("They apply when data.name is that name, or with --set method.preset=NAME.", highlight=False)
         console.print(f"Loss terms, whose means leave the client: {', '.join(_terms(cls()))}", highlight=False)

@@ -86,6 +86,7 @@ class Method(Spec):
     common: ClassVar[tuple[str, ...]] = ("weighting", "optimiser_state", "bn")
     presets: ClassVar[dict[str, dict[str, object]]] = {}
     paper: ClassVar[str] = ""
+    our_form: ClassVar[bool] = False  # what the paper leaves open decides the results: tables mark it
 
     @property
     def core(self) -> Averaging:

@@ -27,8 +27,9 @@ the global model; a late client has its copy.
   ``scalar_weight`` adds that multiple of the same estimate for the scale of :math:`\omega_g` alone, which is IRMv1's
   penalty: in 780 directions two halves are mostly noise. The printed game, with a learned :math:`\omega_a`, keeps the
   shortcut in every setting tried.
-- alpha weights a squared gradient and not nats, so the paper's 1e4 to 1e5 are no presets. On coloured images 100 to
-  1e6 work; elsewhere the default 0.01 is the largest power of ten that costs no source accuracy on PACS.
+- alpha weights a squared gradient and not nats, so the paper's 1e4 to 1e5 mean something else. On coloured images
+  1e3 to 1e6 work, and the preset is 1e5; the default 0.01 is the largest power of ten that costs no source accuracy
+  on PACS.
 - ``alpha_warmup`` percent of the rounds have no penalty, since :math:`\Phi_g` first has to learn features at all.
 - ``global_unit``: R counts steps in Algorithm 1 and iterations in E.3.
 - Fine-tuning is cross-entropy, 50 steps at the rate of ``[train]``; the paper gives neither.

@@ -28,7 +28,7 @@ the round has keeps its prototype.
   public code computes prototypes of the initial model, which no loss reads.
 - The last round has a = 0. The public code counts rounds from 0, with T = 100 always.
 - ``unit_length`` normalises the representation that head and prototypes read (public code).
-- ``projection`` adds MOON's projection (public code: always). The temperature is MOON's; the public code's is 1.
+- ``projection`` adds MOON's projection (public code: by default). The temperature is MOON's; the public code's is 1.
 - Prototypes are computed with the trained local model (public code), in evaluation mode, over all samples without
   augmentation.
 - The mean of models is uniform; the paper's is by samples (``weighting = "samples"``).

@@ -90,6 +90,7 @@ class FedSDR(PersonalModel):
     """A personalised model that is independent, given y, of shortcut features that all clients learn jointly."""
 
     paper: ClassVar[str] = "Tang et al., ICLR 2024, in a form of ours: it has no public code"
+    our_form: ClassVar[bool] = True
     uploads: ClassVar[tuple[Upload, ...]] = (Upload(ENVIRONMENTS, (None,)),)
 
     lam: Positive = setting(

@@ -203,13 +203,14 @@ class MLP(Normed):
         return nn.Sequential(*layers)
 
 
-class Features(Model):
-    """No network: z is the sample's numbers behind a batch norm, and only a linear head is trained.
+class Features(Normed):
+    """No network: z is the sample's normalised numbers, and only a linear head is trained.
 
     For frozen features (``data.frozen``) and tables. Where a method, or ``dim``, requires another number of features, a
     linear layer follows.
     """
 
+    norm: Norm = setting("batch", help="what normalises features: batch norm, group norm, or nothing")
     dim: OptionalWidth = setting(
         0, help="dimension d of the representation z, by a linear layer if need be; 0: as many as a sample has"
     )
@@ -220,7 +221,7 @@ class Features(Model):
     def encoder(self, shape: Shape, out: int) -> nn.Module:
         features = prod(shape)
         projection = [] if out == features else [nn.Linear(features, out)]
-        return nn.Sequential(FlatNumbers(), nn.BatchNorm1d(features), *projection)
+        return nn.Sequential(FlatNumbers(), *self.normalisation(features, 0), *projection)
 
 
 class LastState(nn.Module):

@@ -40,6 +40,12 @@ class Interval:
         """The interval with an independent source of error, whose own interval for 0 is as wide as ``by`` on a side."""
         return replace(self, half=None if self.half is None else hypot(self.half, by))
 
+    def __str__(self) -> str:
+        """In points, such as "+1.2 [-0.3, +2.7]"."""
+        if self.half is None:
+            return f"{self.mean:+.1f}"
+        return f"{self.mean:+.1f} [{self.mean - self.half:+.1f}, {self.mean + self.half:+.1f}]"
+
     @property
     def clear(self) -> bool:
         """Whether 0 is outside."""

@@ -77,6 +77,13 @@ def benchmark(
 class Benchmark(StudyResults):
     """Measured accuracies of methods on federations, in %; prints as its tables."""
 
+    @classmethod
+    def published(cls) -> Benchmark:
+        """The benchmark at scale short with the numbers that the package contains; nothing is run."""
+        plan = plan_benchmark("short", published=True)
+        records = plan.records.of([each.name for each in plan.scenarios], [row.name for row in plan.rows])
+        return cls(plan, records.numbers, records.lacking)
+
     @property
     def columns(self) -> list[Scenario]:
         return [each for each in self.plan.scenarios if each.name not in self.excluded]
@@ -85,6 +92,11 @@ class Benchmark(StudyResults):
     def methods(self) -> list[str]:
         """The rows."""
         return [row.name for row in self.plan.rows]
+
+    def label(self, method: str) -> str:
+        """A row's name in tables."""
+        (row,) = (each for each in self.plan.rows if each.name == method)
+        return f"{method} (our form)" if METHODS.get(row.method).our_form else method
 
     @property
     def failed(self) -> bool:
@@ -245,7 +257,7 @@ class Benchmark(StudyResults):
             for scenario in self.columns:
                 cells.append(self._ranked(scenario.name, method))
                 cells += [self._text(scenario, method, "worst")] if scenario.worst else []
-            rows.append([method, *cells, f"{rank:.1f}" if rank is not None else NONE])
+            rows.append([self.label(method), *cells, f"{rank:.1f}" if rank is not None else NONE])
         title = f"Accuracy in %, mean ± standard deviation over {len(self.plan.scale.seeds)} seeds (rank)"
         return Table(title, [*columns, "mean rank"], rows)
 
@@ -277,7 +289,7 @@ class Benchmark(StudyResults):
     def _differences(self) -> Table:
         rows = [
             [
-                method,
+                self.label(method),
                 *(_interval(self.difference(scenario.name, method)) for scenario in self.columns),
                 _interval(self.overall(method)),
             ]
@@ -294,7 +306,7 @@ class Benchmark(StudyResults):
             for scenario in self.columns:
                 seconds, sent = (self.mean(scenario.name, method, name) for name in ("seconds", "megabytes"))
                 cells.append(f"{seconds.mean:.1f} s, {sent.mean:.3g} MB" if seconds and sent else NONE)
-            rows.append([method, *cells])
+            rows.append([self.label(method), *cells])
         title = "Seconds of training and megabytes in both directions, per run"
         return Table(title, ["method", *(scenario.title for scenario in self.columns)], rows)
 
@@ -311,7 +323,7 @@ class Benchmark(StudyResults):
                 cells = []
                 for column, its in theirs.items():
                     cells += [self._text(scenario, method, column), its[method].text if method in its else NONE]
-                rows.append([method, *cells])
+                rows.append([self.label(method), *cells])
             title = f"{scenario.title} compared with {paper.source}. {paper.caution(self.plan.scale.name)}"
             found += [Table(title, ["method", *heads], rows)] if rows else []
         return found
@@ -338,7 +350,7 @@ class Benchmark(StudyResults):
     def more_tables(self) -> list[Table]:
         """The settings of each cell, which only the files contain."""
         rows = [
-            [method, scenario.title, choice.hold_out or NONE, choice.settings, f"{choice.validation:.1f}"]
+            [self.label(method), scenario.title, choice.hold_out or NONE, choice.settings, f"{choice.validation:.1f}"]
             for method in self.methods
             for scenario in self.columns
             for choice in self.choices.get((scenario.name, method), ())
@@ -398,9 +410,4 @@ def _weighted(values: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _interval(found: Interval | None) -> str:
-    if found is None:
-        return NONE
-    if found.half is None:
-        return f"{found.mean:+.1f}"
-    low, high = found.mean - found.half, found.mean + found.half
-    return f"{found.mean:+.1f} [{low:+.1f}, {high:+.1f}]{'*' if found.clear else ''}"
+    return f"{found}{'*' if found.clear else ''}" if found else NONE
