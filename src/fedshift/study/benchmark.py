@@ -160,7 +160,10 @@ class Benchmark(StudyResults):
     def by_column(self) -> list[tuple[str, list[Interval | str]]]:
         """Each method's difference to FedAvg on every column, or a word why there is no difference."""
         return [
-            (name, [self.difference(each.name, name) or self._reason_for_gap(each.name, name) for each in self.columns])
+            (
+                self.label(name),
+                [self.difference(each.name, name) or self._reason_for_gap(each.name, name) for each in self.columns],
+            )
             for name in self.mean_ranks()
         ]
 
