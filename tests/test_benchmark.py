@@ -313,6 +313,14 @@ def test_null_rows_calibrate_intervals(small: Benchmark):
     assert (null.mean, null.clear) == (pytest.approx(3.0), False)
 
 
+def test_a_method_in_our_form_is_marked_in_every_table():
+    done = Benchmark.published()
+    marked = [table for table in [*done.tables(), *done.more_tables()] if "fedsdr" in table.csv()]
+    assert len(marked) >= 4
+    assert all("fedsdr (our form)" in table.csv() and "\nfedsdr," not in table.csv() for table in marked)
+    assert {"fedsdr (our form)", "fedsr"} <= {name for name, _ in done.by_column()}
+
+
 def test_null_rows_that_equal_fedavg_leave_half_a_point_to_chance(small: Benchmark):
     """Where FedAvg follows a shortcut to the last digit, null rows show no chance: a difference of 0.4 is not clear.
 
