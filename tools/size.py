@@ -91,7 +91,7 @@ def hooks(package: Path) -> list[str]:
     (values,) = (node for node in _classes(package / "core" / "contract.py") if node.name == "Exchange")
     exchange = set(_fields(values))
     pages = [node for name, node in classes.items() if is_method(name) and name not in ("Method", "Averaging")]
-    overridden = {name for node in pages for name in _names(node)} & (own | exchange) - {"paper", "presets"}
+    overridden = {name for node in pages for name in _names(node)} & (own | exchange) - {"our_form", "paper", "presets"}
     return [*sorted(overridden - exchange), f"exchange fields ({', '.join(sorted(overridden & exchange))})"]
 
 
