@@ -37,7 +37,7 @@ from fedshift.reporting.results import MeanStd, flat, merged
 from fedshift.reporting.sent_parts import parts_sent
 from fedshift.reporting.table import Table
 from fedshift.reporting.table import text as plain_text
-from fedshift.runs.events import Progress
+from fedshift.runs.events import FailedEvent, Progress
 from fedshift.runs.origin import environment
 from fedshift.runs.run import Run, Times
 from fedshift.runs.schema import Identity, MessageTable, Record
@@ -433,6 +433,21 @@ def test_each_reason_to_doubt_a_number_is_a_warning_that_names_the_value():
     assert all(caution.text in page_text and caution.remedy in page_text for caution in results.cautions())
     sound = [one_run("fedavg", seed, 0.9) for seed in range(3)]
     assert kinds(Comparison(sound)) == []
+
+
+def test_a_row_whose_runs_were_given_up_is_marked(tmp_path: Path):
+    """Of two seeds one stopped at a loss that is not finite: its numbers, of an earlier round, stay in the mean."""
+    scored = [[record(1, "train", 1, {"t": score}, {"v": score})] for score in (0.9, 0.8, 0.6)]
+    runs = [made(table_of(method), its) for method, its in zip(("fedavg", "scaffold"), scored, strict=False)]
+    given_up = made(table_of("scaffold", 1), scored[2], done=False)
+    vars(given_up).update(path=tmp_path)
+    failed = FailedEvent(when="2026-11-27T10:00:00Z", who="scaffold", why="The loss is not finite")
+    (tmp_path / "events.jsonl").write_text(failed.model_dump_json() + "\n")
+    results = Comparison([*runs, given_up])
+    tables = [table for table in [*results.tables(), *results.more_tables()] if "scaffold" in table.csv()]
+    assert [row[0] for row in tables[0].rows] == ["fedavg", "scaffold (1 of 2 runs given up)"]
+    assert any("less fedavg" in table.title and "given up" in table.csv() for table in tables)
+    assert results.accuracy("scaffold") == pytest.approx(0.7)
 
 
 def test_a_validation_that_looks_at_the_test_is_a_warning_once():

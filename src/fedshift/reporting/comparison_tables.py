@@ -68,7 +68,7 @@ def headline(comparison: Comparison) -> Table:
             row.score("test", "target_best"),
             *([spreads[row.label]] if moves else []),
         ]
-        rows.append([row.label, *_percent(cells)])
+        rows.append([row.title, *_percent(cells)])
     rows += [[name, *["-"] * (len(columns) - 1)] for name in comparison.lacking]
     return Table(
         f"{comparison.metric.heading} in %{comparison.metric.remark}, {comparison.moment}, {_over(comparison)}",
@@ -174,7 +174,7 @@ def _differences(comparison: Comparison, base: Row, what: str, of_seed: Values) 
         if row is base or row.label == base.label:
             continue
         found = Interval.of([100 * value for value in paired_scores(row, base, of_seed).values()])
-        rows.append([row.label, *_difference(found, metric.merit)])
+        rows.append([row.title, *_difference(found, metric.merit)])
     title = (
         f"{comparison.label('test').capitalize()} {what} {metric.title}{metric.remark} less {base.label}'s, "
         f"{comparison.moment}, in points, paired by seed"

@@ -157,7 +157,7 @@ class _Unique:
 
 
 def _row_of(rows: Sequence[Row]) -> Mapping[str, str]:
-    return {row.label: row_id(number) for number, row in enumerate(rows)}
+    return {name: row_id(number) for number, row in enumerate(rows) for name in (row.label, row.title)}
 
 
 def _uri(kind: str, text: str) -> str:

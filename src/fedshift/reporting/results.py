@@ -52,6 +52,12 @@ class Row:
         return f"Row({self.label!r}, runs: {len(self.runs)})"
 
     @property
+    def title(self) -> str:
+        """The label, and how many of the runs were given up: their numbers are of the rounds before that."""
+        stopped = sum(not run.finished and bool(run.given_up) for run in self.runs)
+        return f"{self.label} ({stopped} of {len(self.runs)} runs given up)" if stopped else self.label
+
+    @property
     def compared(self) -> Row:
         """The row without the runs that means exclude, since other rows lack their held-out domains."""
         if self.common is None:
