@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 
+from fedshift.manifest import write_file
 from fedshift.reporting.table import Table
 from fedshift.study.benchmark import Benchmark
 from fedshift.study.benchmark_plan import BASE, plan_benchmark
@@ -149,8 +150,14 @@ def main() -> None:
         wrong = [str(path.relative_to(ROOT)) for path in outdated()]
         sys.exit("\n".join(["Out of date; run python tools/results.py:", *wrong]) if wrong else 0)
     if sys.argv[1:2] == ["--add"]:
+        if len(sys.argv) != 3:
+            sys.exit("Give the file: python tools/results.py --add benchmark.csv")
         known, new = (Path(file).read_text(encoding="utf-8") for file in (PUBLISHED, sys.argv[2]))
-        PUBLISHED.write_text(merged(known, new), encoding="utf-8")
+        try:
+            text = merged(known, new)
+        except ValueError as error:
+            sys.exit(f"Nothing was added. {error}")
+        write_file(PUBLISHED, text.encode())
     for path, text in contents().items():
         path.write_text(text, encoding="utf-8")
 
