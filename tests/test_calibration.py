@@ -18,7 +18,7 @@ from conftest import CNN_WITH_BN, Make, go_on, simulate
 from fedshift.core.training import RunOptions
 from fedshift.engines import choice as choices
 from fedshift.engines import timings
-from fedshift.engines.choice import LIMITS, Choice, asked_for, cores, open_engine
+from fedshift.engines.choice import LIMITS, Choice, cores, open_engine, requested_engine
 from fedshift.engines.engine import Job
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.onednn import onednn_available
@@ -170,7 +170,7 @@ def test_an_engine_that_is_asked_for_is_not_measured(make: Make):
     """Channels last where there are convolutions, everything else as PyTorch does it."""
 
     def chosen(changes: dict[str, Any] | None = None, **options: Any) -> Choice:
-        return asked_for(Simulation(make(changes)).setup, RunOptions(**options))
+        return requested_engine(Simulation(make(changes)).setup, RunOptions(**options))
 
     assert chosen(engine="sequential") == Choice("sequential", 1, 4, Kernels())
     assert chosen(CNN_WITH_BN, engine="vectorised", threads=3) == Choice("vectorised", 1, 3, Kernels(True))
@@ -183,10 +183,10 @@ def test_workers_that_cannot_be_had(make: Make, monkeypatch: pytest.MonkeyPatch)
     setup, options = Simulation(make()).setup, RunOptions(engine="workers")
     if can_fork():
         with refuses("run.engine = 'workers'", "'meta'", "--set run.device=cpu"):
-            asked_for(replace(setup, device=torch.device("meta")), options)
+            requested_engine(replace(setup, device=torch.device("meta")), options)
     monkeypatch.setattr(choices, "can_fork", lambda: False)
     with refuses("run.engine = 'workers'", "auto"):
-        asked_for(setup, options)
+        requested_engine(setup, options)
 
 
 def test_a_choice_opens_its_engine_and_gives_the_threads_back():

@@ -47,7 +47,7 @@ def alike(run: Run, other: Run, records: bool = True) -> None:
     ours, theirs = load_file(run.path / "weights.safetensors"), load_file(other.path / "weights.safetensors")
     assert {name for name in theirs if name not in ours} <= {name for name in theirs if name.startswith("client.")}
     apart = {name: (tensor - theirs[name]).abs().max().item() for name, tensor in ours.items()}
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items()), f"numbers are separately by {apart}"
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items()), f"numbers differ by {apart}"
     if records:
         assert as_sent(run.records) == as_sent(other.records)
         assert run.messages == other.messages

@@ -236,9 +236,9 @@ def copies(per_class: int = 10) -> DomainData:
     return replace(data, group=original)
 
 
-def test_a_validation_apart_shares_neither_environment_nor_originals_with_the_test():
+def test_an_excluded_validation_shares_neither_environment_nor_originals_with_the_test():
     """0.2 of 10 originals of each of 2 classes: 4 to inspect, in p=0.1, and 16 to test in p=0 and p=1 each."""
-    protocol, data = PersonalUnderShift(apart=True, held_out=0.2), copies()
+    protocol, data = PersonalUnderShift(exclude_validation=True, held_out=0.2), copies()
     protocol.check_choosing()
     federation = federate(protocol, data=data)
     assert data.environment is not None
@@ -254,12 +254,12 @@ def test_a_validation_apart_shares_neither_environment_nor_originals_with_the_te
             assert looked_at.isdisjoint(int(data.group[n]) for n in numbers(test.samples))
 
 
-def test_an_only_test_environment_cannot_be_apart():
+def test_an_only_test_environment_cannot_be_excluded():
     data = shifted()
     assert data.environment is not None
     one = replace(data, environment=data.environment.clamp(max=1), environments=("train", "p=0"))
     with refuses("leaves nothing to test"):
-        federate(PersonalUnderShift(validation="p=0", apart=True), data=one)
+        federate(PersonalUnderShift(validation="p=0", exclude_validation=True), data=one)
 
 
 @pytest.mark.parametrize(

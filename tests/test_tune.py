@@ -141,7 +141,7 @@ def test_validation_that_is_a_test_is_refused():
     changes = {"protocol.name": "personal-under-shift"}
     with refuses("--set protocol.validation=held-out"):
         planned(expand(override({"data": {"name": "colored-mnist"}}, changes)), Budget())
-    for change in ({"protocol.validation": "held-out"}, {"protocol.apart": True}):
+    for change in ({"protocol.validation": "held-out"}, {"protocol.exclude_validation": True}):
         (study,) = planned(expand(override({"data": {"name": "colored-mnist"}}, changes | change)), Budget())
         assert study.label == "fedavg"
 

@@ -31,7 +31,7 @@ from fedshift.spec import Fraction, ProperFraction, Spec, WholeNumber, setting
 from fedshift.streams import Streams
 
 HELD_OUT = "held-out"
-APART = "protocol.apart=true"
+EXCLUDE = "protocol.exclude_validation=true"
 ALL_CLIENTS = "all clients"  # the common name of their environments
 
 
@@ -357,7 +357,7 @@ class PersonalUnderShift(Protocol):
         "which shows no shift",
         source="FedPIN, App. E.3: p=0.1",
     )
-    apart: bool = setting(
+    exclude_validation: bool = setting(
         False,
         help="whether that environment is excluded from the test, with originals that no test contains",
         source="FedPIN, App. E.3: false; its validation is one of the tests",
@@ -368,18 +368,18 @@ class PersonalUnderShift(Protocol):
 
     @property
     def caution(self) -> str:
-        if self.validation == HELD_OUT or self.apart:
+        if self.validation == HELD_OUT or self.exclude_validation:
             return ""
         return (
             f"Validation inspects '{self.validation}', which is a test environment as well (as in FedPIN): "
-            f"{APART} excludes it from the test; protocol.validation = '{HELD_OUT}' inspects no shift."
+            f"{EXCLUDE} excludes it from the test; protocol.validation = '{HELD_OUT}' inspects no shift."
         )
 
     def check_choosing(self) -> None:
-        if self.validation != HELD_OUT and not self.apart:
+        if self.validation != HELD_OUT and not self.exclude_validation:
             raise FedshiftError(
                 f"protocol.validation = '{self.validation}' is a test environment as well, and neither settings nor "
-                f"the end of training (train.patience) must be chosen on the test: --set {APART} excludes it from "
+                f"the end of training (train.patience) must be chosen on the test: --set {EXCLUDE} excludes it from "
                 f"the test, and --set protocol.validation={HELD_OUT} inspects training samples"
             )
 
@@ -392,15 +392,15 @@ class PersonalUnderShift(Protocol):
         shifts = data.environments[1:]
         if self.validation not in (*shifts, HELD_OUT):
             raise UnknownNameError("environment in protocol.validation", self.validation, [*shifts, HELD_OUT])
-        if self.apart and shifts == (self.validation,):
-            raise FedshiftError(f"{APART} leaves nothing to test: these data have one test environment.")
+        if self.exclude_validation and shifts == (self.validation,):
+            raise FedshiftError(f"{EXCLUDE} leaves nothing to test: these data have one test environment.")
         division = divide(data, partition, streams)
         trained, validated, tested = self._masks(data, division.cells[0], streams)
         kinds = [division.kind("validation", self.validation, validated)]
         kinds += [
             division.kind("test", shift, tested & (data.environment == number))
             for number, shift in enumerate(shifts, 1)
-            if not (self.apart and shift == self.validation)
+            if not (self.exclude_validation and shift == self.validation)
         ]
         notes = filter(None, [self.caution])
         return division.federated(trained, environments_of(kinds), inputs, *notes)
@@ -413,7 +413,7 @@ class PersonalUnderShift(Protocol):
             held_out = split(data, (self.held_out,), streams, holder.where(native, UNASSIGNED))[0]
             return native & ~held_out, held_out, ~native
         shifted = data.environment == data.environments.index(self.validation)
-        if not self.apart:
+        if not self.exclude_validation:
             return native, shifted, ~native
         inspected = split(data, (self.held_out,), streams, holder.where(shifted, UNASSIGNED))[0]
         return native, inspected, ~native & ~torch.isin(data.group, data.group[inspected])

@@ -152,8 +152,8 @@ class Part(Brief):
     ``shared`` tensors are sent, trained and aggregated; ``client`` tensors never leave the client; ``server`` tensors
     are never sent; ``down`` tensors belong to the server, are sent, and are frozen on the client. Batch norms of a
     shared part stay on the client where the method keeps them local, unless ``follows_bn`` is False. A part that is
-    ``apart`` travels only in exchanges that name it. All clients start with the same ``module`` in a ``client`` part;
-    with ``each``, a function of a builder, each starts with a module drawn from the seed and its number.
+    ``on_request`` travels only in exchanges that name it. All clients start with the same ``module`` in a ``client``
+    part; with ``each``, a function of a builder, each starts with a module drawn from the seed and its number.
 
     For a client that never trained, ``unseen`` replaces a ``client`` part: "mean": by the mean over the trained
     clients, as always for local batch norms; "initial": by its initial values; "every": by the part of every client,
@@ -164,7 +164,7 @@ class Part(Brief):
     module: nn.Module
     scope: Scope = "shared"
     follows_bn: bool = True
-    apart: bool = False
+    on_request: bool = False
     each: Callable[[ModelBuilder], nn.Module] | None = None
     unseen: str = "mean"
 
@@ -481,7 +481,7 @@ class Exchange(Brief):
         name: its name in messages and records.
         phases: the work of a client.
         merge: the server's next state; by default the state that it has.
-        sends: the parts whose shared and down tensors a client receives; None: all that are not ``apart``.
+        sends: the parts whose shared and down tensors a client receives; None: all that are not ``on_request``.
         returns: the shared parts among them that a reply carries; None: all.
         uploads: what a reply carries besides, computed by ``upload``, which may also replace a returned tensor.
         counted: whether a reply contains the client's number of samples, by which means are then weighted.

@@ -260,7 +260,7 @@ class Setup:
         return {}
 
     def _declare(self, exchange: Exchange) -> Declaration:
-        always = (name for name, part in self.parts.items() if not part.apart)
+        always = (name for name, part in self.parts.items() if not part.on_request)
         parts = frozenset(always if exchange.sends is None else exchange.sends)
         sent = [n for n, scope in self.scopes.items() if scope in ("shared", "down") and part_of(n) in parts]
         shared = [name for name in sent if self.scopes[name] == "shared"]

@@ -22,7 +22,7 @@ from fedshift.deployment.journal import Doubts, Journal, Scoring
 from fedshift.deployment.leaving import CATEGORIES, refusal, refused
 from fedshift.deployment.members import ROSTER, Arrival, Members, Roster, as_received, refuses
 from fedshift.deployment.wire import Done, Failed, Joined, Reason, Work
-from fedshift.engines.choice import asked_for, open_engine
+from fedshift.engines.choice import open_engine, requested_engine
 from fedshift.engines.engine import Engine, ServerJob
 from fedshift.errors import FedshiftError, Problems
 from fedshift.rounds.coordinator import Received, Request
@@ -59,7 +59,7 @@ def coordinate(folder: Path, link: Link, progress: Progress) -> Run:
             Run.create(agreement.experiment, run.path, host="federation")
         run.check_is(agreement.experiment.fingerprint)
         setup = agreement.setup(choose_device(agreement.experiment.run.device))
-        choice = asked_for(setup, agreement.experiment.run.replace(engine="sequential"))
+        choice = requested_engine(setup, agreement.experiment.run.replace(engine="sequential"))
         with open_engine(choice, progress.note) as engine:
             _FederatedRun(agreement, setup, run, link, engine, progress).carry_out()
     return run

@@ -24,7 +24,7 @@ from fedshift.deployment.folders import DATA, Planned, planned
 from fedshift.deployment.shell import COORDINATOR, SITES
 from fedshift.deployment.site_data import SiteFolder
 from fedshift.deployment.supervisor import Processes, free_port
-from fedshift.engines.choice import asked_for
+from fedshift.engines.choice import requested_engine
 from fedshift.errors import FedshiftError
 from fedshift.experiments import Experiment
 from fedshift.reporting.follow import follow
@@ -160,7 +160,7 @@ def rehearse(folder: Path, progress: Progress) -> Run:
     if run.finished:
         progress.reused(run.path.name)
         return run
-    choice = asked_for(simulation.setup, agreement.experiment.run.replace(engine="sequential"))
+    choice = requested_engine(simulation.setup, agreement.experiment.run.replace(engine="sequential"))
     for error in simulate([(simulation, run)], choice, progress).values():
         raise error
     return run

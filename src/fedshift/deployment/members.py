@@ -142,7 +142,7 @@ class Members:
     # Requests -------------------------------------------------------------------------------------
 
     def address(self, site: str) -> dict[str, Any]:
-        """The fields of every request to a site, see :class:`fedshift.deployment.wire.Asked`."""
+        """The fields of every request to a site, see :class:`fedshift.deployment.wire.SiteRequest`."""
         last, agreement = self._roster.entry(site).last, self._agreement
         about = {"site": site, "run": agreement.run, "agreed": agreement.digest}
         return about | {"session": self._sessions.get(site, 0), "known": commitment(last) if last else ""}

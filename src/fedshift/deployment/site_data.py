@@ -23,7 +23,7 @@ from fedshift.core.setup import Setup
 from fedshift.datasets.column_files import InputColumns
 from fedshift.datasets.dataset import ImageDataset, feature_columns
 from fedshift.deployment.agreement import Agreement, SiteSettings, read_site
-from fedshift.engines.choice import Choice, asked_for
+from fedshift.engines.choice import Choice, requested_engine
 from fedshift.errors import FedshiftError, Problems, UnknownNameError
 from fedshift.experiments import Experiment
 from fedshift.runs.simulation import choose_device, load_data
@@ -66,7 +66,7 @@ class SiteFolder:
     @cached_property
     def engine(self) -> Choice:
         options = self.agreement.experiment.run.replace(engine="sequential", threads=self.settings.threads)
-        return asked_for(self.setup, options)
+        return requested_engine(self.setup, options)
 
     @property
     def experiment(self) -> Experiment:

@@ -132,7 +132,7 @@ class Packet:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked(Packet):
+class SiteRequest(Packet):
     """The fields of every request of a coordinator."""
 
     site: Name  # the site's name
@@ -146,14 +146,14 @@ class Asked(Packet):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Join(Asked):
+class Join(SiteRequest):
     """Requests a site to take part; ``settings`` is the coordinator's agreement, by dotted name."""
 
     settings: dict[Name, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work(Asked):
+class Work(SiteRequest):
     """Requests a site to score a model, if ``score`` is given, and then to work on an order, if there is one."""
 
     position: NonNegativeInt  # the number of rounds that are done after this one

@@ -66,7 +66,7 @@ class Choice:
         return cls(**{**table, "kernels": Kernels(**table["kernels"])})
 
 
-def asked_for(setup: Setup, options: RunOptions) -> Choice:
+def requested_engine(setup: Setup, options: RunOptions) -> Choice:
     """The engine that options request, without timing: channels last for convolutions; a FedshiftError if absent."""
     kernels = Kernels(channels_last=has_layer(setup, nn.Conv2d))
     if options.engine == "workers":

@@ -22,7 +22,7 @@ from torch import nn
 
 from fedshift.core.setup import Setup
 from fedshift.core.training import RunOptions
-from fedshift.engines.choice import Choice, asked_for, cores, has_layer, open_engine
+from fedshift.engines.choice import Choice, cores, has_layer, open_engine, requested_engine
 from fedshift.engines.engine import Engine, Job
 from fedshift.engines.kernels import Kernels
 from fedshift.engines.lane import shorten, steps_of_job
@@ -83,7 +83,7 @@ def fastest(timings: Sequence[Timing]) -> Timing:
 def choose(jobs: Sequence[Job], options: RunOptions, notify: Notify) -> Choice:
     """The fastest engine for a run's jobs, for a short run the sequential one; ``notify`` is called with the result."""
     setup = jobs[0].setup
-    plain = asked_for(setup, options)
+    plain = requested_engine(setup, options)
     try:
         run = seconds_a_step(jobs, plain) * sum(map(steps_of_job, jobs)) * setup.train.rounds
         if run < SHORT_RUN:

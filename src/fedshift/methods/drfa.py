@@ -98,7 +98,7 @@ class DRFA(RiskMeasured):
         n, scored = model.clients, nn.ModuleDict({name: part.module for name, part in super().parts(model).items()})
         return {
             **super().parts(model),
-            "scored": Part(scored.requires_grad_(False), "down", apart=True),
+            "scored": Part(scored.requires_grad_(False), "down", on_request=True),
             "mixture": Part.state({"weights": torch.full((n,), 1 / n), "steps": torch.zeros(())}, "server"),
         }
 

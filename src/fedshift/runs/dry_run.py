@@ -17,7 +17,7 @@ from fedshift.core.contract import Exchange, Phase, Stage
 from fedshift.core.messages import Up, wire_bytes
 from fedshift.core.setup import Round
 from fedshift.core.tensors import Replies
-from fedshift.engines.choice import asked_for
+from fedshift.engines.choice import requested_engine
 from fedshift.engines.engine import Job, ServerJob
 from fedshift.engines.lane import shorten, steps_of, steps_of_job
 from fedshift.engines.sequential import Sequential
@@ -63,7 +63,7 @@ def estimate(experiment: Experiment) -> Estimate:
     Raises a FedshiftError if the experiment cannot run.
     """
     simulation, options = Simulation(experiment), experiment.run
-    asked_for(simulation.setup, options)  # or it gives the reason it cannot be had
+    requested_engine(simulation.setup, options)  # or it gives the reason it cannot be had
     main, peak = simulation.main_stage, memory.peak(simulation.setup.device) or 0
     step = _step(simulation)
     costs = {stage: _cost(simulation, stage, step if stage is main else None) for stage in simulation.setup.stages}
@@ -90,7 +90,7 @@ def estimate(experiment: Experiment) -> Estimate:
 
 
 def _step(simulation: Simulation) -> float | None:
-    plain = asked_for(simulation.setup, simulation.experiment.run.replace(engine="sequential"))
+    plain = requested_engine(simulation.setup, simulation.experiment.run.replace(engine="sequential"))
     try:
         return seconds_a_step(simulation.example(), plain)
     except DivergedError:

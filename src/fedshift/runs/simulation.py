@@ -22,7 +22,7 @@ from fedshift.core.messages import Missing, Order
 from fedshift.core.net import batch_norms
 from fedshift.core.setup import Round, Setup
 from fedshift.datasets.dataset import Dataset
-from fedshift.engines.choice import Choice, asked_for
+from fedshift.engines.choice import Choice, requested_engine
 from fedshift.engines.engine import Engine, Job, Outcome
 from fedshift.engines.timings import choose
 from fedshift.errors import FedshiftError
@@ -127,7 +127,9 @@ class Simulation:
     def choice(self, notify: Callable[[str], None]) -> Choice:
         """The engine that the run requires, or the fastest; ``notify`` is called with the choice and its reason."""
         options = self.experiment.run
-        return choose(self.example(), options, notify) if options.engine == "auto" else asked_for(self.setup, options)
+        if options.engine == "auto":
+            return choose(self.example(), options, notify)
+        return requested_engine(self.setup, options)
 
     def record(self, round: Round, engine: Engine) -> Record:
         """Score every environment.

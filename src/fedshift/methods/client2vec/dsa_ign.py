@@ -131,7 +131,7 @@ class DSAIGN(ClientIndex):
             lambda: Decomposition(dim, self.width, self.layers, self.heads, self.feedforward, self.projection),
         )
         scope: Scope = "down" if self.strategy == "global" else "shared"
-        return super().parts(model, base, feature_scope) | {NETWORK: Part(network, scope, apart=True)}
+        return super().parts(model, base, feature_scope) | {NETWORK: Part(network, scope, on_request=True)}
 
     def stages(self, base: Averaging) -> tuple[Stage, ...]:
         """Training the network, then a round in which every client measures its vectors."""
