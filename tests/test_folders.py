@@ -168,6 +168,16 @@ def test_lines_of_times_that_were_added_or_removed_are_noticed(folder: Run, adde
 
 
 @pytest.mark.parametrize("finished", [True, False])
+def test_a_run_is_not_overwritten_and_the_error_names_its_state_and_the_command(make: Make, finished: bool):
+    folder = runner.start(make(), Progress())
+    if not finished:
+        (folder.path / "summary.json").unlink()
+    state, command = ("is finished", "report") if finished else ("has started", "resume")
+    with refuses(f"its run {state}. Use `fedshift {command} "):
+        runner.start(make(), Progress())
+
+
+@pytest.mark.parametrize("finished", [True, False])
 @pytest.mark.parametrize("name", [EXPERIMENT, RUN])
 def test_what_was_asked_for_cannot_be_made_again(make: Make, name: str, finished: bool):
     folder = runner.start(make(), Progress())

@@ -33,6 +33,24 @@ def equal(one: Tensors, other: dict[str, Tensor]) -> bool:
 # Names ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("name", "known"), [("dual", "known: enc, head"), ("head.v", "known: w, bias"), ("enc", "known: w")]
+)
+def test_an_unknown_tensor_is_an_error_that_names_the_known_ones(name: str, known: str):
+    mine = Tensors(dict.fromkeys(("enc.w", "head.w", "head.bias"), torch.zeros(2)))
+    with pytest.raises(KeyError, match=rf"no tensor '{name}'; {known}"):
+        mine[name]
+    assert name not in mine
+    assert mine.get(name) is None
+
+
+def test_a_part_of_a_single_tensor_is_in_the_mapping_by_either_name():
+    mine = Tensors({"dual.value": torch.zeros(2)})
+    assert "dual" in mine
+    assert "dual.value" in mine
+    assert mine["dual"] is mine["dual.value"]
+
+
 @settings(deadline=None)
 @given(TENSORS, st.sampled_from(PARTS))
 def test_what_is_of_a_part_under_that_part_is_the_part(a: Tensors, part: str):

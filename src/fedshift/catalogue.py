@@ -17,6 +17,7 @@ from fedshift.written import shown
 
 T = TypeVar("T", bound=Spec)
 C = TypeVar("C", bound=Spec)
+YOUR_OWN = "--plugin FILE (plugins in Python) adds your own."
 
 
 class Catalogue(Generic[T]):
@@ -57,7 +58,7 @@ class Catalogue(Generic[T]):
             UnknownNameError: no entry has that name; the message names the nearest one.
         """
         if name not in self._listed:
-            raise UnknownNameError(self.kind, name, self._listed)
+            raise UnknownNameError(self.kind, name, self._listed, hint=YOUR_OWN)
         listed = self._listed[name]
         cls: type[T] = _load(listed) if isinstance(listed, str) else listed  # type: ignore[assignment]  # register checks
         return cls

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from fedshift.catalogue import Catalogue, From
+from fedshift.catalogue import YOUR_OWN, Catalogue, From
 from fedshift.cli.console import open_console
 from fedshift.core.contract import term_names
 from fedshift.core.method import Averaging, Method
@@ -66,7 +66,7 @@ def print_named(name: str, changes: Mapping[str, Any]) -> None:
     entries += [(name, PLAIN[name])] if name in PLAIN else []
     is_experiment = name in shipped() or Path(name).suffix == ".toml" or Path(name).is_file()
     if not entries and not is_experiment:
-        raise UnknownNameError("name", name, shown_names(), hint="`fedshift list` shows them with a line each.")
+        raise UnknownNameError("name", name, shown_names(), hint=f"`fedshift list` describes them. {YOUR_OWN}")
     if changes and not is_experiment:
         raise FedshiftError(
             f"--set changes an experiment, but '{name}' is not an experiment; `fedshift list experiments` lists them."

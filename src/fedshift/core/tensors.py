@@ -30,7 +30,16 @@ class Tensors(Mapping[str, Tensor]):
         self._tensors = dict(tensors or {})
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name if name in self._tensors else full_name(name)]
+        found = self._tensors.get(name)
+        if found is None:
+            found = self._tensors.get(full_name(name))
+        if found is None:
+            names = [*self.of(part_of(name))] or dict.fromkeys(map(part_of, self))
+            raise KeyError(f"no tensor '{name}'; known: {', '.join(names) or 'none'}")
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors or full_name(str(name)) in self._tensors
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

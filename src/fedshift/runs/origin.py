@@ -98,7 +98,7 @@ class Origin:
 
     def check_new(self) -> None:
         if self.has_started:
-            state = "is finished" if self.finished else "has has_started"
+            state = "is finished" if self.finished else "has started"
             fix = "fedshift report" if self.finished else "fedshift resume"
             raise FedshiftError(
                 f"The run folder '{self.path}' exists and is not overwritten; its run {state}. "
