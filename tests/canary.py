@@ -89,7 +89,7 @@ class Watched:
         return list(Agreement.read(self.folder).setup(torch.device("cpu")).shapes.values())
 
     def leak(self, what: str) -> bytes:
-        """Something private, as it would be sent: LEAKS states what."""
+        """Something private, as it would be sent: LEAKS lists what."""
         if what == "a private tensor":
             return max(self.kept.items())[1][-1].numpy().tobytes()
         (x,) = self.samples()

@@ -319,7 +319,7 @@ def carry_out_without(feature: Feature, blocked: set[str], modules: list[str]) -
 
 
 def names_the_extra(feature: Feature, printed: str) -> bool:
-    """Whether exactly one line of what was printed states what to install."""
+    """Whether exactly one printed line names what to install."""
     return len(re.findall(rf"^.*pip install 'fedshift\[{feature.extra}\]'", printed, re.MULTILINE)) == 1
 
 

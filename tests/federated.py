@@ -73,7 +73,7 @@ def members(
 
 
 def set_site(folder: Path, site: str, **settings: Any) -> None:
-    """Write what a site states about itself."""
+    """Write what a site declares about itself."""
     table = {"name": site, "domains": [site], "threads": 1, "device": "cpu", "min_scored": 1, **settings}
     write(folder / "sites" / site / SITE, tomli_w.dumps(table))
 
@@ -117,7 +117,7 @@ class Local:
 
 
 def as_by(site: Attendant, request: bytes, lie: bytes, reply: bytes) -> bytes:
-    """What a site sends that lies: it knows its history as well as an honest one, and what it has stated."""
+    """What a site sends that lies: it knows its history as an honest one does, and what it has sent."""
     with suppress(FedshiftError):
         told, honest, work = reply_of(lie), reply_of(reply), request_of(request)
         lie = lie if told.proof else replace(told, proof=honest.proof).to_bytes()

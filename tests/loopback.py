@@ -41,7 +41,7 @@ class Loopback:
         self.folder, self.processes = folder, Processes(folder)
 
     def start(self) -> None:
-        """Start the coordinator and every site, as the READMEs state."""
+        """Start the coordinator and every site, as the READMEs describe."""
         self.processes.start_coordinator()
         for site in SITES:
             self.processes.start_site(site)
@@ -64,7 +64,7 @@ class Loopback:
         self.wait_for(lambda: self.processes.running["run"].poll() is not None)
 
     def run(self) -> str:
-        """Carry the run out, or on; what it states."""
+        """Run or resume the federation; returns its output."""
         log = self.processes.log("run")
         before = len(log.read_text()) if log.exists() else 0
         self.begin_run()
@@ -111,19 +111,19 @@ class Loopback:
                 file.unlink()
 
     def waits(self, site: str) -> Callable[[], bool]:
-        """A function that states whether a site's executor has a message that it may not answer yet."""
+        """A function that returns whether a site's executor has a message that it may not answer yet."""
         return (self.folder / "sites" / site / "waiting").exists
 
     def messages(self, count: int, *sites: str) -> Callable[[], bool]:
-        """A function that states whether some sites, or all, have received that many more messages than now."""
+        """A function that returns whether some sites, or all, have received that many more messages than now."""
         return self.logged("Received successfully", count, *sites)
 
     def connected(self, *sites: str) -> Callable[[], bool]:
-        """A function that states whether some sites, or all, have connected to the SuperLink since now."""
+        """A function that returns whether some sites, or all, have connected to the SuperLink since now."""
         return self.logged("SuperNode ID", 1, *sites)
 
     def logged(self, words: str, count: int, *sites: str) -> Callable[[], bool]:
-        """A function that states whether SuperNodes of some sites, or all, have logged words so often since now."""
+        """A function that returns whether SuperNodes of some sites, or all, have logged words so often since now."""
         logs = [self.folder / "sites" / site / "flower/supernode.log" for site in sites or SITES]
 
         def count_in(log: Path) -> int:

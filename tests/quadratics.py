@@ -106,7 +106,7 @@ class OnQuadratics:
     make: Make
 
     def experiment(self, method: Method, changes: Mapping[str, Any], data: Quadratics = DATA) -> Experiment:
-        """Full batches by plain SGD in float64; every client takes part, unless changes state otherwise."""
+        """Full batches by plain SGD in float64; every client takes part, unless changes differ."""
         plain = {"train.batch": 1000, "train.momentum": 0.0, "train.precision": "float64", "train.steps": 10}
         (protocol, model) = {"name": "in-domain"}, Plain(dim=1)
         experiment = self.make({**plain, "protocol": protocol, **changes})

@@ -103,7 +103,7 @@ class Heard(RunEvents):
         self.answers[len(self.tasks) - 1] += 1
 
     def assert_as_planned(self) -> None:
-        """Each task took the steps that it stated, and each of its clients answered."""
+        """Each task took its planned steps, and each of its clients answered."""
         places = range(len(self.tasks))
         assert [task.steps for task in self.tasks] == [self.taken[place] for place in places]
         assert [task.clients for task in self.tasks] == [self.answers[place] for place in places]

@@ -38,7 +38,7 @@ def refuses(
 
 
 def refusal(dataset: Dataset) -> str:
-    """What a run states about a data set; anything but the one error fails the test, so do warnings."""
+    """The error of a run on a data set; anything but the one error fails the test, so do warnings."""
     with pytest.raises(FedshiftError) as caught:
         load_data.__wrapped__(dataset, None, 0, "")
     message = str(caught.value)

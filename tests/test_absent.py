@@ -54,7 +54,7 @@ def uploads_of(simulation: Simulation) -> dict[int, torch.Tensor]:
 
 @pytest.mark.parametrize("name", EVERY_METHOD)
 def test_every_method_goes_on_without_those_who_are_missing(make: Make, name: str, tmp_path: Path):
-    """A round merges what came and states who did not, and numbers stay finite.
+    """A round merges the answers and lists the absent clients, and numbers stay finite.
 
     A run that is interrupted after every round ends equal. The domains that train are scored.
     """

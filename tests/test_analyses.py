@@ -54,7 +54,7 @@ def normal(seed: int, *shape: int) -> torch.Tensor:
 def test_the_a_distance_of_equal_and_of_separable_gaussians():
     """Equal: err is 1/2 with a standard error of 0.5 / sqrt(4000) = 0.008, so 2 (1 - 2 err) is 0 with one of 0.032.
 
-    Separable, 40 standard deviations separately: err is 0, and the distance 2. Half separately in truth: N(0, 1) and
+    Separable, means 40 standard deviations apart: err is 0, and the distance 2. Overlapping: N(0, 1) and
     N(2, 1) have the best threshold 1 and err = Phi(-1) = 0.1587, so the distance is 2 (1 - 0.3173) = 1.365, with one of
     0.023.
     """
@@ -65,7 +65,7 @@ def test_the_a_distance_of_equal_and_of_separable_gaussians():
 
 
 def test_domains_of_unequal_sizes_are_cut_evenly():
-    """Ten classes far separately, sorted, 1000 rows against 4000: only the classes differ, so the domains are equal."""
+    """Ten distant classes, sorted, 1000 rows against 4000: only the classes differ, so the domains are equal."""
     classes = 20 * normal(5, 10, 2)
     a = classes.repeat_interleave(100, dim=0) + normal(2, 1000, 2)
     b = classes.repeat_interleave(400, dim=0) + normal(3, 4000, 2)
@@ -77,8 +77,8 @@ def test_domains_of_unequal_sizes_are_cut_evenly():
 def test_distances_between_domains_and_classes_by_hand(scale: float):
     """Means of classes 0 and 1: (0, 0) and (4, 0) in one domain, (0, 3) and (4, 3) in another, which also has a 2.
 
-    Domains are 3 separately in both classes; a sample alone has no mean, so class 2 counts nowhere and classes are 4
-    separately.
+    Domains are at a distance of 3 in both classes; a single sample has no mean, so class 2 counts nowhere, and classes
+    are at a distance of 4.
     """
     first = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [5.0, 0.0], [3.0, 0.0]]), torch.tensor([0, 0, 1, 1])
     z = torch.cat([first[0] + torch.tensor([0.0, 3.0]), torch.tensor([[50.0, 50.0]])])

@@ -1,4 +1,4 @@
-"""Whatever a coordinator requests, a site answers with a word, or does what it should: its state is never spoilt."""
+"""Whatever a coordinator requests, a site refuses with a reason or obeys; its state stays valid."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def shared(begun: Begun, tmp_path_factory: pytest.TempPathFactory) -> Site:
 
 
 def altered(request: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
-    """A request that states something else beside its tensors."""
+    """A request with other metadata beside its tensors."""
     ((kind, text),) = metadata(request).items()
     about = json.loads(text)
     change(about)
@@ -122,7 +122,7 @@ def altered(request: bytes, change: Callable[[dict[str, Any]], object]) -> bytes
 
 
 def put(*names: str, value: Any) -> Callable[[dict[str, Any]], None]:
-    """A change of what a request states under some names."""
+    """A change of a request's metadata under some names."""
 
     def change(about: dict[str, Any]) -> None:
         *outer, last = names

@@ -462,7 +462,7 @@ def test_what_is_no_fault_of_a_method_ends_the_command_and_leaves_the_tables_alo
 def test_what_cannot_run_or_diverged_leaves_the_others_alone_and_is_not_tried_again(
     on_tiny_data: StudyPlan, monkeypatch: pytest.MonkeyPatch
 ):
-    """A check of [train] refuses FedLC; FedProx blows up after its tuning, as a file in the run's folder states."""
+    """A check of [train] refuses FedLC; FedProx blows up after its tuning, as a file in the run's folder records."""
     tuned = execute.PlanOutcome.tune
 
     def refuse(self, train):

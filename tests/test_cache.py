@@ -1,4 +1,4 @@
-"""Caches that cannot be kept: whatever the reason, work continues, and it is stated once what would change that."""
+"""Caches that cannot be kept: whatever the reason, work continues, and one warning names the fix."""
 
 from __future__ import annotations
 

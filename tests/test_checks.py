@@ -71,7 +71,7 @@ PLACE = ["client 'gray'", "round 2", "exchange 'train'"]
 def test_a_bad_answer_ends_the_run_with_an_error_that_names_its_place(
     make: Make, monkeypatch: pytest.MonkeyPatch, harm: Harm, error: type[FedshiftError], words: list[str]
 ):
-    """All answers are requested unless something else is stated; what the coordinator had before stays as it was."""
+    """All answers are required by default; what the coordinator had before stays as it was."""
     simulation = simulate(make(THREE), rounds=1)
     before = simulation.coordinator.state
     harm_answers(simulation, monkeypatch, harm)
@@ -147,7 +147,7 @@ def test_the_first_tensor_that_is_not_finite_is_found():
 
 
 def test_with_fewer_answers_asked_for_the_round_goes_on(make: Make, monkeypatch: pytest.MonkeyPatch):
-    """Two of three are at least a half: they are merged and counted, and the record of the round states who is missing.
+    """Two of three are at least a half: they are merged and counted, and the round's record lists the missing client.
 
     In the round after, everybody answers.
     """

@@ -170,7 +170,7 @@ def test_names_complete_after_the_last_comma():
 
 
 def test_an_option_of_one_value_is_given_once():
-    """Click would take the last and state nothing."""
+    """Click would silently take the last."""
     assert "--method is given 3 times" in refused("run", "-m", "fedavg", "--method=fedsr", "-mfedbn")
 
 

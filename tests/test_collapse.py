@@ -23,7 +23,7 @@ SIZES = {"a": 30, "b": 20}  # samples by class, at each of two sites
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Two classes that a line shows separately, at two sites."""
+    """Two linearly separable classes at two sites."""
     draw = np.random.default_rng(0)
     sites = {}
     for site in ("north", "south"):

@@ -121,7 +121,7 @@ class Sampled(FedAvg):
 
 @pytest.mark.parametrize(("batches", "size", "seen"), [(1, None, 4), (3, 100, 81), (9, None, 36)])
 def test_a_measure_may_be_of_some_batches(make: Make, batches: int, size: int | None, seen: int):
-    """Of 27 samples whole batches are seen, each of 4 or what the measure states, and at most once before all were."""
+    """Of 27 samples whole batches are seen, each of 4 or the measure's number, and at most once before all were."""
     experiment = make({**PLAIN, "train.rounds": 1}).replace(method=Sampled(batches=batches, size=size))
     reply = first_messages(experiment)["train", "up"]
     assert reply["n"].item() == seen

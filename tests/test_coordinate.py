@@ -307,7 +307,7 @@ def check_missing(run: Run, reason: str) -> None:
 
 @pytest.mark.parametrize(("name", "answers"), [("fraug", 4), ("client2vec", 11)])
 def test_a_coordinator_that_is_killed_goes_on_to_the_same_bits(make: Make, tmp_path: Path, name: str, answers: int):
-    """It is stopped after any answer; started again, all is as if nothing had happened, clients' states included."""
+    """Stopped after any answer and started again, it ends in the same results, clients' states included."""
     experiment = make({**small(name), **IN_DOMAIN, "train.rounds": 3})
     folder, other = members(tmp_path / "killed", experiment), members(tmp_path / "whole", experiment)
     kill_after(answers, folder)

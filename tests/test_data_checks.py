@@ -229,7 +229,7 @@ def test_what_is_not_read_is_said_and_a_domain_without_an_image_is_refused(tmp_p
 
 
 def claimed(width: int, height: int) -> bytes:
-    """A PNG of a few bytes that states it has that many pixels."""
+    """A PNG of a few bytes whose header claims that many pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -440,7 +440,7 @@ def test_rare_classes_have_no_area():
 
 
 def test_columns_that_reveal_the_label_and_ids_are_found_on_training_rows():
-    """Whatever stands in test rows; and what the finding states leaves them out is what does."""
+    """Whatever stands in test rows; and the setting that the finding names excludes them."""
     data = clean()
     data = changed(replace(data, columns=tuple(map(Column, "abcdef"))), lambda x: x[:, 1].add_(8 * data.y))
     data.x[:, 4] = torch.randperm(600, generator=torch.Generator().manual_seed(0)).float()

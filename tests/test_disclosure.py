@@ -56,7 +56,7 @@ def test_two_absent_classes_would_follow_from_their_sum():
 
 
 def test_a_class_that_is_rarely_predicted_hides_what_gives_the_count():
-    """Supports of 40 and 60 with sensitivities of 4 / 40 and 1 would state that 4 samples are predicted to be ill."""
+    """Supports of 40 and 60 with sensitivities of 4 / 40 and 1 would reveal that 4 samples are predicted to be ill."""
     found = permitted(cells([4, 36], [0, 60]), 10)
     assert found == Permitted((40, 60), threshold=False, precision=False)
     assert found.metric("auroc", ("ill", "well"))

@@ -94,7 +94,7 @@ def test_clients_are_drawn_by_weight_and_those_that_are_scored_whatever_the_weig
 
 
 def test_a_step_of_the_weights_by_hand():
-    """Round 3 of gamma = 0.1 and decay 0.5 on N = 4 clients, of which U = {1, 3} state 0.5 and 1.5; tau = 2.
+    """Round 3 of gamma = 0.1 and decay 0.5 on N = 4 clients, of which U = {1, 3} report 0.5 and 1.5; tau = 2.
 
     gamma_3 tau N/m = 0.1 * 0.25 * 2 * 2 = 0.1: lambda + 0.1 (0, 0.5, 0, 1.5) = (0.25, 0.3, 0.25, 0.4), which is 0.2 too
     much, 0.05 for each.

@@ -96,7 +96,7 @@ class Carried(NamedTuple):
 
 
 def carried(experiments: Sequence[Experiment], engine: Engine) -> list[Carried]:
-    """All rounds of some runs, together, which take the steps that they state beforehand."""
+    """All rounds of some runs, together, which take the steps that they plan."""
     runs = [Carried(Simulation(experiment), [], Heard()) for experiment in experiments]
     listeners = {run.end: run.heard for run in runs}
     for when in runs[0].end.coordinator.schedule:
@@ -279,7 +279,7 @@ FLOAT32 = {**UNEQUAL, "train.precision": "float32", "train.momentum": 0.9}
 @pytest.mark.parametrize("method", ["fedavg", "fedsr"])
 @pytest.mark.parametrize("model", MODELS)
 def test_float32_agrees_to_rounding(make: Make, model: str, method: str):
-    """After three rounds, to what is stated above for the model, and in float64 to 1e-9.
+    """After three rounds, to the tolerance above for the model, and in float64 to 1e-9.
 
     The floor is for tensors that are zero but for rounding, such as moments of a bias before batch norm.
     """
@@ -386,7 +386,7 @@ class Faulty(FedAvg):
 
 @pytest.mark.parametrize("error", [KeyError, RuntimeError])
 def test_a_mistake_in_a_loss_is_each_clients_answer_and_says_where(make: Make, error: type[Exception]):
-    """As in the sequential engine; and nobody receives that a mistake does not stack."""
+    """As in the sequential engine; and no message blames stacking."""
     told: list[str] = []
     with engine_named("vectorised", told) as engine:
         failed = answers(make().replace(method=Faulty(error=error)), engine)

@@ -1,4 +1,4 @@
-"""Without its extra, every feature states in one line what to install, before it has worked for long.
+"""Without its extra, every feature names in one line what to install, before it has worked for long.
 
 CI tries the same features in environments that have one extra each, or none: ``.ci/run core extras``.
 """

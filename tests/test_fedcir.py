@@ -113,7 +113,7 @@ def test_a_term_without_weight_is_left_out_and_asks_for_no_noise(make: Make):
 def test_the_generator_reads_noise_then_the_label():
     """With identity weights and fresh statistics it gives relu([noise || one-hot]) / sqrt(1 + 1e-5).
 
-    It has a separate Adam, whatever [train] states.
+    It has a separate Adam, whatever [train] sets.
     """
     g = make_generator(classes=3, noise=2, hidden=5, dim=5).eval()
     for layer in (g.body[0], g.body[3]):

@@ -65,7 +65,7 @@ def test_the_loss_of_the_server_by_hand():
 def test_the_diversity_by_hand():
     """Noise (0, 0) and (1, 1), made to (0, 0) and (2, 4).
 
-    Squared distances have the mean 1 over dimensions, absolute ones 3. Two of the four pairs are separately:
+    Squared distances have the mean 1 over dimensions, absolute ones 3. Two of the four pairs differ:
     exp(-1 * 3 * 2 / 4) = e^-1.5 = 0.2231302.
     """
     noise, z = torch.tensor([[0.0, 0.0], [1.0, 1.0]]), torch.tensor([[0.0, 0.0], [2.0, 4.0]])

@@ -54,7 +54,7 @@ def test_small_programmes_by_hand():
 
 
 def test_the_head_moves_first_and_then_the_encoder():
-    """Between the measures; each for as long as its setting states, and the head at a share of the rate."""
+    """Between the measures; each for as many steps as its setting, and the head at a share of the rate."""
     before, head, encoder, after = FedPAC(head_steps=2, encoder_steps=3, unit="steps", head_factor=0.5).phases()
     assert (before.measure.__name__, after.measure.__name__) == ("sums_before", "sums_after")
     assert (head.steps, head.objectives[0].moves, head.objectives[0].optimiser.factor) == (2, ("head",), 0.5)

@@ -70,8 +70,8 @@ def test_the_local_objective_reads_the_anchor_as_received_and_moves_only_the_per
 def test_predictions_as_the_anchor_by_hand():
     """One dimension, x = 1, label 0, logits (z, 0): class probabilities (sigmoid z, 1 - sigmoid z).
 
-    Phi_u = log 3 and omega_g's scale 1: u states (3/4, 1/4). The anchor as received states (2/3, 1/3), z = log 2 (as
-    the net's own would state 1/2); Psi_u states (1/2, 1/2), z = 0. Times 12, 3 and 2: (3, 1), (2, 1), (1, 1), whose
+    Phi_u = log 3 and omega_g's scale 1: u predicts (3/4, 1/4). The received anchor predicts (2/3, 1/3), z = log 2 (the
+    net's one would predict 1/2); Psi_u predicts (1/2, 1/2), z = 0. Times 12, 3 and 2: (3, 1), (2, 1), (1, 1), whose
     cosines are 7 / sqrt 50 = 0.9899495 and 4 / sqrt 20 = 0.8944272. With tau = 1/2:
     log(1 + e^(2 (0.8944272 - 0.9899495))) = log 1.8260961 = 0.6021801; lam = 10: 6.021801.
     """

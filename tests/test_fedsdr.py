@@ -44,7 +44,7 @@ def test_the_dependence_by_hand():
 def test_classes_do_not_cancel_and_are_no_dependence_themselves():
     """Psi = phi in one class and -phi in the other has no covariance over both, and is as dependent as can be.
 
-    What is constant within classes states y alone: 0, although the overall correlation of such features is 1.
+    What is constant within classes depends on y alone: 0, although the overall correlation of such features is 1.
     """
     y = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
     phi, psi, sign = torch.cat([U, U])[:, None], torch.cat([V, V])[:, None], (1 - 2 * y)[:, None]

@@ -1,4 +1,4 @@
-"""Federations on Flower's own objects, in memory: what a site or Flower does wrong ends as the documentation states."""
+"""Federations on Flower's own objects, in memory: what a site or Flower does wrong ends as documented."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def exchanged(folder: Path, grid: MemoryGrid, deadline: float = 1.0) -> dict[str
 
 
 def test_a_key_that_is_not_registered_here_is_no_site(folder: Path, grid: MemoryGrid):
-    """Neither the node's name nor what it states counts, its key alone does."""
+    """Neither the node's name nor its message counts, only its key."""
     write(folder / "coordinator" / "keys" / "gray.pub", site_pair().public)
     assert link_of(folder, grid).online() == {"dark", "light"}
     assert exchanged(folder, grid)["gray"] == Away("offline")

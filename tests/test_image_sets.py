@@ -64,7 +64,7 @@ def table(domains: tuple[str, ...], classes: tuple[str, ...], image: str = "imag
 
 
 def check(dataset: NamedImages, classes: tuple[str, ...] = NAMES) -> None:
-    """Every pixel states about which domain and class its image is."""
+    """Every pixel encodes its image's domain and class."""
     data = dataset.load(Streams(0))
     assert data.domains == dataset.domain_names()
     assert data.classes == classes

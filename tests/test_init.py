@@ -67,7 +67,7 @@ def test_every_member_reads_the_same(trial: Path):
 
 
 def test_a_site_that_fails_does_not_end_the_run_unless_that_was_asked_for(trial: Path, tmp_path: Path):
-    """The default of simulations, all, becomes a half, which the READMEs state."""
+    """The default of simulations, all, becomes a half, which the READMEs mention."""
     for readme in (trial / "README.md", trial / "coordinator/README.md"):
         assert "50 %" in " ".join(readme.read_text().split())
     init("asked", *FEDSR, "--set", "train.min_answers=0.7", "--to", str(tmp_path))
@@ -279,7 +279,7 @@ def test_a_site_is_held_out_or_none(tmp_path: Path):
 
 
 def test_the_default_experiment_takes_its_first_method_and_all_sites_train(tmp_path: Path):
-    """The domain that it holds out is no site, and it has two methods; each is stated in a note."""
+    """The domain that it holds out is no site, and it has two methods; a note names each."""
     said = init("t", "--sites", "a,b", "--to", str(tmp_path))
     agreement = Agreement.read(tmp_path / "t/sites/a")
     assert agreement.clients == {0: "a", 1: "b"}

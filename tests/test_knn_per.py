@@ -28,7 +28,7 @@ from fedshift.methods.knn_per import KNNPer
     ],
 )
 def test_the_prediction_by_hand(settings: dict[str, Any], known: int, p: float):
-    """At z = 0 the head states 1/2, and lam = 1/4; z = 0, 2 and -2 of the classes 0, 1 and 1, as far as they are known.
+    """At z = 0 the head predicts 1/2, and lam = 1/4; z = 0, 2 and -2 of the classes 0, 1 and 1, where they are known.
 
     One neighbour: 1, so p = 0.75 / 2 + 0.25. Two, with weights 1 and e^-4: 1 / (1 + e^-4) = 0.9820138; with sigma = 4,
     1 and e^-1: 0.7310586. Three or more: 1 / (1 + 2 e^-4) = 0.9646632.

@@ -129,7 +129,7 @@ def test_real_files_have_pydicoms_values(name: str):
 
 
 def test_frames_have_slopes_and_windows_of_their_own(tmp_path: Path):
-    """Enhanced files state them in groups: the slope for all frames, and for the second one another and a window."""
+    """Enhanced files store them in groups: the slope for all frames, and for the second one another and a window."""
     shared, first, second, scale, other, window = (Dataset() for _ in range(6))
     scale.RescaleSlope, scale.RescaleIntercept = "2", "1"
     other.RescaleSlope, other.RescaleIntercept = "3", "0"
@@ -152,7 +152,7 @@ def test_frames_have_slopes_and_windows_of_their_own(tmp_path: Path):
 def test_slices_of_a_volume_lie_alike(
     tmp_path: Path, axis: str, flips: tuple[int, int, int], order: tuple[int, int, int]
 ):
-    """A volume's voxels name their place (to the right, front and head, from 0), however the file stores its axes.
+    """A volume's voxels encode their place (to the right, front and head, from 0), however the file stores its axes.
 
     Axial rows go from front to back and columns from the patient's right to the left; coronal rows from head to feet;
     sagittal columns from front to back.
@@ -230,7 +230,7 @@ def test_a_split_keeps_a_patient_on_one_side(tmp_path: Path, make: Make):
 
 
 def test_files_of_both_kinds_and_of_any_name(tmp_path: Path):
-    """DICOM needs no suffix; deeper folders belong to the class; what is not read is stated."""
+    """DICOM needs no suffix; deeper folders belong to the class; what is not read is reported."""
     dicom(tmp_path / "oslo" / "ill" / "study" / "IM0001", RAMP)
     dicom(tmp_path / "oslo" / "well" / "1.2.840.10008", RAMP)
     nifti(tmp_path / "rome" / "ill" / "1.nii.gz", np.zeros((4, 4, 3), np.float32))

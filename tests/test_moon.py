@@ -54,7 +54,7 @@ def test_the_loss_reads_the_received_and_the_previous_model():
 
 
 def test_the_projection_is_contrasted_and_read_by_the_head():
-    """The same numbers, with an encoder that would state the contrary: z = x for all three, projected separately."""
+    """The same numbers, with an encoder that would give the contrary: z = x for all three, projected separately."""
     parts = {"encoder": linear([1.0]), "projection": linear([1.0], [0.0])}
     previous = nn.Sequential(OrderedDict(deepcopy(parts)))
     net = Net({**parts, "head": linear([1.0, 0.0], [0.0, 0.0]), "previous": previous})

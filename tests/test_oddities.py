@@ -1,4 +1,4 @@
-"""What a comparison states in a line of its data: what a walk with own data met, and of sound data nothing."""
+"""Warnings of a comparison about its data: oddities get a line each, sound data none."""
 
 from __future__ import annotations
 

@@ -421,7 +421,7 @@ def test_a_module_from_elsewhere_needs_trust(from_elsewhere: Run):
 
 
 def test_a_run_is_moved_with_a_copy_of_its_model(make: Make, tmp_path: Path):
-    """Without the copy the run states what is missing; a model that was damaged is not opened, but made again."""
+    """Without the copy the error names what is missing; a damaged model is not opened but built again."""
     run = runner.start(make({"run.out": "runs"}).replace(model=fedshift.own_model(Net, head="classify")), Progress())
     x = torch.ones(2, 1, 10, 10)
     expected, moved = run.model()(x), run.path.rename("alone")
@@ -440,7 +440,7 @@ def test_a_run_is_moved_with_a_copy_of_its_model(make: Make, tmp_path: Path):
 
 
 def forged(path: Path, pickled: bytes) -> None:
-    """Put other bytes into a kept file that still states that it means the same."""
+    """Put other bytes into a kept file under the same digest."""
     head = path.read_bytes().partition(b"\n")[0].split()
     head[4] = files.digest_of(pickled).encode()
     path.write_bytes(b" ".join(head) + b"\n" + pickled)

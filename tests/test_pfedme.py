@@ -71,7 +71,7 @@ def test_the_merge_by_hand():
 
 
 def test_momentum_and_weight_decay_are_thetas_alone(make: Make):
-    """With a share of 1, w_k is theta_k after its last step, to rounding, whatever [train] states."""
+    """With a share of 1, w_k is theta_k after its last step, to rounding, whatever [train] sets."""
     method = {"name": "pfedme", "lam": 4.0, "share": 1.0}
     simulation = simulate(make({"train.rounds": 1, "train.weight_decay": 0.1, "method": method}))
     thetas = [Tensors(state.tensors) for _, state in states(simulation)]

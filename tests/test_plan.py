@@ -1,4 +1,4 @@
-"""What a run states beforehand and within its rounds: planned steps are the steps that are taken, by every engine."""
+"""What a run reports before and within its rounds: planned steps are the steps that are taken, by every engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reference import Heard
 
 
 def listened(simulation: Simulation, engine: Engine) -> Heard:
-    """Run the first two rounds, and receive what the run states."""
+    """Run the first two rounds, and collect the run's reports."""
     heard = Heard()
     for _ in range(2):
         go_on(simulation, engine, heard)

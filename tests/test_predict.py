@@ -1,4 +1,4 @@
-"""fedshift predict, as a user calls it: what a trained model states about new files."""
+"""fedshift predict, as a user calls it: predictions of a trained model for new files."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_bins_have_every_sample_once_and_none_is_small(values: list[int], most: 
 
 
 def draws(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Logits twice as far from 0 as they should be, of outcomes that are likelier than they state."""
+    """Logits twice as far from 0 as they should be, of outcomes that are likelier than predicted."""
     random = np.random.default_rng(0)
     logit = 2 * random.normal(size=n)
     return logit, random.random(n) < 1 / (1 + np.exp(-(0.5 + 0.6 * logit)))

@@ -458,7 +458,7 @@ def test_a_validation_that_looks_at_the_test_is_a_warning_once():
 
 
 def test_samples_and_classes_stand_beside_each_score(runs: Path):
-    """Three domains of 2 classes; what data.json states about an environment adds up to the n of its score."""
+    """Three domains of 2 classes; what data.json contains about an environment adds up to the n of its score."""
     results = Comparison.at(runs)
     test, validation = environments(results)
     assert test.columns == ["environment", "n", "n of a class", "fedavg"]

@@ -140,7 +140,7 @@ def test_published_numbers_are_the_papers():
 
 
 def test_a_number_outside_of_two_deviations_is_marked():
-    """60 ± 0.5 reaches 61 and no further; of one seed there is no deviation, so nothing is stated."""
+    """60 ± 0.5 reaches 61 and no further; of one seed there is no deviation, so nothing is claimed."""
     assert less(MeanStd(60.0, 0.5), 61.0) == "(-1.0)"
     assert less(MeanStd(60.0, 0.5), 61.1) == "(-1.1*)"
     assert less(MeanStd(60.0, None), 70.0) == "(-10.0)"
@@ -250,7 +250,7 @@ def test_a_command_that_is_killed_goes_on_and_repeats_nothing(tmp_path: Path):
 
 
 def test_a_table_whose_runs_are_damaged_is_told_apart(tmp_path: Path):
-    """--list states it of that table; a reproduction states what to delete, and then repeats it."""
+    """--list marks that table; a reproduction names what to delete, and then repeats it."""
     fedshift.reproduce("fedpin-table2", out=tmp_path, rows=["GM", "PM"], progress=Progress())
     damaged = next(folder for folder in find(tmp_path) if "fedpin-gm-" in folder.path.name)
     (damaged.path / "records.jsonl").write_text("{}\n")

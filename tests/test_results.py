@@ -1,4 +1,4 @@
-"""Tables, curves and reports state what the records state."""
+"""Tables, curves and reports agree with the records."""
 
 from __future__ import annotations
 

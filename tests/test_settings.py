@@ -49,7 +49,7 @@ SCALARS = [(where, cls, name) for where, cls in CLASSES.items() for name in cls.
 
 
 def numbers(schema: Any) -> list[dict[str, Any]]:
-    """What a schema states about numbers, in lists and alternatives as well."""
+    """What a schema contains about numbers, also in lists and alternatives."""
     if isinstance(schema, list):
         return [found for item in schema for found in numbers(item)]
     if not isinstance(schema, dict):

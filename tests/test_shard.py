@@ -191,7 +191,7 @@ def write(folder: Path, claim: Claim) -> None:
 
 
 def test_a_claim_that_stands_still_is_taken_over_and_one_that_beats_is_not(tmp_path: Path, elsewhere: Claim):
-    """Its file's times, which another machine's clock made, state nothing."""
+    """Its file's times, which another machine's clock made, mean nothing."""
 
     def beat() -> None:
         time.sleep(0.1)

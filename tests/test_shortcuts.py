@@ -1,4 +1,4 @@
-"""Colored MNIST and WaterBird: the shortcut is as strong as it states, and everything else stays the same."""
+"""Colored MNIST and WaterBird: the shortcut is as strong as configured, and everything else stays the same."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def birds(root: Path, images: int = 40) -> dict[str, object]:
 def test_birds_stand_before_the_place_that_p_says(tmp_path: Path):
     """Two clients share one of three species of each class: 40 + 20 birds a class each, 12 of them for its tests.
 
-    A bird's number in red states its species; green in the lower half is land, blue water.
+    A bird's red channel encodes its species; green in the lower half is land, blue water.
     """
     data = WaterBird(**birds(tmp_path), test_p=(0.0, 1.0)).load(Streams(0))
     number, below = data.x[:, 0, 0, 0].long(), data.x[:, :, -1, 0].long()

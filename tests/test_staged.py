@@ -84,7 +84,7 @@ def pictures() -> DomainData:
 
 
 def experiment_of(make: Make, changes: dict[str, Any] | None = None, **model: Any) -> Experiment:
-    """With one frozen stage, unless the model states otherwise."""
+    """With one frozen stage, unless the model sets another number."""
     chosen = Small(dim=2).replace(**{"freeze_until": 1, **model})
     return make({"train.lr": 0.02, "train.rounds": 2, **(changes or {})}).replace(data=Pictures(), model=chosen)
 

@@ -171,7 +171,7 @@ def test_replies_weigh_by_their_samples_where_they_tell_them():
 
 
 def test_weights_of_ones_own():
-    """(1 * 1 + 3 * 2) / 4 = 1.75, whatever the counts state; the replies themselves stay as they are."""
+    """(1 * 1 + 3 * 2) / 4 = 1.75, whatever the counts are; the replies themselves stay as they are."""
     sent = replies(3, 1)
     assert sent.weighted([1, 3]).mean()["w"].item() == 1.75
     assert sent.weights == [3, 1]

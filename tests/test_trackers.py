@@ -83,7 +83,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def unlike_times(found: dict[str, bytes]) -> dict[str, bytes]:
-    """Without the files that state when something was done."""
+    """Without the files that contain times."""
     dated = ("events.jsonl", "timings.jsonl", "summary.json", "run.json", "experiment.toml", "manifest", ".lock")
     return {name: data for name, data in found.items() if not name.startswith(dated)}
 
@@ -95,7 +95,7 @@ def carry_out(experiment: Experiment, progress: Progress | None = None) -> Run:
 def test_scalars_are_the_means_of_a_record():
     """Of light two clients are scored, of dark one: accuracy (0.2 + 0.4) / 2 = 0.3, and (0.3 + 0.9) / 2 = 0.6.
 
-    Two clients have the term nll, (1 + 2) / 2 = 1.5, and the server's is separately. AUROC is defined in dark alone.
+    Two clients have the term nll, (1 + 2) / 2 = 1.5, and the server's is separate. AUROC is defined in dark alone.
     """
     rows = [
         a_row("light", "test", 0.2, model="own", loss=1.0, metrics={"auroc": None}),

@@ -404,7 +404,7 @@ def test_a_model_is_put_together_again_from_the_same_network(folders: dict[str, 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "vit", "resnet"])
 @pytest.mark.parametrize("settings", [{}, {"freeze_until": 2}, {"adapter_rank": 2}])
 def test_engines_agree(folders: dict[str, Path], make: Make, name: str, settings: dict[str, Any]):
-    """Texts of BERT inspect their masks, so their clients go one by one, and a note states it."""
+    """Texts of BERT inspect their masks, so their clients run one by one, and a note mentions it."""
     if "adapter_rank" in settings:
         pytest.importorskip("peft", reason="the extra 'adapters' is not installed")
         settings = settings | ({"adapter_targets": ("convolution",)} if name == "resnet" else {})

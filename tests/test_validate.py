@@ -391,7 +391,7 @@ def test_two_models_of_other_classes_are_not_compared(run: Run, place: Path):
 
 
 def test_any_callable_can_be_scored(run: Run, place: Path):
-    """What another folder contains needs no more than to state what it predicts, and what a sample is."""
+    """Another folder needs only to declare what it predicts and what a sample is."""
     model = released(run.path, None, "last", False)
 
     def rule(x: torch.Tensor) -> torch.Tensor:
