@@ -9,10 +9,10 @@ some local steps from there, and the server averages the results:
 
     w_{t+1} = \frac{1}{|S|} \sum_{k \in S} w_k.
 
-**When to choose it.** First, as the baseline. Of the methods with one model for all clients none is significantly
-above it on the hospitals' tables, and on held-out domains of frozen PACS features only ``silobn``, which sees
-unlabelled test inputs. Personalised models gain 2 to 4 points where labels are skewed (Heart); invariance penalties
-gain under a shortcut.
+**When to choose it.** First, as the baseline. Of the federated methods with one model for all clients none is
+significantly above it on the hospitals' tables, and on held-out domains of frozen PACS features only ``silobn``, which
+sees unlabelled test inputs. Personalised models gain 2 to 4 points where labels are skewed (Heart); invariance
+penalties gain under a shortcut.
 
 **Unavailable clients.** The mean covers the clients that answered. An absent client does not count and receives the
 newer model on return; a late client has used its batches, and has updated its optimiser state where that is kept.

@@ -9,7 +9,7 @@ The server averages every layer :math:`l` except batch norm, which each client k
     w_{t+1}^{(l)} = \frac{1}{|S|} \sum_{k \in S} w_k^{(l)} \quad \text{if } l \text{ is not a batch-norm layer.}
 
 **When to choose it.** For feature shift between clients that are scored on their domain, with a network that has batch
-norm: 2.9 to 6.0 points above FedAvg in-domain on PACS; on Digits +6.8 tuned with a decaying rate, +1.9 and -0.7 at one
+norm: 2.3 to 6.0 points above FedAvg in-domain on PACS; on Digits +6.8 tuned with a decaying rate, +1.9 and -0.7 at one
 rate. With few images it loses (-0.8 with 5 a class, -7.1 with 2), it gains nothing on a held-out domain, and without
 batch norm it is FedAvg.
 

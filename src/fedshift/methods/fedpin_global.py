@@ -16,7 +16,8 @@ one gradient step at :math:`\omega_g`: the squared gradient :math:`\|\nabla_{\om
 as a product of the gradients on two halves of the batch.
 
 **When to choose it.** Under a shortcut when one global model is needed: 62.1 % in the worst environment of Colored
-Fashion-MNIST, where FedAvg has 0; ``irm`` has 62.6 % and is simpler. No gain was seen without a shortcut.
+Fashion-MNIST, where FedAvg has 0; ``irm`` has 62.6 % and is simpler. Without a shortcut nothing is gained at a tuned
+rate.
 
 **Unavailable clients.** As in FedAvg. A client that is absent from the fine-tuning of ``fedpin-gm-ft`` predicts with
 the global model; a late client has its copy.
