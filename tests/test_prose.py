@@ -1,4 +1,4 @@
-"""The project's language: no avoided word, few docstrings, and one meaning for each name; see tools/words.toml."""
+"""Language and size: no avoided word (tools/words.toml), few docstrings, one meaning a name, short controls."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted(Path(fedshift.__file__).parent.rglob("*.py"))
 TWICE = 5  # names of classes or modules that may stand for two things
 PART = 0.13  # of the lines, docstrings at most; the descriptions of papers in methods/ are the site's pages
+CONTROLS = "coral fedfa feddg_ga fedproto fixbn fpl groupdro irm mixup silobn vrex"
+PERSONAL_CONTROLS = "apfl fedala fedbabu fedper knn_per lg_fedavg"
+LONGEST = 40  # executable lines of a control
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -30,6 +33,7 @@ def tool(name: str) -> ModuleType:
 
 
 prose = tool("prose")
+size = tool("size")
 
 
 @pytest.mark.parametrize("tree", ["src", "docs"])
@@ -81,3 +85,8 @@ def test_a_name_means_one_thing():
     )
     modules = Counter(source.stem for source in SOURCES if source.stem != "__init__")
     assert [name for name, count in (classes + modules).items() if count > 1 and "_" not in name[:1]][TWICE:] == []
+
+
+@pytest.mark.parametrize("name", f"{CONTROLS} {PERSONAL_CONTROLS}".split())
+def test_a_control_is_short(name: str):
+    assert 0 < size.executable(Path(fedshift.__file__).parent / "methods" / f"{name}.py") <= LONGEST
