@@ -188,15 +188,18 @@ def test_mean_ranks_are_over_the_columns_on_which_a_method_can_run(small: Benchm
 
 
 def test_differences_are_paired_by_seed_within_a_column_and_over_all(small: Benchmark):
-    """FedSR less FedAvg is 10, 10, 10 on a and 0, -10, 10 on b: by seed 5, 0, 10, mean 5 and s 5."""
+    """FedSR less FedAvg is 10, 10, 10 on a and 0, -10, 10 on b: by seed 5, 0, 10, mean 5 and s 5.
+
+    Without null rows intervals are widened by half a point: the half width is √(t² s² / 3 + 0.5²).
+    """
     on_a, on_b, overall = small.difference("a", "fedsr"), small.difference("b", "fedsr"), small.overall("fedsr")
     assert on_a is not None
     assert on_b is not None
     assert overall is not None
-    assert (on_a.mean, on_a.half) == pytest.approx((10, 0.0), abs=1e-9)
-    assert (on_b.mean, on_b.half) == pytest.approx((0.0, t_quantile(2) * 10 / sqrt(3)))
-    assert (overall.mean, overall.half) == pytest.approx((5, t_quantile(2) * 5 / sqrt(3)))
-    assert small.overall("ditto") == Interval(0.0, 0.0, 3)  # of column a alone
+    assert (on_a.mean, on_a.half) == pytest.approx((10, 0.5), abs=1e-9)
+    assert (on_b.mean, on_b.half) == pytest.approx((0.0, sqrt(t_quantile(2) ** 2 * 100 / 3 + 0.25)))
+    assert (overall.mean, overall.half) == pytest.approx((5, sqrt(t_quantile(2) ** 2 * 25 / 3 + 0.25)))
+    assert small.overall("ditto") == Interval(0.0, 0.5, 3)  # of column a alone
     assert small.overall("fediir") is None
 
 
@@ -208,7 +211,7 @@ def test_tables_name_what_cannot_run_and_what_diverged(small: Benchmark):
     assert cells["ditto"] == ["60.0 ± 10.0 (2.5)", "-", "-", "2.5"]
     assert cells["fediir"] == ["diverged (4)", "diverged (3)", "-", "3.5"]
     assert {row[0]: row[1:] for row in differences.rows}["fedsr"] == [
-        "+10.0 [+10.0, +10.0]*",
+        "+10.0 [+9.5, +10.5]*",
         "+0.0 [-24.8, +24.8]",
         "+5.0 [-7.4, +17.4]",
     ]
@@ -225,9 +228,9 @@ def test_a_picture_says_why_a_method_has_no_difference(small: Benchmark):
     numbers["b", "fedavg", "validation"] = dict.fromkeys(SEEDS, 80.0)
     numbers["b", "fedsr", "validation"] = dict.fromkeys(SEEDS, 65.0)
     cells = dict(replace(small, numbers=numbers, plan=plan).by_column())
-    assert cells["fedavg"] == [Interval(0.0, 0.0, 3)] * 2
+    assert cells["fedavg"] == [Interval(0.0, 0.5, 3)] * 2
     assert cells["fedsr"] == [small.difference("a", "fedsr"), "did not train"]
-    assert cells["ditto"] == [Interval(0.0, 0.0, 3), "-"]
+    assert cells["ditto"] == [Interval(0.0, 0.5, 3), "-"]
     assert cells["fediir"] == ["diverged", "diverged"]
     assert cells["groupdro"] == ["", ""]
 
@@ -311,6 +314,35 @@ def test_null_rows_calibrate_intervals(small: Benchmark):
     assert on_a.half == pytest.approx(t * sqrt(5))
     assert on_b.half == pytest.approx(sqrt(t**2 * 100 / 3 + t**2 * 5))
     assert (null.mean, null.clear) == (pytest.approx(3.0), False)
+
+
+def test_the_mean_over_columns_is_calibrated_on_the_columns_of_its_row(small: Benchmark):
+    """Null rows 3 and -1 from FedAvg on a alone, and FedAvg itself on b.
+
+    Ditto has column a alone, where t √5 is its half width, over all columns as well; FedSR has both, over which the
+    null rows are 1.5 and -0.5 away: s² = (2.25 + 0.25) / 2 = 1.25, beside 5 / √3 t over seeds.
+    """
+    found = with_null_rows(small, 3.0, -1.0)
+    numbers = dict(found.numbers)
+    for null in found.null_rows:
+        numbers["b", null, "accuracy"] = found.by_seed("b", "fedavg", "accuracy")
+    rows = (*found.plan.rows, ExhibitRow("ditto", "ditto"))
+    found = replace(found, numbers=numbers, plan=replace(found.plan, rows=rows))
+    ditto, both, t = found.overall("ditto"), found.overall("fedsr"), t_quantile(2)
+    assert ditto is not None
+    assert both is not None
+    assert ditto == found.difference("a", "ditto")
+    assert ditto.half == pytest.approx(t * sqrt(5))
+    assert both.half == pytest.approx(sqrt(t**2 * 25 / 3 + t**2 * 1.25))
+
+
+def test_notes_name_what_widens_intervals_and_scores_of_one_evaluation(small: Benchmark):
+    assert any("without null rows (--method fedavg-again)" in note for note in small.notes())
+    assert any("how far from 0 the null rows are" in note for note in with_null_rows(small, 3.0, -1.0).notes())
+    assert not any("of one evaluation" in note for note in small.notes())
+    rows = (*small.plan.rows, ExhibitRow("ftfa", "ftfa"))
+    tuned = replace(small, plan=replace(small.plan, rows=rows))
+    assert "ftfa: the last stage has one round, so the score is of one evaluation." in tuned.notes()
 
 
 def test_a_method_in_our_form_is_marked_in_every_table():

@@ -13,6 +13,7 @@ from fedshift.core.contract import Batch
 from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Tensors
 from fedshift.methods.knn_per import KNNPer
+from refusal import refuses
 
 
 @pytest.mark.parametrize(
@@ -59,6 +60,23 @@ def test_a_client_remembers_its_samples_as_the_final_model_sees_them(make: Make,
         assert distance.max() < 1e-5
         assert len(set(which.tolist())) == count
         assert torch.equal(memory["y"][:count].argmax(dim=1), samples.y[which])
+
+
+def test_balanced_batches_are_refused(make: Make):
+    """Of classes with 20 and 1 samples, a balanced memory has many copies of the one."""
+    with refuses("several times", "train.batches = 'shuffled'"):
+        simulate(make({"method": {"name": "knn-per"}, "train.batches": "balanced"}))
+
+
+def test_the_kernel_divides_by_the_dimension():
+    """Z = 0, and a memory of (0, 0) and (2, 2): a squared distance of 8 over d = 2 weighs e^-4, as 4 over d = 1."""
+    z, y = torch.tensor([[0.0, 0.0], [2.0, 2.0]]), torch.eye(2)
+    head = nn.Linear(2, 2)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    net = Net({"encoder": nn.Identity(), "head": head, "memory": holder({"z": z, "y": y})})
+    method = KNNPer(lam=1.0, capacity=2)
+    assert method.predict(net, torch.zeros(1, 2), {}).exp()[0, 0].item() == pytest.approx(0.9820138, abs=1e-6)
 
 
 def test_without_the_memorys_weight_it_predicts_as_fedavg(make: Make):

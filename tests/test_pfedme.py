@@ -63,11 +63,16 @@ def test_w_ends_at_the_optimum_of_the_envelopes(on_quadratics: OnQuadratics):
 
 
 def test_the_merge_by_hand():
-    """(1 - 0.5) * 1 + 0.5 * (2 + 4) / 2 = 2; counts of 3 and 5 batches: 4, whatever beta is."""
-    state = ServerState(Tensors({"head.w": torch.tensor(1.0), "encoder.n": torch.tensor(1)}))
-    ups = [Tensors({"head.w": torch.tensor(w), "encoder.n": torch.tensor(n)}) for w, n in ((2.0, 3), (4.0, 5))]
-    merged = PFedMe(beta=0.5).merge(state, Replies(enumerate(ups)))
-    assert {name: tensor.item() for name, tensor in merged.shared.items()} == {"head.w": 2.0, "encoder.n": 4}
+    """(1 - 2) * 1 + 2 * (2 + 4) / 2 = 5; counts of 3 and 5 batches: 4, and variances of 0.2 and 0.6: 0.4.
+
+    With beta = 2 a variance of 1 would become (1 - 2) * 1 + 2 * 0.4 = -0.2.
+    """
+    names = ("head.w", "encoder.n", "encoder.running_var")
+    state = ServerState(Tensors(zip(names, map(torch.tensor, (1.0, 1, 1.0)), strict=True)))
+    replies = ((2.0, 3, 0.2), (4.0, 5, 0.6))
+    ups = [Tensors(zip(names, map(torch.tensor, values), strict=True)) for values in replies]
+    merged = PFedMe(beta=2.0).merge(state, Replies(enumerate(ups)))
+    assert [merged.shared[name].item() for name in names] == pytest.approx([5.0, 4, 0.4])
 
 
 def test_momentum_and_weight_decay_are_thetas_alone(make: Make):

@@ -17,7 +17,7 @@ D is the MMD with the batch, or the mean squared distance from the prototypes (D
 entropies and two distances.
 
 **When to choose it.** To compare with the published rows of FRAug, which are best rounds on the validation data that
-also score them. It was not measured in the benchmark; see ``fraug`` for the measured gains.
+also score them. On few digits it is 12.4 points below ``fedbn``, with FRAug's losses 4.4.
 
 **Unavailable clients.** As in ``fraug``: batch norm statistics, RTNet and prototypes of an absent client do not
 change.

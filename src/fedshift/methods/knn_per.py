@@ -21,6 +21,7 @@ late client has its memory.
 - ``lam`` is common to all clients (the paper tunes it on each client's validation data). With 0 it is FedAvg.
 - The kernel is the public code's: squared distances over d times ``sigma`` (the paper: the distance over sigma).
 - A client stores at most ``capacity`` random samples, without augmentation (the paper: all, or shares of them).
+- Balanced batches are refused, as the memory would store samples of rare classes several times.
 - A last stage, ``memory``, fills the memory with one batch and sends nothing back. Before that, and for clients that
   never trained, the global model predicts.
 """
@@ -54,6 +55,10 @@ class KNNPer(FedAvg):
         measure = Measure("memory", self.encode_memory, steps=1, batch=self.capacity)
         remember = self.exchange("memory", phases=(measure,), keep=self.keep_memory, returns=(), merge=leave)
         return (*super().stages(rounds), Stage("memory", 1, (remember,), participation=1.0))
+
+    def check(self, train: Train) -> None:
+        super().check(train)
+        train.need("kNN-Per's memory is a batch, which would store samples several times", batches="shuffled")
 
     def encode_memory(self, net: Net, batch: Batch, context: Context) -> Mapping[str, Tensor]:
         """Representations and one-hot labels of a batch, padded with zeros to the capacity."""

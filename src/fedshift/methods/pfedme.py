@@ -30,7 +30,7 @@ The client predicts with :math:`\theta_k`.
   0.075, for plain SGD at 0.05 to 0.1; under Adam so small a share learns nothing in a short run.
 - Plain SGD converges only if its rate times lam is below 2, or 2 (1 + m) with momentum m: below 10 at a rate of 0.2.
 - :math:`\theta_k` and :math:`w_k` have separate batch norms. :math:`w_k` runs forward once on every batch for its
-  statistics, which are averaged and moved by beta.
+  statistics, which are averaged whatever beta is, since a step beyond their mean can make a variance negative.
 - Only the cohort trains. In Algorithm 1 all clients train in every round, so with a small cohort :math:`\theta_k` is
   older here. The public code's weight decay of 0.001 is omitted.
 - A client that never trained predicts with the global model.
@@ -42,6 +42,8 @@ from typing import Annotated, ClassVar
 
 from fedshift.methods.personal import PersonalModel
 from fedshift.page import *
+
+STATISTICS = (".running_mean", ".running_var")
 
 
 class PFedMe(PersonalModel):
@@ -80,7 +82,8 @@ class PFedMe(PersonalModel):
         return self.local.renamed(private | received)
 
     def merge(self, state: ServerState, replies: Replies) -> ServerState:
-        """(1 - beta) w + beta mean_k w_k; the mean for integer tensors."""
+        """(1 - beta) w + beta mean_k w_k; the mean for batch-norm statistics and integer tensors."""
         mean = replies.mean(state.shared)
-        real = mean.only(name for name, tensor in mean.items() if tensor.is_floating_point())
-        return state.updated(mean | ((1 - self.beta) * state.shared + self.beta * real))
+        real = [name for name, tensor in mean.items() if tensor.is_floating_point()]
+        moved = mean.only(name for name in real if not name.endswith(STATISTICS))
+        return state.updated(mean | ((1 - self.beta) * state.shared + self.beta * moved))

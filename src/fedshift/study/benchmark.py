@@ -152,10 +152,12 @@ class Benchmark(StudyResults):
     def overall(self, method: str) -> Interval | None:
         """The mean difference to FedAvg over the scenarios that both have, with an interval as for a single scenario.
 
-        It is about these federations and does not show how far others would differ.
+        Null rows calibrate it by their mean differences over the same scenarios. It is about these federations and
+        does not show how far others would differ.
         """
-        found = Interval.of([*self._over_scenarios(method).values()])
-        return found and found.widened(self._chance(map(self._over_scenarios, self.null_rows)))
+        both = [each for each in self.columns if self.differences(each.name, method)]
+        found = Interval.of([*self._over(both, method).values()])
+        return found and found.widened(self._chance(self._over(both, row) for row in self.null_rows))
 
     def by_column(self) -> list[tuple[str, list[Interval | str]]]:
         """Each method's difference to FedAvg on every column, or a word why there is no difference."""
@@ -171,9 +173,10 @@ class Benchmark(StudyResults):
     def null_rows(self) -> list[str]:
         return [row.name for row in self.plan.rows if row.method == AGAIN]
 
-    def _over_scenarios(self, method: str) -> dict[int, float]:
+    def _over(self, scenarios: Iterable[Scenario], method: str) -> dict[int, float]:
+        """By seed, the mean of a method's differences over those scenarios where it has some."""
         found = [
-            (each.weight, differences) for each in self.columns if (differences := self.differences(each.name, method))
+            (each.weight, differences) for each in scenarios if (differences := self.differences(each.name, method))
         ]
         seeds = set.intersection(*(set(differences) for _, differences in found)) if found else set()
         by_seed = {seed: _weighted([(weight, its[seed]) for weight, its in found]) for seed in sorted(seeds)}
@@ -182,7 +185,7 @@ class Benchmark(StudyResults):
     @staticmethod
     def _chance(null: Iterable[Mapping[int, float]]) -> float:
         means = [fmean(its.values()) for its in null if its]
-        return max(LEAST, t_quantile(len(means)) * sqrt(fmean(mean**2 for mean in means))) if means else 0.0
+        return max(LEAST, t_quantile(len(means)) * sqrt(fmean(mean**2 for mean in means))) if means else LEAST
 
     def equal_to_base(self) -> list[str]:
         """Which rows equal FedAvg on a column to the last digit, in words."""
@@ -219,17 +222,35 @@ class Benchmark(StudyResults):
             *(f"{scenario.title}: {scenario.score}." for scenario in self.columns),
             f"'did not train': validation accuracy {BEHIND:g} points or more below {BASE}'s; such a cell has no rank "
             "and no difference.",
-            f"'{AGAIN}' is {BASE} with other batches: its rows differ from {BASE} by chance, and so calibrate the "
-            "intervals.",
             "Mean rank: over the columns on which a method has a rank, so it does not compare methods with "
             "different columns: methods with most columns come first. Equal means share a rank, what diverged is last. "
             "Columns of the same data count once.",
             f"Differences to {BASE} are paired by seed, whose data and split are the same. An interval, 95 % each, is "
-            "Student's over seeds, widened by how far from 0 the null rows are, which are tuned as all others, and "
-            f"by {LEAST:g} points at least: the root of the sum of both squares. 'overall' is the mean over the "
-            "columns that both have: it is of these federations.",
+            f"Student's over seeds, widened by {self._widening()}: the root of the sum of both squares. 'overall' is "
+            "the mean over the columns that both have: it is of these federations.",
         ]
-        return [*words, *self._without_notes(), *self.equal_to_base(), *self.lacking_notes()]
+        return [
+            *words,
+            *self._single_notes(),
+            *self._without_notes(),
+            *self.equal_to_base(),
+            *self.lacking_notes(),
+        ]
+
+    def _widening(self) -> str:
+        """By what intervals over seeds are widened."""
+        if not self.null_rows:
+            return f"{LEAST:g} points; the chance that tuning adds is unknown without null rows (--method {AGAIN})"
+        return (
+            f"how far from 0 the null rows are on the same columns ('{AGAIN}': {BASE} with other batches, tuned as all "
+            f"others), and by {LEAST:g} points at least"
+        )
+
+    def _single_notes(self) -> Iterator[str]:
+        """Which rows end with a stage of one round, so that the mean of their last evaluations is of one."""
+        single = [row.name for row in self.plan.rows if METHODS.get(row.method)().stages(2)[-1].rounds == 1]
+        if single:
+            yield f"{', '.join(single)}: the last stage has one round, so the score is of one evaluation."
 
     def _without_notes(self) -> Iterator[str]:
         """Which rows columns lack, by reason."""

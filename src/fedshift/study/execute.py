@@ -51,9 +51,11 @@ class PlanOutcome:
             self.chosen[cell.key[:2]] = sorted(tuning.found, key=lambda found: found.case)
             if tuning.failed:  # of a single held-out domain among several
                 raise DivergedError(tuning.failed[0])
-            with warnings.catch_warnings():  # cells are tuned one by one; the file may have other entries
+            # The file may have other entries, and those of null rows replace each other in it.
+            own = tuning.tuned.model_copy(update={"tuned": [*tuning.found]})
+            with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FedshiftWarning)
-                requested = tuning.tuned.apply(requested, where=str(tuning.path))
+                requested = own.apply(requested, where=str(tuning.path))
         return replace(cell, make=of_seeds(requested), budget=None)
 
     def run(self, experiments: Sequence[Experiment], progress: Progress) -> scheduling.Failures:
