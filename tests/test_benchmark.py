@@ -121,6 +121,13 @@ def test_what_is_published_is_read_off_the_right_rows_and_columns():
     assert means["pacs-leave-one-out"]["fedavg"].mean == 80.3
 
 
+def test_a_small_scale_searches_the_highest_rates():
+    """Smoke has two of each column's five: with few rounds the lowest train nothing."""
+    (cell,) = plan_benchmark("smoke", ["fedavg"], "rotated-mnist-0").cells
+    assert cell.budget is not None
+    assert cell.budget.search["train.lr"] == [0.05, 0.1]
+
+
 def test_names_that_are_not_known_are_named():
     with refuses("scale 'tiny'", "smoke", error=UnknownNameError):
         plan_benchmark("tiny")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
-from conftest import Make, go_on
+from conftest import Make, go_on, linear
+from fedshift.core.net import Net, holder
 from fedshift.methods.fedala import FedALA
 from fedshift.methods.fedavg import FedAvg
 from fedshift.runs.simulation import Simulation
@@ -45,3 +48,15 @@ def test_with_weights_that_stay_at_1_it_is_fedavg(on_quadratics: OnQuadratics):
 def test_gradients_are_not_clipped(make: Make):
     with refuses("train.clip = 1.0", "train.clip = 'off'"):
         Simulation(make({"method.name": "fedala", "train.clip": 1.0}))
+
+
+@pytest.mark.parametrize(("done", "p"), [(1.0, 0.9933071), (0.0, 0.8807971)])
+def test_a_client_predicts_with_the_mixed_head(done: float, p: float):
+    """The head (1, -1), the last head (3, -3) and W = 1/4 make 3 + (1 - 3) / 4 = 2.5 and -2.5: sigmoid(5) at x = 1.
+
+    A client that never trained has no last head: sigmoid(2).
+    """
+    last = holder({"head.weight": torch.tensor([[3.0], [-3.0]]), "done": torch.tensor(done)})
+    weight = nn.ParameterDict({"weight": torch.full((2, 1), 0.25)})
+    net = Net({"encoder": linear(1.0), "head": linear(1.0, -1.0), "last": last, "weight": weight})
+    assert FedALA().predict(net, torch.tensor([[1.0]]), {}).exp()[0, 0].item() == pytest.approx(p, abs=1e-6)

@@ -12,6 +12,9 @@ from fedshift.core.messages import Up
 from fedshift.core.net import Net, holder
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.feddyn import FedDyn
+from quadratics import APART, PLAIN, OnQuadratics, at_rest, on_quadratics
+
+__all__ = ["on_quadratics"]  # a fixture
 
 
 def test_loss_and_gradient_by_hand():
@@ -88,3 +91,12 @@ def test_a_tiny_alpha_leaves_local_training_as_it_is(make: Make):
     assert all(torch.equal(one[name], other[name]) for name in one)
     for name, mean in plain.coordinator.state.shared.items():
         torch.testing.assert_close(ours.coordinator.state.shared[name], 2 * mean - first[name], rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_are_clipped(on_quadratics: OnQuadratics):
+    """At w = 0 the gradients are -3 and 4, of which 3.5 is left; after a step of 0.1: w_0 = 0.3 and w_1 = -0.35.
+
+    Their mean is -0.025 and h = 0.025 alpha, so w = -0.025 - 0.025 = -0.05.
+    """
+    changes = PLAIN | {"train.rounds": 1, "train.steps": 1}
+    assert at_rest(on_quadratics.run(FedDyn(max_norm=3.5), changes, APART)) == pytest.approx(-0.05, abs=1e-6)

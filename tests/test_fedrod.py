@@ -8,8 +8,10 @@ from torch.nn import functional as F
 
 from conftest import Make, at, linear, simulate
 from fedshift.core.contract import Batch
+from fedshift.core.model import ModelBuilder
 from fedshift.core.net import Net
 from fedshift.methods.fedrod import FedRoD, balanced
+from fedshift.streams import Streams
 
 
 def test_loss_and_gradients_by_hand():
@@ -59,3 +61,24 @@ def test_the_generic_model_does_not_depend_on_the_personal_head(make: Make):
     whole, alone = simulate(experiment), simulate(experiment.replace(method=Alone()))
     for name, tensor in whole.coordinator.state.shared.items():
         assert torch.equal(tensor, alone.coordinator.state.shared[name])
+
+
+def test_gamma_is_the_exponent_of_the_counts():
+    """Logits (2, -2) with counts (4, 1) and gamma = 1/2: (2 + log 2, -2), and CE = log(1 + e^-4 / 2) = 0.0091162."""
+    net = Net({"encoder": linear(1.0), "head": linear(1.0, -1.0), "personal_head": linear(0.0, 0.0)})
+    batch = Batch(torch.tensor([[2.0]]), torch.tensor([0]))
+    terms = FedRoD(gamma=0.5).objective("train").evaluate(net, batch, at(counts=[4, 1]))
+    assert terms["balanced"].item() == pytest.approx(0.0091162, abs=1e-6)
+
+
+def test_a_client_predicts_with_the_sum_of_both_heads():
+    """Logits (2, -2, 1) + (1, 0, 2) = (3, -2, 3), of the probabilities (0.4983212, 0.0033577, 0.4983212)."""
+    net = Net({"encoder": linear(1.0), "head": linear(1.0, -1.0, 0.5), "personal_head": linear(0.5, 0.0, 1.0)})
+    p = FedRoD().predict(net, torch.tensor([[2.0]]), {}).exp()
+    assert p.flatten().tolist() == pytest.approx([0.4983212, 0.0033577, 0.4983212], abs=1e-6)
+
+
+def test_the_personal_head_is_zero_at_first(make: Make):
+    builder = ModelBuilder(make().model, (1, 10, 10), 3, Streams(0), clients=2)
+    personal = FedRoD().parts(builder)["personal_head"].module
+    assert not any(parameter.any() for parameter in personal.parameters())

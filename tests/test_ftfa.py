@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from conftest import CNN_WITH_BN, Make, names_sent, simulate
+from conftest import CNN_WITH_BN, Make, names_sent, simulate, states
 from fedshift.methods.ftfa import FTFA
 from quadratics import APART, PLAIN, OnQuadratics, W, at_rest, on_quadratics, own
 
@@ -35,3 +35,12 @@ def test_without_steps_it_is_fedavg_to_the_bit(make: Make):
     shared = plain.coordinator.state.shared
     assert all(torch.equal(ours.coordinator.state.shared[name], tensor) for name, tensor in shared.items())
     assert ours.coordinator.sent[1] == plain.coordinator.sent[1]
+
+
+@pytest.mark.parametrize(("method", "tensor"), [("ftfa", "tuned.done"), ("knn-per", "memory.y")])
+def test_the_last_stage_is_for_every_client_whoever_trained(make: Make, method: str, tensor: str):
+    changes = {"method.name": method, "train.participation": 0.4, "train.rounds": 1, "protocol": {"name": "in-domain"}}
+    simulation = simulate(make(changes))
+    last = [state.tensors[tensor] for _, state in states(simulation)]
+    assert len(last) == len(simulation.federated.clients) > 1
+    assert all(each.any() for each in last)

@@ -158,3 +158,12 @@ def test_a_client_chooses_for_itself_once_it_has_layers_of_its_own(make: Make):
     chosen = torch.stack([state.tensors["choice.logit"] for _, state in states(simulation)]) > 0
     assert chosen.any()
     assert not chosen.all()
+
+
+@pytest.mark.parametrize(("done", "p"), [(1.0, 0.9975274), (0.0, 0.8807971)])
+def test_a_client_predicts_with_the_model_it_would_start_from(done: float, p: float):
+    """Encoders z = x and, its own, z = 3x; logits (z, -z) at x = 1: sigmoid(6), and sigmoid(2) without an own one."""
+    last = holder({"encoder.weight": torch.tensor([[3.0]]), "done": torch.tensor(done)})
+    net = Net({"encoder": linear(1.0), "head": linear(1.0, -1.0), "last": last})
+    predicted = PartialFed(own=("encoder",)).predict(net, torch.tensor([[1.0]]), {}).exp()
+    assert predicted[0, 0].item() == pytest.approx(p, abs=1e-6)

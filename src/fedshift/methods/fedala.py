@@ -20,6 +20,7 @@ them.
 
 **Choices.**
 
+- Clients have equal weight (the paper weights by samples: ``weighting = "samples"``).
 - Only the head is mixed (the paper's p = 1); W starts at 1, which is the averaged head.
 - W takes one epoch of steps at rate 1 in each round (``weight_steps``, ``unit``) on all samples. The paper uses a
   random 80 % of them, and in the second round as many epochs as convergence takes. The first round has none.

@@ -24,6 +24,7 @@ although h does not, and later rounds do not correct the difference.
 
 **Choices.**
 
+- The model that is scored is Algorithm 1's, the mean less h over alpha; the public code also reports the plain mean.
 - h is divided by *all* clients, as in Algorithm 1. With ``weighting = "samples"`` the sum over S becomes :math:`|S|`
   times the weighted mean, in h as in w.
 - The terms cover the trainable parameters that are averaged; local batch norms have no :math:`g_k`.

@@ -17,6 +17,7 @@ which enlarges the margins of classes that are rare on the client.
 
 **Choices.**
 
+- Clients have equal weight (the paper weights by samples: ``weighting = "samples"``).
 - ``denominator``: the paper omits the true class from the sum, so the loss has no lower bound and diverges in
   practice; "all", the default, is the calibrated cross-entropy of its public ports.
 - Classes that the client does not have are omitted from the sum, since their margin is infinite; their logits get no

@@ -19,6 +19,7 @@ return; a late client has trained it.
 
 **Choices.**
 
+- Clients have equal weight (the paper weights by samples: ``weighting = "samples"``).
 - Classes that the client does not have are omitted from the balanced softmax (log 0), so their logits get no gradient
   from it. The personal risk and prediction cover all classes.
 - Class weights and balanced batches are refused, since the softmax is already balanced.

@@ -18,6 +18,7 @@ late client has its memory.
 
 **Choices.**
 
+- Clients have equal weight (the paper weights by samples: ``weighting = "samples"``).
 - ``lam`` is common to all clients (the paper tunes it on each client's validation data). With 0 it is FedAvg.
 - The kernel is the public code's: squared distances over d times ``sigma`` (the paper: the distance over sigma).
 - A client stores at most ``capacity`` random samples, without augmentation (the paper: all, or shares of them).
