@@ -37,6 +37,15 @@ def test_the_weights_of_three_clients_by_hand():
     assert moved([0.5, 0.3, 0.2], gaps, 3, 4) == pytest.approx([13 / 30, 8 / 30, 9 / 30])
 
 
+def test_the_largest_deviation_may_be_below_the_mean():
+    """Gaps 0.6, 0.5 and 0.1 are 0.2, 0.1 and -0.3 from their mean; over 0.3, the largest size: 2/3, 1/3 and -1.
+
+    With d_t / N = 0.1 the weights 0.5, 0.3, 0.2 become 0.5667, 0.3333, 0.1.
+    """
+    gaps = {0: (0.6, 1.0), 1: (0.5, 1.0), 2: (0.1, 1.0)}
+    assert moved([0.5, 0.3, 0.2], gaps, 3, 4) == pytest.approx([17 / 30, 10 / 30, 3 / 30])
+
+
 def test_clipping_unknown_gaps_and_absent_clients():
     """Clients 0 and 2 have the gaps 0.1 and 0.5, 1 has none yet, 3 is absent; over 0.2 they are -1 and 1.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from conftest import Make, local_work, simulate, states
 from fedshift.core.contract import Batch, ServerState
 from fedshift.core.messages import Up
 from fedshift.core.model import Model, ModelBuilder
@@ -95,3 +96,13 @@ def test_where_it_is(model: Model, shape: tuple[int, ...], widths: tuple[int, ..
 def test_a_network_without_feature_maps_is_refused():
     with refuses("'mlp'", "model.name=cnn"):
         FedFA().parts(builder(MLP()))
+
+
+def test_training_augments_and_clients_upload_their_moving_statistics(make: Make):
+    """With probability 1 mu leaves 0 at every client; what they upload is what they have, to the bit."""
+    method = {"name": "fedfa", "probability": 1.0}
+    cnn = {"model.name": "cnn", "model.channels": [2, 3], "model.dim": 4}
+    private = [Tensors(state.tensors) for _, state in states(simulate(make({**cnn, "method": method})))]
+    assert all(own["statistics.mu0"].any() for own in private)
+    uploaded = FedFA().upload(local_work(Tensors(), private[0], Tensors()))
+    assert torch.equal(uploaded["batches.mu0"], private[0]["statistics.mu0"])

@@ -97,6 +97,21 @@ def test_the_variance_of_risks_by_hand():
     assert "variance" not in VREx(warmup=0).objective("train").evaluate(net, Batch(X, Y), at())  # no risk is known
 
 
+@pytest.mark.parametrize("form", [VREx, PooledVREx])
+def test_the_variance_waits_for_the_warm_up(form: type[VREx | PooledVREx]):
+    """A quarter of eight rounds."""
+    net = one_dimensional_net(mean_risk=state_of({"value": torch.tensor(1.0)}))
+    batch = batch_of([2, 1, 1, 2], [0, 0, 1, 1], [0, 0, 1, 1])
+    objective = form(warmup=25).objective("train")
+    there = ["variance" in objective.evaluate(net, batch, at(round=round, rounds=8)) for round in range(1, 9)]
+    assert there == [False] * 2 + [True] * 6
+
+
+@pytest.mark.parametrize("name", [*POOLED, "pooled-mixup"])
+def test_a_pooled_form_trains_a_single_client(make: Make, name: str):
+    assert len(simulate(make({"method.name": name, "train.rounds": 1})).federated.clients) == 1
+
+
 def test_the_mean_risk_is_that_of_the_models_that_clients_received(make: Make):
     """After one round: the risks of the initial model over each client's samples, measured again by hand."""
     experiment = make({"method": {"name": "vrex", "weighting": "samples"}, "train.rounds": 1})

@@ -10,6 +10,7 @@ from conftest import CNN_WITH_BN, Make, at, go_on, linear, simulate, states
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
 from fedshift.methods.fixbn import FixBN
+from fedshift.methods.silobn import SiloBN
 from fedshift.runs.simulation import Simulation
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -36,6 +37,12 @@ def test_silobn_keeps_statistics_and_averages_scale_and_shift(make: Make):
     assert {name.rpartition(".")[2] for name in one.tensors} == set(STATISTICS)
     assert not torch.equal(one.tensors["encoder.1.running_mean"], other.tensors["encoder.1.running_mean"])
     assert {"encoder.1.weight", "encoder.1.bias"} <= shared(simulation).keys()
+
+
+def test_silobn_measures_the_statistics_of_unseen_clients_alone():
+    assert SiloBN().reestimates(unseen=True)
+    assert not SiloBN().reestimates(unseen=False)
+    assert not SiloBN(cold="mean").reestimates(unseen=True)
 
 
 def test_fixbn_is_fedavg_to_the_bit_until_statistics_are_fixed(make: Make):
