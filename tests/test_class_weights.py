@@ -121,6 +121,19 @@ def test_batches_are_even_and_found_from_their_number(labels: list[int], size: i
         assert max(drawn) - min(drawn) <= 1
 
 
+def test_a_balanced_batch_is_in_random_order():
+    """Every other sample is of both classes, and so are neighbours: IRM compares halves, Mixup neighbours.
+
+    With 10 samples of each of two classes, a half has 5 of a class in the mean, and 10 of 19 neighbours differ.
+    """
+    y = torch.arange(40) % 2
+    batches = [y[rows] for rows in islice(BalancedOrder(Streams(0), 0, len(y), 20, labels=y).from_number(0), 200)]
+    halves = torch.stack([batch[::2].sum() for batch in batches]).float()
+    differ = torch.stack([(batch[1:] != batch[:-1]).sum() for batch in batches]).float()
+    assert halves.mean().item() == pytest.approx(5, abs=0.3)
+    assert differ.mean().item() == pytest.approx(10, abs=0.6)
+
+
 # Engines, resuming, refusals ----------------------------------------------------------------------
 
 

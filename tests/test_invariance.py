@@ -108,6 +108,16 @@ def test_the_variance_waits_for_the_warm_up(form: type[VREx | PooledVREx]):
 
 
 @pytest.mark.parametrize("name", [*POOLED, "pooled-mixup"])
+def test_a_pooled_form_cites_the_paper_of_its_method(name: str):
+    assert METHODS.get(name).cited() == METHODS.get(name.removeprefix("pooled-")).cited() != ""
+
+
+def test_the_pooled_weights_of_groupdro_move(make: Make):
+    run = simulate(make({"method": {"name": "pooled-groupdro", "eta": 0.5}, "train.rounds": 1}))
+    assert run.coordinator.state.shared["mixture.log_q"].any()
+
+
+@pytest.mark.parametrize("name", [*POOLED, "pooled-mixup"])
 def test_a_pooled_form_trains_a_single_client(make: Make, name: str):
     assert len(simulate(make({"method.name": name, "train.rounds": 1})).federated.clients) == 1
 

@@ -265,8 +265,8 @@ class BatchOrder:
 class BalancedOrder(BatchOrder):
     """A client's endless sequence of batches with equally many samples of each class, or one more.
 
-    Classes alternate, sample by sample, across batches, and each cycles through its samples in new random orders. An
-    epoch has as many batches as without balance.
+    Classes take turns across batches, and each cycles through its samples in new random orders. A batch is in random
+    order, as some objectives compare its halves or neighbours. An epoch has as many batches as without balance.
     """
 
     labels: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
@@ -284,4 +284,5 @@ class BalancedOrder(BatchOrder):
                     key = "balanced", *self.purpose, self.client, label, time
                     orders[label] = time, samples[self.streams.permutation(len(samples), *key)].tolist()
                 batch.append(orders[label][1][at])
-            yield torch.tensor(batch)
+            place_of = self.streams.permutation(len(batch), "balanced batch", *self.purpose, self.client, turn)
+            yield torch.tensor(batch)[place_of]

@@ -22,7 +22,8 @@ Clients keep no state.
 
 **Choices.**
 
-- The deviations sum to 0, so the gradient matches the equation although m and C are constant during a round.
+- For moments of one model the deviations sum to 0, so the gradient matches the equation although m and C are constant
+  during a round. Here m and C are means over the trained models, so it does approximately.
 - A client measures :math:`m_k` and :math:`C_k` with the model that it has trained, over all its samples, in evaluation
   mode and without augmentation, and uploads them. Round 1 has no means and therefore no penalty.
 - Batch covariances are divided by n - 1; an environment with a single sample in the batch is skipped in that step.
@@ -109,3 +110,5 @@ class CORAL(Aligned):
 
 class PooledCORAL(Pooled, Aligned):
     """CORAL on pooled data, over the environments of a batch; gamma = 0 is pooled training."""
+
+    paper: ClassVar[str] = Aligned.paper

@@ -25,7 +25,8 @@ they have equal weight.
 
 - :math:`G_i` is measured on the training samples, in evaluation mode and without augmentation: :math:`F_i(w_i)` after
   local training, :math:`F_i(w)` when w arrives in the next round. So a gap is known from the client's second round on,
-  and t counts the rounds before the current one. :math:`F_i(w_i)` stays on the client; the gap is uploaded.
+  and t counts the rounds before the current one. :math:`F_i(w_i)` stays on the client; the gap is uploaded. The public
+  code measures gaps on validation samples, by default of the accuracy.
 - :math:`d_t` is divided by N, so that steps do not depend on the number of clients; the public code divides by its
   three.
 - The mean is subtracted and the maximum is of absolute values, as in FL4Health; the authors' code subtracts no mean.

@@ -29,7 +29,8 @@ late client has updated them.
 - Augmentation is drawn for each batch and stage, and only then are the client's statistics updated (public code). They
   start at 0 and 1, and the variances :math:`S'` at 1.
 - Variances are divided by n, so they are 0 for a single sample or client, and 1e-6 is added (public code). :math:`S'`
-  is per channel, as in the paper; ports of the public code have one number for all channels, where gamma is 1.
+  is per channel, as in the paper; the public code has one number for all channels, where gamma is 1.
+- The moving mu and sigma stay on the client; the public code averages and broadcasts them.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ has trained its model.
 - Prototypes are computed with the trained local model, in evaluation mode, over all samples without augmentation
   (public code: on the batches before each step). A class that no client of the round has keeps its prototype.
 - ``inference``: the nearest prototype, with logits :math:`-\|z - G_j\|^2` (Sec. 3), or the local head; the public code
-  scores both. With the head and ``lam = 0`` it is local training.
+  scores both, the prototypes of the client's classes alone. With the head and ``lam = 0`` it is local training.
 - All clients have the same initial model; the paper's may have different networks.
 - An unseen client is scored with every client's model, and the accuracies are averaged (the paper: it trains a model).
 """

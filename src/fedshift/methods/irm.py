@@ -24,8 +24,9 @@ points on Heart, +0.4 on OPT, not significant), and on RotatedMNIST it diverges 
   Adam takes the weight of the public code for Colored MNIST, the preset for coloured images: 91257 after 190 of 501
   steps.
 - Means over environments replace the paper's sums.
-- ``warmup`` percent of the rounds have no penalty (DomainBed: 500 of 5,000 steps). There Adam restarts with the
-  penalty, or the loss is divided by lam; here neither.
+- ``warmup`` percent of the rounds have no penalty (public codes: weight 1, in DomainBed for 500 of 5,000 steps). There
+  Adam restarts with the penalty, or the loss is divided by lam; here neither. The preset omits the public code's
+  weight decay.
 - With ``lam = 0`` it is FedAvg, or pooled training.
 """
 
@@ -77,3 +78,5 @@ class IRM(FedAvg):
 
 class PooledIRM(Pooled, IRM):
     """IRMv1 on pooled data, over the environments of a batch; lam = 0 is pooled training."""
+
+    paper: ClassVar[str] = IRM.paper

@@ -77,3 +77,5 @@ class Mixup(FedAvg):
 
 class PooledMixup(Centralised, Mixup):
     """Mixup on pooled data, across environments."""
+
+    paper: ClassVar[str] = Mixup.paper

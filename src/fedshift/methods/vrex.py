@@ -2,7 +2,7 @@ r"""V-REx: penalise the variance of the risks over environments.
 
 Krueger et al., Out-of-distribution generalization via risk extrapolation (REx), ICML 2021, Eq. (V-REx).
 
-With :math:`R_e` the risk of environment e, the objective is
+With :math:`R_e` the risk of environment e, the objective is, with a mean in place of the paper's sum,
 
 .. math::
 
@@ -24,12 +24,14 @@ state.
 - :math:`(R_k - r)^2` rather than the weight :math:`1 + 2 \beta (R_k - r)` of the first step, which has no lower bound
   if it is negative.
 - Since r is constant in a round, with a large beta no risk falls by more than 1 / (2 beta) below it: the penalty is
-  for a model that has learned features. ``warmup`` percent of the rounds have no penalty (DomainBed: 500 of 5,000
-  steps); the federated form has at least one such round.
+  for a model that has learned features. ``warmup`` percent of the rounds have no penalty (DomainBed: weight 1 for 500
+  of 5,000 steps); the federated form has at least one such round.
 - Clients can make risks equal for a reason that is not invariant: at 10 local steps the federated form follows the
   colour of Colored Fashion-MNIST at published weights.
 - The noise of a batch's risk is part of the variance, as in DomainBed. With few samples of each environment it
   dominates, and pooled RotatedMNIST, with six, collapses at beta = 1.
+- beta is the paper's divided by the number of environments, and twice the weight of the public code for two.
+- r is measured in evaluation mode without augmentation, :math:`R_k` in training mode.
 - In the pooled form r is the mean over the environments of the batch. The variance is divided by their number.
 - With ``beta = 0`` it is FedAvg, or pooled training.
 """
@@ -91,3 +93,5 @@ class VREx(RiskMeasured, RiskVariance):
 
 class PooledVREx(Pooled, RiskVariance):
     """V-REx on pooled data, over the environments of a batch; beta = 0 is pooled training."""
+
+    paper: ClassVar[str] = RiskVariance.paper
