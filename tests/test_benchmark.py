@@ -10,6 +10,7 @@ from io import BytesIO
 from math import sqrt
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
@@ -321,6 +322,31 @@ def test_null_rows_calibrate_intervals(small: Benchmark):
     assert on_a.half == pytest.approx(t * sqrt(5))
     assert on_b.half == pytest.approx(sqrt(t**2 * 100 / 3 + t**2 * 5))
     assert (null.mean, null.clear) == (pytest.approx(3.0), False)
+
+
+@pytest.mark.parametrize("noise", [0.0, 3.0])
+def test_intervals_cover_the_truth_although_differences_share_the_draw_of_fedavg(small: Benchmark, noise: float):
+    """Rows that tuning moves by a normal draw each, FedAvg too, beside noise by seed: FedSR's true difference is 0.
+
+    Differences of null rows share FedAvg's draw, so they are not independent. Yet a draw of FedAvg that is far off
+    widens the interval as much as it moves the difference: of 95 % intervals at least 95 % must contain 0. Half a point
+    is small beside the draws, of 50 points.
+    """
+    generator = np.random.default_rng(0)
+    names = ["fedavg", "fedsr", *(f"fedavg-again {n}" for n in (1, 2, 3))]
+    plan = replace(small.plan, rows=tuple(ExhibitRow(name, name.partition(" ")[0]) for name in names))
+
+    def clear() -> bool:
+        scores = 50 * (generator.normal(size=(5, 1)) + noise * generator.normal(size=(5, len(SEEDS))))
+        by_row = {
+            ("a", name, "accuracy"): dict(zip(SEEDS, row, strict=True))
+            for name, row in zip(names, scores.tolist(), strict=True)
+        }
+        found = Benchmark(plan, by_row, {}).difference("a", "fedsr")
+        assert found
+        return found.clear
+
+    assert 0 < sum(clear() for _ in range(4_000)) / 4_000 < 0.05
 
 
 def test_the_mean_over_columns_is_calibrated_on_the_columns_of_its_row(small: Benchmark):

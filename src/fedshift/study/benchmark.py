@@ -55,8 +55,7 @@ def benchmark(
     Args:
         scale: "smoke", "short" or "paper".
         methods: the rows, a name or several; "all" stands for the published methods that come with the package, which
-            are
-            the default.
+            are the default.
         federations: the columns, a name or several; by default all that the scale has.
         data: paths of data that cannot be fetched or generated, by data set: ``{"pacs": "pacs.parquet"}``.
         plugins: Python files that register methods, which are rows if ``methods`` names them.
