@@ -38,6 +38,23 @@ def test_two_rounds_by_hand(on_quadratics: OnQuadratics, rate: float, weights: l
         assert at_rest(simulation) == pytest.approx(sum(hs) / 2)
 
 
+def test_weights_and_heads_take_plain_steps_beside_a_training_with_momentum(on_quadratics: OnQuadratics):
+    """Client 0, two steps of W at the rate 0.1, momentum 0.9 of the training, whose single step it does not change.
+
+    The mixed head is 0.3 - 0.35 W, its F' times -0.35 the gradient of W. At W = 1: 3.05 * 0.35 = 1.0675, W = 0.89325;
+    there the head is -0.0126375, the gradient 3.0126375 * 0.35 = 1.0544231, and W = 0.7878077. The head starts from
+    0.3 - 0.35 W = 0.0242673 and takes a step of 0.1 to 0.3.
+    """
+    changes = PLAIN | {"train.steps": 1, "train.momentum": 0.9}
+    simulation = Simulation(
+        on_quadratics.experiment(FedALA(weight_lr=0.1, weight_steps=2, unit="steps"), changes, APART)
+    )
+    go_on(simulation)
+    go_on(simulation)
+    assert own(simulation, "weight.w")[0] == pytest.approx(0.7878077)
+    assert own(simulation, "last.head.w")[0] == pytest.approx(0.0242673 + 0.1 * (3 - 0.0242673))
+
+
 def test_with_weights_that_stay_at_1_it_is_fedavg(on_quadratics: OnQuadratics):
     """On full batches, since W and the head's place take separate batches."""
     changes = PLAIN | {"train.rounds": 4, "train.steps": 3}

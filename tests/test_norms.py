@@ -60,6 +60,19 @@ def test_fixbn_is_fedavg_to_the_bit_until_statistics_are_fixed(make: Make):
         assert torch.allclose(tensor, before[name], rtol=1e-12, atol=0) == name.endswith(STATISTICS)
 
 
+@pytest.mark.parametrize(("rounds", "fixed"), [(1, []), (2, [2]), (5, [3, 4, 5])])
+def test_statistics_are_fixed_after_half_of_the_rounds_but_never_in_the_first(rounds: int, fixed: list[int]):
+    """T* is 1, 1 and 2; statistics that no batch has updated would not normalise anything."""
+    ((objective,),) = (phase.objectives for phase in FixBN().phases())
+    batch = Batch(torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0]))
+    found = []
+    for round in range(1, rounds + 1):
+        norm = nn.BatchNorm1d(1)
+        objective.loss(Net({"encoder": norm, "head": linear([1.0], [-1.0])}), batch, at(round=round, rounds=rounds))
+        found += [round] if norm.running_mean.item() == 0 else []
+    assert found == fixed
+
+
 def test_fixed_statistics_by_hand():
     """Of z = x = 1 and 3 in one batch, running mean 0 and variance 4 - eps: 1/2 and 3/2 in the place of -1 and 1.
 

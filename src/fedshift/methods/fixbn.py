@@ -18,7 +18,7 @@ Without batch norm it is FedAvg.
 
 **Choices.**
 
-- T* is half of the rounds unless ``fixed_after`` is set.
+- T* is half of the rounds, at least 1, unless ``fixed_after`` is set.
 - The paper's momentum that persists between rounds is ``optimiser_state = "kept"``.
 - Local batch norms (``bn``) are fixed on the client with their last statistics.
 """
@@ -49,13 +49,13 @@ def fixed_statistics(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 @dataclass(frozen=True, repr=False)
 class FixedAfter(Objective):
-    """An objective whose batch norms are fixed after round ``last``; None is half of the rounds."""
+    """An objective whose batch norms are fixed after round ``last``; None is half of the rounds, at least 1."""
 
     last: int | None = None
 
     def evaluate(self, net: Net, batch: Batch, context: Context) -> dict[str, Tensor]:
         """The weighted terms of a batch, with fixed statistics after that round."""
-        last = context.rounds // 2 if self.last is None else self.last
+        last = max(1, context.rounds // 2) if self.last is None else self.last
         with fixed_statistics(net.parts.values() if context.round > last else ()):
             return super().evaluate(net, batch, context)
 
