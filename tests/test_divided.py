@@ -32,15 +32,20 @@ def test_it_is_partialfed_with_that_part_for_every_client_to_the_bit(make: Make,
         assert all(torch.equal(last[name], tensor) for name, tensor in state.tensors.items())
 
 
-def test_the_unseen_of_lg_fedavg_have_every_clients_encoder(make: Make):
-    """The domain held out is scored with the two clients' models."""
-    simulation = simulate(make({"method.name": "lg-fedavg", **CNN_WITH_BN}), rounds=1)
+@pytest.mark.parametrize(("name", "shared"), [("lg-fedavg", "head.weight"), ("fedproto", "prototypes.value")])
+def test_the_unseen_have_every_clients_encoder(make: Make, name: str, shared: str):
+    """The domain held out is scored with the two clients' models, and with what the server broadcasts."""
+    simulation = simulate(make({"method.name": name, **CNN_WITH_BN}), rounds=1)
     (unseen,) = (each for each in simulation.federated.environments if each.client is None)
     models = models_of(simulation, unseen)
     kept = [state.tensors for _, state in states(simulation)]
+    state = simulation.coordinator.state
+    broadcast = {**state.shared, **state.down}
     assert len(models) == len(kept) == 2
     for model, own in zip(models, kept, strict=True):
-        assert all(torch.equal(model[name], tensor) for name, tensor in own.items())
+        encoder = Tensors(own).of("encoder")
+        assert encoder and all(torch.equal(model.of("encoder")[name], tensor) for name, tensor in encoder.items())
+        assert torch.equal(model[shared], broadcast[shared])
     row = evaluated(simulation, simulation.coordinator.schedule[0])["environments"][-1]
     assert (row["model"], row["models"]) == ("unseen", 2)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import CNN_WITH_BN, Make, at, evaluated, linear, models_of, simulate, states, values
+from conftest import CNN_WITH_BN, Make, at, linear, simulate, states, values
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net, holder
 from fedshift.methods.fedproto import FedProto
@@ -75,17 +75,3 @@ def test_without_the_distance_it_is_local_training_to_the_bit(make: Make):
     for client, state in states(ours):
         assert all(torch.equal(state.tensors[name], tensor) for name, tensor in alone[client].tensors.items())
     assert ours.coordinator.state.down["prototypes.value"].abs().sum() > 0
-
-
-def test_the_unseen_are_scored_with_every_clients_model_and_the_global_prototypes(make: Make):
-    """The domain held out is scored with the two clients' models, which no average replaces."""
-    simulation = simulate(make({"method.name": "fedproto", **CNN_WITH_BN}), rounds=1)
-    (unseen,) = (each for each in simulation.federated.environments if each.client is None)
-    models = models_of(simulation, unseen)
-    local = [state.tensors for _, state in states(simulation)]
-    assert len(models) == len(local) == 2
-    for model, of_client in zip(models, local, strict=True):
-        assert all(torch.equal(model[name], of_client[name]) for name in of_client if name.startswith("encoder."))
-        assert torch.equal(model["prototypes.value"], simulation.coordinator.state.down["prototypes.value"])
-    row = evaluated(simulation, simulation.coordinator.schedule[0])["environments"][-1]
-    assert (row["model"], row["models"]) == ("unseen", 2)
