@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from io import BytesIO
@@ -27,6 +28,7 @@ from fedshift.reporting.intervals import Interval, paired, t_quantile
 from fedshift.reporting.results import MeanStd
 from fedshift.runs.events import Progress
 from fedshift.runs.locks import locked
+from fedshift.runs.run import Run
 from fedshift.study import benchmark_plan as benchmarking
 from fedshift.study import execute
 from fedshift.study.benchmark import Benchmark
@@ -557,6 +559,16 @@ def test_what_cannot_run_or_diverged_leaves_the_others_alone_and_is_not_tried_ag
     (run / DIVERGED).unlink()
     Benchmark.run(plan, third)
     assert third.begun == [run.name]
+
+
+def test_each_null_row_is_tuned_for_itself(on_tiny_data: StudyPlan):
+    """Three rows of one method: each has its own study, and none replaces (with a warning) what another found."""
+    done = Benchmark.run(with_rows(on_tiny_data, "fedavg", "fedavg-again"), Progress())
+    found = [done.chosen["tiny-sgd", row][0] for row in done.null_rows]
+    assert len({each.study for each in found}) == contents()["again"] == 3
+    runs = {path.parent for path in on_tiny_data.folder.glob("tiny-sgd/fedavg-again-*/experiment.toml")}
+    rates = Counter(Run(path).experiment.train.lr for path in runs)
+    assert rates == Counter(each.settings["train.lr"] for each in found for _ in on_tiny_data.scale.seeds)
 
 
 @pytest.fixture

@@ -284,5 +284,5 @@ class BalancedOrder(BatchOrder):
                     key = "balanced", *self.purpose, self.client, label, time
                     orders[label] = time, samples[self.streams.permutation(len(samples), *key)].tolist()
                 batch.append(orders[label][1][at])
-            place_of = self.streams.permutation(len(batch), "balanced batch", *self.purpose, self.client, turn)
-            yield torch.tensor(batch)[place_of]
+            shuffled = self.streams.permutation(len(batch), "balanced batch", *self.purpose, self.client, turn)
+            yield torch.tensor(batch)[shuffled]

@@ -45,17 +45,17 @@ class PlanOutcome:
         """A cell with the settings that are chosen on validation data, which are recorded."""
         requested = cell.experiments
         if cell.budget is not None:
-            from fedshift.study.tune import search_all  # which a dry run does not need
+            from fedshift.study.tune import best_settings, search  # which a dry run does not need
 
-            tuning = search_all(cell.make(cell.tuning_seeds), cell.budget, progress, self.shard)
-            self.chosen[cell.key[:2]] = sorted(tuning.found, key=lambda found: found.case)
-            if tuning.failed:  # of a single held-out domain among several
-                raise DivergedError(tuning.failed[0])
-            # The file may have other entries, and those of null rows replace each other in it.
-            own = tuning.tuned.model_copy(update={"tuned": [*tuning.found]})
+            searched = cell.make(cell.tuning_seeds)
+            studies, failed = search(searched, cell.budget, progress, self.shard)
+            best = best_settings(searched[0], studies)
+            self.chosen[cell.key[:2]] = sorted(best.tuned, key=lambda found: found.case)
+            if failed:  # of a single held-out domain among several
+                raise DivergedError(str(failed[0]))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FedshiftWarning)
-                requested = own.apply(requested, where=str(tuning.path))
+                requested = best.apply(requested)
         return replace(cell, make=of_seeds(requested), budget=None)
 
     def run(self, experiments: Sequence[Experiment], progress: Progress) -> scheduling.Failures:

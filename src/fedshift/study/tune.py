@@ -83,14 +83,25 @@ def search_all(
 ) -> Tuning:
     """Run the studies of experiments, and write the best settings; finished work is not repeated.
 
-    A study that fails does not stop the others. Processes that share the work run the runs of each batch together.
-    Warns and raises as :func:`plan_studies`; also warns if the file of the best settings had other entries for these
-    methods, and raises a FedshiftError if no study has a complete trial, or runs cannot run for a reason other than
-    their method, such as a full disk.
+    Warns and raises as :func:`search`; also warns if the file of the best settings had other entries for these methods,
+    and raises a FedshiftError if it cannot be written.
+    """
+    studies, failed = search(experiments, budget, progress, shard)
+    path = best_settings(experiments[0], studies).write(run_path(experiments[0]).parent)
+    return Tuning(path, TunedSettings.read(path), tuple(studies), tuple(map(str, failed)))
+
+
+def search(
+    experiments: Sequence[Experiment], budget: Budget, progress: Progress, shard: Shard | None = None
+) -> tuple[list[Study], list[FedshiftError]]:
+    """Run the studies of experiments; returns those with a complete trial, and errors of others, which stop none.
+
+    Processes that share the work run the runs of each batch together. Warns and raises as :func:`plan_studies`; also
+    raises a FedshiftError if no study has a complete trial, or runs cannot run for a reason other than their method,
+    such as a full disk.
     """
     studies, failed = plan_studies(experiments, budget)
-    folder = run_path(experiments[0]).parent
-    files.check_folder(folder)
+    files.check_folder(run_path(experiments[0]).parent)
     done: list[Study] = []
     for study in studies:
         try:
@@ -107,10 +118,13 @@ def search_all(
             done.append(study)
     if not done:
         raise failed[0]
+    return done, failed
+
+
+def best_settings(experiment: Experiment, studies: Sequence[Study]) -> TunedSettings:
+    """The settings of the best trial of each study, on an experiment (any of those that are tuned)."""
     searched = {key for study in studies for key in study.space.searched}
-    entries = map(Found.of, done)
-    path = TunedSettings.of(experiments[0], chosen_on(done[0]), searched, entries).write(folder)
-    return Tuning(path, TunedSettings.read(path), tuple(done), tuple(map(str, failed)))
+    return TunedSettings.of(experiment, chosen_on(studies[0]), searched, map(Found.of, studies))
 
 
 def chosen_on(study: Study) -> str:
