@@ -48,3 +48,10 @@ def test_the_api_page_lists_every_public_name_but_methods_and_catalogues():
     listed = set(re.findall(r"auto(?:function|class|exception):: (?:[\w.]+\.)?(\w+)", (DOCS / "api.md").read_text()))
     expected = {name for name, module in public.items() if not module.startswith("methods.") and not name.isupper()}
     assert expected - listed == set()
+
+
+def test_the_page_of_a_system_begins_with_when_to_choose_it_and_its_results(method_pages):
+    for page in ("fedsr", "fedcir", "fraug", "client2vec", "fedpin"):
+        lines = [*filter(None, method_pages.method_page(page, method_pages.pages()[page], DOCS))]
+        assert lines[3].startswith("**When to choose it.**")
+        assert lines[5].startswith("[Results of") and f"(../results/{page}.md)" in lines[5]

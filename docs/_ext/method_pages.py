@@ -82,8 +82,12 @@ def method_page(page: str, names: list[str], docs: Path) -> Iterator[str]:
     title, _, summary = first.partition(": ")
     options = ", ".join(f"`--method {name}`" for name in names)
     source = f"src/{module.__name__.replace('.', '/')}.py"
-    yield from (f"# {title}", "", f"{summary[:1].upper()}{summary[1:]}", "", f"Use {options}; source: `{source}`.", "")
-    yield from ("```{eval-rst}", rest.strip(), "```", "")
+    choose, rest = _when_to_choose(rest)
+    yield from (f"# {title}", "", f"{summary[:1].upper()}{summary[1:]}", "")
+    yield from ("```{eval-rst}", choose, "```", "") if choose else ()
+    if (docs / "results" / f"{page}.md").exists():
+        yield from (f"[Results of {title}](../results/{page}.md): tables, controls and commands.", "")
+    yield from (f"Use {options}; source: `{source}`.", "", "```{eval-rst}", rest, "```", "")
     level = "##" if len(names) == 1 else "###"
     for name in names:
         cls = METHODS.get(name)
@@ -116,6 +120,13 @@ def crossings(name: str) -> list[Crossing]:
                 Crossing(label, UP, tensor, shape, TELEMETRY) for tensor, (_, shape) in declaration.telemetry.items()
             ]
     return found
+
+
+def _when_to_choose(text: str) -> tuple[str, str]:
+    """The paragraph for those who choose a method, if there is one, and the others."""
+    paragraphs = text.strip().split("\n\n")
+    (choose, *_) = [each for each in paragraphs if each.startswith("**When to choose it.**")] or [""]
+    return choose, "\n\n".join(each for each in paragraphs if each != choose)
 
 
 def _paper(name: str) -> str:
