@@ -174,4 +174,5 @@ def test_presets_are_the_numbers_that_were_published():
         alpha = {data: each["alpha"] for data, each in presets[name].items() if "alpha" in each}
         assert alpha == dict.fromkeys(("colored-mnist", "colored-fashion-mnist"), 1e5)
     assert presets["fedpin"]["pacs"] == {"lam": 3.0, "gamma": 1e-5}
-    assert "vlcs" in presets["fedadg"]
+    epochs = {"classification_steps": 5, "adversarial_steps": 10}
+    assert presets["fedadg"]["vlcs"] == epochs | {"adversarial_lr": 7e-4, "smoothing": 0.2, "code": 0.6}

@@ -10,7 +10,8 @@ from fedshift.core.contract import ServerState
 from fedshift.core.tensors import Replies, Tensors
 from fedshift.methods.pfedme import PFedMe
 from fedshift.runs.simulation import Simulation
-from quadratics import APART, PLAIN, OnQuadratics, at_rest, on_quadratics, own
+from quadratics import APART, PLAIN, OnQuadratics, Quadratics, at_rest, on_quadratics, own
+from refusal import refuses
 
 __all__ = ["on_quadratics"]  # a fixture
 
@@ -60,6 +61,24 @@ def test_w_ends_at_the_optimum_of_the_envelopes(on_quadratics: OnQuadratics):
     simulation = on_quadratics.run(PFedMe(lam=2.0, personal_steps=60, share=0.8), changes, APART)
     assert at_rest(simulation) == pytest.approx(1 / 3, abs=1e-5)
     assert own(simulation) == pytest.approx([11 / 9, -5 / 9], abs=1e-5)
+
+
+@pytest.mark.parametrize(("settings", "w"), [({}, 0.09), ({"share": 0.075}, 0.0075)])
+def test_under_adam_w_follows_theta_by_default(on_quadratics: OnQuadratics, settings: dict[str, float], w: float):
+    """Adam's first step is the rate, 0.1, whatever the gradient; w takes the share of it, 0.9 by default.
+
+    With the paper's eta lam = 0.005 * 15 = 0.075 w moves a thirteenth of Adam's rate in a step: it learns nothing.
+    """
+    changes = {**PLAIN, "train.optimiser": "adam", "train.rounds": 1, "train.steps": 1}
+    simulation = on_quadratics.run(PFedMe(personal_steps=1, **settings), changes, Quadratics(slopes=(1.0, 2.0)))
+    assert own(simulation) == pytest.approx([0.1, 0.1], abs=1e-5)
+    assert at_rest(simulation) == pytest.approx(w, abs=1e-6)
+
+
+def test_a_share_at_which_w_diverges_is_refused():
+    """w - theta is multiplied by 1 - eta lam in each step, which grows from a share of 2 on."""
+    with refuses("method.share = 2.0", "less than 2"):
+        PFedMe(share=2.0)
 
 
 def test_the_merge_by_hand():
