@@ -76,7 +76,7 @@ def test_under_adam_w_follows_theta_by_default(on_quadratics: OnQuadratics, sett
 
 
 def test_a_share_at_which_w_diverges_is_refused():
-    """w - theta is multiplied by 1 - eta lam in each step, which grows from a share of 2 on."""
+    """The distance w - theta is multiplied by 1 - eta lam in each step, which grows from a share of 2 on."""
     with refuses("method.share = 2.0", "less than 2"):
         PFedMe(share=2.0)
 
