@@ -227,3 +227,8 @@ def test_a_comparison_as_markdown_has_the_cells_of_its_tables(comparison: Compar
     assert lines[2] == f"| {' | '.join(headline.columns)} |"
     assert [f"| {' | '.join(row)} |" for row in headline.rows] == lines[4 : 4 + len(headline.rows)]
     assert all(f"- {note}" in lines for note in comparison.notes())
+
+
+def test_a_method_in_our_form_is_noted_once(make: Make, tmp_path: Path):
+    folders = [written(tmp_path, method, seed, "dark", 0.5, make) for method in ("fedsr", "fedsdr") for seed in (0, 1)]
+    assert [note.split()[0] for note in Comparison.read(folders).notes() if "our form" in note] == ["fedsdr"]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedshift.clients import PROTOCOLS
 from fedshift.core.metrics import ACCURACY, AUROC, Metric
+from fedshift.methods import METHODS
 from fedshift.reporting.results import Row, held_out
 from fedshift.runs.run import Run
 from fedshift.runs.schema import Record
@@ -248,6 +249,7 @@ def shortened(words: Sequence[str], kind: str) -> str:
 
 def explanations(comparison: Comparison) -> Iterator[str]:
     """How the numbers came about, where that is not the same for all runs or not plain to see."""
+    yield from _of_our_form(comparison.runs)
     yield from _of_runs(comparison.runs)
     yield from _of_targets(comparison)
     yield from _of_metrics(comparison)
@@ -255,6 +257,12 @@ def explanations(comparison: Comparison) -> Iterator[str]:
     for role in ROLES:
         if (count := len(comparison.environments(role))) > MOST_ENVIRONMENTS:
             yield f"The {count} {role} environments are not shown one by one; records.jsonl contains them."
+
+
+def _of_our_form(runs: Sequence[Run]) -> Iterator[str]:
+    for name in dict.fromkeys(run.table["method"]["name"] for run in runs):
+        if name in METHODS and METHODS.get(name).our_form:
+            yield f"{name} is in our form, as its paper has no public code and leaves open what decides its results."
 
 
 def _support(runs: Sequence[Run]) -> Iterator[str]:
