@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from conftest import CNN_WITH_BN, Make, at, go_on, linear, simulate, states
 from fedshift.core.contract import Batch
 from fedshift.core.net import Net
+from fedshift.methods.fedavg import FedAvg
 from fedshift.methods.fixbn import FixBN
 from fedshift.methods.silobn import SiloBN
 from fedshift.runs.simulation import Simulation
@@ -43,6 +44,14 @@ def test_silobn_measures_the_statistics_of_unseen_clients_alone():
     assert SiloBN().reestimates(unseen=True)
     assert not SiloBN().reestimates(unseen=False)
     assert not SiloBN(cold="mean").reestimates(unseen=True)
+
+
+def test_for_an_unseen_domain_silobn_is_fedavg_with_statistics_measured_again(make: Make):
+    """Training does not use the statistics, and both measure them on the inputs to predict."""
+    silobn = shared(simulate(make({**CNN_WITH_BN, "method.name": "silobn"})))
+    fedavg = shared(simulate(make({**CNN_WITH_BN, "method.bn": "reestimate"})))
+    assert_equal(silobn, {name: tensor for name, tensor in fedavg.items() if not name.endswith(STATISTICS)})
+    assert SiloBN().reestimates(unseen=True) and FedAvg(bn="reestimate").reestimates(unseen=True)
 
 
 def test_fixbn_is_fedavg_to_the_bit_until_statistics_are_fixed(make: Make):
