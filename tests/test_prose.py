@@ -36,12 +36,12 @@ prose = tool("prose")
 size = tool("size")
 
 
-@pytest.mark.parametrize("tree", ["src", "docs"])
+@pytest.mark.parametrize("tree", ["src", "docs", "toml"])
 def test_no_avoided_word(tree: str):
     assert [f"{hit.path.name}:{hit.line}: {hit.word}" for hit in prose.hits(prose.trees()[tree])] == []
 
 
-@pytest.mark.parametrize("tree", ["src", "docs"])
+@pytest.mark.parametrize("tree", ["src", "docs", "toml"])
 def test_limited_words_are_rare(tree: str):
     limits = prose.WORDS["limits"][tree]
     assert {word: n for word, n in prose.counts(tree).items() if n > limits[word]} == {}
@@ -54,6 +54,7 @@ def test_limited_words_are_rare(tree: str):
         (".py", "x = 1  # it is left\n# out\n", []),
         (".py", 'x = "one\\n"\ny = """A column is left\n    out of it."""\n', ["left out"]),
         (".py", "said = f'{said} three words here'\n", []),
+        (".toml", "# It is left\n# out\nleft_out = 'as told'\n", ["told", "left out"]),
         (".md", "# Told\n\n`told` and [a](told.md)\n\n```\ntold\n```\n", ["Told"]),
     ],
 )

@@ -1,4 +1,4 @@
-"""Report words that the project's prose avoids: in docs, docstrings, comments, and messages of at least three words.
+"""Report words that the project's prose avoids: in docs, TOML files, docstrings, comments, and messages.
 
     python tools/prose.py            the hits, and how often each limited word occurs
     python tools/prose.py --counts   the counts alone
@@ -48,9 +48,17 @@ def prose_of_markdown(path: Path) -> Iterator[tuple[int, str]]:
     yield 1, _blank(CODE, path.read_text(encoding="utf-8"))
 
 
+def prose_of_toml(path: Path) -> Iterator[tuple[int, str]]:
+    """A TOML file without the marks of its comments."""
+    yield 1, path.read_text(encoding="utf-8").replace("#", " ")
+
+
 def _blank(pattern: re.Pattern[str], text: str) -> str:
     """The text with what matches replaced by the line ends in it, so that lines keep their numbers."""
     return pattern.sub(lambda match: "\n" * match.group().count("\n") or " ", text)
+
+
+READERS = {".py": prose_of_python, ".md": prose_of_markdown, ".toml": prose_of_toml}
 
 
 def trees() -> dict[str, list[Path]]:
@@ -60,13 +68,14 @@ def trees() -> dict[str, list[Path]]:
     return {
         "src": sorted((ROOT / "src").rglob("*.py")),
         "docs": sorted(page for page in pages if page != changes and not GENERATED & {page.name, *page.parts}),
+        "toml": sorted((ROOT / "src").rglob("*.toml")),
     }
 
 
 def prose(paths: Iterable[Path]) -> Iterator[tuple[Path, int, str]]:
     """Each piece of prose in files, with its first line."""
     for path in paths:
-        for line, text in (prose_of_python if path.suffix == ".py" else prose_of_markdown)(path):
+        for line, text in READERS[path.suffix](path):
             yield path, line, text
 
 

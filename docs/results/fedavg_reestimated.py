@@ -10,6 +10,6 @@ from fedshift.spec import setting
 
 @fedshift.METHODS.register("fedavg-reestimated")
 class Reestimated(fedshift.FedAvg):
-    """FedAvg that predicts as SiloBN does for a domain that nobody has seen."""
+    """FedAvg that predicts as SiloBN does for a held-out domain."""
 
     bn: Literal["reestimate"] = setting("reestimate", help="batch-norm statistics: measured again")
