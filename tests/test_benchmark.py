@@ -198,7 +198,7 @@ def test_mean_ranks_are_over_the_columns_on_which_a_method_can_run(small: Benchm
 
 
 def test_differences_are_paired_by_seed_within_a_column_and_over_all(small: Benchmark):
-    """FedSR less FedAvg is 10, 10, 10 on a and 0, -10, 10 on b: by seed 5, 0, 10, mean 5 and s 5.
+    """FedSR minus FedAvg is 10, 10, 10 on a and 0, -10, 10 on b: by seed 5, 0, 10, mean 5 and s 5.
 
     Without null rows intervals are widened by half a point: the half width is √(t² s² / 3 + 0.5²).
     """
@@ -608,7 +608,7 @@ def test_a_plugin_that_fails_is_noted_and_the_others_go_on_to_exit_code_1(
 def test_the_command_and_the_function_do_the_same(on_tiny_data: StudyPlan, small_command: list[str]):
     call = [*small_command, "--method", "fedavg,fedprox"]
     assert "8 runs planned" in ok(*call, "--dry-run")
-    assert "Accuracy less fedavg's" in ok(*call)
+    assert "Accuracy minus fedavg's" in ok(*call)
     out = on_tiny_data.folder.parent
     again = fedshift.benchmark("small", ["fedavg", "fedprox"], out=out, progress=Progress())
     assert (out / "small" / "benchmark.md").read_text() == again.table()

@@ -446,7 +446,7 @@ def test_a_row_whose_runs_were_given_up_is_marked(tmp_path: Path):
     results = Comparison([*runs, given_up])
     tables = [table for table in [*results.tables(), *results.more_tables()] if "scaffold" in table.csv()]
     assert [row[0] for row in tables[0].rows] == ["fedavg", "scaffold (1 of 2 runs given up)"]
-    assert any("less fedavg" in table.title and "given up" in table.csv() for table in tables)
+    assert any("minus fedavg" in table.title and "given up" in table.csv() for table in tables)
     assert results.accuracy("scaffold") == pytest.approx(0.7)
 
 

@@ -28,7 +28,7 @@ from fedshift.study.execute import DIVERGED, PlanOutcome
 from fedshift.study.grid import Document, expand
 from fedshift.study.papers import PAPERS, exhibit_of, exhibits
 from fedshift.study.quantities import quantity
-from fedshift.study.reproduction import Reproduction, differences_from_paper, less, plan_table
+from fedshift.study.reproduction import Reproduction, differences_from_paper, minus, plan_table
 from fedshift.study.scenarios import scales, scenarios
 from fedshift.study.study_tables import RUNS_FILE, Count, run_folders
 from fresh import ok
@@ -141,9 +141,9 @@ def test_published_numbers_are_the_papers():
 
 def test_a_number_outside_of_two_deviations_is_marked():
     """60 ± 0.5 reaches 61 and no further; of one seed there is no deviation, so nothing is claimed."""
-    assert less(MeanStd(60.0, 0.5), 61.0) == "(-1.0)"
-    assert less(MeanStd(60.0, 0.5), 61.1) == "(-1.1*)"
-    assert less(MeanStd(60.0, None), 70.0) == "(-10.0)"
+    assert minus(MeanStd(60.0, 0.5), 61.0) == "(-1.0)"
+    assert minus(MeanStd(60.0, 0.5), 61.1) == "(-1.1*)"
+    assert minus(MeanStd(60.0, None), 70.0) == "(-10.0)"
 
 
 # Asked for ----------------------------------------------------------------------------------------

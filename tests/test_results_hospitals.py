@@ -34,10 +34,10 @@ def test_a_difference_counts_seeds_and_patients(page: ModuleType):
     """
     joined = site(page, [[0.9, 0.1, 0.8, 0.2]] * 2, [95, 105], [100, 100])
     alone = site(page, [[0.9, 0.1, 0.8, 0.7]] * 2, [75, 75], [100, 100])
-    found = joined.less(alone, "accuracy")
+    found = joined.minus(alone, "accuracy")
     assert found.mean == 25
     assert found.half == pytest.approx(sqrt((12.7062 * 5) ** 2 + (196 * sqrt(3) / 8) ** 2), rel=1e-4)
-    assert joined.less(alone, "auroc").half == 0  # both rank the patients the same, in every seed
+    assert joined.minus(alone, "auroc").half == 0  # both rank the patients the same, in every seed
 
 
 def test_divisions_overlap(page: ModuleType):

@@ -47,8 +47,8 @@ def test_cells_are_added_to_the_published_ones():
 def test_the_table_by_hospital_is_that_of_the_numbers():
     page = module_of(RESULTS / "hospitals.py")
     with (RESULTS / "hospitals.csv").open(encoding="utf-8") as numbers:
-        rows = page.less_alone([*csv.DictReader(numbers)])
-    with (RESULTS / "hospitals-less-alone.csv").open(encoding="utf-8") as table:
+        rows = page.minus_alone([*csv.DictReader(numbers)])
+    with (RESULTS / "hospitals-minus-alone.csv").open(encoding="utf-8") as table:
         assert [*csv.DictReader(table)] == rows
     assert len(rows) > 50
 

@@ -3,7 +3,7 @@
     python docs/results/hospitals.py --heart heart.csv --opt opt.csv
 
 runs everything (settings as the benchmark's grid chose them, seeds 0 to 4; about an hour on a core; finished runs are
-not repeated), and writes hospitals.csv, hospitals-less-alone.csv, hospitals-more.csv and hospitals.png beside it.
+not repeated), and writes hospitals.csv, hospitals-minus-alone.csv, hospitals-more.csv and hospitals.png beside it.
 
 The uncertainty of a mean over seeds has two sources, whose half widths are added as squares: seeds (Student's t), and
 the site's few test patients. For the latter each patient has an influence on the accuracy, and on the AUROC (DeLong,
@@ -57,7 +57,7 @@ ALONE = "single"
 TITLES = {"heart": "Heart", "opt": "OPT"}
 MORE = [
     *("evidence", "data", "model", "metric", "site", "n", "mean", "sd", "low", "high"),
-    *("less alone", "half"),
+    *("minus alone", "half"),
 ]
 SHOWN = ["fedavg", "centralised", "fedsr", "ditto", "fedper", "fedrep", "fedpac", "fedbabu", "knn-per", "pfedme"]
 SPLIT = [ALONE, "fedavg", "ditto", "fedpac", "fedbabu", "knn-per"]
@@ -98,7 +98,7 @@ class Site:
         """How many test patients, and of which class."""
         return f"{len(self.y)} ({int(self.y.sum())})"
 
-    def less(self, other: Site, metric: str) -> Interval:
+    def minus(self, other: Site, metric: str) -> Interval:
         """The difference to another method, in points, paired by seed and by patient."""
         by_seed = Interval.of([*paired(self.scores[metric], other.scores[metric]).values()])
         assert by_seed is not None
@@ -215,18 +215,18 @@ def _scores(runs: Sequence[Run], metric: str) -> dict[str, dict[int, float]]:
 
 def difference(found: Interval) -> dict[str, str]:
     """A difference to local training with the half width of its interval, in points."""
-    return {"less alone": f"{found.mean:.1f}", "half": f"{found.half:.1f}"}
+    return {"minus alone": f"{found.mean:.1f}", "half": f"{found.half:.1f}"}
 
 
-def less_alone(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """A row for each method: its accuracy less local training's at every site, in points, * where 0 is excluded."""
+def minus_alone(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """A row for each method: its accuracy minus local training's at every site, in points, * where 0 is excluded."""
     rows: dict[str, dict[str, str]] = {}
     sites = [*dict.fromkeys(line["site"] for line in lines)]
     for line in lines:
         if line["metric"] != "accuracy" or line["method"] == ALONE:
             continue
         row = rows.setdefault(line["method"], {"method": line["method"], **dict.fromkeys(sites, "-")})
-        mean, half = float(line["less alone"]), float(line["half"])
+        mean, half = float(line["minus alone"]), float(line["half"])
         row[line["site"]] = f"{mean:+.2f} ± {half:.2f}{'*' if abs(mean) > half else ''}"
     return [*rows.values()]
 
@@ -236,13 +236,13 @@ def lines_of_csv(federation: Federation, rows: Mapping[str, Mapping[str, Site]])
     for row, sites in rows.items():
         for site, its in sites.items():
             for metric in its.scores:
-                mean, less = its.mean(metric), its.less(rows[ALONE][site], metric)
+                mean, minus = its.mean(metric), its.minus(rows[ALONE][site], metric)
                 numbers = {
                     "mean": mean.mean,
                     "half over seeds": mean.half,
                     **dict(zip(("low by patients", "high by patients"), its.among_patients(metric), strict=True)),
-                    "less alone": less.mean,
-                    "half": less.half,
+                    "minus alone": minus.mean,
+                    "half": minus.half,
                     "half over seeds of that": _over_seeds(its, rows[ALONE][site], metric),
                 }
                 yield {
@@ -263,7 +263,7 @@ def _over_seeds(its: Site, alone: Site, metric: str) -> float:
 
 
 def draw(everything: Mapping[str, Mapping[str, Mapping[str, Site]]]) -> Figure:
-    """A forest plot: by site, some methods less training alone, with the whole interval and that over seeds."""
+    """A forest plot: by site, some methods minus training alone, with the whole interval and that over seeds."""
     drawn = Figure(figsize=(12.5, 11), layout="constrained")
     axes = drawn.subplots(4, 4, sharex="col")
     for place, (data, metric) in enumerate(product(everything, METRICS)):
@@ -272,7 +272,7 @@ def draw(everything: Mapping[str, Mapping[str, Mapping[str, Site]]]) -> Figure:
             axis, alone = axes[line][place], rows[ALONE][site]
             for height, method in enumerate(reversed(SHOWN) if metric in alone.scores else ()):
                 its = rows[method][site]
-                found, seeds = its.less(alone, metric), _over_seeds(its, alone, metric)
+                found, seeds = its.minus(alone, metric), _over_seeds(its, alone, metric)
                 colour = "#1b7837" if found.clear and found.mean > 0 else "#b2182b" if found.clear else "#555555"
                 axis.errorbar(found.mean, height, xerr=found.half, color=colour, lw=1, capsize=2)
                 axis.errorbar(found.mean, height, xerr=seeds, color=colour, lw=3.5, fmt="o", ms=5)
@@ -283,7 +283,7 @@ def draw(everything: Mapping[str, Mapping[str, Mapping[str, Site]]]) -> Figure:
             axis.set_title(f"{TITLES[data]}: {site}, n = {alone.support}", fontsize=9)
             axis.grid(alpha=0.25, axis="x")
             axis.spines[["top", "right"]].set_visible(False)
-        axes[-1][place].set_xlabel(f"{METRICS[metric]} less training alone (points)", fontsize=9)
+        axes[-1][place].set_xlabel(f"{METRICS[metric]} minus training alone (points)", fontsize=9)
     return drawn
 
 
@@ -352,11 +352,11 @@ def logistic(federation: Federation) -> Iterator[dict[str, Any]]:
                 p[name][test] = model.fit(x[rows], y[rows]).predict_proba(x[own[test]])[:, 1]
         areas = {name: _area(y[own] == 1, its) for name, its in p.items()}
         for name, its in p.items():
-            bounds, less = auroc_bounds(y[own] == 1, its, own), areas[name] - areas["alone"]
+            bounds, minus = auroc_bounds(y[own] == 1, its, own), areas[name] - areas["alone"]
             assert bounds is not None
             numbers = {"mean": areas[name].value, "low": bounds.low, "high": bounds.high}
-            half = 100 * Z * sqrt(less.variance(own))
-            beside = {} if name == "alone" else difference(Interval(100 * less.value, half, len(own)))
+            half = 100 * Z * sqrt(minus.variance(own))
+            beside = {} if name == "alone" else difference(Interval(100 * minus.value, half, len(own)))
             line = {**about, "model": name, "site": name_of_site, "n": len(own)}
             yield line | {key: f"{100 * value:.1f}" for key, value in numbers.items()} | beside
 
@@ -397,7 +397,7 @@ def main() -> None:
     everything = {each.name: {row: each.sites(row) for row in each.rows} for each in federations}
     measured = [line for each in federations for line in lines_of_csv(each, everything[each.name])]
     write("hospitals.csv", measured)
-    write("hospitals-less-alone.csv", less_alone(measured))
+    write("hospitals-minus-alone.csv", minus_alone(measured))
     more = [line for each in federations for line in (*divisions(each), *without(each), *logistic(each))]
     write("hospitals-more.csv", more, MORE)
     draw(everything).savefig(HERE / "hospitals.png", dpi=110, metadata={"Software": None})

@@ -59,7 +59,7 @@ def effects_of(sites: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def residuals(x: Tensor, z: Tensor, effects: Tensor, means: Tensor) -> Tensor:
-    """Columns x (n, columns) less the effects (columns, k) of covariates z (n, k), missing ones as in the sums."""
+    """Columns x (n, columns) minus the effects (columns, k) of covariates z (n, k), missing ones as in the sums."""
     z = _centred(z) + _means(z)
     return x - z @ effects.T + (means * effects).sum(dim=1)
 

@@ -52,7 +52,7 @@ def remedy(found: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def notes_on_missing(data: DomainData, preparation: Preparation | None) -> tuple[str, ...]:
-    """A note on columns that are almost missing at sites, for prepared rows, less columns that settings name."""
+    """A note on columns that are almost missing at sites, for prepared rows, without columns that settings name."""
     if preparation is None:
         return ()
     names, missing = [column.name for column in data.columns], data.x.isnan().double()

@@ -135,7 +135,7 @@ class Preparation:
         first = values.gather(0, known.long().argmax(dim=0, keepdim=True)).nan_to_num()  # large numbers: near the mean
         mean = first[0] + torch.where(known, values - first, 0.0).sum(dim=0) / count
         apart = torch.where(known, values - mean, 0.0)
-        squares = apart.square().sum(dim=0) - apart.sum(dim=0).square() / count  # less the error from rounding the mean
+        squares = apart.square().sum(dim=0) - apart.sum(dim=0).square() / count  # minus the mean's rounding error
         place, code = self._codes(x.device)
         frequencies = (x[:, place] == code).sum(dim=0)
         rows = torch.tensor(len(x), device=x.device)

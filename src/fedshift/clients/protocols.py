@@ -306,7 +306,7 @@ class AllClients(InDomain):
 
 
 class TrainOnAll(Protocol):
-    """Clients train on all their samples, less a part for validation if requested; there is no test.
+    """Clients train on all their samples except a part for validation if requested; there is no test.
 
     For a model that is deployed, and evaluated elsewhere.
     """

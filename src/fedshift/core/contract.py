@@ -451,7 +451,7 @@ class Upload:
         return cls(name, (), part, category=category)
 
     def signature(self, tensors: Tensors, floating: torch.dtype) -> Declared:
-        """Type and shape of each tensor, from the initial tensors (less local batch norms) and the floating type."""
+        """Type and shape of each tensor, from the initial tensors (without local batch norms) and the floating type."""
         if self.shape is None:
             like = tensors.of(self.part).under(self.name)
             return {name: (floating if t.is_floating_point() else t.dtype, tuple(t.shape)) for name, t in like.items()}

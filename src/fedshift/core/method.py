@@ -102,7 +102,7 @@ class Method(Spec):
 
     @classmethod
     def published(cls) -> dict[str, dict[str, object]]:
-        """The presets, less settings that this class fixes."""
+        """The presets, without settings that this class fixes."""
         known = cls.settings()
         return {data: {key: preset[key] for key in preset if key in known} for data, preset in cls.presets.items()}
 
@@ -261,7 +261,7 @@ def make_parts(method: Method, model: ModelBuilder) -> dict[str, Part]:
 
 
 def tensor_scopes(method: Method, parts: Mapping[str, Part]) -> dict[str, Scope]:
-    """The scope of each tensor by full name: its part's scope, less the batch norms that stay local."""
+    """The scope of each tensor by full name: its part's scope, without batch norms that stay local."""
     scopes: dict[str, Scope] = {}
     for part_name, part in parts.items():
         local: frozenset[str] = frozenset()

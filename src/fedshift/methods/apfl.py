@@ -12,7 +12,7 @@ step on the risk of the mixture; once a round, at the received :math:`w`, so doe
     \alpha \leftarrow \alpha - \eta \langle \nabla F_k(m), v - w \rangle.
 
 **When to choose it.** When each client is scored on local data and the labels are skewed: +2.5 points over FedAvg on
-Heart, +1.0 (not significant) on OPT; and on Digits, where styles differ and its mixture has local batch-norm
+Heart, +1.0 (not clear) on OPT; and on Digits, where styles differ and its mixture has local batch-norm
 statistics, +6.2. It keeps the global model as a by-product. Fine-tuning (``pfedavg``, ``fedbabu``) gains more on Heart
 at a tenth of the time.
 

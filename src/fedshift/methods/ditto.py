@@ -10,7 +10,7 @@ global model :math:`w_t`:
     \min_v F_k(v) + \frac{\lambda}{2} \|v - w_t\|^2.
 
 **When to choose it.** When clients differ and each is scored on local data: +2.9 points over FedAvg on Heart, +6.9 on
-Digits (``fedbn``: +6.8), -0.4 (not significant) on OPT. It costs two local trainings a round.
+Digits (``fedbn``: +6.8), -0.4 (not clear) on OPT. It costs two local trainings a round.
 
 **Unavailable clients.** The :math:`v_k` of an absent client does not change; on return it is pulled towards the newer
 :math:`w_t`. The :math:`v_k` of a late client has been trained.

@@ -10,7 +10,7 @@ some local steps from there, and the server averages the results:
     w_{t+1} = \frac{1}{|S|} \sum_{k \in S} w_k.
 
 **When to choose it.** First, as the baseline. Of the federated methods with one model for all clients none is
-significantly above it on the hospitals' tables, and on held-out domains of frozen PACS features only ``silobn``, which
+clearly above it on the hospitals' tables, and on held-out domains of frozen PACS features only ``silobn``, which
 sees unlabelled test inputs, as ``bn = "reestimate"`` does here, with the same gain of 4.2. Personalised models gain 2
 to 4 points where labels are skewed (Heart); invariance penalties gain under a shortcut.
 

@@ -12,7 +12,7 @@ encoder :math:`\phi` alone:
 At the end every client fine-tunes a copy of the model on its data.
 
 **When to choose it.** A good first choice for personalised models: +3.9 points over FedAvg on Heart and +0.6 (not
-significant) on OPT, at FedAvg's cost. It has no advantage if one global model is needed.
+clear) on OPT, at FedAvg's cost. It has no advantage if one global model is needed.
 
 **Unavailable clients.** As in FedAvg. A client that is absent from the fine-tuning stage predicts with the global
 encoder and the initial head; a late client has its copy.

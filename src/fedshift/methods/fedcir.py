@@ -25,11 +25,11 @@ After local training the server trains G against the uploaded heads :math:`h_k` 
 
 **When to choose it.** For feature shift with few images and a network without normalisation: on RotatedMNIST in-domain,
 tuned, with over a thousand times the published ``l_align``, 5.2 points above local training and 4.4 above FedAvg (not
-significant; FedAvg falls in a seed); the plain norm penalty of ``fedl2r`` gains 5.7 and 4.8, and batch norm gives
+clear; FedAvg falls in a seed); the plain norm penalty of ``fedl2r`` gains 5.7 and 4.8, and batch norm gives
 FedAvg 6.0 at a common rate. On a held-out angle, tuned, it is 4.2 above FedAvg [1.2, 7.1], as ``fedsr``, and 2.4 with
-other digits (not significant). At the paper's size on PACS, with batch norm, it is 0.4 and 0.3 points above FedAvg (two
+other digits (not clear). At the paper's size on PACS, with batch norm, it is 0.4 and 0.3 points above FedAvg (two
 seeds; the paper: 6.2). It gains nothing on the hospitals' tables or on held-out domains of PACS (frozen features -0.6,
-not significant).
+not clear).
 
 **Unavailable clients.** The generator learns from, and the mean covers, the clients that answered.
 

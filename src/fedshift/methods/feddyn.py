@@ -17,14 +17,14 @@ At a client's stationary point :math:`g_k = \nabla F_k(w_k)`, and the federation
 
 **When to choose it.** For many local steps on clients with different optima. There is no measured gain over FedAvg
 here (-0.8 points on Heart, -0.5 on OPT, -0.8 on held-out domains of frozen PACS features, +0.2 on a held-out angle of
-RotatedMNIST, not significant) but under a colour shortcut (+3.6), where ``irm`` gains 19.
+RotatedMNIST, not clear) but under a colour shortcut (+3.6), where ``irm`` gains 19.
 
 **Unavailable clients.** The :math:`g_k` of an absent client does not change. The :math:`g_k` of a late client changes
 although h does not, and later rounds do not correct the difference.
 
 **Choices.**
 
-- The model that is scored is Algorithm 1's, the mean less h over alpha; the public code also reports the plain mean.
+- The model that is scored is Algorithm 1's, the mean minus h over alpha; the public code also reports the plain mean.
 - h is divided by *all* clients, as in Algorithm 1. With ``weighting = "samples"`` the sum over S becomes :math:`|S|`
   times the weighted mean, in h as in w.
 - The terms cover the trainable parameters that are averaged; local batch norms have no :math:`g_k`.
@@ -86,7 +86,7 @@ class FedDyn(FedAvg):
         return (g - self.alpha * (work.trained - work.received)).under("dual")
 
     def merge(self, state: ServerState, replies: Replies) -> ServerState:
-        """The mean less h/alpha; the plain mean for tensors without a correction."""
+        """The mean minus h/alpha; the plain mean for tensors without a correction."""
         mean, share = replies.mean(), len(replies) / state.clients
         h = state.server.of("correction") - self.alpha * share * (mean - state.shared)
         return state.updated(mean | (mean - h / self.alpha) | h.under("correction"))

@@ -15,7 +15,7 @@ The penalty is differentiated through the gradient (second order).
 
 **When to choose it.** Under a shortcut, where it gains 3.6 points on Colored Fashion-MNIST at ``lam`` = 1000 (``irm``
 gains 19). Elsewhere no gain over FedAvg was measured: +0.2 on a held-out angle of RotatedMNIST (where ``fedsr`` gains
-4.5), +0.5 on held-out domains of frozen PACS features, -0.1 on Heart and 0.0 on OPT, none significant.
+4.5), +0.5 on held-out domains of frozen PACS features, -0.1 on Heart and 0.0 on OPT, none clear.
 
 **Unavailable clients.** A client absent from the probe does not train in that round, and g is the mean over those that
 answered. A client absent from training has contributed its gradient.

@@ -20,7 +20,7 @@ Every method that averages takes the same optimisers: ``--method fedsr --set met
 
 **When to choose it.** When FedAvg converges slowly and a server rate can be tuned. No gain was measured once FedAvg's
 rate is tuned: -0.9 to -0.6 points on Heart, -0.2 to +0.6 on OPT, +0.3 to +0.9 on held-out domains of frozen PACS
-features and +0.1 to +0.9 on a held-out angle of RotatedMNIST, none significant. Momentum weakens a colour shortcut:
+features and +0.1 to +0.9 on a held-out angle of RotatedMNIST, none clear. Momentum weakens a colour shortcut:
 FedAvgM is 5.7 points above FedAvg on Colored Fashion-MNIST, where ``irm`` gains 19. The others gain 2.2 to 2.6 there,
 for a reason that was not isolated.
 

@@ -17,7 +17,7 @@ with :math:`H_{jc} = p_j(c) \mu_{jc}`, client j's share of class c times its mea
 received encoder.
 
 **When to choose it.** For label skew with clients that are scored on local data: +3.1 points over FedAvg on Heart,
--0.7 (not significant) on OPT. It keeps no state on clients.
+-0.7 (not clear) on OPT. It keeps no state on clients.
 
 **Unavailable clients.** An absent client is in no mean and no combination, and keeps its last head on the server. A
 late client is like an absent one, since clients keep no state.

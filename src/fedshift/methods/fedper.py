@@ -11,7 +11,7 @@ encoders:
     \min_{\phi, h_k} F_k(\phi, h_k), \qquad \phi_{t+1} = \frac{1}{|S|} \sum_{k \in S} \phi_k.
 
 **When to choose it.** For label skew with clients that are scored on local data: +2.7 points over FedAvg on Heart,
--0.3 (not significant) on OPT, at slightly less than FedAvg's cost. Methods that fine-tune (``fedbabu``) are as good
+-0.3 (not clear) on OPT, at slightly less than FedAvg's cost. Methods that fine-tune (``fedbabu``) are as good
 without a local state during training.
 
 **Unavailable clients.** The head of an absent client does not change and meets a newer encoder on return; a late

@@ -8,7 +8,7 @@ With :math:`w_t` the received model, a client minimises (Eq. 2)
 
     h_k(w; w_t) = F_k(w) + \frac{\mu}{2} \|w - w_t\|^2.
 
-**When to choose it.** For many local steps on clients with different optima. No significant gain over FedAvg was
+**When to choose it.** For many local steps on clients with different optima. No clear gain over FedAvg was
 measured: +1.0 points on a held-out angle of RotatedMNIST, +0.4 on held-out domains of frozen PACS features, -0.1 on
 Heart, +0.3 on OPT.
 

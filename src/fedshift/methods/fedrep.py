@@ -11,7 +11,7 @@ with :math:`h_k` fixed; the server averages the encoders and :math:`h_k` never l
     h_k \leftarrow \arg\min_h F_k(\phi_t, h), \qquad \phi_k \leftarrow \phi_t - \eta \nabla_\phi F_k(\phi_t, h_k).
 
 **When to choose it.** For label skew with clients that are scored on local data: +3.1 points over FedAvg on Heart,
--0.2 (not significant) on OPT.
+-0.2 (not clear) on OPT.
 
 **Unavailable clients.** The head of an absent client does not change; a late client has trained its head, although its
 encoder was not averaged.

@@ -21,7 +21,7 @@ D in [0, 1] is the linear centred kernel alignment within classes: with features
     k(u, v) = \sum_c n_c \|\mathrm{Cov}_c(u, v)\|_F^2.
 
 **When to choose it.** For a shortcut, after ``irm`` and ``fedpin``: +11.5 points over FedAvg where these have 19, in
-our form. On Heart +1.7 (not significant), on OPT -3.2, which is close to local training on both.
+our form. On Heart +1.7 (not clear), on OPT -3.2, which is close to local training on both.
 
 **Unavailable clients.** The personalised model of an absent client does not change while :math:`\Psi` does; a late
 client has trained its model.

@@ -16,8 +16,8 @@ of z. ``fedl2r`` has the norm alone with a deterministic encoder, ``fedcmi`` the
 
 **When to choose it.** For a domain that no client has, whose content occurs in training: +4.5 points over FedAvg on a
 held-out angle of RotatedMNIST with the same digits (``fedl2r``, without the CMI term: +4.2; ``fedcir``: +4.2;
-``feddg-ga``: +3.0; ``coral``: +3.1, not significant, and +5.9 on pooled data), but +1.3 with other digits and +0.9 on
-held-out domains of frozen PACS features, neither significant. It gains nothing on the hospitals' tables.
+``feddg-ga``: +3.0; ``coral``: +3.1, not clear, and +5.9 on pooled data), but +1.3 with other digits and +0.9 on
+held-out domains of frozen PACS features, neither clear. It gains nothing on the hospitals' tables.
 
 **Unavailable clients.** As in FedAvg; :math:`r(z|y)` of scope ``client`` does not change on an absent client and is
 trained on a late one.

@@ -11,7 +11,7 @@ batches no longer update them, so training and prediction use the same function:
     (\mu, \sigma) &= \text{statistics of the batch if } t \le T^*, \text{ global ones if } t > T^*
 
 **When to choose it.** For networks with batch norm on non-IID clients. No gain over FedAvg was measured (-0.2 points on
-RotatedMNIST in-domain [-2.9, +2.4], +0.5 on held-out domains of frozen PACS features, not significant), and on Digits a
+RotatedMNIST in-domain [-2.9, +2.4], +0.5 on held-out domains of frozen PACS features, not clear), and on Digits a
 seed diverged after T*. Without batch norm it is FedAvg.
 
 **Unavailable clients.** As in FedAvg; after T* the statistics do not change at all.

@@ -25,7 +25,8 @@ Prototypes are moving averages of batch means (Eq. 4):
 
 **When to choose it.** When clients have very few images of each class and are scored on their domain. With 5 images it
 is 1.4 points above FedBN on PACS features, but noise of the same norm and a higher learning rate gain as much; with 2
-images it is below FedAvg. Elsewhere it is level with ``fedbn`` or, on Digits, 4 points below, at many times the cost.
+images it is below FedAvg. Elsewhere it is level with ``fedbn`` or, on Digits, up to 4 points below, at many times the
+cost.
 
 **Unavailable clients.** Batch norm, RTNet and prototypes of an absent client do not change while the generator does; a
 late client has trained them.

@@ -11,7 +11,7 @@ the result:
     \theta_k^{(0)} = w_T, \qquad \theta_k^{(m + 1)} = \theta_k^{(m)} - \eta \nabla F_k(\theta_k^{(m)}).
 
 **When to choose it.** First among personalised methods: the simplest one, at FedAvg's traffic. It is 3.6 points above
-FedAvg on Heart and +0.5 (not significant) on OPT.
+FedAvg on Heart and +0.5 (not clear) on OPT.
 
 **Unavailable clients.** As in FedAvg. A client that is absent from the last stage predicts with the global model; a
 late client has its copy.

@@ -12,7 +12,7 @@ An environment's term needs no other environment, so the federated form is the m
 
 **When to choose it.** Under a shortcut whose strength differs between clients or domains: 19 points above FedAvg on
 Colored Fashion-MNIST (pooled 17), level with ``fedpin`` and much simpler. Without a shortcut it gains nothing (-1.0
-points on Heart, +0.4 on OPT, not significant), and on RotatedMNIST it diverges in a seed of five.
+points on Heart, +0.4 on OPT, not clear), and on RotatedMNIST it diverges in a seed of five.
 
 **Unavailable clients.** As in FedAvg: absent clients are not in the mean, and clients keep no state.
 

@@ -11,7 +11,7 @@ with the k samples nearest to z (Eq. 5):
     p_{kNN}(y) \propto \sum_{i: y_i = y} \exp\Big( -\frac{\|z - z_i\|^2}{d\, \sigma} \Big).
 
 **When to choose it.** For label skew or feature shift with clients that are scored on local data: +3.7 points over
-FedAvg on Heart, +0.4 (not significant) on OPT, +2.4 on PACS features in-domain, at FedAvg's cost.
+FedAvg on Heart, +0.4 (not clear) on OPT, +2.4 on PACS features in-domain, at FedAvg's cost.
 
 **Unavailable clients.** As in FedAvg. A client that is absent from the last stage predicts with the global model; a
 late client has its memory.

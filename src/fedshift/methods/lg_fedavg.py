@@ -10,7 +10,7 @@ Client k trains its local encoder :math:`\phi_k` and the shared head h end to en
     \min_{\phi_k, h} F_k(\phi_k, h), \qquad h_{t+1} = \frac{1}{|S|} \sum_{k \in S} h_k.
 
 **When to choose it.** When clients' inputs differ so much that encoders should, or bandwidth is scarce: it sends a
-tenth of FedAvg's bytes. It is close to local training: +1.6 points over FedAvg on Heart (not significant), -2.8 on
+tenth of FedAvg's bytes. It is close to local training: +1.6 points over FedAvg on Heart (not clear), -2.8 on
 OPT, and +3.3 on PACS features in-domain, where local training has +2.8.
 
 **Unavailable clients.** The encoder of an absent client does not change and meets a newer head on return; a late

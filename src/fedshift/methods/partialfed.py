@@ -14,7 +14,7 @@ Gumbel-softmax with logistic noise :math:`\epsilon_l`, and keeps the layers with
 
 **When to choose it.** For label skew with clients that are scored on local data. Fix, with the head, equals FedPer in
 the benchmark: +2.7 points over FedAvg on Heart, -0.3 on OPT. Adaptive is close to local training: +1.6 (not
-significant) and -2.5, and +1.6 under a colour shortcut.
+clear) and -2.5, and +1.6 under a colour shortcut.
 
 **Unavailable clients.** The layers and choices of an absent client do not change; a late client has updated them.
 

@@ -11,7 +11,7 @@ Client k is scored with the result of local training from the global model, afte
     \theta_k = \mathrm{LocalTraining}_k(w_T).
 
 **When to choose it.** First among personalised methods: no setting and FedAvg's cost. It is 4.0 points above FedAvg on
-Heart and +0.9 (not significant) on OPT, the best mean rank of both.
+Heart and +0.9 (not clear) on OPT, the best mean rank of both.
 
 **Unavailable clients.** An absent client keeps the model of its last round, even if it misses the last stage; the
 model of a late client was not aggregated.

@@ -10,8 +10,8 @@ Pooled training minimises the mean risk over all samples, local training each cl
 
 **When to choose it.** Beside every comparison. Local training is above FedAvg where clients differ enough (+2.8 to +8.0
 points on PACS in-domain, but -3.0 with 5 images a class; +1.6 under a colour shortcut; +4.3 on Digits and +1.6 on
-Heart, not significant) and below it elsewhere (-2.9 on OPT); pooled training is not an upper bound (-1.5 on Heart, -0.9
-on OPT, -1.3 on held-out domains of frozen PACS features, +1.3 on a held-out angle of RotatedMNIST, none significant;
+Heart, not clear) and below it elsewhere (-2.9 on OPT); pooled training is not an upper bound (-1.5 on Heart, -0.9
+on OPT, -1.3 on held-out domains of frozen PACS features, +1.3 on a held-out angle of RotatedMNIST, none clear;
 +6.1 on Digits).
 
 **Unavailable clients.** An absent client misses its steps of that round; nothing is aggregated. ``fedavg-again``

@@ -176,14 +176,14 @@ def _differences(comparison: Comparison, base: Row, what: str, of_seed: Values) 
         found = Interval.of([100 * value for value in paired_scores(row, base, of_seed).values()])
         rows.append([row.title, *_difference(found, metric.merit)])
     title = (
-        f"{comparison.label('test').capitalize()} {what} {metric.title}{metric.remark} less {base.label}'s, "
+        f"{comparison.label('test').capitalize()} {what} {metric.title}{metric.remark} minus {base.label}'s, "
         f"{comparison.moment}, in points, paired by seed"
     )
     return Table(title, ["method", "difference", "95 % interval", "seeds", "in a word"], rows)
 
 
 def paired_scores(row: Row, base: Row, of_seed: Values) -> dict[int, float]:
-    """By seed, a row's score less the base's, each over the test environments that both have in that seed."""
+    """By seed, a row's score minus the base's, each over the test environments that both have in that seed."""
     ours, theirs = _scores(row), _scores(base)
     found = {}
     for seed in sorted(ours.keys() & theirs.keys()):

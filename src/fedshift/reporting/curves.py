@@ -52,7 +52,7 @@ class Line:
     row: int = 0  # the number of that row, from 0
 
     def edge(self, sign: int) -> list[float]:
-        """The means, less or plus one standard deviation."""
+        """The means, minus or plus one standard deviation."""
         return [value.mean + sign * (value.std or 0.0) for value in self.points.values()]
 
 

@@ -60,5 +60,5 @@ def t_quantile(degrees: int) -> float:
 
 
 def paired(values: Mapping[int, float], base: Mapping[int, float]) -> dict[int, float]:
-    """By seed, a value less the base's of the same seed, whose data and split it shares."""
+    """By seed, a value minus the base's of the same seed, whose data and split it shares."""
     return {seed: values[seed] - base[seed] for seed in sorted(values.keys() & base.keys())}

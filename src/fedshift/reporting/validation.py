@@ -100,7 +100,7 @@ class Validation(Tabled):
         found += [self._of_points()] * bool(self.points)
         found += [_plain("Calibration", self.calibration)] * bool(self.calibration)
         found += [self._of_bins()] * bool(self.reliability)
-        found += [_scores(f"{self.model} less {self.against}, in points", self.differences)] * bool(self.differences)
+        found += [_scores(f"{self.model} minus {self.against}, in points", self.differences)] * bool(self.differences)
         return found + [self._of_columns()] * bool(self.drift)
 
     def charts(self) -> list[Chart]:

@@ -134,7 +134,7 @@ class Benchmark(StudyResults):
         return dict(sorted(means.items(), key=lambda item: (-count[item[0]], item[1] or 0.0)))
 
     def differences(self, scenario: str, method: str) -> dict[int, float]:
-        """By seed, a method's accuracy less FedAvg's on the same split, in points.
+        """By seed, a method's accuracy minus FedAvg's on the same split, in points.
 
         Empty if it is missing or did not train.
         """
@@ -319,7 +319,7 @@ class Benchmark(StudyResults):
             for method in self.mean_ranks()
             if method != BASE
         ]
-        title = f"Accuracy less {BASE}'s in points, paired by seed [95 % interval]; * where 0 is outside"
+        title = f"Accuracy minus {BASE}'s in points, paired by seed [95 % interval]; * where 0 is outside"
         return Table(title, ["method", *(scenario.title for scenario in self.columns), "overall"], rows)
 
     def _cost(self) -> Table:

@@ -94,7 +94,7 @@ def quantity(text: str) -> Quantity:
 
     "mean" and "worst": accuracy over test environments at the end; "on: NAME": on a single environment; "validation":
     over validation environments; "best round": the mean at the round that is best on the test; "late gain": the mean
-    less that at two thirds of the evaluations; "spread": the standard deviation of the mean over the evaluations that
+    minus that at two thirds of the evaluations; "spread": the standard deviation of the mean over the evaluations that
     `evaluate.last` averages; "risk": the mean loss over test environments; "seconds" of training; "megabytes" in both
     directions; "rounds to: A" and "megabytes a client to: A": when the mean accuracy was first A %.
     """

@@ -172,7 +172,7 @@ class Reproduction(StudyResults):
             why = next((found for key in keys if (found := self.lacking.get(key))), None)
             return LACKING[why.kind] if why else NONE
         number = ours.text(decimals=1 if abs(ours.mean) >= 1 else 3)
-        return number if paper is None or not self.plan.compared(scenario) else f"{number} {less(ours, paper.mean)}"
+        return number if paper is None or not self.plan.compared(scenario) else f"{number} {minus(ours, paper.mean)}"
 
     def columns(self, scenario: Scenario) -> list[str]:
         """The columns of a scenario: headings, or points of a curve."""
@@ -293,8 +293,8 @@ def _analysed(plan: StudyPlan, cells: Sequence[Cell]) -> Analysed | None:
     return analyse_rows(rows.items(), ANALYSES.build(plan.exhibit.analysis)) if rows else None
 
 
-def less(ours: MeanStd, paper: float) -> str:
-    """Our mean less the paper's, with * where that lies outside our mean ± 2 deviations; not of a single seed."""
+def minus(ours: MeanStd, paper: float) -> str:
+    """Our mean minus the paper's, with * where that lies outside our mean ± 2 deviations; not of a single seed."""
     difference = ours.mean - paper
     outside = ours.std is not None and abs(difference) > SPREADS * ours.std
     return f"({difference:+.1f}{'*' if outside else ''})"

@@ -99,7 +99,7 @@ def _scores(rows: Rows) -> Table:
 
 
 def _differences(rows: Rows) -> list[Table]:
-    """A row's accuracy and AUROC less the base's, by environment; none of a single row."""
+    """A row's accuracy and AUROC minus the base's, by environment; none of a single row."""
     if len(rows) < 2:
         return []
     base = BASE if BASE in rows else next(iter(rows))
@@ -110,7 +110,7 @@ def _differences(rows: Rows) -> list[Table]:
         for name, pairs in _pairs(its, rows[base]).items()
         for quantity, estimate in _estimates(its[0]).items()
     ]
-    title = f"Less {base}'s on the same samples, in points, means over seeds"
+    title = f"Difference to {base} on the same samples, in points, means over seeds"
     return [Table(title, ["row", "metric", "n", "difference", "95 % interval", "in a word"], cells)]
 
 
