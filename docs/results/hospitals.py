@@ -236,13 +236,13 @@ def lines_of_csv(federation: Federation, rows: Mapping[str, Mapping[str, Site]])
     for row, sites in rows.items():
         for site, its in sites.items():
             for metric in its.scores:
-                mean, minus = its.mean(metric), its.minus(rows[ALONE][site], metric)
+                mean, gain = its.mean(metric), its.minus(rows[ALONE][site], metric)
                 numbers = {
                     "mean": mean.mean,
                     "half over seeds": mean.half,
                     **dict(zip(("low by patients", "high by patients"), its.among_patients(metric), strict=True)),
-                    "minus alone": minus.mean,
-                    "half": minus.half,
+                    "minus alone": gain.mean,
+                    "half": gain.half,
                     "half over seeds of that": _over_seeds(its, rows[ALONE][site], metric),
                 }
                 yield {
@@ -352,11 +352,11 @@ def logistic(federation: Federation) -> Iterator[dict[str, Any]]:
                 p[name][test] = model.fit(x[rows], y[rows]).predict_proba(x[own[test]])[:, 1]
         areas = {name: _area(y[own] == 1, its) for name, its in p.items()}
         for name, its in p.items():
-            bounds, minus = auroc_bounds(y[own] == 1, its, own), areas[name] - areas["alone"]
+            bounds, gain = auroc_bounds(y[own] == 1, its, own), areas[name] - areas["alone"]
             assert bounds is not None
             numbers = {"mean": areas[name].value, "low": bounds.low, "high": bounds.high}
-            half = 100 * Z * sqrt(minus.variance(own))
-            beside = {} if name == "alone" else difference(Interval(100 * minus.value, half, len(own)))
+            half = 100 * Z * sqrt(gain.variance(own))
+            beside = {} if name == "alone" else difference(Interval(100 * gain.value, half, len(own)))
             line = {**about, "model": name, "site": name_of_site, "n": len(own)}
             yield line | {key: f"{100 * value:.1f}" for key, value in numbers.items()} | beside
 

@@ -12,8 +12,8 @@ Deviations from the mean sum to 0, so a client needs one number from the others,
 :math:`R_k + \beta (R_k - r)^2`.
 
 **When to choose it.** Under a shortcut, ``irm`` is better: V-REx is 7 points above FedAvg on Colored Fashion-MNIST
-(pooled 4), IRMv1 19 (pooled 17). It gains nothing on the hospitals' tables (-0.1 points on
-both), and nothing clear on a held-out angle of RotatedMNIST (+0.7) and on Digits (+1.1).
+(pooled 4), IRMv1 19 (pooled 17). It gains nothing on the hospitals' tables (-0.1 points on both),
+and nothing clear on a held-out angle of RotatedMNIST (+0.7) and on Digits (+1.1).
 
 **Unavailable clients.** The risk of an absent client is missing from the mean of the next round. Clients keep no
 state.
