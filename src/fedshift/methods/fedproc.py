@@ -16,7 +16,8 @@ by class count.
 
 **When to choose it.** For feature shift with few images and no normalisation: +7.6 points over FedAvg on RotatedMNIST
 in-domain without the projection, +4.3 with it, at one rate for all (batch norm: +6.0); tuned +6.7 over local training,
-level with FedL2R and FedCiR. On the hospitals' tables it gains nothing (-0.8 and -1.0 points, not clear).
+level with FedL2R and FedCiR. On a held-out angle it has +2.4 points and on the hospitals' tables -0.8 and -1.0, not
+clear.
 
 **Unavailable clients.** An absent or late client is in neither the mean nor the prototypes. A class that no client of
 the round has keeps its prototype.
