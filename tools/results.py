@@ -29,7 +29,7 @@ DOCS = ROOT / "docs"
 PUBLISHED = ROOT / "src" / "fedshift" / "study" / "data" / "benchmark" / "published" / "short.csv"
 FILES = {  # the title of a table of the benchmark starts with the words on the left
     "Accuracy in %": "short-accuracy",
-    "Accuracy less": "short-differences",
+    "Accuracy minus": "short-differences",
     "Seconds": "short-cost",
     "Chosen settings": "short-settings",
 }
@@ -40,12 +40,10 @@ def contents() -> dict[Path, str]:
     """The text of every generated file and of every page with a generated part."""
     done = Benchmark.published()
     tables = [*done.tables(), *done.more_tables()]
-    files = {
-        DOCS / "benchmark" / f"{name}.csv": table.csv()
-        for start, name in FILES.items()
-        for table in tables
-        if table.title.startswith(start)
-    }
+    files = {}
+    for start, name in FILES.items():
+        (table,) = (each for each in tables if each.title.startswith(start))
+        files[DOCS / "benchmark" / f"{name}.csv"] = table.csv()
     files[DOCS / "benchmark" / "short-papers.csv"] = beside_papers(tables).csv()
     files[DOCS / "reproduce.csv"] = of_papers().csv()
     parts = {"clear": clear(done), "plateau": plateau(tables)}
