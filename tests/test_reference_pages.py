@@ -55,3 +55,9 @@ def test_the_page_of_a_system_begins_with_when_to_choose_it_and_its_results(meth
         lines = [*filter(None, method_pages.method_page(page, method_pages.pages()[page], DOCS))]
         assert lines[3].startswith("**When to choose it.**")
         assert lines[5].startswith("[Results of") and f"(../results/{page}.md)" in lines[5]
+
+
+def test_a_page_names_the_federations_where_its_method_diverged(method_pages):
+    lines = [*method_pages.method_page("irm", method_pages.pages()["irm"], DOCS)]
+    rotated = [line for line in lines if line.startswith("| RotatedMNIST 0 |")]
+    assert ["diverged in a seed" in line for line in rotated] == [True, False]  # irm and pooled-irm

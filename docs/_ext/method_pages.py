@@ -232,10 +232,12 @@ def _measured(name: str, level: str) -> Iterator[str]:
     done, rows = _benchmark(), []
     for scenario in done.columns if name != BASE else ():
         ours, base = (done.mean(scenario.name, each, "accuracy") for each in (name, BASE))
-        if ours and base:
-            rows.append(
-                (scenario.title, ours.text(), base.text(), str(done.difference(scenario.name, name) or "did not train"))
-            )
+        lacking = done.lacking.get((scenario.name, name, ""))
+        if base and ours:
+            difference = str(done.difference(scenario.name, name) or "did not train")
+            rows.append((scenario.title, ours.text(), base.text(), difference))
+        elif base and lacking and lacking.kind == "diverged":
+            rows.append((scenario.title, "diverged in a seed", base.text(), ""))
     if rows:
         text = "Accuracy in % on the [benchmark](../benchmark.md), tuned like every row, and the difference to FedAvg, "
         text += "paired by seed, with an interval that [null rows calibrate](../benchmark.md#statistics)."

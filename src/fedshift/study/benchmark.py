@@ -186,16 +186,16 @@ class Benchmark(StudyResults):
         means = [fmean(its.values()) for its in null if its]
         return max(LEAST, t_quantile(len(means)) * sqrt(fmean(mean**2 for mean in means))) if means else LEAST
 
-    def equal_to_base(self) -> list[str]:
-        """Which rows equal FedAvg on a column to the last digit, in words."""
+    def equal_rows(self) -> list[str]:
+        """Which rows of a column are equal to the last digit, in words."""
         found = []
         for scenario in self.columns:
-            base = self.by_seed(scenario.name, BASE, "accuracy")
-            same = [
-                name for name in self.methods if name != BASE and base == self.by_seed(scenario.name, name, "accuracy")
-            ]
-            if base and same:
-                found.append(f"{scenario.title}: {', '.join(same)} equal {BASE} to the last digit.")
+            rows: dict[tuple[tuple[int, float], ...], list[str]] = {}
+            for name in self.methods:
+                if by_seed := self.by_seed(scenario.name, name, "accuracy"):
+                    rows.setdefault(tuple(sorted(by_seed.items())), []).append(name)
+            equal = [names for names in rows.values() if len(names) > 1]
+            found += [f"{scenario.title}: {', '.join(names)} are equal to the last digit." for names in equal]
         return found
 
     def notes(self) -> list[str]:
@@ -232,7 +232,7 @@ class Benchmark(StudyResults):
             *words,
             *self._single_notes(),
             *self._without_notes(),
-            *self.equal_to_base(),
+            *self.equal_rows(),
             *self.lacking_notes(),
         ]
 
