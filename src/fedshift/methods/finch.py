@@ -9,7 +9,10 @@ near points the first counts.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -33,10 +36,7 @@ def cluster_means(points: Tensor, clusters: Tensor) -> Tensor:
 def link_neighbours(points: Tensor) -> Tensor:
     """Connected components of the first-neighbour graph of the points (n, d): (n,)."""
     unit = F.normalize(points, dim=1)
-    nearest = (unit @ unit.T).fill_diagonal_(-float("inf")).argmax(dim=1)
-    least = torch.arange(len(points), device=points.device)  # the first point to which each is linked so far
-    for _ in range(len(points)):  # the longest chain; points with a common neighbour are linked through it
-        both = torch.minimum(least, least[nearest])
-        least = both.scatter_reduce(0, nearest, both, "amin")
-    firsts = least == torch.arange(len(points), device=points.device)
-    return (firsts.cumsum(dim=0) - 1)[least]
+    nearest = (unit @ unit.T).fill_diagonal_(-float("inf")).argmax(dim=1).cpu().numpy()
+    links = csr_array((np.ones(len(points)), (np.arange(len(points)), nearest)), shape=(len(points), len(points)))
+    _, components = connected_components(links, directed=False)  # a common neighbour connects two points
+    return torch.from_numpy(components).to(points.device, torch.int64)
