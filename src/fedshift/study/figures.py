@@ -51,7 +51,8 @@ def draw_differences(rows: Sequence[tuple[str, Sequence[Interval | str]]], colum
     axis.set_yticks(range(len(rows)), [printable(name) for name, _ in rows], parse_math=False, fontsize=8)
     axis.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
     axis.spines[:].set_visible(False)
-    drawn.colorbar(image, ax=axis, label=f"accuracy minus {base}'s (points)", extend="both", aspect=40)
+    label = f"accuracy minus {base}'s (points; bold: 95 % interval excludes 0)"
+    drawn.colorbar(image, ax=axis, label=label, extend="both", aspect=40)
     return as_png(drawn)
 
 
