@@ -15,9 +15,9 @@ an environment, and :math:`m` and :math:`C` are the clients' means of the last r
 
 **When to choose it.** For a held-out domain whose content occurs in training it is an alternative to ``fedsr``: +3.1
 points over FedAvg on a held-out angle of RotatedMNIST (not clear, nor FedSR's lead of 1.4), and +5.9 on pooled
-data [3.3, 8.4]. No gain elsewhere (-0.2 on Heart, -1.3 on OPT, +0.7 on held-out domains of frozen PACS features). The
-pooled form is 6.3 points above FedAvg on Digits [1.7, 10.9], as pooled training alone (6.1), 1.3 on OPT [0.0, 2.6],
-the only such interval of 51, and 1.0 below on PACS.
+data [3.3, 8.4] (with other digits +1.3 and +2.0, not clear). No gain elsewhere (-0.2 on Heart, -1.3 on OPT, +0.7 on
+held-out domains of frozen PACS features). The pooled form is 6.3 points above FedAvg on Digits [1.7, 10.9], as pooled
+training alone (6.1), 1.3 on OPT [0.0, 2.6], the only such interval of 51, and 1.0 below on PACS.
 
 **Unavailable clients.** The moments of an absent client are missing from the broadcast means of the next round.
 Clients keep no state.

@@ -15,8 +15,8 @@ equal:
 then they are clipped to [0, 1] and normalised.
 
 **When to choose it.** For domain generalisation with unequal domains: +3.0 points over FedAvg on a held-out angle of
-RotatedMNIST [0.7, 5.3] (``fedsr``: +4.5), and no gain elsewhere (-0.9 on Heart, +0.8 on OPT, -0.6 on held-out domains
-of frozen PACS features, none clear).
+RotatedMNIST [0.7, 5.3] (``fedsr``: +4.5), and no gain elsewhere (+0.2 with other digits, +3.9 on Digits, -0.9 on Heart,
++0.8 on OPT, -0.6 on held-out domains of frozen PACS features, none clear).
 
 **Unavailable clients.** The :math:`a_i` of an absent client changes by the normalisation alone, and its next gap
 refers to an older :math:`w_i`. The gap of a late client is lost. If all clients that answered have :math:`a_i = 0`,

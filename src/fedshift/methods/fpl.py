@@ -13,7 +13,7 @@ clusters of y and the cosine similarity s, a client minimises :math:`\mathrm{CE}
 
 **When to choose it.** For domain shift between clients under one global model. No gain over FedAvg was measured (-1.0
 points on Heart, -0.5 on OPT, +0.1 on held-out domains of frozen PACS features, +2.1 on a held-out angle of
-RotatedMNIST, not clear) but under a colour shortcut (+1.4), where ``irm`` gains 19.
+RotatedMNIST, +3.1 with other digits, not clear) but under a colour shortcut (+1.4), where ``irm`` gains 19.
 
 **Unavailable clients.** An absent or late client is in neither the mean nor the prototypes. A class that no client of
 the round has keeps its clusters.
