@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -35,6 +33,9 @@ def cluster_means(points: Tensor, clusters: Tensor) -> Tensor:
 
 def link_neighbours(points: Tensor) -> Tensor:
     """Connected components of the first-neighbour graph of the points (n, d): (n,)."""
+    from scipy.sparse import csr_array  # lazy: listing the methods does not need it
+    from scipy.sparse.csgraph import connected_components
+
     unit = F.normalize(points, dim=1)
     nearest = (unit @ unit.T).fill_diagonal_(-float("inf")).argmax(dim=1).cpu().numpy()
     links = csr_array((np.ones(len(points)), (np.arange(len(points)), nearest)), shape=(len(points), len(points)))
