@@ -60,6 +60,7 @@ MORE = [
     *("minus alone", "half"),
 ]
 SHOWN = ["fedavg", "centralised", "fedsr", "ditto", "fedper", "fedrep", "fedpac", "fedbabu", "knn-per", "pfedme"]
+SPREAD = ["minus alone", "half", "half over seeds of that"]
 SPLIT = [ALONE, "fedavg", "ditto", "fedpac", "fedbabu", "knn-per"]
 
 
@@ -92,11 +93,6 @@ class Site:
         """The metric of the final models, and how much each patient moves it in the mean over seeds."""
         each = [found for p in self.p if (found := _measured(metric, self.y, p)) is not None]
         return ScoreEstimate(fmean(one.value for one in each), np.mean([one.influence for one in each], axis=0))
-
-    @cached_property
-    def support(self) -> str:
-        """How many test patients, and of which class."""
-        return f"{len(self.y)} ({int(self.y.sum())})"
 
     def minus(self, other: Site, metric: str) -> Interval:
         """The difference to another method, in points, paired by seed and by patient."""
@@ -262,25 +258,26 @@ def _over_seeds(its: Site, alone: Site, metric: str) -> float:
 # The figure ------------------------------------------------------------------------------------------
 
 
-def draw(everything: Mapping[str, Mapping[str, Mapping[str, Site]]]) -> Figure:
+def draw(lines: Sequence[Mapping[str, Any]]) -> Figure:
     """A forest plot: by site, some methods minus training alone, with the whole interval and that over seeds."""
     drawn = Figure(figsize=(12.5, 11), layout="constrained")
     axes = drawn.subplots(4, 4, sharex="col")
-    for place, (data, metric) in enumerate(product(everything, METRICS)):
-        rows = everything[data]
-        for line, site in enumerate(rows[ALONE]):
-            axis, alone = axes[line][place], rows[ALONE][site]
-            for height, method in enumerate(reversed(SHOWN) if metric in alone.scores else ()):
-                its = rows[method][site]
-                found, seeds = its.minus(alone, metric), _over_seeds(its, alone, metric)
-                colour = "#1b7837" if found.clear and found.mean > 0 else "#b2182b" if found.clear else "#555555"
-                axis.errorbar(found.mean, height, xerr=found.half, color=colour, lw=1, capsize=2)
-                axis.errorbar(found.mean, height, xerr=seeds, color=colour, lw=3.5, fmt="o", ms=5)
-            if metric not in alone.scores:
+    found = {(line["data"], line["site"], line["metric"], line["method"]): line for line in lines}
+    for place, (data, metric) in enumerate(product(TITLES, METRICS)):
+        sites = dict.fromkeys(line["site"] for line in lines if line["data"] == data)
+        for axis, site in zip(axes[:, place], sites, strict=True):
+            for height, method in enumerate(reversed(SHOWN)):
+                if line := found.get((data, site, metric, method)):
+                    mean, half, seeds = (float(line[name]) for name in SPREAD)
+                    colour = "#555555" if abs(mean) <= half else "#1b7837" if mean > 0 else "#b2182b"
+                    axis.errorbar(mean, height, xerr=half, color=colour, lw=1, capsize=2)
+                    axis.errorbar(mean, height, xerr=seeds, color=colour, lw=3.5, fmt="o", ms=5)
+            alone = found[data, site, "accuracy", ALONE]
+            if (data, site, metric, ALONE) not in found:
                 axis.text(0, 5, "too few of a class", ha="center", va="center", fontsize=8, backgroundcolor="white")
             axis.axvline(0, color="black", lw=0.8)
             axis.set_yticks(range(len(SHOWN)), reversed(SHOWN) if place == 0 else [], fontsize=8)
-            axis.set_title(f"{TITLES[data]}: {site}, n = {alone.support}", fontsize=9)
+            axis.set_title(f"{TITLES[data]}: {site}, n = {alone['n']} ({alone['positive']})", fontsize=9)
             axis.grid(alpha=0.25, axis="x")
             axis.spines[["top", "right"]].set_visible(False)
         axes[-1][place].set_xlabel(f"{METRICS[metric]} minus training alone (points)", fontsize=9)
@@ -356,9 +353,9 @@ def logistic(federation: Federation) -> Iterator[dict[str, Any]]:
             assert bounds is not None
             numbers = {"mean": areas[name].value, "low": bounds.low, "high": bounds.high}
             half = 100 * Z * sqrt(gain.variance(own))
-            beside = {} if name == "alone" else difference(Interval(100 * gain.value, half, len(own)))
+            to_alone = {} if name == "alone" else difference(Interval(100 * gain.value, half, len(own)))
             line = {**about, "model": name, "site": name_of_site, "n": len(own)}
-            yield line | {key: f"{100 * value:.1f}" for key, value in numbers.items()} | beside
+            yield line | {key: f"{100 * value:.1f}" for key, value in numbers.items()} | to_alone
 
 
 def _area(own: Array, p: Array) -> ScoreEstimate:
@@ -400,7 +397,7 @@ def main() -> None:
     write("hospitals-minus-alone.csv", minus_alone(measured))
     more = [line for each in federations for line in (*divisions(each), *without(each), *logistic(each))]
     write("hospitals-more.csv", more, MORE)
-    draw(everything).savefig(HERE / "hospitals.png", dpi=110, metadata={"Software": None})
+    draw(measured).savefig(HERE / "hospitals.png", dpi=110, metadata={"Software": None})
 
 
 if __name__ == "__main__":
